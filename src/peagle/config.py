@@ -1,0 +1,139 @@
+"""Configuration: frozen values, checked once when they are made, trusted everywhere below."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from peagle.errors import InputError
+
+DType = Literal["auto", "float32", "bfloat16"]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveInt = Annotated[int, Field(gt=0)]
+
+
+class Config(BaseModel):
+    """A frozen value whose unknown keys and impossible values raise `InputError`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise InputError(_one_line(type(self).__name__, error)) from None
+
+
+def _one_line(name: str, error: ValidationError) -> str:
+    problems = []
+    for detail in error.errors(include_url=False):
+        key = ".".join(str(part) for part in detail["loc"])
+        message = detail["msg"].removeprefix("Value error, ")
+        problems.append(f"{key}: {message}" if key else message)
+    return f"{name}: " + "; ".join(problems)
+
+
+class SamplingParams(Config):
+    """How tokens are chosen and when a request ends. Names and meanings are vLLM's."""
+
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
+    """0 is greedy."""
+    top_k: Annotated[int, Field(ge=-1)] = 0
+    """Keep the k most likely tokens; 0 or -1 keeps all."""
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """Drop tokens less likely than min_p times the most likely one."""
+    repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    """Divides positive (multiplies negative) logits of every token of prompt and output."""
+    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
+    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] = {}
+    """Token id -> value added to its logit."""
+    seed: int | None = None
+    """Same seed, same tokens: whatever the batch, and with or without speculation."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    max_tokens: PositiveInt = 128
+    min_tokens: NonNegativeInt = 0
+    """No end-of-text and no stop token before this many output tokens."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Log-probabilities of the chosen token and of this many of the most likely ones."""
+    num_speculative_tokens: NonNegativeInt | None = None
+    """K for this request: 0 turns speculation off; unset is the engine's K, also the maximum."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        if self.temperature == 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0):
+            raise ValueError(
+                "temperature 0 is greedy, so top_k, top_p and min_p would have no effect; "
+                "leave them out or set temperature above 0"
+            )
+        return self
+
+    @property
+    def penalized(self) -> bool:
+        """Whether logits depend on the tokens that came before."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the next token is simply the argmax of the target's logits."""
+        return not (
+            self.temperature > 0.0
+            or self.penalized
+            or self.logit_bias
+            or self.min_tokens
+            or self.logprobs is not None
+        )
+
+
+class SpeculativeConfig(Config):
+    """vLLM's `--speculative-config`, same keys: which drafter, how many tokens, one pass or K."""
+
+    method: Literal["eagle3"] = "eagle3"
+    model: str
+    """The drafter's directory or hub id."""
+    num_speculative_tokens: PositiveInt | None = None
+    """K; unset is the K that the drafter was trained for."""
+    parallel_drafting: bool | None = None
+    """True is P-EAGLE (K tokens in one pass), False is EAGLE-3 (K passes); unset asks the files."""
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read vLLM's JSON. Raises `InputError` when it is not a JSON object or has other keys."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"speculative config is not JSON: {error}") from None
+        if not isinstance(values, dict):
+            raise InputError("speculative config must be a JSON object, like vLLM's")
+        return cls(**values)
+
+
+class EngineConfig(Config):
+    """The engine's sizes. Memory is taken once, at the start."""
+
+    dtype: DType = "auto"
+    """auto: bfloat16 on a GPU, float32 on a CPU (where only float32 is exactly reproducible)."""
+    device: str = "auto"
+    """auto: cuda where there is one, else cpu."""
+    max_model_len: PositiveInt | None = None
+    """Longest prompt + output in tokens; unset is the target's own limit."""
+    block_size: PositiveInt = 16
+    """Tokens per block of the KV cache."""
+    kv_cache_memory: PositiveInt = 1 << 30
+    """Bytes for the KV cache of target and drafter together."""
+    max_num_seqs: PositiveInt = 64
+    """Most requests that run at once."""
+    max_num_batched_tokens: PositiveInt = 2048
+    """Most target rows in one step; longer prompts are prefilled in chunks."""
+    enable_prefix_caching: bool = True
+    seed: int = 0
+    """Seeds the requests that bring no seed of their own."""

@@ -1,0 +1,51 @@
+"""Token ids -> text as it comes, cut at stop strings."""
+
+from collections.abc import Callable, Sequence
+
+UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+
+
+class Detokenizer:
+    """Text of one request, token by token; never shows half a character or half a stop string."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
+        self._decode, self._stop = decode, tuple(stop)
+        self._held = max((len(text) for text in stop), default=1) - 1
+        self._tokens: list[int] = []
+        self._context = 0
+        """First token that decoding the newest ones still needs beside it."""
+        self._done = 0
+        """Tokens whose text is already in `text`."""
+        self.text = ""
+        self._shown = 0
+
+    def append(self, token: int) -> bool:
+        """Add a token; True when a stop string is now complete (the text then ends before it)."""
+        self._tokens.append(token)
+        known = self._decode(self._tokens[self._context : self._done])
+        text = self._decode(self._tokens[self._context :])
+        if text.endswith(UNFINISHED):
+            return False
+        searched = max(len(self.text) - self._held, 0)
+        self.text += text[len(known) :]
+        self._context, self._done = self._done, len(self._tokens)
+        return self._cut(searched)
+
+    def flush(self) -> None:
+        """Take whatever bytes are left at the end, complete or not."""
+        known = self._decode(self._tokens[self._context : self._done])
+        self.text += self._decode(self._tokens[self._context :])[len(known) :]
+        self._done = len(self._tokens)
+
+    def delta(self, finished: bool) -> str:
+        """Text not shown yet; a possible beginning of a stop string waits until it is none."""
+        stop = len(self.text) if finished else max(len(self.text) - self._held, self._shown)
+        fresh, self._shown = self.text[self._shown : stop], stop
+        return fresh
+
+    def _cut(self, searched: int) -> bool:
+        places = [self.text.find(text, searched) for text in self._stop]
+        found = [place for place in places if place >= 0]
+        if found:
+            self.text = self.text[: min(found)]
+        return bool(found)

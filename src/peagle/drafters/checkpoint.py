@@ -1,0 +1,339 @@
+"""A drafter's directory: vLLM's layout, read strictly and written (DESIGN section 5)."""
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.vocabulary import membership
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.models.families import layer_rules, transformer_config
+from peagle.models.weights import TensorRule, assemble, disassemble, read_json, read_tensors
+from peagle.ops.linear import pack_linears
+
+ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
+KNOWN_ARCHITECTURES = {
+    *ARCHITECTURES.values(),
+    "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLM",
+    "Qwen3ForCausalLM",
+    "Eagle3Speculator",
+    "Eagle3DraftModel",
+    "PEagleSpeculator",
+    "PEagleDraftModel",
+    "PeagleLlamaForCausalLM",
+    "PeagleQwen3ForCausalLM",
+}
+MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
+
+
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """The tapped layers where a directory names none: 2, N // 2, N - 3."""
+    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
+
+
+def read_config(directory: Path, target: DecoderConfig) -> DrafterConfig:
+    """A drafter's `config.json`, in vLLM's raw layout or in speculators' format.
+
+    Raises `InputError` when it is not a drafter's or lacks a key.
+    """
+    values = read_json(directory / "config.json")
+    nested: dict[str, Any] = dict(values.get("transformer_layer_config") or {})  # type: ignore[call-overload]
+    return drafter_config({**values, **nested, **_speculators_keys(values)}, target, str(directory))
+
+
+def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that speculators' format keeps elsewhere or gives another default."""
+    algorithm = values.get("speculators_model_type")
+    if algorithm is None:
+        return {}
+    if algorithm not in ("eagle3", "peagle"):
+        raise InputError(f"speculators_model_type {algorithm} is not supported, only eagle3, peagle")
+    keys: dict[str, Any] = {
+        "architectures": ["Eagle3Speculator"],
+        "norm_before_residual": values.get("norm_before_residual", algorithm == "eagle3"),
+    }
+    proposals = (values.get("speculators_config") or {}).get("proposal_methods") or []
+    if proposals and proposals[0].get("speculative_tokens"):
+        keys["num_speculative_tokens"] = proposals[0]["speculative_tokens"]
+    return keys
+
+
+def drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str) -> DrafterConfig:
+    """The checked meaning of a drafter's flat configuration."""
+    architecture = (values.get("architectures") or ["none"])[0]
+    if architecture not in KNOWN_ARCHITECTURES:
+        raise InputError(
+            f"{source}: architecture {architecture} is not an EAGLE-3 or P-EAGLE drafter"
+        )
+    model_type = "qwen3" if values.get("model_type") == "qwen3" else "llama"
+    eagle: Mapping[str, Any] = values.get("eagle_config") or {}
+    if not eagle.get("use_aux_hidden_state", True):
+        raise InputError(f"{source}: an EAGLE-1 drafter (use_aux_hidden_state false)")
+    listed = values.get("eagle_aux_hidden_state_layer_ids") or eagle.get(
+        "eagle_aux_hidden_state_layer_ids"
+    )
+    taps = tuple(sorted(int(tap) for tap in listed or default_taps(target.num_hidden_layers)))
+    masks = (values.get("dflash_config") or {}, *(values for _ in MASK_KEYS))
+    keys = ("mask_token_id", *MASK_KEYS)
+    given = [group[key] for group, key in zip(masks, keys, strict=True) if group.get(key) is not None]
+    trained = values.get("num_speculative_tokens")
+    return DrafterConfig(
+        transformer=transformer_config(values, model_type, source),
+        target_hidden_size=int(values.get("target_hidden_size") or target.hidden_size),
+        taps=taps,
+        draft_vocab_size=int(values.get("draft_vocab_size") or values["vocab_size"]),
+        mask_token_id=int(given[0]) if given else None,
+        norm_before_residual=bool(values.get("norm_before_residual", False)),
+        norm_before_fc=bool(eagle.get("norm_before_fc", values.get("norm_before_fc", False))),
+        fc_norm=bool(values.get("fc_norm", False)),
+        norm_output=bool(values.get("norm_output", False)),
+        trained_tokens=int(trained) if trained else None,
+    )
+
+
+def config_problems(config: DrafterConfig, target: DecoderConfig) -> list[str]:
+    """Everything in a drafter's configuration that does not fit its target, each with its mend."""
+    shape = config.transformer
+    problems = []
+    if config.target_hidden_size != target.hidden_size:
+        problems.append(
+            f"it reads features of width {config.target_hidden_size}, the target's hidden size is "
+            f"{target.hidden_size}; use the target it was trained for"
+        )
+    if shape.vocab_size != target.vocab_size:
+        problems.append(
+            f"its vocabulary has {shape.vocab_size} tokens, the target's {target.vocab_size}; "
+            "use the target it was trained for"
+        )
+    if any(not 0 <= tap <= target.num_hidden_layers for tap in config.taps) or not config.taps:
+        problems.append(
+            f"its aux layers {list(config.taps)} are not all within the target's 0 to "
+            f"{target.num_hidden_layers}; correct eagle_aux_hidden_state_layer_ids"
+        )
+    if len(set(config.taps)) != len(config.taps):
+        problems.append(f"its aux layers {list(config.taps)} repeat; list each layer once")
+    mask = config.mask_token_id
+    if mask is not None and not 0 <= mask < shape.vocab_size:
+        problems.append(
+            f"its mask token id {mask} is outside the vocabulary of {shape.vocab_size}; "
+            "set pard_token and ptd_token_id to the reserved id used in training"
+        )
+    return problems
+
+
+def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -> list[TensorRule]:
+    """Every tensor of a drafter's file but `mask_hidden`, d2t and t2d, less the shared ones."""
+    shape = config.transformer
+    rules = [
+        TensorRule("embed.weight", ("embed_tokens.weight",), (shape.vocab_size,)),
+        TensorRule("head.weight", ("lm_head.weight",), (config.draft_vocab_size,)),
+        TensorRule("fc.weight", ("fc.weight",), (shape.hidden_size,)),
+        TensorRule("norm.weight", ("norm.weight",), (shape.hidden_size,)),
+        TensorRule(
+            "first.hidden_norm.weight", ("layers.0.hidden_norm.weight",), (shape.hidden_size,)
+        ),
+        *layer_rules(shape, "first", "layers.0"),
+    ]
+    for index in range(1, shape.num_hidden_layers):
+        rules += layer_rules(shape, f"rest.{index - 1}", f"layers.{index}")
+    if config.norm_before_fc:
+        rules.append(
+            TensorRule("feature_norm.weight", ("input_norm.weight",), (config.feature_size,))
+        )
+    if config.fc_norm:
+        rules += [
+            TensorRule(
+                f"tap_norms.{i}.weight", (f"fc_norm.{i}.weight",), (config.target_hidden_size,)
+            )
+            for i in range(len(config.taps))
+        ]
+    if config.parallel:
+        rules.append(TensorRule("mask_hidden", (MASK_HIDDEN,), (config.feature_size,)))
+    return [rule for rule in rules if rule.theirs[0] not in shared]
+
+
+def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None) -> DraftModel:
+    """A drafter ready for inference beside its target, sharing what its file leaves out.
+
+    `parallel` states how it will run; None takes what the files are. Raises `InputError` naming
+    every problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
+    """
+    config = read_config(directory, target.config)
+    tensors = normalised(read_tensors(directory))
+    problems = config_problems(config, target.config) + method_problems(config, tensors, parallel)
+    if problems:
+        raise InputError(f"{directory} does not fit: " + "; ".join(problems))
+    config = effective_config(config, tensors)
+    with torch.device("meta"):
+        model = DraftModel(config, target.rotations.shape[0])
+    shared = shared_tensors(config, target.config, tensors)
+    _attach_shared(model, target, shared)
+    ignored = [D2T, T2D]
+    try:
+        assemble(model, drafter_rules(config, shared), tensors, ignored)
+        _attach_vocabulary(model, tensors)
+    except InputError as error:
+        raise InputError(f"{directory}: {error}") from None
+    parameter = target.embed.weight
+    model = model.to(device=parameter.device, dtype=parameter.dtype).requires_grad_(False).eval()
+    pack_linears(model)
+    return model
+
+
+def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensor names as vLLM sees them: `midlayer` is layer 0, `mask_hidden` is flat."""
+    renamed = {name.replace("midlayer.", "layers.0."): value for name, value in tensors.items()}
+    if MASK_HIDDEN in renamed:
+        renamed[MASK_HIDDEN] = renamed[MASK_HIDDEN].reshape(-1)
+    return renamed
+
+
+def method_problems(
+    config: DrafterConfig, tensors: Mapping[str, Tensor], parallel: bool | None
+) -> list[str]:
+    """Whether the files are the kind of drafter they are asked to run as."""
+    if parallel and MASK_HIDDEN not in tensors:
+        return ["it has no mask_hidden, so it is an EAGLE-3 drafter; set parallel_drafting to false"]
+    if parallel is False and MASK_HIDDEN in tensors:
+        return ["it has mask_hidden, so it is a P-EAGLE drafter; set parallel_drafting to true"]
+    if MASK_HIDDEN in tensors and not config.parallel:
+        return ["it has mask_hidden but no mask token id; set pard_token and ptd_token_id"]
+    return []
+
+
+def effective_config(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> DrafterConfig:
+    """A configuration that names a mask token without a `mask_hidden` tensor is EAGLE-3's."""
+    if MASK_HIDDEN in tensors:
+        return config
+    return DrafterConfig(**{**vars(config), "mask_token_id": None})
+
+
+def shared_tensors(
+    config: DrafterConfig, target: DecoderConfig, tensors: Mapping[str, Tensor]
+) -> frozenset[str]:
+    """Which of embeddings and head come from the target: those absent that would fit."""
+    shared = set()
+    if config.transformer.hidden_size == target.hidden_size:
+        if "embed_tokens.weight" not in tensors:
+            shared.add("embed_tokens.weight")
+        if "lm_head.weight" not in tensors and not config.reduced_vocabulary:
+            shared.add("lm_head.weight")
+    return frozenset(shared)
+
+
+def _attach_shared(model: DraftModel, target: Decoder, shared: frozenset[str]) -> None:
+    if "embed_tokens.weight" in shared:
+        model.embed = target.embed
+    if "lm_head.weight" in shared:
+        model.head = target.head
+
+
+def _attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
+    if not model.config.reduced_vocabulary:
+        return
+    d2t = tensors.get(D2T)
+    if d2t is None:
+        raise InputError("a reduced draft vocabulary needs the tensor d2t, and it is missing")
+    ids = d2t.to(torch.int64) + torch.arange(len(d2t))
+    inside = bool(((ids >= 0) & (ids < model.config.transformer.vocab_size)).all())
+    if tuple(d2t.shape) != (model.config.draft_vocab_size,) or not inside:
+        raise InputError("d2t does not map every draft id to a target id; it holds offsets, not ids")
+    model.d2t = d2t.to(torch.int64)
+
+
+def save_drafter(directory: Path, model: DraftModel, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a drafter's directory whole or not at all, replacing one that is there."""
+    directory = Path(directory)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
+        fresh = Path(scratch) / "drafter"
+        fresh.mkdir()
+        tensors = {name: value.to(dtype) for name, value in _file_tensors(model).items()}
+        tensors.update(_vocabulary_tensors(model))
+        save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
+        text = json.dumps(config_json(model.config, dtype), indent=2) + "\n"
+        (fresh / "config.json").write_text(text, encoding="utf-8")
+        if directory.exists():
+            shutil.rmtree(directory)
+        fresh.rename(directory)
+
+
+def _file_tensors(model: DraftModel) -> dict[str, Tensor]:
+    tensors = disassemble(model, drafter_rules(model.config))
+    if MASK_HIDDEN in tensors:
+        tensors[MASK_HIDDEN] = tensors[MASK_HIDDEN].view(1, -1)
+    return tensors
+
+
+def _vocabulary_tensors(model: DraftModel) -> dict[str, Tensor]:
+    if not model.config.reduced_vocabulary:
+        return {}
+    kept = model.d2t.cpu() + torch.arange(model.config.draft_vocab_size)
+    return {D2T: model.d2t.cpu(), T2D: membership(kept, model.config.transformer.vocab_size)}
+
+
+def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """`config.json` in vLLM's raw layout (DESIGN section 5)."""
+    shape = config.transformer
+    model_type = "qwen3" if shape.qk_norm else "llama"
+    values: dict[str, Any] = {
+        "architectures": [ARCHITECTURES[model_type]],
+        "model_type": model_type,
+        "vocab_size": shape.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+        "hidden_size": shape.hidden_size,
+        "target_hidden_size": config.target_hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.num_hidden_layers,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.head_dim,
+        "rms_norm_eps": shape.rms_norm_eps,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.max_position_embeddings,
+        "rope_theta": shape.rope.theta,
+        "attention_bias": shape.attention_bias,
+        "mlp_bias": shape.mlp_bias,
+        "tie_word_embeddings": False,
+        "torch_dtype": str(dtype).removeprefix("torch."),
+        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        "num_aux_hidden_states": len(config.taps),
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "num_speculative_tokens": config.trained_tokens,
+    }
+    if config.parallel:
+        values.update(pard_token=config.mask_token_id, ptd_token_id=config.mask_token_id)
+    if shape.rope.kind != "default":
+        values["rope_scaling"] = _rope_json(config)
+    return values
+
+
+def _rope_json(config: DrafterConfig) -> dict[str, Any]:
+    rope = config.transformer.rope
+    values: dict[str, Any] = {
+        "rope_type": rope.kind,
+        "factor": rope.factor,
+        "original_max_position_embeddings": rope.original_max_position,
+    }
+    if rope.kind == "llama3":
+        values |= {
+            "low_freq_factor": rope.low_freq_factor,
+            "high_freq_factor": rope.high_freq_factor,
+        }
+    if rope.kind == "yarn":
+        values |= {"beta_fast": rope.beta_fast, "beta_slow": rope.beta_slow}
+        values |= {"attention_factor": rope.attention_factor, "truncate": rope.truncate}
+    return values

@@ -1,0 +1,50 @@
+"""What the cycle needs of a drafter, whichever way it proposes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from peagle.drafters.model import DraftModel
+from peagle.models.decoder import Attend
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive positions of one request, given by its row in the request table."""
+
+    row: int
+    start: int
+    count: int
+
+
+class Memory(Protocol):
+    """The drafter's KV cache as the engine keeps it."""
+
+    def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
+        """Positions [rows] of some spans, in order, and the attention of one pass over them."""
+        ...
+
+
+@dataclass(frozen=True)
+class DraftWork:
+    """Rows that a drafter has not seen yet, one span a request, and how many tokens to propose."""
+
+    spans: tuple[Span, ...]
+    ks: tuple[int, ...]
+    """K of each request; 0 where only keys and values are wanted, as in the middle of a prompt."""
+    tokens: Tensor
+    """[rows] the token after each position."""
+    features: Tensor
+    """[rows, feature_size] the target's tapped hidden states at each position."""
+
+
+class Drafter(Protocol):
+    """Proposes K tokens a request."""
+
+    model: DraftModel
+
+    def propose(self, work: DraftWork, memory: Memory) -> Tensor:
+        """Draft tokens as target ids [sum(ks)], request after request."""
+        ...

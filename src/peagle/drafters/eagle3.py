@@ -1,0 +1,57 @@
+"""EAGLE-3: K tokens from K passes, each fed with the drafter's own last output."""
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.drafter import DraftWork, Memory, Span
+from peagle.drafters.model import DraftModel
+
+
+class SequentialDrafter:
+    """One pass over the known rows gives the first token, K - 1 passes of one row the others."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self.model = model
+
+    def propose(self, work: DraftWork, memory: Memory) -> Tensor:
+        """Draft token by token; requests with a smaller K leave the later passes."""
+        positions, attend = memory.open(work.spans)
+        features = self.model.project(work.features)
+        hidden = self.model(work.tokens, features, positions, attend)
+        active = [i for i, k in enumerate(work.ks) if k > 0]
+        if not active:
+            return work.tokens[:0]
+        hidden = hidden.index_select(0, self._last_rows(work, active))
+        columns = [self._best(hidden)]
+        for step in range(1, max(work.ks)):
+            still = [i for i in active if work.ks[i] > step]
+            keep = torch.tensor([active.index(i) for i in still], device=hidden.device)
+            hidden, tokens = hidden[keep], columns[-1][keep]
+            active = still
+            positions, attend = memory.open([self._next(work.spans[i], step) for i in active])
+            hidden = self.model(tokens, self.model.feedback(hidden), positions, attend)
+            columns.append(self._best(hidden))
+        return _by_request(columns, work.ks)
+
+    def _best(self, hidden: Tensor) -> Tensor:
+        return self.model.target_ids(self.model.logits(hidden).argmax(dim=-1))
+
+    @staticmethod
+    def _next(span: Span, step: int) -> Span:
+        return Span(span.row, span.start + span.count - 1 + step, 1)
+
+    @staticmethod
+    def _last_rows(work: DraftWork, active: list[int]) -> Tensor:
+        ends = torch.tensor([span.count for span in work.spans]).cumsum(0) - 1
+        return ends[active].to(work.tokens.device)
+
+
+def _by_request(columns: list[Tensor], ks: tuple[int, ...]) -> Tensor:
+    """Drafts step after step -> request after request. columns[step]: requests with k > step."""
+    ordered = []
+    place = [0] * len(columns)
+    for k in ks:
+        for step in range(k):
+            ordered.append(columns[step][place[step]])
+            place[step] += 1
+    return torch.stack(ordered)

@@ -1,0 +1,134 @@
+"""The network that P-EAGLE and EAGLE-3 share: token embeddings and target features in, logits out."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from peagle.models.decoder import MLP, Attend, Attention, DecoderConfig, DecoderLayer
+from peagle.ops.linear import Linear
+from peagle.ops.norm import RMSNorm
+from peagle.ops.rope import rope_table
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """A drafter's architecture and what it was trained for; keys as in vLLM's `config.json`."""
+
+    transformer: DecoderConfig
+    """Sizes of the draft layers; vocab_size is the target's."""
+    target_hidden_size: int
+    taps: tuple[int, ...]
+    """Target layers whose input is a feature (`eagle_aux_hidden_state_layer_ids`), ascending."""
+    draft_vocab_size: int
+    mask_token_id: int | None = None
+    """The mask slots' token; None for EAGLE-3, which has no mask slots."""
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    trained_tokens: int | None = None
+    """K that the drafter was trained for, where the directory says."""
+
+    @property
+    def parallel(self) -> bool:
+        """Whether this is a P-EAGLE drafter."""
+        return self.mask_token_id is not None
+
+    @property
+    def feature_size(self) -> int:
+        """Width of a target feature before `fc`."""
+        return len(self.taps) * self.target_hidden_size
+
+    @property
+    def reduced_vocabulary(self) -> bool:
+        """Whether draft ids differ from target ids."""
+        return self.draft_vocab_size != self.transformer.vocab_size
+
+
+class FirstLayer(nn.Module):
+    """Layer 0: attends over [normed embedding ; normed feature], adds to the feature's stream."""
+
+    def __init__(self, config: DecoderConfig, norm_before_residual: bool) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = Attention(config, 2 * config.hidden_size)
+        self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+        self.norm_before_residual = norm_before_residual
+
+    def forward(self, embedding: Tensor, feature: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
+        """embedding, feature: [rows, hidden_size]; result: the residual stream, the same shape."""
+        normed = self.hidden_norm(feature)
+        x = torch.cat((self.input_norm(embedding), normed), dim=-1)
+        residual = normed if self.norm_before_residual else feature
+        x = residual + self.attention(x, rotation, 0, attend)
+        return x + self.mlp(self.post_norm(x))
+
+
+class DraftModel(nn.Module):
+    """Draft layers over (embedding of x_{p+1}, feature of p) at position p (DESIGN section 4)."""
+
+    def __init__(self, config: DrafterConfig, max_length: int) -> None:
+        super().__init__()
+        shape = config.transformer
+        self.config = config
+        self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        if config.norm_before_fc:
+            self.feature_norm = RMSNorm(config.feature_size, shape.rms_norm_eps)
+        if config.fc_norm:
+            norms = (RMSNorm(config.target_hidden_size, shape.rms_norm_eps) for _ in config.taps)
+            self.tap_norms = nn.ModuleList(norms)
+        self.fc = Linear(config.feature_size, shape.hidden_size)
+        self.first = FirstLayer(shape, config.norm_before_residual)
+        self.rest = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.num_hidden_layers - 1))
+        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.head = Linear(shape.hidden_size, config.draft_vocab_size)
+        if config.parallel:
+            self.mask_hidden = nn.Parameter(torch.empty(config.feature_size))
+        offsets = torch.zeros(config.draft_vocab_size, dtype=torch.int64, device="cpu")
+        self.register_buffer("d2t", offsets, persistent=False)
+        table = rope_table(shape.rope, shape.head_dim, max_length)
+        self.register_buffer("rotations", table, persistent=False)
+
+    d2t: Tensor
+    rotations: Tensor
+
+    def project(self, features: Tensor) -> Tensor:
+        """Tapped hidden states [rows, feature_size] -> features [rows, hidden_size]."""
+        if self.config.norm_before_fc:
+            features = self.feature_norm(features)
+        if self.config.fc_norm:
+            chunks = features.chunk(len(self.config.taps), dim=-1)
+            normed = (norm(chunk) for norm, chunk in zip(self.tap_norms, chunks, strict=True))
+            features = torch.cat(tuple(normed), dim=-1)
+        projected: Tensor = self.fc(features)
+        return projected
+
+    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+        """Run rows through the draft layers.
+
+        tokens, positions: [rows]; features: projected, [rows, hidden_size]. Returns the residual
+        stream [rows, hidden_size] before the final norm.
+        """
+        rotation = self.rotations.index_select(0, positions)
+        x: Tensor = self.first(self.embed(tokens), features, rotation, attend)
+        for index, layer in enumerate(self.rest, start=1):
+            x = layer(x, rotation, index, attend)
+        return x
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Residual stream [rows, hidden_size] -> logits [rows, draft_vocab_size]."""
+        scores: Tensor = self.head(self.norm(hidden))
+        return scores
+
+    def feedback(self, hidden: Tensor) -> Tensor:
+        """What EAGLE-3 feeds its next slot as feature: its own output, normed if so trained."""
+        return self.norm(hidden) if self.config.norm_output else hidden
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """Ids in the draft vocabulary -> ids in the target's."""
+        if not self.config.reduced_vocabulary:
+            return draft_ids
+        return draft_ids + self.d2t[draft_ids]

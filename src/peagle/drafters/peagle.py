@@ -1,0 +1,36 @@
+"""P-EAGLE: K tokens from one pass, by K - 1 mask slots behind the newest token."""
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.drafter import DraftWork, Memory, Span
+from peagle.drafters.model import DraftModel
+from peagle.ops.draft_rows import draft_rows
+
+
+class ParallelDrafter:
+    """Runs known rows and mask slots together; mask slots never stay in the kept cache.
+
+    A mask slot's keys land at positions that the next pass writes again, with real rows, before
+    anything reads them.
+    """
+
+    def __init__(self, model: DraftModel) -> None:
+        assert model.config.mask_token_id is not None, "a P-EAGLE drafter has a mask token"
+        self.model = model
+        device = model.mask_hidden.device
+        self._mask_token = torch.tensor([model.config.mask_token_id], device=device)
+        self._mask_feature = model.project(model.mask_hidden[None])  # [1, hidden_size]
+
+    def propose(self, work: DraftWork, memory: Memory) -> Tensor:
+        """One forward over every request's known rows and mask slots; the K best tokens of each."""
+        counts = [span.count for span in work.spans]
+        sources, reads = draft_rows(counts, work.ks, work.tokens.device)
+        tokens = torch.cat((work.tokens, self._mask_token)).index_select(0, sources)
+        features = torch.cat((self.model.project(work.features), self._mask_feature))
+        positions, attend = memory.open(
+            [Span(s.row, s.start, s.count + max(k - 1, 0)) for s, k in zip(work.spans, work.ks, strict=True)]
+        )
+        hidden = self.model(tokens, features.index_select(0, sources), positions, attend)
+        best = self.model.logits(hidden.index_select(0, reads)).argmax(dim=-1)
+        return self.model.target_ids(best)

@@ -1,0 +1,1 @@
+"""The engine: requests in, tokens out; everything here is token ids."""

@@ -1,0 +1,103 @@
+"""One pass's immutable inputs, gathered from the request table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.drafter import Span
+from peagle.engine.request import Request
+from peagle.engine.request_table import RequestTable
+from peagle.ops.attention import AttentionGroup, causal_bias, paged_attention, write_kv
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """A request's share of one step: a prefill chunk, or its newest token and K drafts."""
+
+    request: Request
+    rows: int
+    """Target rows: the chunk's length, or K + 1."""
+    drafts: int
+    """K of this step; 0 for a prefill chunk."""
+
+    @property
+    def completes(self) -> bool:
+        """Whether the last row's logits give the request its next token."""
+        known = self.request.total - self.request.computed
+        return self.rows - self.drafts == known
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Positions of a pass and where their keys are: all that attention needs to know."""
+
+    positions: Tensor
+    """[rows]"""
+    slots: Tensor
+    """[rows] cache slot that each row writes."""
+    groups: tuple[AttentionGroup, ...]
+
+
+def gather_rows(table: RequestTable, spans: Sequence[Span], dtype: torch.dtype) -> Rows:
+    """The rows of some spans, in the order given, grouped by their number of queries."""
+    if len(spans) == 1:
+        return _single(table, spans[0], dtype)
+    device = table.slots.device
+    positions = torch.cat([torch.arange(s.start, s.start + s.count, device=device) for s in spans])
+    rows = torch.tensor([s.row for s in spans for _ in range(s.count)], device=device)
+    firsts, counts = _firsts(spans), sorted({span.count for span in spans})
+    groups = tuple(
+        _group(table, spans, [i for i, s in enumerate(spans) if s.count == count], firsts, dtype)
+        for count in counts
+    )
+    return Rows(positions, table.slots[rows, positions], groups)
+
+
+def _single(table: RequestTable, span: Span, dtype: torch.dtype) -> Rows:
+    stop = span.start + span.count
+    slots = table.slots[span.row, :stop]
+    positions = torch.arange(span.start, stop, device=slots.device)
+    bias = causal_bias(positions[None], stop, dtype) if span.count > 1 else None
+    return Rows(positions, slots[span.start :], (AttentionGroup(None, slots[None], bias),))
+
+
+def _firsts(spans: Sequence[Span]) -> list[int]:
+    """The batch row at which each span begins."""
+    firsts = [0]
+    for span in spans[:-1]:
+        firsts.append(firsts[-1] + span.count)
+    return firsts
+
+
+def _group(
+    table: RequestTable,
+    spans: Sequence[Span],
+    members: list[int],
+    firsts: list[int],
+    dtype: torch.dtype,
+) -> AttentionGroup:
+    device, count = table.slots.device, spans[members[0]].count
+    context = max(spans[i].start for i in members) + count
+    offsets = torch.arange(count, device=device)
+    starts = torch.tensor([spans[i].start for i in members], device=device)
+    rows = torch.tensor([firsts[i] for i in members], device=device)
+    table_rows = torch.tensor([spans[i].row for i in members], device=device)
+    return AttentionGroup(
+        rows=(rows[:, None] + offsets).view(-1),
+        slots=table.context(table_rows, context),
+        bias=causal_bias(starts[:, None] + offsets, context, dtype),
+    )
+
+
+class PagedAttend:
+    """Attention for one pass over one model's caches, in the form a decoder calls."""
+
+    def __init__(self, caches: Sequence[Tensor], rows: Rows) -> None:
+        self._caches, self._rows = caches, rows
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store this pass's keys and values, then attend to everything each row may see."""
+        write_kv(self._caches[layer], self._rows.slots, key, value)
+        return paged_attention(query, self._caches[layer], self._rows.groups)

@@ -1,0 +1,79 @@
+"""KV blocks: who holds which, and which still hold a known prefix."""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Hash of a block's content and of everything before it."""
+    return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=16).digest()
+
+
+class BlockPool:
+    """A fixed number of equal blocks, counted by reference, reused oldest first.
+
+    A block nobody holds keeps its content and its hash until it is taken again, so a later request
+    with the same prefix can have it back.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._hash_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that could be taken now."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int] | None:
+        """`count` blocks with one reference each, or None when there are not so many."""
+        if count > len(self._free):
+            return None
+        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+            self._forget(block)
+        return blocks
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give one reference back on each; the last of a prefix becomes reusable first."""
+        for block in reversed(blocks):
+            assert self._references[block] > 0, f"block {block} was released twice"
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+
+    def remember(self, block: int, content: bytes) -> None:
+        """Say what a block holds; the first block with a content keeps the name."""
+        if content not in self._block_of and block not in self._hash_of:
+            self._hash_of[block] = content
+            self._block_of[content] = block
+
+    def find(self, hashes: Sequence[bytes]) -> list[int]:
+        """The longest run of known blocks for a chain of hashes, taken with one reference each."""
+        blocks = []
+        for content in hashes:
+            block = self._block_of.get(content)
+            if block is None:
+                break
+            if self._references[block] == 0:
+                del self._free[block]
+            self._references[block] += 1
+            blocks.append(block)
+        return blocks
+
+    def check(self) -> None:
+        """Assert that every block is either free or referenced, and that hashes agree."""
+        for block, references in enumerate(self._references):
+            assert (references == 0) == (block in self._free), f"block {block} is lost"
+        assert {block: name for name, block in self._block_of.items()} == self._hash_of
+
+    def _forget(self, block: int) -> None:
+        content = self._hash_of.pop(block, None)
+        if content is not None:
+            del self._block_of[content]

@@ -1,0 +1,68 @@
+"""One cycle in the paper's order: draft, verify, accept. Tensors only; rolling back is forgetting."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.drafter import Drafter, DraftWork, Memory
+from peagle.models.decoder import Attend, Decoder
+from peagle.ops.acceptance import accepted_counts
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What the target says of one batch."""
+
+    logits: Tensor
+    """[sampled rows, vocab]: the newest token's row and each draft's, request after request."""
+    features: Tensor | None
+    """[rows, feature_size] tapped hidden states of every row, for the next draft."""
+
+
+def draft(drafter: Drafter, work: DraftWork, memory: Memory) -> Tensor:
+    """Propose `sum(work.ks)` tokens."""
+    return drafter.propose(work, memory)
+
+
+def verify(
+    target: Decoder,
+    tokens: Tensor,
+    positions: Tensor,
+    attend: Attend,
+    sampled: Tensor | None,
+    taps: tuple[int, ...],
+) -> Verification:
+    """One target forward over newest tokens, drafts and prompt chunks.
+
+    tokens, positions: [rows]; sampled: the rows whose logits are wanted, None for all of them.
+    """
+    hidden, features = target(tokens, positions, attend, taps)
+    if sampled is not None:
+        hidden = hidden.index_select(0, sampled)
+    return Verification(target.head(hidden), features)
+
+
+def accept(drafts: Tensor, chosen: Tensor, ks: Sequence[int]) -> tuple[list[list[int]], list[int]]:
+    """The tokens each request emits and how many of them are its drafts.
+
+    drafts: [sum(ks)]; chosen: [sum(k + 1)], what the target takes at each sampled row. The slots
+    past a request's last emitted token are dead: the next pass writes them again (roll back).
+    """
+    if len(ks) == 1:
+        padded_drafts, padded_chosen = drafts[None], chosen[None]
+    else:
+        padded_drafts = _pad(drafts, ks, max(ks))
+        padded_chosen = _pad(chosen, [k + 1 for k in ks], max(ks) + 1)
+    counts: list[int] = accepted_counts(padded_drafts, padded_chosen).tolist()
+    tokens: list[list[int]] = padded_chosen.tolist()
+    return [row[: count + 1] for row, count in zip(tokens, counts, strict=True)], counts
+
+
+def _pad(flat: Tensor, sizes: Sequence[int], width: int) -> Tensor:
+    """Consecutive runs of `flat` as rows [len(sizes), width], filled up with -1."""
+    lengths = torch.tensor(sizes, device=flat.device)
+    padded = flat.new_full((len(sizes), width), -1)
+    padded[torch.arange(width, device=flat.device) < lengths[:, None]] = flat
+    return padded

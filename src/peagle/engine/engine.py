@@ -1,0 +1,156 @@
+"""The engine: add, abort, step."""
+
+from collections.abc import Sequence
+
+from peagle.config import EngineConfig, SamplingParams
+from peagle.drafters.drafter import Drafter
+from peagle.engine.batch import Scheduled
+from peagle.engine.block_pool import BlockPool
+from peagle.engine.request import Request, RequestOutput
+from peagle.engine.request_table import RequestTable
+from peagle.engine.runner import CycleResult, Runner, kv_bytes_per_token
+from peagle.engine.scheduler import Scheduler
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder
+
+MAX_SEED = 2**63 - 1
+SMALLEST_CONTEXT = 256
+"""Tokens that the KV cache must hold when no context length was asked for."""
+
+
+class Engine:
+    """Runs requests on one device; single-threaded, driven by calls to `step`.
+
+    Raises `InputError` when the memory given holds no single sequence.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        drafter: Drafter | None,
+        k: int,
+        config: EngineConfig,
+        end_tokens: Sequence[int] = (),
+    ) -> None:
+        assert (drafter is None) == (k == 0), "a drafter comes with its K"
+        self.k, self.end_tokens = k, tuple(end_tokens)
+        num_blocks = _num_blocks(target, drafter, config)
+        self.max_length = _max_length(target, config, num_blocks)
+        device = target.embed.weight.device
+        size = config.block_size
+        table = RequestTable(config.max_num_seqs, self.max_length, size, device)
+        self.pool = BlockPool(num_blocks)
+        self.runner = Runner(target, drafter, table, num_blocks * size)
+        self.scheduler = Scheduler(
+            self.pool,
+            table,
+            self.max_length,
+            config.max_num_batched_tokens,
+            config.enable_prefix_caching,
+        )
+        self.vocab_size = target.config.vocab_size
+        self._seed = config.seed
+        self._added = 0
+        self._requests: dict[str, Request] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is left."""
+        return bool(self._requests)
+
+    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> Request:
+        """Queue a request. Raises `InputError` when it cannot be run as asked."""
+        self._check(request_id, prompt, params)
+        k = self.k if params.num_speculative_tokens is None else params.num_speculative_tokens
+        seed = self._seed + self._added if params.seed is None else params.seed
+        request = Request(request_id, list(prompt), params, seed & MAX_SEED, k)
+        ends = () if params.ignore_eos else self.end_tokens
+        request.stop_ids = frozenset((*ends, *params.stop_token_ids))
+        self._added += 1
+        self._requests[request_id] = request
+        self.scheduler.add(request)
+        return request
+
+    def abort(self, request_id: str, reason: str = "abort") -> None:
+        """End a request now; unknown and finished ids are ignored."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self.scheduler.finish(request, reason)
+
+    def step(self) -> list[RequestOutput]:
+        """One cycle for as many requests as fit; what each of them got."""
+        work = self.scheduler.schedule()
+        results = self.runner.run(work) if work else []
+        return [self._advance(item, result) for item, result in zip(work, results, strict=True)]
+
+    def _advance(self, item: Scheduled, result: CycleResult) -> RequestOutput:
+        """Apply one request's result: its lengths, its tokens, and whether it ends."""
+        request = item.request
+        if request.features is not None:
+            request.drafter_computed += len(request.features)
+        request.features = result.features
+        request.computed += item.rows - item.drafts + result.accepted
+        request.speculation.record(item.drafts, result.accepted)
+        new, reason = _until_end(request, result.tokens, self.max_length)
+        request.tokens += new
+        request.logprobs += result.logprobs[: len(new)]
+        self.scheduler.remember(request)
+        if reason is not None:
+            self.abort(request.id, reason)
+        return RequestOutput(request.id, tuple(new), min(result.accepted, len(new)), reason)
+
+    def _check(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
+        if request_id in self._requests:
+            raise InputError(f"request id {request_id} is already running")
+        if not prompt:
+            raise InputError("the prompt is empty; give at least one token")
+        if len(prompt) >= self.max_length:
+            raise InputError(
+                f"the prompt has {len(prompt)} tokens and the context holds {self.max_length} with "
+                "at least one of output; shorten the prompt or raise max_model_len"
+            )
+        ids = (*prompt, *params.logit_bias, *params.stop_token_ids)
+        outside = [token for token in ids if not 0 <= token < self.vocab_size]
+        if outside:
+            raise InputError(f"token id {outside[0]} is outside the vocabulary of {self.vocab_size}")
+        k = params.num_speculative_tokens
+        if k is not None and k > self.k:
+            raise InputError(f"num_speculative_tokens {k} is above the engine's {self.k}")
+
+
+def _until_end(
+    request: Request, tokens: list[int], max_length: int
+) -> tuple[list[int], str | None]:
+    """New tokens up to and with the one that ends the request, and why it ends."""
+    allowed = min(
+        request.params.max_tokens - request.output_length, max_length - request.total
+    )
+    for index, token in enumerate(tokens[:allowed]):
+        enough = request.output_length + index + 1 > request.params.min_tokens
+        if token in request.stop_ids and enough:
+            return tokens[: index + 1], "stop"
+    return tokens[:allowed], "length" if len(tokens) >= allowed else None
+
+
+def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig) -> int:
+    dtype = target.embed.weight.dtype
+    shapes = [target.config] + ([drafter.model.config.transformer] if drafter else [])
+    per_token = sum(kv_bytes_per_token(shape, dtype) for shape in shapes)
+    return config.kv_cache_memory // (per_token * config.block_size)
+
+
+def _max_length(target: Decoder, config: EngineConfig, num_blocks: int) -> int:
+    held = num_blocks * config.block_size
+    limit = target.rotations.shape[0]
+    wanted = config.max_model_len or min(limit, max(held, SMALLEST_CONTEXT))
+    if wanted > target.config.max_position_embeddings:
+        raise InputError(
+            f"max_model_len {wanted} is above the target's {target.config.max_position_embeddings}"
+        )
+    if wanted > held:
+        needed = -(-wanted // config.block_size) * (config.kv_cache_memory / max(num_blocks, 1))
+        raise InputError(
+            f"the KV cache holds {held} tokens, one sequence needs {wanted} "
+            f"(about {needed / 2**20:.0f} MiB); raise kv_cache_memory or lower max_model_len"
+        )
+    return wanted

@@ -1,0 +1,139 @@
+"""One generation's state, from its prompt to its last token."""
+
+import enum
+import time
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from peagle.config import SamplingParams
+
+
+class Status(enum.Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass
+class Speculation:
+    """What speculation did for one request. AL is `1 + sum(accepted) / cycles`."""
+
+    accepted_per_position: list[int]
+    """How often draft token 1, 2, ... K was accepted."""
+    accepted_per_cycle: list[int] = field(default_factory=list)
+    """Drafts accepted in each verification, past the request's end too, as vLLM counts."""
+    drafted: int = 0
+
+    @property
+    def cycles(self) -> int:
+        """Verifications of at least one draft token."""
+        return len(self.accepted_per_cycle)
+
+    @property
+    def accepted(self) -> int:
+        """Draft tokens accepted in all."""
+        return sum(self.accepted_per_cycle)
+
+    def record(self, drafted: int, accepted: int) -> None:
+        """Count one verification."""
+        if drafted:
+            self.drafted += drafted
+            self.accepted_per_cycle.append(accepted)
+            for position in range(accepted):
+                self.accepted_per_position[position] += 1
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one output position, before temperature and filters."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability), most likely first."""
+
+
+class Request:
+    """A prompt, how to sample from it, and how far it has come.
+
+    Lengths, all in tokens: `computed` <= `total` - 1 once running, `drafted` <= `computed`; the
+    last token of a decoding request has no KV yet, since it is the next step's first input.
+    """
+
+    def __init__(
+        self, request_id: str, prompt: list[int], params: SamplingParams, seed: int, k: int
+    ) -> None:
+        self.id = request_id
+        self.prompt_length = len(prompt)
+        self.tokens = list(prompt)
+        self.params = params
+        self.seed = seed
+        self.k = k
+        self.status = Status.WAITING
+        self.finish_reason: str | None = None
+        self.computed = 0
+        """Positions whose target KV is in the cache."""
+        self.drafter_computed = 0
+        """Positions whose drafter KV is in the cache."""
+        self.features: Tensor | None = None
+        """Target features of positions drafter_computed ... computed - 1: [positions, width]."""
+        self.blocks: list[int] = []
+        self.hashes: list[bytes] = []
+        """Content hashes of the full blocks so far known."""
+        self.remembered = 0
+        """Blocks that the pool knows by their hash."""
+        self.row = -1
+        """The request's row in the request table while it runs."""
+        self.stop_ids: frozenset[int] = frozenset()
+        """Token ids that end this request."""
+        self.logprobs: list[TokenLogprobs] = []
+        self.speculation = Speculation([0] * k)
+        self.arrived = time.perf_counter()
+
+    @property
+    def total(self) -> int:
+        """Tokens known: prompt and output."""
+        return len(self.tokens)
+
+    @property
+    def output(self) -> list[int]:
+        """The tokens generated so far."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def output_length(self) -> int:
+        """How many tokens were generated so far."""
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def decoding(self) -> bool:
+        """Whether only the newest token lacks its KV."""
+        return self.computed == self.total - 1 and self.output_length > 0
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a drafter works for this request."""
+        return self.k > 0
+
+    def forget_cache(self) -> None:
+        """Go back to having no KV at all, as after a preemption; the tokens stay."""
+        self.computed = self.drafter_computed = 0
+        self.features = None
+        self.blocks = []
+        self.remembered = 0
+        self.row = -1
+        self.status = Status.WAITING
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What one step gave one request."""
+
+    request_id: str
+    new_tokens: tuple[int, ...]
+    accepted: int
+    """How many of `new_tokens` are accepted drafts; the last one is the target's own."""
+    finish_reason: str | None
+    """stop (a stop token, end of text or stop string), length or abort; None while running."""

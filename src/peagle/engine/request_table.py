@@ -1,0 +1,38 @@
+"""A stable device row for each live request: which cache slot holds each of its positions."""
+
+import torch
+from torch import Tensor
+
+
+class RequestTable:
+    """`slots` [rows, max_length]: the cache slot of every position of every running request."""
+
+    def __init__(self, rows: int, max_length: int, block_size: int, device: torch.device) -> None:
+        self.block_size = block_size
+        blocks = -(-max_length // block_size)
+        self.slots = torch.zeros(rows, blocks * block_size, dtype=torch.int64, device=device)
+        self._offsets = torch.arange(block_size, device=device)
+        self._free = list(range(rows - 1, -1, -1))
+
+    @property
+    def free_rows(self) -> int:
+        """Requests that could still be admitted."""
+        return len(self._free)
+
+    def admit(self) -> int:
+        """A free row."""
+        return self._free.pop()
+
+    def leave(self, row: int) -> None:
+        """Give a row back."""
+        self._free.append(row)
+
+    def append(self, row: int, position: int, blocks: list[int]) -> None:
+        """Record the blocks that hold a request's positions from `position` (a block's first) on."""
+        starts = torch.tensor(blocks, device=self.slots.device) * self.block_size
+        slots = (starts[:, None] + self._offsets).view(-1)
+        self.slots[row, position : position + len(slots)] = slots
+
+    def context(self, rows: Tensor, length: int) -> Tensor:
+        """Slots of the first `length` positions of some requests: [requests, length]."""
+        return self.slots[rows, :length]

@@ -1,0 +1,74 @@
+"""Which token each sampled row takes, by its request's sampling parameters."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from peagle.engine.batch import Scheduled
+from peagle.engine.request import Request, TokenLogprobs
+from peagle.ops.sampling import SamplingRows, penalize, sample
+
+
+def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
+    """A token for every sampled row. logits: [sum(drafts + 1), vocab]; drafts: [sum(drafts)]."""
+    if all(item.request.params.plain_greedy for item in work):
+        return logits.argmax(dim=-1)
+    shares = logits.split([item.drafts + 1 for item in work])
+    proposals = drafts.split([item.drafts for item in work])
+    processed = [
+        _processed(item.request, share, proposal)
+        for item, share, proposal in zip(work, shares, proposals, strict=True)
+    ]
+    return sample(torch.cat(processed), _sampling_rows(work, logits.device))
+
+
+def logprobs(request: Request, logits: Tensor, tokens: Sequence[int]) -> list[TokenLogprobs]:
+    """Log-probabilities of emitted tokens and of the most likely ones. logits: [rows, vocab]."""
+    assert request.params.logprobs is not None
+    scores = logits[: len(tokens)].float().log_softmax(dim=-1)
+    values, ids = scores.topk(request.params.logprobs)
+    chosen = scores[torch.arange(len(tokens)), torch.tensor(tokens, device=scores.device)].tolist()
+    pairs = [tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+    return [TokenLogprobs(score, top) for score, top in zip(chosen, pairs, strict=True)]
+
+
+def _processed(request: Request, logits: Tensor, drafts: Tensor) -> Tensor:
+    """Bias, minimum length and penalties, each row seeing the drafts before it as output."""
+    params, vocab = request.params, logits.shape[-1]
+    if params.logit_bias:
+        ids = torch.tensor(list(params.logit_bias), device=logits.device)
+        values = torch.tensor(list(params.logit_bias.values()), device=logits.device)
+        logits = logits.index_add(1, ids, values.to(logits.dtype).expand(len(logits), -1))
+    missing = params.min_tokens - request.output_length
+    if missing > 0 and request.stop_ids:
+        logits = logits.clone()
+        logits[:missing, sorted(request.stop_ids)] = float("-inf")
+    if params.penalized:
+        known = torch.tensor(request.tokens, device=logits.device)
+        prompt, output = known[: request.prompt_length], known[request.prompt_length :]
+        before = F.pad(F.one_hot(drafts, vocab), (0, 0, 1, 0)).cumsum(dim=0)
+        logits = penalize(
+            logits,
+            torch.bincount(prompt, minlength=vocab) > 0,
+            torch.bincount(output, minlength=vocab) + before,
+            params.repetition_penalty,
+            params.presence_penalty,
+            params.frequency_penalty,
+        )
+    return logits
+
+
+def _sampling_rows(work: Sequence[Scheduled], device: torch.device) -> SamplingRows:
+    requests = [item.request for item in work for _ in range(item.drafts + 1)]
+    places = [item.request.total + i for item in work for i in range(item.drafts + 1)]
+    params = [request.params for request in requests]
+    return SamplingRows(
+        temperature=torch.tensor([p.temperature for p in params], device=device),
+        top_k=torch.tensor([max(p.top_k, 0) for p in params], device=device),
+        top_p=torch.tensor([p.top_p for p in params], device=device),
+        min_p=torch.tensor([p.min_p for p in params], device=device),
+        seeds=torch.tensor([request.seed for request in requests], device=device),
+        positions=torch.tensor(places, device=device),
+    )

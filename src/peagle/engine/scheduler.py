@@ -1,0 +1,158 @@
+"""Which requests take part in a step, with how many rows, holding which blocks."""
+
+from collections import deque
+
+from peagle.engine.batch import Scheduled
+from peagle.engine.block_pool import BlockPool, block_hash
+from peagle.engine.request import Request, Status
+from peagle.engine.request_table import RequestTable
+
+
+class Scheduler:
+    """Continuous batching: running requests first, in order of arrival; then waiting ones.
+
+    When blocks run out the youngest running request gives its own back and waits at the front; its
+    tokens stay, so it later continues where it was.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        table: RequestTable,
+        max_length: int,
+        max_batched_tokens: int,
+        prefix_caching: bool,
+    ) -> None:
+        self.pool, self.table = pool, table
+        self.max_length, self.max_batched_tokens = max_length, max_batched_tokens
+        self.prefix_caching = prefix_caching
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.waiting.append(request)
+
+    def schedule(self) -> list[Scheduled]:
+        """This step's work; empty only when no request is left."""
+        budget = self.max_batched_tokens
+        work: list[Scheduled] = []
+        before = list(self.running)
+        for request in before:
+            if request.status is Status.RUNNING and budget > 0:
+                item = self._grow(request, budget)
+                if item is not None:
+                    work.append(item)
+                    budget -= item.rows
+        short_of_blocks = any(request.status is Status.WAITING for request in before)
+        while self.waiting and budget > 0 and self.table.free_rows and not short_of_blocks:
+            item = self._admit(self.waiting[0], budget)
+            if item is None:
+                break
+            work.append(item)
+            budget -= item.rows
+        return work
+
+    def finish(self, request: Request, reason: str) -> None:
+        """Take a request out, wherever it is, and give back what it held."""
+        if request.status is Status.RUNNING:
+            self.running.remove(request)
+            self._give_back(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        request.status, request.finish_reason = Status.FINISHED, reason
+
+    def remember(self, request: Request) -> None:
+        """Name the request's full blocks whose keys are now all written, so that others find them."""
+        if not self.prefix_caching:
+            return
+        written = request.drafter_computed if request.speculates else request.computed
+        known = self._extend_hashes(request, written // self.table.block_size)
+        for index in range(request.remembered, known):
+            self.pool.remember(request.blocks[index], request.hashes[index])
+        request.remembered = max(request.remembered, known)
+
+    def _grow(self, request: Request, budget: int) -> Scheduled | None:
+        """Rows for a running request, preempting younger ones for blocks; None if it had to go."""
+        while True:
+            item = self._share(request, budget)
+            if self._hold(request, request.computed + item.rows):
+                return item
+            victim = self.running[-1]
+            self._preempt(victim)
+            if victim is request:
+                return None
+
+    def _admit(self, request: Request, budget: int) -> Scheduled | None:
+        """Start a waiting request from whatever prefix is cached; None when blocks are short."""
+        blocks = self._cached_prefix(request)
+        request.blocks, request.remembered = blocks, len(blocks)
+        request.computed = request.drafter_computed = len(blocks) * self.table.block_size
+        item = self._share(request, budget)
+        needed = self._blocks_for(request.computed + item.rows) - len(blocks)
+        fresh = self.pool.take(needed)
+        if fresh is None:
+            self.pool.release(blocks)
+            request.forget_cache()
+            return None
+        self.waiting.popleft()
+        self.running.append(request)
+        request.status, request.row = Status.RUNNING, self.table.admit()
+        request.blocks = blocks + fresh
+        self.table.append(request.row, 0, request.blocks)
+        return item
+
+    def _share(self, request: Request, budget: int) -> Scheduled:
+        known = request.total - request.computed
+        if not request.decoding or request.features is None:
+            return Scheduled(request, min(known, budget), 0)
+        drafts = max(min(request.k, self.max_length - request.total, budget - 1), 0)
+        return Scheduled(request, 1 + drafts, drafts)
+
+    def _hold(self, request: Request, length: int) -> bool:
+        """Make sure that the request has blocks for `length` positions."""
+        needed = self._blocks_for(length) - len(request.blocks)
+        if needed <= 0:
+            return True
+        fresh = self.pool.take(needed)
+        if fresh is None:
+            return False
+        position = len(request.blocks) * self.table.block_size
+        self.table.append(request.row, position, fresh)
+        request.blocks = request.blocks + fresh
+        return True
+
+    def _blocks_for(self, length: int) -> int:
+        return -(-length // self.table.block_size)
+
+    def _preempt(self, request: Request) -> None:
+        self.running.remove(request)
+        self._give_back(request)
+        request.forget_cache()
+        self.waiting.appendleft(request)
+
+    def _give_back(self, request: Request) -> None:
+        self.pool.release(request.blocks)
+        self.table.leave(request.row)
+        request.features = None
+
+    def _cached_prefix(self, request: Request) -> list[int]:
+        """Blocks that already hold the request's beginning; at least one token stays to compute."""
+        if not self.prefix_caching:
+            return []
+        most = self._extend_hashes(request, (request.total - 1) // self.table.block_size)
+        return self.pool.find(request.hashes[:most])
+
+    def _extend_hashes(self, request: Request, count: int) -> int:
+        """Hash the first `count` blocks, as far as their tokens are known; returns how far.
+
+        A drafter's keys at position p depend on token p + 1, so where a drafter works the hash
+        covers one token past the block, and its blocks are kept apart from those without.
+        """
+        size, ahead = self.table.block_size, int(request.speculates)
+        count = min(count, (request.total - ahead) // size)
+        for index in range(len(request.hashes), count):
+            parent = request.hashes[index - 1] if index else bytes([ahead])
+            tokens = request.tokens[index * size : (index + 1) * size + ahead]
+            request.hashes.append(block_hash(parent, tokens))
+        return count

@@ -1,0 +1,8 @@
+"""The one exception type meant for the person who typed the command."""
+
+
+class InputError(ValueError):
+    """Something given to peagle cannot be used; the message says what is wrong and how to mend it.
+
+    Commands print it on one line and exit with code 2. Every other exception is a defect of ours.
+    """

@@ -1,0 +1,1 @@
+"""Target models: one decoder, and the families it can be."""

@@ -1,0 +1,129 @@
+"""The causal transformer: architecture only. Attention's memory is passed in by whoever runs it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from peagle.ops.linear import Linear
+from peagle.ops.norm import RMSNorm, rms_norm
+from peagle.ops.rope import RopeConfig, apply_rope, rope_table
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+"""(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value) -> like query."""
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """Sizes and switches of a decoder; the names are Hugging Face's."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float = 1e-6
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    max_position_embeddings: int = 2048
+    tie_word_embeddings: bool = False
+    qk_norm: bool = False
+    attention_bias: bool = False
+    """Biases on q, k, v and the output projection."""
+    mlp_bias: bool = False
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with rotary positions; q, k and v come from one product."""
+
+    def __init__(self, config: DecoderConfig, in_features: int) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
+        width = self.heads * self.head_dim
+        kv_width = self.kv_heads * self.head_dim
+        self.qkv = Linear(in_features, width + 2 * kv_width, config.attention_bias)
+        self.out = Linear(width, config.hidden_size, config.attention_bias)
+        self.qk_norm = nn.Parameter(torch.ones(2 * self.head_dim)) if config.qk_norm else None
+        which = torch.tensor([0] * self.heads + [1] * self.kv_heads, device="cpu")
+        self.register_buffer("norm_of_head", which, persistent=False)
+
+    norm_of_head: Tensor
+
+    def forward(self, x: Tensor, rotation: Tensor, layer: int, attend: Attend) -> Tensor:
+        """x: [rows, in_features]; rotation: [rows, 2, head_dim]; result: [rows, hidden_size]."""
+        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        qk, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        if self.qk_norm is not None:
+            weight = self.qk_norm.view(2, self.head_dim).index_select(0, self.norm_of_head)
+            qk = rms_norm(qk, weight, self.eps)
+        query, key = apply_rope(qk, rotation).split((self.heads, self.kv_heads), dim=1)
+        return self.out(attend(layer, query, key, value).reshape(x.shape[0], -1))
+
+
+class MLP(nn.Module):
+    """SwiGLU; gate and up come from one product."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
+        self.down = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
+
+
+class DecoderLayer(nn.Module):
+    """A pre-norm block on the residual stream [rows, hidden_size]."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        super().__init__()
+        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.attention = Attention(config, config.hidden_size)
+        self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, rotation: Tensor, layer: int, attend: Attend) -> Tensor:
+        x = x + self.attention(self.input_norm(x), rotation, layer, attend)
+        return x + self.mlp(self.post_norm(x))
+
+
+class Decoder(nn.Module):
+    """A Llama- or Qwen3-shaped target that also hands out the hidden states drafters read."""
+
+    def __init__(self, config: DecoderConfig, max_length: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.head = Linear(config.hidden_size, config.vocab_size)
+        if config.tie_word_embeddings:
+            self.head.weight = self.embed.weight
+        length = max_length or config.max_position_embeddings
+        table = rope_table(config.rope, config.head_dim, length)
+        self.register_buffer("rotations", table, persistent=False)
+
+    rotations: Tensor
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, taps: tuple[int, ...] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run rows of tokens through the stack.
+
+        tokens, positions: [rows]. Returns the final normed hidden states [rows, hidden_size], which
+        `head` turns into logits, and the tapped residual streams side by side
+        [rows, len(taps) * hidden_size]: tap i is the stream after i layers (DESIGN section 4).
+        """
+        rotation = self.rotations.index_select(0, positions)
+        x = self.embed(tokens)
+        tapped = [x] if 0 in taps else []
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, index, attend)
+            if index + 1 in taps:
+                tapped.append(x)
+        return self.norm(x), torch.cat(tapped, dim=-1) if taps else None

@@ -1,0 +1,152 @@
+"""Hugging Face configurations and tensor names of each target family -> our decoder."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.models.weights import TensorRule, assemble, read_json, read_tensors
+from peagle.ops.linear import pack_linears
+from peagle.ops.rope import RopeConfig
+
+FAMILIES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def decoder_config(values: Mapping[str, Any], source: str) -> DecoderConfig:
+    """Read a target's `config.json`.
+
+    Raises `InputError` for an architecture or a setting that the decoder does not have.
+    """
+    architecture = (values.get("architectures") or ["none"])[0]
+    if architecture not in FAMILIES:
+        raise InputError(
+            f"{source}: architecture {architecture} is not supported; peagle runs "
+            f"{' and '.join(sorted(FAMILIES))}; vLLM serves other targets with the same drafter"
+        )
+    return transformer_config(values, FAMILIES[architecture], source)
+
+
+def transformer_config(values: Mapping[str, Any], model_type: str, source: str) -> DecoderConfig:
+    """The sizes of a Llama- or Qwen3-style transformer, target or drafter."""
+    _refuse_unsupported(values, source)
+    try:
+        heads = int(values["num_attention_heads"])
+        return DecoderConfig(
+            vocab_size=int(values["vocab_size"]),
+            hidden_size=int(values["hidden_size"]),
+            intermediate_size=int(values["intermediate_size"]),
+            num_hidden_layers=int(values["num_hidden_layers"]),
+            num_attention_heads=heads,
+            num_key_value_heads=int(values.get("num_key_value_heads") or heads),
+            head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // heads),
+            rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+            rope=rope_config(values, source),
+            max_position_embeddings=int(values.get("max_position_embeddings", 2048)),
+            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+            qk_norm=model_type == "qwen3",
+            attention_bias=bool(values.get("attention_bias", False)),
+            mlp_bias=bool(values.get("mlp_bias", False)),
+        )
+    except KeyError as error:
+        raise InputError(f"{source}: config.json lacks {error.args[0]}") from None
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
+
+
+def _refuse_unsupported(values: Mapping[str, Any], source: str) -> None:
+    if values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise InputError(f"{source}: hidden_act {values['hidden_act']} is not supported, only silu")
+    layer_types = values.get("layer_types") or []
+    windowed = values.get("use_sliding_window") or "sliding_attention" in layer_types
+    if windowed and values.get("sliding_window"):
+        raise InputError(f"{source}: sliding-window attention is not supported; vLLM serves it")
+    if values.get("quantization_config"):
+        raise InputError(f"{source}: quantized weights are not supported; give the bf16 checkpoint")
+
+
+def rope_config(values: Mapping[str, Any], source: str) -> RopeConfig:
+    """Rotary settings, from `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling`."""
+    scaling: dict[str, Any] = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    if kind not in ROPE_KINDS or "mscale" in scaling or scaling.get("partial_rotary_factor", 1) != 1:
+        known = ", ".join(ROPE_KINDS)
+        raise InputError(f"{source}: rope scaling {kind} is not supported; peagle has {known}")
+    given = scaling.get("original_max_position_embeddings")
+    return RopeConfig(
+        theta=float(scaling.get("rope_theta") or values.get("rope_theta", 10000.0)),
+        kind=kind,
+        factor=float(scaling.get("factor", 1.0)),
+        original_max_position=int(given or values.get("max_position_embeddings", 2048)),
+        low_freq_factor=float(scaling.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
+        beta_fast=float(scaling.get("beta_fast") or 32.0),
+        beta_slow=float(scaling.get("beta_slow") or 1.0),
+        attention_factor=scaling.get("attention_factor"),
+        truncate=bool(scaling.get("truncate", True)),
+    )
+
+
+def layer_rules(config: DecoderConfig, ours: str, theirs: str) -> list[TensorRule]:
+    """The tensors of one transformer block; the same names in every family, target or drafter."""
+    q, kv = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
+    hidden, inner = config.hidden_size, config.intermediate_size
+
+    def rule(name: str, parts: tuple[str, ...], sizes: tuple[int, ...]) -> TensorRule:
+        return TensorRule(f"{ours}.{name}", tuple(f"{theirs}.{part}" for part in parts), sizes)
+
+    def linear(name: str, parts: tuple[str, ...], sizes: tuple[int, ...], bias: bool) -> None:
+        for kind in ("weight", "bias") if bias else ("weight",):
+            rules.append(rule(f"{name}.{kind}", tuple(f"{part}.{kind}" for part in parts), sizes))
+
+    rules = [
+        rule("input_norm.weight", ("input_layernorm.weight",), (hidden,)),
+        rule("post_norm.weight", ("post_attention_layernorm.weight",), (hidden,)),
+    ]
+    attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    linear("attention.qkv", attention, (q, kv, kv), config.attention_bias)
+    linear("attention.out", ("self_attn.o_proj",), (hidden,), config.attention_bias)
+    linear("mlp.gate_up", ("mlp.gate_proj", "mlp.up_proj"), (inner, inner), config.mlp_bias)
+    linear("mlp.down", ("mlp.down_proj",), (hidden,), config.mlp_bias)
+    if config.qk_norm:
+        norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+        rules.append(rule("attention.qk_norm", norms, (config.head_dim,) * 2))
+    return rules
+
+
+def decoder_rules(config: DecoderConfig) -> list[TensorRule]:
+    """Every tensor of a target."""
+    rules = [
+        TensorRule("embed.weight", ("model.embed_tokens.weight",), (config.vocab_size,)),
+        TensorRule("norm.weight", ("model.norm.weight",), (config.hidden_size,)),
+    ]
+    if not config.tie_word_embeddings:
+        rules.append(TensorRule("head.weight", ("lm_head.weight",), (config.vocab_size,)))
+    for index in range(config.num_hidden_layers):
+        rules += layer_rules(config, f"layers.{index}", f"model.layers.{index}")
+    return rules
+
+
+def load_decoder(
+    directory: Path, dtype: torch.dtype, device: torch.device, max_length: int | None = None
+) -> Decoder:
+    """A target from its Hugging Face directory, ready for inference.
+
+    Raises `InputError` for an unsupported architecture and for damaged or mismatched weights.
+    """
+    config = decoder_config(read_json(directory / "config.json"), str(directory))
+    with torch.device("meta"):
+        decoder = Decoder(config, max_length)
+    ignored = ["lm_head.weight"] if config.tie_word_embeddings else []
+    try:
+        assemble(decoder, decoder_rules(config), read_tensors(directory), ignored)
+    except InputError as error:
+        raise InputError(f"{directory} does not match its config.json: {error}") from None
+    if config.tie_word_embeddings:
+        decoder.head.weight = decoder.embed.weight
+    decoder = decoder.to(device=device, dtype=dtype).requires_grad_(False).eval()
+    pack_linears(decoder)
+    return decoder

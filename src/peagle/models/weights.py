@@ -1,0 +1,150 @@
+"""Strict reading and writing of safetensors directories."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from peagle.errors import InputError
+
+WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+
+
+@dataclass(frozen=True)
+class TensorRule:
+    """One parameter of ours and the tensors of the file that, stacked in order, are its value."""
+
+    ours: str
+    theirs: tuple[str, ...]
+    sizes: tuple[int, ...]
+    """Length of each of `theirs` along dimension 0."""
+
+
+def model_directory(name: str) -> Path:
+    """The directory of a model: the path itself, or the hub's snapshot of an id.
+
+    Raises `InputError` when it is neither.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise InputError(f"{name} is a file; give the model's directory or a Hugging Face hub id")
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise InputError(f"{name}: no such directory, and not a hub id of the form owner/name")
+    try:
+        return Path(snapshot_download(name, allow_patterns=WANTED))
+    except Exception as error:  # the hub raises a wide family of errors, all meaning the same here
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(f"{name}: no such directory, and the hub did not give it: {reason}") from None
+
+
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object from a file. Raises `InputError` naming the file when it is anything else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} is not a model directory: it has no {path.name}") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{path} must hold a JSON object")
+    return value
+
+
+def safetensors_files(directory: Path) -> list[Path]:
+    """The weight files of a directory, by its index when it is sharded. Pickles are never read."""
+    index = directory / "model.safetensors.index.json"
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
+        files = [directory / str(name) for name in sorted(names)]
+    else:
+        files = sorted(directory.glob("*.safetensors"))
+    missing = [file.name for file in files if not file.exists()]
+    if missing:
+        raise InputError(f"{directory} lacks the weight files {', '.join(missing)}")
+    if not files:
+        pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pt"))
+        hint = " (pickle files are never loaded; convert them to safetensors)" if pickled else ""
+        raise InputError(f"{directory} has no .safetensors file{hint}")
+    return files
+
+
+def read_tensors(directory: Path) -> dict[str, Tensor]:
+    """Every tensor of a directory. Raises `InputError` for a damaged file or a value not finite."""
+    return dict(_tensors(safetensors_files(directory)))
+
+
+def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as shard:
+                for name in shard.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
+                    yield name, _finite(shard.get_tensor(name), name, file)
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file} is damaged or cut short: {error}") from None
+
+
+def _finite(tensor: Tensor, name: str, file: Path) -> Tensor:
+    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        raise InputError(f"{file}: tensor {name} holds NaN or infinite values")
+    return tensor
+
+
+def assemble(
+    module: nn.Module,
+    rules: Iterable[TensorRule],
+    tensors: Mapping[str, Tensor],
+    ignored: Iterable[str] = (),
+) -> None:
+    """Give a module its parameters from a file's tensors.
+
+    Raises `InputError` naming every missing, unexpected and misshapen tensor at once.
+    """
+    rules = list(rules)
+    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    problems = _problems(rules, shapes, tensors, set(ignored))
+    if problems:
+        raise InputError("; ".join(problems))
+    state = {rule.ours: torch.cat([tensors[name] for name in rule.theirs]) for rule in rules}
+    state = {name: value.reshape(shapes[name]) for name, value in state.items()}
+    module.load_state_dict(state, strict=False, assign=True)
+
+
+def _problems(
+    rules: list[TensorRule],
+    shapes: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Tensor],
+    ignored: set[str],
+) -> list[str]:
+    expected = {
+        name: (size, *shapes[rule.ours][1:])
+        for rule in rules
+        for name, size in zip(rule.theirs, rule.sizes, strict=True)
+    }
+    missing = sorted(expected.keys() - tensors.keys())
+    unexpected = sorted(tensors.keys() - expected.keys() - ignored)
+    problems = [f"missing tensors: {', '.join(missing)}"] if missing else []
+    if unexpected:
+        problems.append(f"unexpected tensors: {', '.join(unexpected)}")
+    for name in sorted(expected.keys() & tensors.keys()):
+        shape = tuple(tensors[name].shape)
+        if shape != expected[name]:
+            problems.append(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
+    return problems
+
+
+def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Tensor]:
+    """The inverse of `assemble`: a module's parameters under the file's names."""
+    state = dict(module.named_parameters())
+    tensors: dict[str, Tensor] = {}
+    for rule in rules:
+        parts = state[rule.ours].detach().cpu().split(rule.sizes)
+        tensors.update(zip(rule.theirs, (part.contiguous() for part in parts), strict=True))
+    return tensors

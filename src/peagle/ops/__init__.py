@@ -1,0 +1,1 @@
+"""Tensor operations: one file an operation, each with its plain torch form."""

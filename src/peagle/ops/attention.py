@@ -1,0 +1,65 @@
+"""Attention over a paged KV cache: plain torch, one gather and one product a group."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class AttentionGroup:
+    """Batch rows of requests that bring the same number of query rows each.
+
+    Equal numbers make one rectangular product without padded queries; a prefill chunk is usually
+    a group of its own.
+    """
+
+    rows: Tensor | None
+    """[requests * queries] index of the group's rows; None is every row of the batch in order."""
+    slots: Tensor
+    """[requests, context] cache slot of every position; past a request's end, any slot."""
+    bias: Tensor | None
+    """[requests, 1, queries, context]: 0 where a query may look, -inf elsewhere; None sees all."""
+
+
+def write_kv(cache: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
+    """Store rows in the cache. cache: [2, slots, kv_heads, head_dim]; key, value: [rows, ...]."""
+    cache[0].index_copy_(0, slots, key)
+    cache[1].index_copy_(0, slots, value)
+
+
+def paged_attention(query: Tensor, cache: Tensor, groups: Sequence[AttentionGroup]) -> Tensor:
+    """Attend every query row to its request's context. query, result: [rows, heads, head_dim]."""
+    if len(groups) == 1:
+        return _attend(query, cache, groups[0])
+    attended = torch.empty_like(query)
+    for group in groups:
+        attended[group.rows] = _attend(query[group.rows], cache, group)
+    return attended
+
+
+def _attend(query: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
+    requests, context = group.slots.shape
+    rows, heads, head_dim = query.shape
+    flat = group.slots.reshape(-1)
+    key, value = (
+        side.index_select(0, flat).view(requests, context, -1, head_dim).transpose(1, 2)
+        for side in cache
+    )
+    attended = F.scaled_dot_product_attention(
+        query.view(requests, rows // requests, heads, head_dim).transpose(1, 2),
+        key,
+        value,
+        attn_mask=group.bias,
+        enable_gqa=True,
+    )
+    return attended.transpose(1, 2).reshape(rows, heads, head_dim)
+
+
+def causal_bias(positions: Tensor, context: int, dtype: torch.dtype) -> Tensor:
+    """0 where context index <= the query's position. positions: [requests, queries]."""
+    hidden = torch.arange(context, device=positions.device) > positions[:, None, :, None]
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=positions.device)
+    return bias.masked_fill_(hidden, float("-inf"))

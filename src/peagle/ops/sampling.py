@@ -1,0 +1,105 @@
+"""Logits -> processed distribution -> token, with randomness keyed by (seed, position)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+@dataclass(frozen=True)
+class SamplingRows:
+    """Per-row sampling settings, each [rows]."""
+
+    temperature: Tensor
+    top_k: Tensor
+    """0 keeps every token."""
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    """int64"""
+    positions: Tensor
+    """int64: where in its sequence the token will stand."""
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """A token per row: the argmax where temperature is 0, else a draw. logits: [rows, vocab]."""
+    greedy = rows.temperature == 0
+    choices = logits.argmax(dim=-1)
+    if bool(greedy.all()):
+        return choices
+    drawn = draw(distribution(logits, rows), uniforms(rows.seeds, rows.positions))
+    return torch.where(greedy, choices, drawn)
+
+
+def distribution(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Probabilities after temperature, then min-p, top-k and top-p. [rows, vocab], float64."""
+    temperature = torch.where(rows.temperature == 0, 1.0, rows.temperature)
+    scaled = logits.double() / temperature[:, None]
+    probabilities = scaled.softmax(dim=-1)
+    floor = rows.min_p[:, None] * probabilities.amax(dim=-1, keepdim=True)
+    scaled = scaled.masked_fill(probabilities < floor, float("-inf"))
+    if bool((rows.top_k > 0).any()) or bool((rows.top_p < 1).any()):
+        scaled = _keep_top(scaled, rows)
+    return scaled.softmax(dim=-1)
+
+
+def _keep_top(scaled: Tensor, rows: SamplingRows) -> Tensor:
+    """Mask tokens outside the k most likely, then outside the smallest set reaching top-p."""
+    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(scaled.shape[-1], device=scaled.device)
+    limit = torch.where(rows.top_k > 0, rows.top_k, scaled.shape[-1])
+    ordered = ordered.masked_fill(rank >= limit[:, None], float("-inf"))
+    probabilities = ordered.softmax(dim=-1)
+    before = probabilities.cumsum(dim=-1) - probabilities
+    ordered = ordered.masked_fill(before >= rows.top_p[:, None], float("-inf"))
+    return torch.empty_like(ordered).scatter_(-1, order, ordered)
+
+
+def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse transform sampling: the first token whose cumulative probability exceeds u * total."""
+    cumulative = probabilities.cumsum(dim=-1)
+    threshold = uniform[:, None].to(cumulative.dtype) * cumulative[:, -1:]
+    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+
+
+def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
+    """A number in [0, 1) for each (seed, position): splitmix64, 53 bits. Both int64, [rows]."""
+    state = _mix(seeds + _signed(_GOLDEN)) + positions * _signed(_GOLDEN)
+    bits = _shift(_mix(state), 11)
+    return bits.double() * 2.0**-53
+
+
+def _mix(state: Tensor) -> Tensor:
+    state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
+    state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
+    return state ^ _shift(state, 31)
+
+
+def _shift(state: Tensor, bits: int) -> Tensor:
+    # int64 shifts drag the sign along; a 64-bit mixer needs zeros
+    return (state >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64)
+
+
+def penalize(
+    logits: Tensor,
+    prompt_tokens: Tensor,
+    output_counts: Tensor,
+    repetition: float,
+    presence: float,
+    frequency: float,
+) -> Tensor:
+    """Repetition, frequency and presence penalties, as vLLM and OpenAI define them.
+
+    logits: [rows, vocab]; prompt_tokens: [vocab] bool; output_counts: [rows, vocab], how often each
+    token was generated before each row.
+    """
+    seen = prompt_tokens | (output_counts > 0)
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    logits = torch.where(seen, repeated, logits)
+    return logits - frequency * output_counts - presence * (output_counts > 0)
