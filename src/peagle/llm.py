@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.detokenizer import Detokenizer
+from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.eagle3 import SequentialDrafter
@@ -82,7 +81,8 @@ class LLM:
 
         config = config or EngineConfig()
         directory = model_directory(str(target))
-        device, dtype = resolve_device(config)
+        device = resolve_device(config.device)
+        dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
         self.tokenizer: Any = _tokenizer(AutoTokenizer, directory)
         drafter, k = None, 0
@@ -113,25 +113,30 @@ class LLM:
                 prompt.encode()
             except UnicodeEncodeError as error:
                 raise InputError(f"the prompt is not valid UTF-8 text: {error}") from None
-            prompt = self.tokenizer(prompt).input_ids
-        if not prompt:
+            ids: list[int] = self.tokenizer(prompt).input_ids
+        else:
+            ids = list(prompt)
+        if not ids:
             raise InputError("the prompt is empty; give at least one token")
-        return list(prompt)
+        return ids
 
     def generate(
-        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
-        """Complete every prompt, in the order given. Raises `InputError` before any of them runs."""
+        """Complete every prompt, in order. Raises `InputError` before any of them runs."""
         each = _per_prompt(params, len(prompts))
         encoded = [self.encode(prompt) for prompt in prompts]
         ids: list[str] = []
         try:
-            ids += [self.submit(prompt, p) for prompt, p in zip(encoded, each, strict=True)]
+            for prompt, how in zip(encoded, each, strict=True):
+                ids.append(self.submit(prompt, how))
             done: dict[str, Completion] = {}
             while len(done) < len(ids):
                 done |= {c.request_id: c.completion for c in self.step() if c.completion}
         except BaseException:
-            for request_id in ids or list(self._live):
+            for request_id in ids:
                 self.cancel(request_id)
             raise
         return [done[request_id] for request_id in ids]
@@ -258,7 +263,7 @@ class AsyncLLM:
                 self._fail(commands, error)
 
     def _obey(self, commands: dict[str, "_Command"]) -> bool:
-        """Take what was asked since the last step; sleep while nothing runs. False: time to stop."""
+        """Take what was asked since the last step; sleep while idle. False: time to stop."""
         while not self._commands.empty() or not commands:
             command = self._commands.get()
             if command is None:
@@ -298,22 +303,6 @@ class _Command:
         """Hand an item to the waiting stream, whose event loop may be gone by now."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.chunks.put_nowait, item)
-
-
-def resolve_device(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
-    """The device and dtype that a configuration's `auto`s mean here."""
-    name = config.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"device {name} is unknown; use cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("device cuda was asked for, and torch sees no GPU; use --device cpu")
-    if config.dtype == "auto":
-        return device, torch.bfloat16 if device.type == "cuda" else torch.float32
-    return device, torch.bfloat16 if config.dtype == "bfloat16" else torch.float32
 
 
 def default_k(drafter: Drafter) -> int:

@@ -57,7 +57,9 @@ def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     if algorithm is None:
         return {}
     if algorithm not in ("eagle3", "peagle"):
-        raise InputError(f"speculators_model_type {algorithm} is not supported, only eagle3, peagle")
+        raise InputError(
+            f"speculators_model_type {algorithm} is not supported, only eagle3, peagle"
+        )
     keys: dict[str, Any] = {
         "architectures": ["Eagle3Speculator"],
         "norm_before_residual": values.get("norm_before_residual", algorithm == "eagle3"),
@@ -85,7 +87,9 @@ def drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str
     taps = tuple(sorted(int(tap) for tap in listed or default_taps(target.num_hidden_layers)))
     masks = (values.get("dflash_config") or {}, *(values for _ in MASK_KEYS))
     keys = ("mask_token_id", *MASK_KEYS)
-    given = [group[key] for group, key in zip(masks, keys, strict=True) if group.get(key) is not None]
+    given = [
+        group[key] for group, key in zip(masks, keys, strict=True) if group.get(key) is not None
+    ]
     trained = values.get("num_speculative_tokens")
     return DrafterConfig(
         transformer=transformer_config(values, model_type, source),
@@ -203,7 +207,9 @@ def method_problems(
 ) -> list[str]:
     """Whether the files are the kind of drafter they are asked to run as."""
     if parallel and MASK_HIDDEN not in tensors:
-        return ["it has no mask_hidden, so it is an EAGLE-3 drafter; set parallel_drafting to false"]
+        return [
+            "it has no mask_hidden, so it is an EAGLE-3 drafter; set parallel_drafting to false"
+        ]
     if parallel is False and MASK_HIDDEN in tensors:
         return ["it has mask_hidden, so it is a P-EAGLE drafter; set parallel_drafting to true"]
     if MASK_HIDDEN in tensors and not config.parallel:
@@ -247,7 +253,9 @@ def _attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None
     ids = d2t.to(torch.int64) + torch.arange(len(d2t))
     inside = bool(((ids >= 0) & (ids < model.config.transformer.vocab_size)).all())
     if tuple(d2t.shape) != (model.config.draft_vocab_size,) or not inside:
-        raise InputError("d2t does not map every draft id to a target id; it holds offsets, not ids")
+        raise InputError(
+            "d2t does not map every draft id to a target id; it holds offsets, not ids"
+        )
     model.d2t = d2t.to(torch.int64)
 
 

@@ -1,11 +1,11 @@
-"""The network that P-EAGLE and EAGLE-3 share: token embeddings and target features in, logits out."""
+"""The network P-EAGLE and EAGLE-3 share: token embeddings and target features in, logits out."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from peagle.models.decoder import MLP, Attend, Attention, DecoderConfig, DecoderLayer
+from peagle.models.decoder import MLP, Attend, Attention, DecoderConfig, DecoderLayer, Embedding
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.rope import rope_table
@@ -58,7 +58,9 @@ class FirstLayer(nn.Module):
         self.mlp = MLP(config)
         self.norm_before_residual = norm_before_residual
 
-    def forward(self, embedding: Tensor, feature: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, embedding: Tensor, feature: Tensor, rotation: Tensor, attend: Attend
+    ) -> Tensor:
         """embedding, feature: [rows, hidden_size]; result: the residual stream, the same shape."""
         normed = self.hidden_norm(feature)
         x = torch.cat((self.input_norm(embedding), normed), dim=-1)
@@ -74,7 +76,7 @@ class DraftModel(nn.Module):
         super().__init__()
         shape = config.transformer
         self.config = config
-        self.embed = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.embed = Embedding(shape.vocab_size, shape.hidden_size)
         if config.norm_before_fc:
             self.feature_norm = RMSNorm(config.feature_size, shape.rms_norm_eps)
         if config.fc_norm:
@@ -106,7 +108,9 @@ class DraftModel(nn.Module):
         projected: Tensor = self.fc(features)
         return projected
 
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, attend: Attend
+    ) -> Tensor:
         """Run rows through the draft layers.
 
         tokens, positions: [rows]; features: projected, [rows, hidden_size]. Returns the residual

@@ -29,7 +29,10 @@ class ParallelDrafter:
         tokens = torch.cat((work.tokens, self._mask_token)).index_select(0, sources)
         features = torch.cat((self.model.project(work.features), self._mask_feature))
         positions, attend = memory.open(
-            [Span(s.row, s.start, s.count + max(k - 1, 0)) for s, k in zip(work.spans, work.ks, strict=True)]
+            [
+                Span(s.row, s.start, s.count + max(k - 1, 0))
+                for s, k in zip(work.spans, work.ks, strict=True)
+            ]
         )
         hidden = self.model(tokens, features.index_select(0, sources), positions, attend)
         best = self.model.logits(hidden.index_select(0, reads)).argmax(dim=-1)

@@ -1,4 +1,4 @@
-"""One cycle in the paper's order: draft, verify, accept. Tensors only; rolling back is forgetting."""
+"""One cycle in the paper's order: draft, verify, accept; rolling back is forgetting."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -112,7 +112,9 @@ class Engine:
         ids = (*prompt, *params.logit_bias, *params.stop_token_ids)
         outside = [token for token in ids if not 0 <= token < self.vocab_size]
         if outside:
-            raise InputError(f"token id {outside[0]} is outside the vocabulary of {self.vocab_size}")
+            raise InputError(
+                f"token id {outside[0]} is outside the vocabulary of {self.vocab_size}"
+            )
         k = params.num_speculative_tokens
         if k is not None and k > self.k:
             raise InputError(f"num_speculative_tokens {k} is above the engine's {self.k}")
@@ -122,9 +124,7 @@ def _until_end(
     request: Request, tokens: list[int], max_length: int
 ) -> tuple[list[int], str | None]:
     """New tokens up to and with the one that ends the request, and why it ends."""
-    allowed = min(
-        request.params.max_tokens - request.output_length, max_length - request.total
-    )
+    allowed = min(request.params.max_tokens - request.output_length, max_length - request.total)
     for index, token in enumerate(tokens[:allowed]):
         enough = request.output_length + index + 1 > request.params.min_tokens
         if token in request.stop_ids and enough:

@@ -28,7 +28,7 @@ class RequestTable:
         self._free.append(row)
 
     def append(self, row: int, position: int, blocks: list[int]) -> None:
-        """Record the blocks that hold a request's positions from `position` (a block's first) on."""
+        """Record the blocks that hold a request's positions from `position`, a block's first."""
         starts = torch.tensor(blocks, device=self.slots.device) * self.block_size
         slots = (starts[:, None] + self._offsets).view(-1)
         self.slots[row, position : position + len(slots)] = slots

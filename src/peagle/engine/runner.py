@@ -29,7 +29,9 @@ class CycleResult:
 
 def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
     """Bytes of keys and values that one position takes in one model."""
-    return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    return (
+        2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    )
 
 
 class CachedModel:
@@ -86,7 +88,9 @@ class Runner:
             item.request.id: (
                 new,
                 count,
-                logprobs(item.request, share, new) if item.request.params.logprobs is not None else [],
+                logprobs(item.request, share, new)
+                if item.request.params.logprobs is not None
+                else [],
             )
             for item, new, count, share in zip(sampling, emitted, accepted, shares, strict=True)
         }

@@ -30,7 +30,9 @@ def logprobs(request: Request, logits: Tensor, tokens: Sequence[int]) -> list[To
     scores = logits[: len(tokens)].float().log_softmax(dim=-1)
     values, ids = scores.topk(request.params.logprobs)
     chosen = scores[torch.arange(len(tokens)), torch.tensor(tokens, device=scores.device)].tolist()
-    pairs = [tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
+    pairs = [
+        tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)
+    ]
     return [TokenLogprobs(score, top) for score, top in zip(chosen, pairs, strict=True)]
 
 

@@ -63,7 +63,7 @@ class Scheduler:
         request.status, request.finish_reason = Status.FINISHED, reason
 
     def remember(self, request: Request) -> None:
-        """Name the request's full blocks whose keys are now all written, so that others find them."""
+        """Name the request's full blocks whose keys are all written, so that others find them."""
         if not self.prefix_caching:
             return
         written = request.drafter_computed if request.speculates else request.computed

@@ -36,6 +36,17 @@ class DecoderConfig:
     mlp_bias: bool = False
 
 
+class Embedding(nn.Module):
+    """Token embeddings; unlike torch's own, not drawn at random when built."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(rows, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.weight)
+
+
 class Attention(nn.Module):
     """Grouped-query attention with rotary positions; q, k and v come from one product."""
 
@@ -98,7 +109,7 @@ class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig, max_length: int | None = None) -> None:
         super().__init__()
         self.config = config
-        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = Linear(config.hidden_size, config.vocab_size)

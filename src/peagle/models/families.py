@@ -70,9 +70,15 @@ def _refuse_unsupported(values: Mapping[str, Any], source: str) -> None:
 
 def rope_config(values: Mapping[str, Any], source: str) -> RopeConfig:
     """Rotary settings, from `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling`."""
-    scaling: dict[str, Any] = dict(values.get("rope_parameters") or values.get("rope_scaling") or {})
+    scaling: dict[str, Any] = dict(
+        values.get("rope_parameters") or values.get("rope_scaling") or {}
+    )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    if kind not in ROPE_KINDS or "mscale" in scaling or scaling.get("partial_rotary_factor", 1) != 1:
+    if (
+        kind not in ROPE_KINDS
+        or "mscale" in scaling
+        or scaling.get("partial_rotary_factor", 1) != 1
+    ):
         known = ", ".join(ROPE_KINDS)
         raise InputError(f"{source}: rope scaling {kind} is not supported; peagle has {known}")
     given = scaling.get("original_max_position_embeddings")

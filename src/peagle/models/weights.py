@@ -41,7 +41,9 @@ def model_directory(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=WANTED))
     except Exception as error:  # the hub raises a wide family of errors, all meaning the same here
         reason = str(error).strip().splitlines()[0]
-        raise InputError(f"{name}: no such directory, and the hub did not give it: {reason}") from None
+        raise InputError(
+            f"{name}: no such directory, and the hub did not give it: {reason}"
+        ) from None
 
 
 def read_json(path: Path) -> dict[str, object]:

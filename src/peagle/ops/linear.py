@@ -30,7 +30,7 @@ class Linear(nn.Module):
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
     def pack(self) -> None:
-        """Lay the weight out for inference on a CPU, where this torch build can; else do nothing."""
+        """Lay the weight out for inference on a CPU, where this torch build can."""
         weight = self.weight.detach()
         if weight.device.type != "cpu":
             return

@@ -16,7 +16,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def _rms_norm_few_launches(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    # A row of a small model costs less than the calls around it: norm, scale in place, two products.
+    # A row of a small model costs less than the calls around it: few calls, in place.
     scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     scale.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
     return (x * scale).mul_(weight)

@@ -42,7 +42,7 @@ def apply_rope(x: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
-    """Angle per position of each pair of dimensions, [head_dim / 2], and a factor on cos and sin."""
+    """Angle per position of each pair of dimensions [head_dim / 2]; a factor on cos and sin."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device="cpu") / head_dim
     plain = 1.0 / config.theta**exponents
     if config.kind == "linear":
@@ -77,7 +77,9 @@ def _yarn(config: RopeConfig, plain: Tensor, head_dim: int) -> tuple[Tensor, flo
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / max(high - low, 0.001)
+    ramp = (torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / max(
+        high - low, 0.001
+    )
     stretched = ramp.clamp(0, 1)
     frequencies = plain / config.factor * stretched + plain * (1 - stretched)
     scale = config.attention_factor

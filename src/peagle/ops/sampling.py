@@ -58,7 +58,7 @@ def _keep_top(scaled: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse transform sampling: the first token whose cumulative probability exceeds u * total."""
+    """Inverse transform: the first token whose cumulative probability exceeds u * total."""
     cumulative = probabilities.cumsum(dim=-1)
     threshold = uniform[:, None].to(cumulative.dtype) * cumulative[:, -1:]
     return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)

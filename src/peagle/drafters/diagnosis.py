@@ -1,0 +1,185 @@
+"""What a drafter's directory is, whether it fits a target, and all that is wrong with it."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from peagle.drafters.checkpoint import (
+    D2T,
+    MASK_HIDDEN,
+    T2D,
+    _attach_vocabulary,
+    config_problems,
+    default_taps,
+    drafter_rules,
+    effective_config,
+    method_problems,
+    normalised,
+    read_config,
+    shared_tensors,
+)
+from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.errors import InputError
+from peagle.models.decoder import DecoderConfig
+from peagle.models.families import decoder_config
+from peagle.models.weights import assemble, read_json, safetensors_files
+
+T = TypeVar("T")
+UNKNOWN_TARGET = DecoderConfig(
+    vocab_size=1,
+    hidden_size=1,
+    intermediate_size=1,
+    num_hidden_layers=1_000,
+    num_attention_heads=1,
+    num_key_value_heads=1,
+    head_dim=1,
+)
+"""Stands in for a target while a configuration is read; so deep that any aux layer is inside."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What was found in a drafter's directory."""
+
+    facts: Mapping[str, str]
+    """What the drafter is, as far as it could be read: a label and a value each."""
+    problems: tuple[str, ...]
+    """What is wrong, each with its mend; none means that it will load."""
+    trained_tokens: int | None
+    """K that it was trained for, where the directory says."""
+
+
+def diagnose(
+    directory: Path, target: Path | None = None, parallel: bool | None = None
+) -> Diagnosis:
+    """Examine a drafter, alone or beside the target it is meant for.
+
+    `parallel` says how it is to run: True as P-EAGLE, False as EAGLE-3, None as what it is. Never
+    raises `InputError`: what cannot be read is a problem among the others.
+    """
+    problems: list[str] = []
+    shape = None
+    if target is not None:
+        shape = _attempt(lambda: _read_target(target), problems)
+    config = _attempt(lambda: _read_drafter(directory, shape), problems)
+    tensors = normalised(_read_tensors(directory, problems))
+    if "fc.weight" not in tensors and "model.embed_tokens.weight" in tensors:
+        problems = ["it is a whole language model, not a drafter; give it as the target"]
+        config = None
+    if config is None:
+        return Diagnosis(_weight_facts(tensors), tuple(problems), None)
+    if tensors:
+        problems += method_problems(config, tensors, parallel)
+        config = effective_config(config, tensors)
+    shape = shape or _implied_target(config)
+    problems += config_problems(config, shape)
+    if tensors:
+        problems += _tensor_problems(config, shape, tensors)
+    facts = {**_config_facts(config, tensors), **_weight_facts(tensors)}
+    return Diagnosis(facts, tuple(problems), config.trained_tokens)
+
+
+def _attempt(read: Callable[[], T], problems: list[str]) -> T | None:
+    """The value read, or None and one more problem."""
+    try:
+        return read()
+    except InputError as error:
+        problems.append(str(error))
+        return None
+
+
+def _read_target(directory: Path) -> DecoderConfig:
+    return decoder_config(read_json(directory / "config.json"), str(directory))
+
+
+def _read_drafter(directory: Path, target: DecoderConfig | None) -> DrafterConfig:
+    if target is not None:
+        return read_config(directory, target)
+    own = read_config(directory, UNKNOWN_TARGET).transformer
+    return read_config(directory, _as_deep_as_unknown(own))
+
+
+def _as_deep_as_unknown(shape: DecoderConfig) -> DecoderConfig:
+    return DecoderConfig(**{**vars(shape), "num_hidden_layers": UNKNOWN_TARGET.num_hidden_layers})
+
+
+def _implied_target(config: DrafterConfig) -> DecoderConfig:
+    """The target that a drafter's own configuration speaks of."""
+    shape = _as_deep_as_unknown(config.transformer)
+    return DecoderConfig(**{**vars(shape), "hidden_size": config.target_hidden_size})
+
+
+def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:
+    """The tensors of every file that can be read; the other files and bad values are problems."""
+    tensors: dict[str, Tensor] = {}
+    for file in _attempt(lambda: safetensors_files(directory), problems) or []:
+        try:
+            tensors |= load_file(file)
+        except (SafetensorError, OSError) as error:
+            problems.append(f"{file} is damaged or cut short ({error}); fetch or export it again")
+    broken = [name for name, value in tensors.items() if not _finite(value)]
+    if broken:
+        problems.append(
+            f"NaN or infinite values in {', '.join(broken)}; take a checkpoint from before the "
+            "training diverged"
+        )
+    return tensors
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
+def _tensor_problems(
+    config: DrafterConfig, target: DecoderConfig, tensors: Mapping[str, Tensor]
+) -> list[str]:
+    """What is missing, unexpected or misshapen beside what `config.json` announces."""
+    with torch.device("meta"):
+        model = DraftModel(config, 1)
+    rules = drafter_rules(config, shared_tensors(config, target, tensors))
+    problems: list[str] = []
+    _attempt(lambda: assemble(model, rules, tensors, [D2T, T2D]), problems)
+    if problems:
+        problems = [f"{problems[0]}; export it again with the config.json it was trained with"]
+    _attempt(lambda: _attach_vocabulary(model, tensors), problems)
+    return problems
+
+
+def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    shape = config.transformer
+    parallel = MASK_HIDDEN in tensors if tensors else config.parallel
+    implied = config.taps == default_taps(UNKNOWN_TARGET.num_hidden_layers)
+    return {
+        "method": "P-EAGLE: K tokens in one pass" if parallel else "EAGLE-3: K tokens in K passes",
+        "layers": f"{shape.num_hidden_layers}, {'Qwen3' if shape.qk_norm else 'Llama'}-style",
+        "hidden size": f"{shape.hidden_size} (target {config.target_hidden_size})",
+        "vocabulary": f"{shape.vocab_size:,}",
+        "draft vocabulary": f"{config.draft_vocab_size:,}",
+        "aux layers": "2, N/2, N-3 of the target's N" if implied else _listed(config.taps),
+        "mask token id": "none" if config.mask_token_id is None else str(config.mask_token_id),
+        "trained for K": "not stated" if not config.trained_tokens else str(config.trained_tokens),
+    }
+
+
+def _weight_facts(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    if not tensors:
+        return {}
+    weights = [tensor for tensor in tensors.values() if tensor.is_floating_point()]
+    dtypes = sorted({str(tensor.dtype).removeprefix("torch.") for tensor in weights})
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    return {
+        "dtype": ", ".join(dtypes),
+        "parameters": f"{sum(math.prod(tensor.shape) for tensor in weights):,}",
+        "size": f"{size / 2**20:.1f} MiB",
+    }
+
+
+def _listed(numbers: tuple[int, ...]) -> str:
+    return ", ".join(map(str, numbers))

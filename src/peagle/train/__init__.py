@@ -1,0 +1,1 @@
+"""The trainer: from a target and text it generated to a drafter."""

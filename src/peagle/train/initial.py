@@ -1,0 +1,71 @@
+"""A drafter before its first step: shaped by the recipe, begun from the target's own weights."""
+
+import torch
+from torch import nn
+
+from peagle.drafters.checkpoint import config_problems, default_taps
+from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.vocabulary import most_frequent, offsets
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder, DecoderConfig, Embedding
+from peagle.ops.linear import Linear
+from peagle.train.conversations import PackedRows
+from peagle.train.recipe import Recipe
+
+
+def drafter_config(recipe: Recipe, target: DecoderConfig) -> DrafterConfig:
+    """The drafter a recipe asks for. Raises `InputError` when it would not fit its target."""
+    shape = DecoderConfig(
+        vocab_size=target.vocab_size,
+        hidden_size=target.hidden_size,
+        intermediate_size=recipe.intermediate_size or target.intermediate_size,
+        num_hidden_layers=recipe.num_hidden_layers,
+        num_attention_heads=target.num_attention_heads,
+        num_key_value_heads=target.num_key_value_heads,
+        head_dim=target.head_dim,
+        rms_norm_eps=target.rms_norm_eps,
+        rope=target.rope,
+        max_position_embeddings=target.max_position_embeddings,
+        qk_norm=target.qk_norm if recipe.qk_norm is None else recipe.qk_norm,
+    )
+    config = DrafterConfig(
+        transformer=shape,
+        target_hidden_size=target.hidden_size,
+        taps=recipe.taps or default_taps(target.num_hidden_layers),
+        draft_vocab_size=min(recipe.draft_vocab_size or target.vocab_size, target.vocab_size),
+        mask_token_id=recipe.mask_token_id,
+        norm_before_residual=recipe.norm_before_residual,
+        trained_tokens=recipe.num_speculative_tokens,
+    )
+    problems = config_problems(config, target)
+    if problems:
+        raise InputError("the recipe does not fit the target: " + "; ".join(problems))
+    return config
+
+
+def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftModel:
+    """A drafter in float32 with the target's embeddings and head, everything else drawn by seed."""
+    config = drafter_config(recipe, target.config)
+    if config.mask_token_id is not None and bool((rows.tokens == config.mask_token_id).any()):
+        raise InputError(
+            f"mask_token_id {config.mask_token_id} occurs in the data; choose an unused id"
+        )
+    torch.manual_seed(recipe.seed)
+    model = DraftModel(config, recipe.row_length + recipe.num_speculative_tokens)
+    model.apply(_draw)
+    if config.parallel:
+        nn.init.normal_(model.mask_hidden)
+    kept = torch.arange(config.draft_vocab_size)
+    if config.reduced_vocabulary:
+        counts = torch.bincount(rows.tokens[rows.charged], minlength=target.config.vocab_size)
+        kept = most_frequent(counts, config.draft_vocab_size)
+        model.d2t = offsets(kept)
+    with torch.no_grad():
+        model.embed.weight.copy_(target.embed.weight)
+        model.head.weight.copy_(target.head.weight[kept.to(target.head.weight.device)])
+    return model.to(target.embed.weight.device)
+
+
+def _draw(module: nn.Module) -> None:
+    if isinstance(module, Linear | Embedding):
+        nn.init.normal_(module.weight, std=0.02)

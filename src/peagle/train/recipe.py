@@ -1,0 +1,90 @@
+"""Recipe: one frozen object that describes a training run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import yaml
+from pydantic import Field, model_validator
+
+from peagle.config import Config, NonNegativeInt, PositiveInt
+from peagle.errors import InputError
+
+Share = Annotated[float, Field(gt=0.0, le=1.0)]
+
+
+class Recipe(Config):
+    """What to train, on what, and how. The paper's words are used (DESIGN section 6)."""
+
+    target: str
+    """The target's directory or hub id."""
+    data: tuple[str, ...]
+    """JSONL files of documents, read in this order."""
+    output: str
+    """Directory of the drafter; the best checkpoint so far is always there."""
+    method: Literal["peagle", "eagle3"] = "peagle"
+
+    num_hidden_layers: PositiveInt = 4
+    intermediate_size: PositiveInt | None = None
+    """Unset is the target's."""
+    qk_norm: bool | None = None
+    """Qwen3-style layers (true) or Llama-style (false); unset is the target's style."""
+    draft_vocab_size: PositiveInt | None = None
+    """Keep this many of the most frequent response tokens; unset keeps the whole vocabulary."""
+    taps: tuple[int, ...] | None = None
+    """Target layers read as features; unset is 2, N // 2, N - 3."""
+    mask_token_id: NonNegativeInt | None = None
+    """A token that never occurs in text; P-EAGLE only, and required there."""
+    norm_before_residual: bool = False
+
+    num_speculative_tokens: PositiveInt = 8
+    """K_train: how many tokens ahead the drafter learns to propose."""
+    cod_ratio: Share = 0.8
+    """r: depth d keeps about r**d of the anchors (P-EAGLE only)."""
+    cod_floor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    """The least share of anchors that any depth keeps."""
+    depth_decay: Share = 1.0
+    """Weight of depth d in the loss is depth_decay**d."""
+    loss: Literal["kl", "cross_entropy"] = "kl"
+    """Against the target's distribution, or against its most likely token."""
+
+    row_length: PositiveInt = 2048
+    """Tokens in one packed row; longer documents are cut."""
+    rows_per_step: PositiveInt = 8
+    steps: PositiveInt
+    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-4
+    warmup_steps: NonNegativeInt = 50
+    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
+    gradient_clip: Annotated[float, Field(gt=0.0)] = 1.0
+    validation_documents: PositiveInt = 64
+    """Documents held out, drawn by seed."""
+    evaluate_every: PositiveInt = 250
+    seed: int = 0
+    device: str = "auto"
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.method == "peagle" and self.mask_token_id is None:
+            raise ValueError("method peagle needs mask_token_id, an id that never occurs in text")
+        if self.method == "eagle3" and self.mask_token_id is not None:
+            raise ValueError("method eagle3 has no mask slots; leave mask_token_id out")
+        return self
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:
+        """Read a YAML recipe; each override is `key=value`, its value again YAML.
+
+        Raises `InputError` naming the file, the key or the override that is wrong.
+        """
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise InputError(f"{path} cannot be read as YAML: {error}".replace("\n", " ")) from None
+        if not isinstance(values, dict):
+            raise InputError(f"{path} must hold keys and values, one a line")
+        for override in overrides:
+            key, separator, value = override.partition("=")
+            if not separator:
+                raise InputError(f"override {override!r} is not of the form key=value")
+            values[key] = yaml.safe_load(value)
+        return cls(**values)

@@ -1,0 +1,73 @@
+"""A recipe made ready to run: target, documents, drafter and trainer."""
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peagle.device import resolve_device, resolve_dtype
+from peagle.errors import InputError
+from peagle.models.families import load_decoder
+from peagle.models.weights import model_directory
+from peagle.train.conversations import Document, PackedRows, pack, read_documents
+from peagle.train.initial import initial_drafter
+from peagle.train.recipe import Recipe
+from peagle.train.trainer import Trainer
+
+
+def prepare(recipe: Recipe) -> Trainer:
+    """Load and check everything that a run needs, before its first step.
+
+    Raises `InputError` for a target, data or output that cannot be used.
+    """
+    _check_output(Path(recipe.output))
+    device = resolve_device(recipe.device)
+    directory = model_directory(recipe.target)
+    target = load_decoder(directory, resolve_dtype("auto", device), device)
+    if recipe.row_length > target.config.max_position_embeddings:
+        raise InputError(
+            f"row_length {recipe.row_length} is above the target's context of "
+            f"{target.config.max_position_embeddings}"
+        )
+    documents = read_documents(recipe.data, _encoder(directory), recipe.row_length)
+    training, validation = split(documents, recipe)
+    model = initial_drafter(recipe, target, training)
+    return Trainer(recipe, target, model, training, validation)
+
+
+def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, PackedRows]:
+    """Packed rows to train on and packed rows held out, drawn by the recipe's seed."""
+    if len(documents) <= recipe.validation_documents:
+        raise InputError(
+            f"{len(documents)} documents, and {recipe.validation_documents} are to be held out; "
+            "bring more data or lower validation_documents"
+        )
+    shuffled = list(documents)
+    random.Random(recipe.seed).shuffle(shuffled)
+    held, kept = shuffled[: recipe.validation_documents], shuffled[recipe.validation_documents :]
+    return pack(kept, recipe.row_length), pack(held, recipe.row_length)
+
+
+def _check_output(output: Path) -> None:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        probe = output.parent / f".{output.name}.probe"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror}") from None
+
+
+def _encoder(directory: Path) -> Any:
+    """Text -> token ids by the target's tokenizer, loaded when the first text document comes."""
+    loaded: list[Any] = []
+
+    def encode(text: str) -> list[int]:
+        if not loaded:
+            from transformers import AutoTokenizer
+
+            loaded.append(AutoTokenizer.from_pretrained(str(directory)))
+        ids: list[int] = loaded[0](text).input_ids
+        return ids
+
+    return encode
