@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 LONGEST_PROMPT = 400  # tokens; longer prompts are left out
 SAMPLED_TEMPERATURE = 0.7
+RESERVED = frozenset(range(1, 8))  # ids the drafters' mask token is taken from: never in a document
 
 
 def read_prompts(path: Path, count: int, seed: int) -> list[str]:
@@ -85,8 +86,9 @@ def main(
     for group in batches(encoded, batch):
         temperature = 0.0 if draw.random() < greedy else SAMPLED_TEMPERATURE
         for prompt, response in zip(group, answer(model, group, tokens, temperature), strict=True):
-            documents.append({"prompt_token_ids": prompt, "token_ids": response})
-            written += len(response)
+            if RESERVED.isdisjoint(prompt + response):
+                documents.append({"prompt_token_ids": prompt, "token_ids": response})
+                written += len(response)
         seconds = time.perf_counter() - begun
         print(f"{len(documents)} answers  {written / 1e6:.1f}M tokens  {seconds:.0f} s", flush=True)
     draw.shuffle(documents)

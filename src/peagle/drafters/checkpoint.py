@@ -34,6 +34,7 @@ KNOWN_ARCHITECTURES = {
 }
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
+EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
@@ -139,8 +140,8 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
     """Every tensor of a drafter's file but `mask_hidden`, d2t and t2d, less the shared ones."""
     shape = config.transformer
     rules = [
-        TensorRule("embed.weight", ("embed_tokens.weight",), (shape.vocab_size,)),
-        TensorRule("head.weight", ("lm_head.weight",), (config.draft_vocab_size,)),
+        TensorRule("embed.weight", (EMBEDDINGS,), (shape.vocab_size,)),
+        TensorRule("head.weight", (HEAD,), (config.draft_vocab_size,)),
         TensorRule("fc.weight", ("fc.weight",), (shape.hidden_size,)),
         TensorRule("norm.weight", ("norm.weight",), (shape.hidden_size,)),
         TensorRule(
@@ -230,17 +231,17 @@ def shared_tensors(
     """Which of embeddings and head come from the target: those absent that would fit."""
     shared = set()
     if config.transformer.hidden_size == target.hidden_size:
-        if "embed_tokens.weight" not in tensors:
-            shared.add("embed_tokens.weight")
-        if "lm_head.weight" not in tensors and not config.reduced_vocabulary:
-            shared.add("lm_head.weight")
+        if EMBEDDINGS not in tensors:
+            shared.add(EMBEDDINGS)
+        if HEAD not in tensors and not config.reduced_vocabulary:
+            shared.add(HEAD)
     return frozenset(shared)
 
 
 def _attach_shared(model: DraftModel, target: Decoder, shared: frozenset[str]) -> None:
-    if "embed_tokens.weight" in shared:
+    if EMBEDDINGS in shared:
         model.embed = target.embed
-    if "lm_head.weight" in shared:
+    if HEAD in shared:
         model.head = target.head
 
 
@@ -259,14 +260,22 @@ def _attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None
     model.d2t = d2t.to(torch.int64)
 
 
-def save_drafter(directory: Path, model: DraftModel, dtype: torch.dtype = torch.bfloat16) -> None:
-    """Write a drafter's directory whole or not at all, replacing one that is there."""
+def save_drafter(
+    directory: Path,
+    model: DraftModel,
+    dtype: torch.dtype = torch.bfloat16,
+    shared: frozenset[str] = frozenset(),
+) -> None:
+    """Write a drafter's directory whole or not at all, replacing one that is there.
+
+    `shared` names tensors of the file to leave out, since the target's serve.
+    """
     directory = Path(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
         fresh = Path(scratch) / "drafter"
         fresh.mkdir()
-        tensors = {name: value.to(dtype) for name, value in _file_tensors(model).items()}
+        tensors = {name: value.to(dtype) for name, value in _file_tensors(model, shared).items()}
         tensors.update(_vocabulary_tensors(model))
         save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps(config_json(model.config, dtype), indent=2) + "\n"
@@ -276,8 +285,8 @@ def save_drafter(directory: Path, model: DraftModel, dtype: torch.dtype = torch.
         fresh.rename(directory)
 
 
-def _file_tensors(model: DraftModel) -> dict[str, Tensor]:
-    tensors = disassemble(model, drafter_rules(model.config))
+def _file_tensors(model: DraftModel, shared: frozenset[str]) -> dict[str, Tensor]:
+    tensors = disassemble(model, drafter_rules(model.config, shared))
     if MASK_HIDDEN in tensors:
         tensors[MASK_HIDDEN] = tensors[MASK_HIDDEN].view(1, -1)
     return tensors

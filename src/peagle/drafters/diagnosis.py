@@ -145,7 +145,8 @@ def _tensor_problems(
         model = DraftModel(config, 1)
     rules = drafter_rules(config, shared_tensors(config, target, tensors))
     problems: list[str] = []
-    _attempt(lambda: assemble(model, rules, tensors, [D2T, T2D]), problems)
+    named_already = [] if config.parallel else [MASK_HIDDEN]
+    _attempt(lambda: assemble(model, rules, tensors, [D2T, T2D, *named_already]), problems)
     if problems:
         problems = [f"{problems[0]}; export it again with the config.json it was trained with"]
     _attempt(lambda: _attach_vocabulary(model, tensors), problems)

@@ -13,7 +13,8 @@ class Elements:
     """Rows of a drafter's training pass: (anchor, depth) pairs. All [batch, elements].
 
     Depth by depth, anchors ascending within each; the first `row_length` elements are depth 0, one
-    an anchor. An element stands at position anchor + depth and predicts the token after it.
+    an anchor. An element stands at position anchor + depth, where a drafter reads the token after it
+    (or the mask token), and predicts the token after that one: anchor + depth + 2.
     """
 
     anchors: Tensor
@@ -65,10 +66,10 @@ def _same_document(rows: PackedRows, ahead: int) -> Tensor:
 
 def reaches(rows: PackedRows, depth: int) -> Tensor:
     """Whether the token that (anchor, depth) predicts is a response token of the same document."""
-    charged = torch.zeros_like(rows.charged)
-    if depth + 1 < rows.charged.shape[1]:
-        charged[:, : -depth - 1] = rows.charged[:, depth + 1 :]
-        charged &= _same_document(rows, depth + 1)
+    charged, ahead = torch.zeros_like(rows.charged), depth + 2
+    if ahead < rows.charged.shape[1]:
+        charged[:, :-ahead] = rows.charged[:, ahead:]
+        charged &= _same_document(rows, ahead)
     return charged
 
 

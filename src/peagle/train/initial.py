@@ -63,6 +63,7 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
     with torch.no_grad():
         model.embed.weight.copy_(target.embed.weight)
         model.head.weight.copy_(target.head.weight[kept.to(target.head.weight.device)])
+    model.embed.requires_grad_(not recipe.shares_embeddings)
     return model.to(target.embed.weight.device)
 
 

@@ -33,6 +33,8 @@ class Recipe(Config):
     """Keep this many of the most frequent response tokens; unset keeps the whole vocabulary."""
     taps: tuple[int, ...] | None = None
     """Target layers read as features; unset is 2, N // 2, N - 3."""
+    train_embeddings: bool | None = None
+    """Unset: P-EAGLE learns its own, as its mask token must; EAGLE-3 shares the target's."""
     mask_token_id: NonNegativeInt | None = None
     """A token that never occurs in text; P-EAGLE only, and required there."""
     norm_before_residual: bool = False
@@ -69,6 +71,12 @@ class Recipe(Config):
         if self.method == "eagle3" and self.mask_token_id is not None:
             raise ValueError("method eagle3 has no mask slots; leave mask_token_id out")
         return self
+
+    @property
+    def shares_embeddings(self) -> bool:
+        """Whether the drafter's directory leaves the embeddings to the target's."""
+        trained = self.method == "peagle" if self.train_embeddings is None else self.train_embeddings
+        return not trained
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:

@@ -26,8 +26,9 @@ def save_snapshot(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress, recipe: str
 ) -> None:
     """Write a snapshot in one rename, so that an interruption leaves the one before."""
-    names = [name for name, _ in model.named_parameters()]
-    tensors = {f"model.{name}": p.detach() for name, p in model.named_parameters()}
+    trained = _trained(model)
+    names = list(trained)
+    tensors = {f"model.{name}": p.detach() for name, p in trained.items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{names[index]}.{key}": value for key, value in state.items()}
     tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
@@ -52,7 +53,7 @@ def load_snapshot(
         raise InputError(
             f"{path} is from another recipe; change output, or remove it to start anew"
         )
-    parameters = dict(model.named_parameters())
+    parameters = _trained(model)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(tensors[f"model.{name}"])
@@ -60,6 +61,10 @@ def load_snapshot(
     saved = {"state": state, "param_groups": optimizer.state_dict()["param_groups"]}
     optimizer.load_state_dict(saved)
     return Progress(**json.loads(metadata["progress"]))
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
 def _state_of(name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from peagle.drafters.checkpoint import save_drafter
+from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
 from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
@@ -56,7 +56,7 @@ class Trainer:
         self._device = target.embed.weight.device
         self._compare = Comparison(model, target, LOSSES[recipe.loss])
         self._optimizer = torch.optim.AdamW(
-            model.parameters(),
+            [p for p in model.parameters() if p.requires_grad],
             lr=recipe.learning_rate,
             betas=(0.9, 0.95),
             weight_decay=recipe.weight_decay,
@@ -122,11 +122,15 @@ class Trainer:
         return sequential_passes(self.model, rows, features, self.recipe.num_speculative_tokens)
 
     def _charge(self, share: Pass, features: Features) -> tuple[Charged, Tensor]:
-        """Compare only the charged elements with the target at anchor + depth."""
+        """Compare the charged elements with the target's prediction of the same token.
+
+        The element of (anchor, depth) has read tokens up to anchor + depth + 1 (DESIGN section 4),
+        so it is there that the target predicts the token it is asked for.
+        """
         elements: Elements = share.elements
         row, column = elements.charged.nonzero(as_tuple=True)
         depth = elements.depths[row, column]
-        final = features.final[row, elements.anchors[row, column] + depth]
+        final = features.final[row, elements.anchors[row, column] + depth + 1]
         weights = self.recipe.depth_decay ** depth.float()
         return self._compare(share.hidden[row, column], final, weights), weights
 
@@ -136,7 +140,8 @@ class Trainer:
         if best:
             self._progress.best_step = self._progress.step
             self._progress.best_acceptance_length = estimate.acceptance_length
-            save_drafter(self._output, self.model)
+            shared = frozenset({EMBEDDINGS} if self.recipe.shares_embeddings else ())
+            save_drafter(self._output, self.model, shared=shared)
         name = self.recipe.model_dump_json()
         save_snapshot(self._snapshot, self.model, self._optimizer, self._progress, name)
         watch(Report(self._progress.step, self._mean(losses), estimate, best))

@@ -1,0 +1,117 @@
+"""Every figure that issue 2 asks for, measured in one run on this machine.
+
+    python benchmarks/cpu/figures.py --prompts ../shared/data/HumanEval.jsonl.gz \\
+        --vllm-python /work/vllm-venv/bin/python
+
+The sides run one after the other, on the same models, prompts, dtype and threads, for some rounds
+each, of which the best counts. All runs go to a dated JSON file, the tables to a page beside it.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from page import Figure, render
+from peers import HERE, Peer, run_peers
+from transformers import AutoTokenizer
+
+from peagle.bench.load import Run, Workload, best_of, list_cases, run_cases
+from peagle.bench.pair import METHODS, choose_pair
+from peagle.bench.prompts import load_prompts
+from peagle.bench.report import environment, whole_file
+
+KS = (3, 5, 7)
+Directory = Annotated[str | None, typer.Option(help="In place of the bundled one.")]
+
+
+def main(
+    prompts: Annotated[str, typer.Option(help="HumanEval's file, or other prompts.")],
+    vllm_python: Annotated[Path | None, typer.Option(help="Python of vLLM's environment.")] = None,
+    target: Directory = None,
+    eagle3: Directory = None,
+    peagle: Directory = None,
+    limit: Annotated[int, typer.Option(help="How many prompts.")] = 32,
+    max_tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 128,
+    rounds: Annotated[int, typer.Option(help="Rounds of each side.")] = 3,
+    out: Annotated[Path, typer.Option(help="Directory of the results.")] = HERE / "results",
+) -> None:
+    """Measure every side, write the result files and print the page."""
+    pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
+    pair.check(max(KS))
+    workload = Workload(pair, tuple(load_prompts(prompts, limit)), max_tokens, "float32", "cpu")
+    facts = environment(workload) | {"prompt_file": Path(prompts).name, "rounds": rounds}
+    runs = best_of([_round(workload, index) for index in range(rounds)])
+    job = _job(workload, rounds)
+    peers = list(run_peers(job, KS, vllm_python, runs[0].outputs))
+    _write(out, facts, runs, peers)
+
+
+def _round(workload: Workload, index: int) -> list[Run]:
+    """No speculation, then both drafters at every K."""
+    print(f"peagle, round {index + 1}", file=sys.stderr)
+    return list(run_cases(workload, list_cases(METHODS, KS, (1,))))
+
+
+def _job(workload: Workload, rounds: int) -> dict[str, Any]:
+    """The same work as the peers' scripts read it."""
+    tokenizer = AutoTokenizer.from_pretrained(workload.pair.target)
+    return {
+        "target": workload.pair.target,
+        "drafter": workload.pair.drafters["peagle"],
+        "dtype": workload.dtype,
+        "threads": torch.get_num_threads(),
+        "prompts": [prompt.token_ids(tokenizer) for prompt in workload.prompts],
+        "max_tokens": workload.max_tokens,
+        "rounds": rounds,
+    }
+
+
+def figures(runs: Sequence[Run], peers: Sequence[Peer]) -> Iterator[Figure]:
+    """What the issue asks beside what was measured."""
+    none, peagle, eagle3 = (_fastest(runs, method) for method in METHODS)
+    k, otps = peagle.case.k, peagle.measures.otps
+    yield _ratio("P-EAGLE at its best K over no speculation", 2.0, otps / none.measures.otps)
+    yield _ratio("P-EAGLE over EAGLE-3, best K each", 1.15, otps / eagle3.measures.otps)
+    longest = next(run for run in runs if run.case.method == "peagle" and run.case.k == max(KS))
+    length = longest.measures.acceptance_length
+    yield Figure(f"P-EAGLE AL at K = {max(KS)}", "3.5", f"{length:.2f}")
+    transformers = max(peer.otps for peer in peers if peer.k == 0)
+    yield _ratio("no speculation over transformers", 1.2, none.measures.otps / transformers)
+    for vllm in sorted((peer for peer in peers if peer.k == k), key=lambda peer: -peer.otps)[:1]:
+        yield _ratio(f"P-EAGLE over {vllm.name}, K = {k}", 1.2, otps / vllm.otps)
+    same = min(sum(map(tuple.__eq__, run.outputs, none.outputs)) for run in runs)
+    yield Figure("prompts identical to no speculation", "all", f"{same} of {len(none.outputs)}")
+
+
+def _fastest(runs: Sequence[Run], method: str) -> Run:
+    return max((r for r in runs if r.case.method == method), key=lambda run: run.measures.otps)
+
+
+def _ratio(name: str, asked: float, measured: float) -> Figure:
+    return Figure(name, f"{asked}x", f"{measured:.2f}x")
+
+
+def _write(out: Path, facts: dict[str, Any], runs: Sequence[Run], peers: Sequence[Peer]) -> None:
+    found = list(figures(runs, peers))
+    result = {
+        "environment": facts,
+        "figures": [asdict(figure) for figure in found],
+        "runs": [run.as_json() for run in runs],
+        "peers": [asdict(peer) for peer in peers],
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    name = f"cpu_{facts['date'][:10]}"
+    text = render(facts, found, runs, peers)
+    with whole_file(out / f"{name}.json") as data, whole_file(out / f"{name}.md") as page:
+        data.write(json.dumps(result, indent=2) + "\n")
+        page.write(text)
+    print(text)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,57 @@
+"""The page of results: figures asked and measured, the machine, and every run behind them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from peers import Peer
+
+from peagle.bench.load import Run
+from peagle.bench.report import NAMES
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line of the issue's table."""
+
+    name: str
+    asked: str
+    measured: str
+
+
+def render(
+    facts: Mapping[str, Any], figures: Sequence[Figure], runs: Sequence[Run], peers: Sequence[Peer]
+) -> str:
+    """The page as Markdown."""
+    versions = facts["versions"] | {peer.name.split()[0]: peer.version for peer in peers}
+    asked = _table(("figure", "asked, at least", "measured"), map(astuple, figures))
+    measured = _table(
+        ("engine", "K", "tokens/s", "AL", "identical to none"), _runs(runs, peers, runs[0])
+    )
+    return f"""# Speculation on a CPU, {facts["date"][:10]}
+
+{facts["cpu"]}, {facts["cores"]} cores, {facts["threads"]} threads; Python {facts["python"]}, \
+{", ".join(f"{name} {number}" for name, number in versions.items())}.
+
+{facts["dtype"]}, greedy, end of text ignored, one request at a time; the first \
+{facts["prompts"]} prompts of {facts["prompt_file"]}, {facts["max_tokens"]} new tokens each; best \
+of {facts["rounds"]} rounds. Target {facts["target"]}, drafters \
+{" and ".join(facts["drafters"].values())}.
+
+{asked}
+{measured}"""
+
+
+def _runs(runs: Sequence[Run], peers: Sequence[Peer], none: Run) -> Iterator[tuple[str, ...]]:
+    for run in runs:
+        same = sum(map(tuple.__eq__, run.outputs, none.outputs))
+        length = f"{run.measures.acceptance_length:.2f}"
+        otps = f"{run.measures.otps:.1f}"
+        yield f"peagle, {NAMES[run.case.method]}", str(run.case.k or "-"), otps, length, str(same)
+    for peer in peers:
+        yield peer.name, str(peer.k or "-"), f"{peer.otps:.1f}", "-", str(peer.identical_prompts)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)

@@ -1,0 +1,1 @@
+"""Measuring: prompts, load, formulas and reports."""

@@ -1,0 +1,168 @@
+"""Load: a fixed number of requests in flight, greedy, every output of the same length."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from peagle.bench.measures import Measures, measure
+from peagle.bench.pair import METHODS, Pair
+from peagle.bench.prompts import Prompt
+from peagle.config import DType, EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.errors import InputError
+from peagle.llm import LLM, Completion
+
+WARM_UP_TOKENS = 16
+Tokens = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is run: none, eagle3 or peagle, drafting `k` tokens (0 for none), C at a time."""
+
+    method: str
+    k: int
+    concurrency: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """A case, what it measured, and what it wrote."""
+
+    case: Case
+    measures: Measures
+    outputs: tuple[tuple[int, ...], ...]
+    """Token ids of each prompt's output."""
+    identical_to_none: bool | None
+    """Whether every output equals the one without speculation; None where that was not run."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The run as an entry of the result file."""
+        identical = {"identical_to_none": self.identical_to_none}
+        return {**asdict(self.case), **asdict(self.measures), **identical}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What every case runs: the same models, prompts and number of output tokens."""
+
+    pair: Pair
+    prompts: tuple[Prompt, ...]
+    max_tokens: int
+    dtype: DType = "auto"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        self.params(0, self.max_tokens)  # refuses an impossible number before anything runs
+
+    def params(self, k: int, max_tokens: int) -> SamplingParams:
+        """Greedy, and never ending early, so that all cases do the same work."""
+        return SamplingParams(max_tokens=max_tokens, ignore_eos=True, num_speculative_tokens=k)
+
+    def open(self, method: str, k: int, concurrency: int) -> LLM:
+        """The engine for a method, for at most `k` drafts and `concurrency` requests.
+
+        Without prefix caching: a case must not profit from an earlier one's prompts.
+        """
+        config = EngineConfig(
+            dtype=self.dtype,
+            device=self.device,
+            max_num_seqs=concurrency,
+            enable_prefix_caching=False,
+        )
+        if method == "none":
+            return LLM(self.pair.target, None, config)
+        speculation = SpeculativeConfig(
+            model=self.pair.drafters[method],
+            num_speculative_tokens=k,
+            parallel_drafting=method == "peagle",
+        )
+        return LLM(self.pair.target, speculation, config)
+
+
+def list_cases(
+    methods: Iterable[str], ks: Sequence[int], concurrencies: Sequence[int]
+) -> list[Case]:
+    """Every combination, `none` first and without a K, since the others are compared to it."""
+    ordered = sorted(set(methods), key=METHODS.index)
+    return [
+        Case(method, k, concurrency)
+        for method in ordered
+        for k in ((0,) if method == "none" else ks)
+        for concurrency in concurrencies
+    ]
+
+
+def run_cases(
+    workload: Workload, cases: Iterable[Case], on_finish: Callable[[], None] = lambda: None
+) -> Iterator[Run]:
+    """Run cases, those of one method on one engine; `on_finish` is called after each request.
+
+    Raises `InputError` before the first of them when a prompt is too long.
+    """
+    reference: tuple[tuple[int, ...], ...] | None = None
+    for method, same in itertools.groupby(cases, key=lambda case: case.method):
+        for run in _run_method(workload, method, list(same), on_finish):
+            if method == "none" and reference is None:
+                reference = run.outputs
+            identical = None if reference is None else run.outputs == reference
+            yield replace(run, identical_to_none=identical)
+
+
+def best_of(rounds: Sequence[Sequence[Run]]) -> list[Run]:
+    """Each case's fastest run of several rounds; identical only if it was so in all of them."""
+    best = []
+    for runs in zip(*rounds, strict=True):
+        fastest = max(runs, key=lambda run: run.measures.otps)
+        verdicts = [run.identical_to_none for run in runs]
+        identical = None if None in verdicts else all(verdicts)
+        best.append(replace(fastest, identical_to_none=identical))
+    return best
+
+
+def drive(
+    llm: LLM,
+    prompts: Sequence[Tokens],
+    params: SamplingParams,
+    concurrency: int,
+    on_finish: Callable[[], None] = lambda: None,
+) -> list[Completion]:
+    """Complete all prompts, `concurrency` of them in flight until fewer are left."""
+    waiting = iter(enumerate(prompts))
+    running: dict[str, int] = {}
+    done: dict[int, Completion] = {}
+    while len(done) < len(prompts):
+        for index, prompt in itertools.islice(waiting, concurrency - len(running)):
+            running[llm.submit(prompt, params)] = index
+        for chunk in llm.step():
+            if chunk.completion is not None:
+                done[running.pop(chunk.request_id)] = chunk.completion
+                on_finish()
+    return [done[index] for index in range(len(prompts))]
+
+
+def _run_method(
+    workload: Workload, method: str, cases: list[Case], on_finish: Callable[[], None]
+) -> Iterator[Run]:
+    most = max(case.concurrency for case in cases)
+    llm = workload.open(method, max(case.k for case in cases), most)
+    prompts = [prompt.token_ids(llm.tokenizer) for prompt in workload.prompts]
+    _check_length(llm, prompts, workload.max_tokens)
+    for case in cases:
+        warm_up = workload.params(case.k, min(WARM_UP_TOKENS, workload.max_tokens))
+        drive(llm, prompts[: case.concurrency], warm_up, case.concurrency)
+        params = workload.params(case.k, workload.max_tokens)
+        start = time.perf_counter()
+        completions = drive(llm, prompts, params, case.concurrency, on_finish)
+        measures = measure(completions, time.perf_counter() - start)
+        yield Run(case, measures, tuple(c.token_ids for c in completions), None)
+
+
+def _check_length(llm: LLM, prompts: Sequence[Tokens], max_tokens: int) -> None:
+    longest = max(len(prompt) for prompt in prompts)
+    if longest + max_tokens > llm.engine.max_length:
+        raise InputError(
+            f"the longest prompt has {longest} tokens and {max_tokens} are to follow, and the "
+            f"context holds {llm.engine.max_length}; lower --max-tokens or shorten the prompt"
+        )

@@ -1,0 +1,116 @@
+"""Prompts to run: those that the package brings, and the formats that prompt sets come in."""
+
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peagle.errors import InputError
+
+BUNDLED = Path(__file__).with_name("prompts.jsonl")
+FORMATS = ".jsonl, .jsonl.gz or .txt"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt as its source gives it; raises `InputError` when it is empty or not valid text."""
+
+    text: str
+    messages: tuple[Mapping[str, str], ...] = ()
+    """The chat behind `text`, for a tokenizer that has a template for one."""
+
+    def __post_init__(self) -> None:
+        if not self.text:
+            raise InputError("the prompt is empty")
+        try:
+            self.text.encode()
+        except UnicodeEncodeError:
+            raise InputError("the prompt is not valid UTF-8 text") from None
+
+    def token_ids(self, tokenizer: Any) -> list[int]:
+        """Token ids, through the tokenizer's chat template where there is a chat and a template."""
+        if not (self.messages and tokenizer.chat_template):
+            return list(tokenizer(self.text).input_ids)
+        try:
+            text = tokenizer.apply_chat_template(
+                list(self.messages), tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # the template is the model's own code and may raise anything
+            raise InputError(f"the model's chat template refuses a prompt: {error}") from None
+        return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
+    """The first `limit` prompts of a file, or of the package's own set when it is "bundled".
+
+    JSON lines hold `prompt` (as HumanEval), `turns` (as MT-Bench; the first one is asked) or
+    `messages`; a .txt file holds one prompt a line. Raises `InputError` naming file and line.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"a limit of {limit} prompts leaves nothing to run")
+    path = BUNDLED if source == "bundled" else Path(source)
+    prompts = list(itertools.islice(_prompts(path), limit))
+    if not prompts:
+        raise InputError(f"{source} holds no prompt")
+    return prompts
+
+
+def _prompts(path: Path) -> Iterator[Prompt]:
+    parse = _parser(path)
+    for number, raw in enumerate(_read(path).split(b"\n"), start=1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
+            if line.strip():
+                yield parse(line)
+        except UnicodeDecodeError:
+            raise InputError(f"{path}:{number}: not valid UTF-8") from None
+        except InputError as error:
+            raise InputError(f"{path}:{number}: {error}") from None
+
+
+def _parser(path: Path) -> Any:
+    if path.name.endswith((".jsonl", ".jsonl.gz")):
+        return _from_json
+    if path.suffix == ".txt":
+        return Prompt
+    raise InputError(f"{path} is no prompt file by its name; give {FORMATS}, or bundled")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if path.suffix == ".gz" else data
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+
+
+def _from_json(line: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not JSON: {error}") from None
+    match record:
+        case {"prompt": str(text)}:
+            return Prompt(text)
+        case {"turns": [str(text), *_]}:
+            return Prompt(text, ({"role": "user", "content": text},))
+        case {"messages": [_, *_] as messages}:
+            return _from_messages(messages)
+    raise InputError(
+        "no prompt in it; peagle reads an object with prompt (text), turns (a list of texts) "
+        "or messages (a list of role and content)"
+    )
+
+
+def _from_messages(messages: list[Any]) -> Prompt:
+    for message in messages:
+        match message:
+            case {"role": str(), "content": str()}:
+                pass
+            case _:
+                raise InputError("a message needs role and content, both text")
+    return Prompt("\n".join(message["content"] for message in messages), tuple(messages))

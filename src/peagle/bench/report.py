@@ -1,0 +1,135 @@
+"""Reports: a table for the terminal, and the result file with what it was measured on."""
+
+import json
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from rich import box
+from rich.table import Table
+
+from peagle.bench.load import Run, Workload
+from peagle.device import resolve_device, resolve_dtype
+from peagle.errors import InputError
+
+NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
+
+
+def environment(workload: Workload) -> dict[str, Any]:
+    """Machine, versions and settings that a result depends on."""
+    device = resolve_device(workload.device)
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "dtype": str(resolve_dtype(workload.dtype, device)).removeprefix("torch."),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("peagle", "torch", "transformers")},
+        "target": workload.pair.target,
+        "drafters": dict(workload.pair.drafters),
+        "prompts": len(workload.prompts),
+        "max_tokens": workload.max_tokens,
+        "sampling": "greedy, end of text ignored",
+    }
+
+
+def cpu_name() -> str:
+    """The processor's name as the system gives it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+def speed_up(run: Run, runs: Sequence[Run]) -> float | None:
+    """How many times the OTPS of no speculation at the same concurrency; None without one."""
+    for other in runs:
+        if other.case.method == "none" and other.case.concurrency == run.case.concurrency:
+            return run.measures.otps / other.measures.otps
+    return None
+
+
+def summary_table(runs: Sequence[Run]) -> Table:
+    """One row a method: speed, acceptance, and whether the output is the same."""
+    table = _empty_table(("K", "tokens/s", "speed-up", "tokens/cycle", "same output"))
+    for run in runs:
+        table.add_row(NAMES[run.case.method], *_speed_cells(run, runs), _identical(run))
+    return table
+
+
+def full_table(runs: Sequence[Run]) -> Table:
+    """One row a run, with its median latencies."""
+    columns = ("K", "OTPS", "speed-up", "AL", "TTFT ms", "ITL ms", "E2E ms", "same")
+    table = _empty_table(("C", *columns))
+    for run in runs:
+        found = run.measures
+        medians = (timing.p50 for timing in (found.ttft_ms, found.itl_ms, found.e2e_ms))
+        table.add_row(
+            NAMES[run.case.method],
+            str(run.case.concurrency),
+            *_speed_cells(run, runs),
+            *(f"{median:.1f}" for median in medians),
+            _identical(run),
+        )
+    return table
+
+
+def _empty_table(columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("method", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _speed_cells(run: Run, runs: Sequence[Run]) -> tuple[str, str, str, str]:
+    ratio = speed_up(run, runs)
+    return (
+        str(run.case.k or "-"),
+        f"{run.measures.otps:.1f}",
+        f"{ratio:.2f}x" if ratio is not None else "-",
+        f"{run.measures.acceptance_length:.2f}",
+    )
+
+
+def _identical(run: Run) -> str:
+    return {True: "yes", False: "[red]no[/]", None: "-"}[run.identical_to_none]
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A text file that gets its name only once the block is through; after an error it is gone.
+
+    Opening it shows at the start that the result can be written at the end. Raises `InputError`
+    when it cannot.
+    """
+    try:
+        place = path.expanduser().resolve()
+        if place.exists() and not (place.is_file() and os.access(place, os.W_OK)):
+            raise InputError(f"{path} cannot be written: it is no file that may be replaced")
+        scratch = place.with_name(f".{place.name}.{os.getpid()}")
+        file = scratch.open("x", encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    try:
+        with file:
+            yield file
+        scratch.replace(place)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def write_result(file: TextIO, environment: dict[str, Any], runs: Sequence[Run]) -> None:
+    """Write the result file: what it was measured on, and every run."""
+    result = {"environment": environment, "runs": [run.as_json() for run in runs]}
+    file.write(json.dumps(result, indent=2) + "\n")

@@ -1,0 +1,46 @@
+"""The `peagle` command: its subcommands, and how it ends."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from peagle.cli import bench, check, demo, generate, train
+from peagle.errors import InputError
+
+INPUT_ERROR, INTERRUPTED = 2, 130
+
+app = typer.Typer(
+    name="peagle",
+    help="Lossless speculative decoding with P-EAGLE drafters: see it, use it, measure it.",
+    epilog="Begin with  [bold]peagle demo[/]",
+    rich_markup_mode="rich",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command(epilog=demo.EXAMPLE)(demo.demo)
+app.command(epilog=generate.EXAMPLE)(generate.generate)
+app.command(epilog=bench.EXAMPLE)(bench.bench)
+app.command(epilog=check.EXAMPLE)(check.check)
+app.command(epilog=train.EXAMPLE)(train.train)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code: 2 for bad input, 130 after Ctrl-C."""
+    try:
+        code = app(arguments, prog_name="peagle", standalone_mode=False)
+    except InputError as error:
+        return _end(str(error), INPUT_ERROR)
+    except typer.TyperException as error:
+        return _end(error.format_message(), INPUT_ERROR)
+    if code == INTERRUPTED:
+        return _end("interrupted", INTERRUPTED)
+    return code or 0
+
+
+def _end(message: str, code: int) -> int:
+    """Say on one line why it ends; the bare `peagle`, which has shown its help, says nothing."""
+    if message:
+        print("peagle:", *message.split(), file=sys.stderr)
+    return code

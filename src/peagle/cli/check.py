@@ -1,0 +1,44 @@
+"""`peagle check`: what a drafter is and what is wrong with it."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+EXAMPLE = """Examples:
+
+[bold]peagle check ./my-drafter[/]
+
+[bold]peagle check ./my-drafter --target Qwen/Qwen3-0.6B[/]"""
+PROBLEMS_FOUND = 2
+
+
+def check(
+    drafter: Annotated[str, typer.Argument(help="Drafter: directory or hub id.")],
+    target: Annotated[
+        str | None, typer.Option(help="Target that it should fit: directory or hub id.")
+    ] = None,
+) -> None:
+    """Say what a drafter is, whether it fits its target, and how to mend what is wrong.
+
+    Facts go to stdout; problems go to stderr, one a line, and make the exit code 2.
+    """
+    from peagle.drafters.diagnosis import diagnose
+    from peagle.models.weights import model_directory
+
+    place = model_directory(drafter)
+    found = diagnose(place, model_directory(target) if target is not None else None)
+    _print_facts({"directory": str(place), **found.facts})
+    for problem in found.problems:
+        typer.echo(f"problem: {' '.join(problem.split())}", err=True)
+    if found.problems:
+        raise typer.Exit(PROBLEMS_FOUND)
+    typer.echo("no problem found" if target is None else f"no problem found; it fits {target}")
+
+
+def _print_facts(facts: dict[str, str]) -> None:
+    table = Table.grid(padding=(0, 2))
+    for label, value in facts.items():
+        table.add_row(f"[dim]{label}[/]", value)
+    Console(soft_wrap=True).print(table)

@@ -1,0 +1,93 @@
+"""`peagle demo`: one answer as it comes, then the methods against each other."""
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from peagle.cli.options import Eagle3, Peagle, Target, Threads, use_threads
+
+if TYPE_CHECKING:
+    from peagle.bench.load import Run, Workload
+    from peagle.llm import LLM, Chunk
+
+EXAMPLE = """Example:
+
+[bold]peagle demo[/]"""
+EAGLE3_K, PEAGLE_K = 3, 7
+"""About where each method is fastest on a CPU; `peagle bench` shows the others."""
+ANSWER_TOKENS = 160
+COMPARED_PROMPTS, COMPARED_TOKENS = 4, 96
+ROUNDS, PATIENCE = 3, 15.0
+"""The best of so many rounds counts; on a slow machine none begins after so many seconds."""
+PROMPT, DRAFTED, OWN = "dim", "green", "bold yellow"
+"""Styles: the prompt, accepted drafts, and tokens that the target chose itself."""
+
+
+def demo(
+    target: Target = None, eagle3: Eagle3 = None, peagle: Peagle = None, threads: Threads = None
+) -> None:
+    """Watch a model write with a drafter's help, and see what that help is worth.
+
+    Under a minute on two CPU cores, without a network.
+    """
+    from peagle.bench.load import Workload
+    from peagle.bench.pair import METHODS, choose_pair
+    from peagle.bench.prompts import load_prompts
+
+    pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
+    prompts = tuple(load_prompts("bundled", COMPARED_PROMPTS))
+    workload = Workload(pair, prompts, COMPARED_TOKENS)
+    pair.check(max(EAGLE3_K, PEAGLE_K))
+    use_threads(threads)
+    console = Console(highlight=False)
+    _show_answer(console, workload)
+    _show_comparison(console, workload)
+
+
+def _show_answer(console: Console, workload: "Workload") -> None:
+    """Stream one completion, each token in the colour of where it came from."""
+    llm, prompt = workload.open("peagle", PEAGLE_K, concurrency=1), workload.prompts[0]
+    legend = [("accepted drafts", DRAFTED), " and ", ("the target's own tokens", OWN)]
+    console.print(Text.assemble("P-EAGLE writes, in ", *legend, ":\n"))
+    console.print(Text(prompt.text, PROMPT), end="", soft_wrap=True)
+    params = workload.params(PEAGLE_K, ANSWER_TOKENS)
+    for chunk in llm.stream(prompt.token_ids(llm.tokenizer), params):
+        console.print(_coloured(llm, chunk), end="", soft_wrap=True)
+    console.print("\n")
+
+
+def _coloured(llm: "LLM", chunk: "Chunk") -> Text:
+    """A chunk's text: the accepted drafts lead, the target's token is the rest."""
+    drafted = llm.tokenizer.decode(chunk.token_ids[: chunk.accepted], skip_special_tokens=True)
+    return Text.assemble((chunk.text[: len(drafted)], DRAFTED), (chunk.text[len(drafted) :], OWN))
+
+
+def _show_comparison(console: Console, workload: "Workload") -> None:
+    from peagle.bench.load import best_of
+    from peagle.bench.report import summary_table
+
+    with Console(stderr=True).status("measuring ..."):
+        rounds = _rounds(workload)
+    console.print(summary_table(best_of(rounds)))
+    console.print(
+        f"greedy, {COMPARED_PROMPTS} prompts x {COMPARED_TOKENS} tokens, one at a time, "
+        f"best of {len(rounds)}",
+        style=PROMPT,
+    )
+
+
+def _rounds(workload: "Workload") -> "list[list[Run]]":
+    start = time.perf_counter()
+    rounds = [_round(workload)]
+    while len(rounds) < ROUNDS and time.perf_counter() - start < PATIENCE:
+        rounds.append(_round(workload))
+    return rounds
+
+
+def _round(workload: "Workload") -> "list[Run]":
+    from peagle.bench.load import Case, run_cases
+
+    cases = [Case("none", 0, 1), Case("eagle3", EAGLE3_K, 1), Case("peagle", PEAGLE_K, 1)]
+    return list(run_cases(workload, cases))

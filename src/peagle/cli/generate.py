@@ -1,0 +1,211 @@
+"""`peagle generate`: prompts in, texts out."""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from peagle.cli.options import Device, DTypeName, Target, Threads, use_threads
+from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.errors import InputError
+
+if TYPE_CHECKING:
+    from peagle.bench.prompts import Prompt
+    from peagle.llm import LLM, Completion
+
+EXAMPLE = """Examples:
+
+[bold]peagle generate --prompt "def fibonacci(n):" --max-tokens 64[/]
+
+[bold]peagle generate --target ./target --drafter ./drafter --k 5 --prompt "Hello"[/]
+
+[bold]peagle generate --prompts questions.txt --temperature 0.8 --seed 1 --json[/]
+
+[bold]echo "import os" | peagle generate --prompt -[/]"""
+STDIN = "-"
+DEFAULT = SamplingParams()
+
+
+def generate(
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="A prompt, or - to read one from stdin; repeatable.")
+    ] = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="File of prompts: .jsonl, .jsonl.gz or .txt (one a line).")
+    ] = None,
+    target: Target = None,
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="Drafter: directory or hub id.",
+            show_default="the bundled one; none beside your own target",
+        ),
+    ] = None,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            "--k", help="Tokens to draft a cycle.", show_default="what it was trained for"
+        ),
+    ] = None,
+    speculative_config: Annotated[
+        str | None, typer.Option(help="vLLM's JSON, in place of --drafter and --k.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = DEFAULT.max_tokens,
+    min_tokens: Annotated[int, typer.Option(help="No end before this many.")] = DEFAULT.min_tokens,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = DEFAULT.temperature,
+    top_k: Annotated[int, typer.Option(help="0 keeps all tokens.")] = DEFAULT.top_k,
+    top_p: Annotated[float, typer.Option(help="1 keeps all tokens.")] = DEFAULT.top_p,
+    min_p: Annotated[float, typer.Option(help="0 keeps all tokens.")] = DEFAULT.min_p,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="1 is none.")
+    ] = DEFAULT.repetition_penalty,
+    presence_penalty: Annotated[float, typer.Option(help="0 is none.")] = DEFAULT.presence_penalty,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="0 is none.")
+    ] = DEFAULT.frequency_penalty,
+    seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text to end before; repeatable.")] = None,
+    ignore_eos: Annotated[
+        bool, typer.Option("--ignore-eos", help="Write on past the end.")
+    ] = False,
+    logprobs: Annotated[
+        int | None, typer.Option(help="With --json: this many top log-probabilities a token.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON object a prompt: tokens and accepted counts.")
+    ] = False,
+    dtype: DTypeName = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+) -> None:
+    """Complete prompts, with speculation, by default with the bundled pair.
+
+    The text goes to stdout, a line about the speed to stderr.
+    """
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+        ignore_eos=ignore_eos,
+        logprobs=logprobs,
+    )
+    if logprobs is not None and not as_json:
+        raise InputError("--logprobs needs --json, which prints them")
+    given = _read_prompts(prompt or [], prompts)
+    speculation = _speculation(target, drafter, k, speculative_config)
+    use_threads(threads)
+    llm = _open(target, speculation, EngineConfig(dtype=dtype, device=device))
+    if as_json:
+        _write_json(llm, given, params)
+    else:
+        _write_text(llm, given, params)
+
+
+def _read_prompts(texts: Sequence[str], file: str | None) -> "list[Prompt]":
+    from peagle.bench.prompts import Prompt, load_prompts
+
+    if not texts and file is None:
+        raise InputError("no prompt: give --prompt TEXT, --prompt - or --prompts FILE")
+    prompts = [Prompt(_read_stdin() if text == STDIN else text) for text in texts]
+    return prompts + (load_prompts(file) if file is not None else [])
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise InputError(f"stdin is not valid UTF-8 at byte {error.start}") from None
+
+
+def _speculation(
+    target: str | None, drafter: str | None, k: int | None, text: str | None
+) -> SpeculativeConfig | None:
+    """What to speculate with; None when a target of one's own came without a drafter."""
+    from peagle.bench.pair import bundled
+
+    if text is not None:
+        if drafter is not None or k is not None:
+            raise InputError("give either --speculative-config or --drafter and --k")
+        return SpeculativeConfig.from_json(text)
+    if drafter is None and target is not None:
+        if k is not None:
+            raise InputError("--k needs --drafter, since --target is not the bundled one")
+        return None
+    return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
+
+
+def _open(target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig) -> "LLM":
+    from peagle.bench.pair import bundled
+    from peagle.llm import LLM
+
+    llm = LLM(target or bundled("target"), speculation, config)
+    if llm.beyond_training:
+        typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
+    return llm
+
+
+def _write_json(llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams) -> None:
+    completions = llm.generate([prompt.token_ids(llm.tokenizer) for prompt in prompts], params)
+    for prompt, completion in zip(prompts, completions, strict=True):
+        typer.echo(json.dumps(_record(prompt, completion)))
+
+
+def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
+    did = completion.speculation
+    record = {
+        "prompt": prompt.text,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "cycles": did.cycles,
+        "drafted": did.drafted,
+        "accepted_per_cycle": did.accepted_per_cycle,
+        "accepted_per_position": did.accepted_per_position,
+    }
+    if completion.logprobs:
+        record["logprobs"] = [
+            {"logprob": token.chosen, "top": token.top} for token in completion.logprobs
+        ]
+    return record
+
+
+def _write_text(llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams) -> None:
+    """Print the texts, the only one as it comes, and then how fast that went."""
+    start = time.perf_counter()
+    encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    if len(encoded) == 1:
+        completions = [_stream(llm, encoded[0], params)]
+    else:
+        completions = llm.generate(encoded, params)
+        typer.echo("\n\n".join(completion.text for completion in completions))
+    typer.secho(_speed(completions, time.perf_counter() - start), err=True, dim=True)
+
+
+def _stream(llm: "LLM", prompt: list[int], params: SamplingParams) -> "Completion":
+    for chunk in llm.stream(prompt, params):
+        typer.echo(chunk.text, nl=chunk.completion is not None)
+        if chunk.completion is not None:
+            return chunk.completion
+    raise AssertionError("a stream ends with its completion")
+
+
+def _speed(completions: "Sequence[Completion]", seconds: float) -> str:
+    from peagle.bench.measures import measure
+
+    found = measure(completions, seconds)
+    speed = f"{found.output_tokens} tokens in {seconds:.2f} s, {found.otps:.1f} tokens/s"
+    cycles = sum(completion.speculation.cycles for completion in completions)
+    if not cycles:
+        return speed
+    return f"{speed}, acceptance length {found.acceptance_length:.2f} over {cycles} cycles"

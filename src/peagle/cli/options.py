@@ -1,0 +1,39 @@
+"""Options that several commands share, and what they mean."""
+
+from typing import Annotated
+
+import typer
+
+from peagle.config import DType
+from peagle.errors import InputError
+
+Target = Annotated[
+    str | None,
+    typer.Option(help="Target model: directory or hub id.", show_default="the bundled one"),
+]
+Eagle3 = Annotated[
+    str | None,
+    typer.Option(help="EAGLE-3 drafter: directory or hub id.", show_default="the bundled one"),
+]
+Peagle = Annotated[
+    str | None,
+    typer.Option(help="P-EAGLE drafter: directory or hub id.", show_default="the bundled one"),
+]
+DTypeName = Annotated[
+    DType, typer.Option("--dtype", help="auto is float32 on a CPU, bfloat16 on a GPU.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Threads = Annotated[
+    int | None, typer.Option(help="CPU threads.", show_default="as many as torch takes")
+]
+
+
+def use_threads(threads: int | None) -> None:
+    """Set the number of CPU threads for the whole process, if one is given."""
+    import torch
+
+    if threads is None:
+        return
+    if threads < 1:
+        raise InputError(f"--threads {threads}: give at least 1")
+    torch.set_num_threads(threads)
