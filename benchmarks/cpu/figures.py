@@ -1,7 +1,7 @@
-"""Every figure that issue 2 asks for, measured in one run on this machine.
+"""The figures of the bundled pair, measured in one run on this machine.
 
     python benchmarks/cpu/figures.py --prompts ../shared/data/HumanEval.jsonl.gz \\
-        --vllm-python /work/vllm-venv/bin/python
+        --vllm-python .venv-vllm/bin/python
 
 The sides run one after the other, on the same models, prompts, dtype and threads, for some rounds
 each, of which the best counts. All runs go to a dated JSON file, the tables to a page beside it.

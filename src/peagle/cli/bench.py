@@ -7,17 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from peagle.cli.options import (
-    Device,
-    DTypeName,
-    Eagle3,
-    Peagle,
-    Target,
-    Threads,
-    use_threads,
-)
+from peagle.cli.options import Device, DTypeName, Eagle3, Peagle, Target, Threads, use_threads
+from peagle.cli.progress import progress_bar
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -109,16 +101,7 @@ def _check(workload: "Workload", cases: "Sequence[Case]") -> None:
 
 
 def _run(workload: "Workload", cases: "Sequence[Case]") -> "list[Run]":
-    """Run every case under a progress bar on stderr."""
     from peagle.bench.load import run_cases
 
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
-        task = progress.add_task("requests", total=len(cases) * len(workload.prompts))
-        return list(run_cases(workload, cases, lambda: progress.advance(task)))
+    with progress_bar("requests", len(cases) * len(workload.prompts)) as advance:
+        return list(run_cases(workload, cases, advance))

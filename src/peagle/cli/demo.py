@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from peagle.cli.options import Eagle3, Peagle, Target, Threads, use_threads
+from peagle.cli.progress import progress_bar
 
 if TYPE_CHECKING:
     from peagle.bench.load import Run, Workload
@@ -49,8 +50,8 @@ def demo(
 def _show_answer(console: Console, workload: "Workload") -> None:
     """Stream one completion, each token in the colour of where it came from."""
     llm, prompt = workload.open("peagle", PEAGLE_K, concurrency=1), workload.prompts[0]
-    legend = [("accepted drafts", DRAFTED), " and ", ("the target's own tokens", OWN)]
-    console.print(Text.assemble("P-EAGLE writes, in ", *legend, ":\n"))
+    drafted, own = ("accepted drafts", DRAFTED), ("the target's own tokens", OWN)
+    console.print(Text.assemble("P-EAGLE writes: ", drafted, ", ", own, "\n"))
     console.print(Text(prompt.text, PROMPT), end="", soft_wrap=True)
     params = workload.params(PEAGLE_K, ANSWER_TOKENS)
     for chunk in llm.stream(prompt.token_ids(llm.tokenizer), params):
@@ -68,8 +69,7 @@ def _show_comparison(console: Console, workload: "Workload") -> None:
     from peagle.bench.load import best_of
     from peagle.bench.report import summary_table
 
-    with Console(stderr=True).status("measuring ..."):
-        rounds = _rounds(workload)
+    rounds = _rounds(workload)
     console.print(summary_table(best_of(rounds)))
     console.print(
         f"greedy, {COMPARED_PROMPTS} prompts x {COMPARED_TOKENS} tokens, one at a time, "
@@ -79,15 +79,12 @@ def _show_comparison(console: Console, workload: "Workload") -> None:
 
 
 def _rounds(workload: "Workload") -> "list[list[Run]]":
-    start = time.perf_counter()
-    rounds = [_round(workload)]
-    while len(rounds) < ROUNDS and time.perf_counter() - start < PATIENCE:
-        rounds.append(_round(workload))
-    return rounds
-
-
-def _round(workload: "Workload") -> "list[Run]":
     from peagle.bench.load import Case, run_cases
 
     cases = [Case("none", 0, 1), Case("eagle3", EAGLE3_K, 1), Case("peagle", PEAGLE_K, 1)]
-    return list(run_cases(workload, cases))
+    start = time.perf_counter()
+    rounds: list[list[Run]] = []
+    with progress_bar("measuring", ROUNDS * len(cases) * COMPARED_PROMPTS) as advance:
+        while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - start < PATIENCE):
+            rounds.append(list(run_cases(workload, cases, advance)))
+    return rounds

@@ -68,6 +68,12 @@ def generate(
     ] = DEFAULT.frequency_penalty,
     seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text to end before; repeatable.")] = None,
+    stop_token_id: Annotated[
+        list[int] | None, typer.Option(help="Token id to end at; repeatable.")
+    ] = None,
+    logit_bias: Annotated[
+        str | None, typer.Option(help='Token id -> value added to its logit: {"42": -5}.')
+    ] = None,
     ignore_eos: Annotated[
         bool, typer.Option("--ignore-eos", help="Write on past the end.")
     ] = False,
@@ -93,10 +99,12 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
+
         frequency_penalty=frequency_penalty,
         seed=seed,
         stop=tuple(stop or ()),
+        stop_token_ids=tuple(stop_token_id or ()),
+        logit_bias=_logit_bias(logit_bias),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
@@ -119,6 +127,14 @@ def _read_prompts(texts: Sequence[str], file: str | None) -> "list[Prompt]":
         raise InputError("no prompt: give --prompt TEXT, --prompt - or --prompts FILE")
     prompts = [Prompt(_read_stdin() if text == STDIN else text) for text in texts]
     return prompts + (load_prompts(file) if file is not None else [])
+
+
+def _logit_bias(text: str | None) -> Any:
+    """The option's JSON, whose content SamplingParams checks."""
+    try:
+        return json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise InputError(f"--logit-bias is not JSON: {error}") from None
 
 
 def _read_stdin() -> str:
@@ -165,6 +181,7 @@ def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
     did = completion.speculation
     record = {
         "prompt": prompt.text,
+        "prompt_token_ids": completion.prompt_token_ids,
         "text": completion.text,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,

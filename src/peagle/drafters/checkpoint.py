@@ -186,7 +186,7 @@ def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     ignored = [D2T, T2D]
     try:
         assemble(model, drafter_rules(config, shared), tensors, ignored)
-        _attach_vocabulary(model, tensors)
+        attach_vocabulary(model, tensors)
     except InputError as error:
         raise InputError(f"{directory}: {error}") from None
     parameter = target.embed.weight
@@ -245,7 +245,8 @@ def _attach_shared(model: DraftModel, target: Decoder, shared: frozenset[str]) -
         model.head = target.head
 
 
-def _attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
+def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
+    """Give a drafter its map to target ids. Raises `InputError` when d2t is missing or wrong."""
     if not model.config.reduced_vocabulary:
         return
     d2t = tensors.get(D2T)

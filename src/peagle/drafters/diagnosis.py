@@ -15,7 +15,7 @@ from peagle.drafters.checkpoint import (
     D2T,
     MASK_HIDDEN,
     T2D,
-    _attach_vocabulary,
+    attach_vocabulary,
     config_problems,
     default_taps,
     drafter_rules,
@@ -149,7 +149,7 @@ def _tensor_problems(
     _attempt(lambda: assemble(model, rules, tensors, [D2T, T2D, *named_already]), problems)
     if problems:
         problems = [f"{problems[0]}; export it again with the config.json it was trained with"]
-    _attempt(lambda: _attach_vocabulary(model, tensors), problems)
+    _attempt(lambda: attach_vocabulary(model, tensors), problems)
     return problems
 
 

@@ -75,8 +75,9 @@ class Recipe(Config):
     @property
     def shares_embeddings(self) -> bool:
         """Whether the drafter's directory leaves the embeddings to the target's."""
-        trained = self.method == "peagle" if self.train_embeddings is None else self.train_embeddings
-        return not trained
+        if self.train_embeddings is None:
+            return self.method == "eagle3"
+        return not self.train_embeddings
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:
