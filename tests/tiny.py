@@ -1,13 +1,30 @@
-"""Tiny random models for tests: targets by transformers, drafters by us."""
+"""Tiny random models for tests: targets by transformers, drafters by us; and ways to run them."""
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
-from peagle.drafters.checkpoint import save_drafter
+from peagle.config import EngineConfig, SamplingParams
+from peagle.drafters.checkpoint import load_drafter, save_drafter
+from peagle.drafters.drafter import Drafter
+from peagle.drafters.eagle3 import SequentialDrafter
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.models.decoder import DecoderConfig
+from peagle.drafters.peagle import ParallelDrafter
+from peagle.engine.engine import Engine
+from peagle.engine.request import Request
+from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.models.families import load_decoder
 
 VOCAB = 96
 SIZES = {
@@ -24,17 +41,27 @@ SIZES = {
 }
 TAPS = (1, 2, 3)
 MASK = VOCAB - 1
+CPU = torch.device("cpu")
 
 
-def save_target(directory: Path, family: str = "qwen3", seed: int = 0, **changes: object) -> Path:
-    """A random target in Hugging Face's layout, with logits far enough apart to rank firmly."""
+def save_target(
+    directory: Path,
+    family: str = "qwen3",
+    seed: int = 0,
+    layer_std: float = 0.15,
+    **changes: object,
+) -> Path:
+    """A random target in Hugging Face's layout, with logits far enough apart to rank firmly.
+
+    A small `layer_std` makes the next token depend mostly on the newest one: easy to draft for.
+    """
     torch.manual_seed(seed)
     kinds = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
     config_type, model_type = kinds[family]
     model = model_type(config_type(**{**SIZES, **changes}))
     for name, parameter in model.named_parameters():
         if "norm" not in name:
-            torch.nn.init.normal_(parameter, std=0.15)
+            torch.nn.init.normal_(parameter, std=layer_std if ".layers." in name else 0.15)
         else:
             torch.nn.init.uniform_(parameter, 0.7, 1.3)
     model.float().save_pretrained(directory)
@@ -42,11 +69,16 @@ def save_target(directory: Path, family: str = "qwen3", seed: int = 0, **changes
 
 
 def drafter_config(
-    parallel: bool, qk_norm: bool = True, layers: int = 2, draft_vocab: int = VOCAB, **changes: object
+    parallel: bool,
+    qk_norm: bool = True,
+    layers: int = 2,
+    draft_vocab: int = VOCAB,
+    vocab_size: int = VOCAB,
+    **changes: object,
 ) -> DrafterConfig:
     """A drafter's sizes for `save_target`'s default target."""
     shape = DecoderConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=layers,
@@ -87,3 +119,82 @@ def save_random_drafter(directory: Path, config: DrafterConfig, seed: int = 1) -
     """An untrained drafter on disk, in float32."""
     save_drafter(directory, random_drafter(config, seed), torch.float32)
     return directory
+
+
+def load_target(directory: Path, dtype: torch.dtype = torch.float32) -> Decoder:
+    """Our decoder of a target."""
+    return load_decoder(directory, dtype, CPU)
+
+
+def load_peer(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Transformers' model of the same target: the oracle."""
+    return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
+
+
+def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of one whole sequence without a cache."""
+    parts = (part.transpose(0, 1)[None] for part in (query, key, value))
+    attended = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+    return attended[0].transpose(0, 1)
+
+
+@torch.no_grad()
+def run_target(
+    decoder: Decoder, tokens: Sequence[int], taps: tuple[int, ...] = TAPS
+) -> tuple[Tensor, Tensor | None]:
+    """Logits [tokens, vocab] and tapped hidden states [tokens, taps * hidden] of one sequence."""
+    rows = torch.tensor(tokens)
+    hidden, tapped = decoder(rows, torch.arange(len(rows)), causal, taps)
+    return decoder.head(hidden), tapped
+
+
+@torch.no_grad()
+def peer_logits(peer: Any, tokens: Sequence[int]) -> Tensor:
+    """Transformers' logits [tokens, vocab] of one sequence."""
+    return peer(torch.tensor([tokens])).logits[0]
+
+
+def as_drafter(model: DraftModel) -> Drafter:
+    """A model as the drafter that its configuration says."""
+    return ParallelDrafter(model) if model.config.parallel else SequentialDrafter(model)
+
+
+def random_drafter_for(decoder: Decoder, directory: Path, config: DrafterConfig) -> Drafter:
+    """An untrained drafter, written, and loaded beside its target."""
+    return as_drafter(load_drafter(save_random_drafter(directory, config), decoder))
+
+
+def engine_config(**changes: Any) -> EngineConfig:
+    """Defaults but for the memory, which tiny models hardly need."""
+    return EngineConfig(**{"kv_cache_memory": 1 << 22, **changes})
+
+
+def run(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+) -> list[Request]:
+    """Run prompts to their ends together; afterwards the pool must be whole again."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    requests = [
+        engine.add(f"r{i}", prompt, how)
+        for i, (prompt, how) in enumerate(zip(prompts, each, strict=True))
+    ]
+    finish(engine)
+    return requests
+
+
+def finish(engine: Engine) -> None:
+    """Step until no request is left; then every block must be free."""
+    for _ in range(10_000):
+        if not engine.busy:
+            break
+        engine.step()
+    assert not engine.busy, "the engine makes no progress"
+    engine.pool.check()
+    assert engine.pool.free_blocks == engine.pool.num_blocks
+
+
+def outputs(requests: Sequence[Request]) -> list[list[int]]:
+    """The tokens of each request."""
+    return [request.output for request in requests]

@@ -72,7 +72,7 @@ def _job(workload: Workload, rounds: int) -> dict[str, Any]:
 
 
 def figures(runs: Sequence[Run], peers: Sequence[Peer]) -> Iterator[Figure]:
-    """What the issue asks beside what was measured."""
+    """What was asked for beside what was measured."""
     none, peagle, eagle3 = (_fastest(runs, method) for method in METHODS)
     k, otps = peagle.case.k, peagle.measures.otps
     yield _ratio("P-EAGLE at its best K over no speculation", 2.0, otps / none.measures.otps)

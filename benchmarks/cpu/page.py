@@ -12,7 +12,7 @@ from peagle.bench.report import NAMES
 
 @dataclass(frozen=True)
 class Figure:
-    """One line of the issue's table."""
+    """One line of the table of figures."""
 
     name: str
     asked: str

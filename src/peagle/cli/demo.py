@@ -39,7 +39,7 @@ def demo(
 
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
     prompts = tuple(load_prompts("bundled", COMPARED_PROMPTS))
-    workload = Workload(pair, prompts, COMPARED_TOKENS)
+    workload = Workload(pair, prompts, COMPARED_TOKENS, "float32")  # exactly comparable
     pair.check(max(EAGLE3_K, PEAGLE_K))
     use_threads(threads)
     console = Console(highlight=False)

@@ -99,7 +99,7 @@ def generate(
         top_p=top_p,
         min_p=min_p,
         repetition_penalty=repetition_penalty,
-
+        presence_penalty=presence_penalty,
         frequency_penalty=frequency_penalty,
         seed=seed,
         stop=tuple(stop or ()),

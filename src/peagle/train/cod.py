@@ -13,8 +13,8 @@ class Elements:
     """Rows of a drafter's training pass: (anchor, depth) pairs. All [batch, elements].
 
     Depth by depth, anchors ascending within each; the first `row_length` elements are depth 0, one
-    an anchor. An element stands at position anchor + depth, where a drafter reads the next token (or
-    the mask token), and predicts the token after that one, number anchor + depth + 2.
+    an anchor. An element stands at position anchor + depth, where a drafter reads the next token
+    (or the mask token), and predicts the token after that one, number anchor + depth + 2.
     """
 
     anchors: Tensor
