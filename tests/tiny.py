@@ -1,8 +1,10 @@
 """Tiny random models for tests: targets by transformers, drafters by us; and ways to run them."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -17,14 +19,17 @@ from transformers import (
 
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.checkpoint import load_drafter, save_drafter
-from peagle.drafters.drafter import Drafter
+from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.drafters.eagle3 import SequentialDrafter
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.peagle import ParallelDrafter
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request
+from peagle.engine.request_table import RequestTable
+from peagle.engine.runner import CachedModel
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import load_decoder
+from peagle.ops.rope import RopeConfig
 
 VOCAB = 96
 SIZES = {
@@ -85,6 +90,7 @@ def drafter_config(
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=16,
+        rope=RopeConfig(original_max_position=256),
         max_position_embeddings=256,
         qk_norm=qk_norm,
     )
@@ -198,3 +204,33 @@ def finish(engine: Engine) -> None:
 def outputs(requests: Sequence[Request]) -> list[list[int]]:
     """The tokens of each request."""
     return [request.output for request in requests]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What a drafter proposes after a prefix, and the logits behind it."""
+
+    drafts: list[int]
+    logits: Tensor
+    """[k, draft_vocab]"""
+
+
+@torch.no_grad()
+def propose(drafter: Drafter, target: Decoder, tokens: Sequence[int], k: int) -> Proposal:
+    """K drafts after some tokens, nothing cached before, through the engine's own memory."""
+    model, known = drafter.model, len(tokens) - 1
+    table = RequestTable(1, 64, 8, CPU)
+    table.append(table.admit(), 0, [3, 1, 0, 2, 5, 4, 7, 6])
+    memory = CachedModel(model.config.transformer, table, 64, torch.float32)
+    _, features = run_target(target, tokens, model.config.taps)
+    assert features is not None
+    work = DraftWork((Span(0, 0, known),), (k,), torch.tensor(tokens[1:]), features[:known])
+    seen: list[Tensor] = []
+
+    def logits(hidden: Tensor) -> Tensor:
+        seen.append(DraftModel.logits(model, hidden))
+        return seen[-1]
+
+    with mock.patch.object(model, "logits", logits):
+        drafts = drafter.propose(work, memory).tolist()
+    return Proposal(drafts, torch.cat(seen))

@@ -8,6 +8,7 @@ each, of which the best counts. All runs go to a dated JSON file, the tables to 
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -45,10 +46,18 @@ def main(
     pair.check(max(KS))
     workload = Workload(pair, tuple(load_prompts(prompts, limit)), max_tokens, "float32", "cpu")
     facts = environment(workload) | {"prompt_file": Path(prompts).name, "rounds": rounds}
+    facts["target"] = _shown(facts["target"])
+    facts["drafters"] = {name: _shown(place) for name, place in facts["drafters"].items()}
     runs = best_of([_round(workload, index) for index in range(rounds)])
     job = _job(workload, rounds)
-    peers = list(run_peers(job, KS, vllm_python, runs[0].outputs))
+    best = _fastest(runs, "peagle").case.k
+    peers = list(run_peers(job, [best], vllm_python, runs[0].outputs))
     _write(out, facts, runs, peers)
+
+
+def _shown(directory: str) -> str:
+    """A directory as it is called here, without the machine's own path."""
+    return os.path.relpath(directory)
 
 
 def _round(workload: Workload, index: int) -> list[Run]:
@@ -73,7 +82,7 @@ def _job(workload: Workload, rounds: int) -> dict[str, Any]:
 
 def figures(runs: Sequence[Run], peers: Sequence[Peer]) -> Iterator[Figure]:
     """What was asked for beside what was measured."""
-    none, peagle, eagle3 = (_fastest(runs, method) for method in METHODS)
+    none, eagle3, peagle = (_fastest(runs, method) for method in METHODS)
     k, otps = peagle.case.k, peagle.measures.otps
     yield _ratio("P-EAGLE at its best K over no speculation", 2.0, otps / none.measures.otps)
     yield _ratio("P-EAGLE over EAGLE-3, best K each", 1.15, otps / eagle3.measures.otps)

@@ -34,7 +34,7 @@ def run_peers(
     vllm_python: Path | None,
     expected: Sequence[Sequence[int]],
 ) -> Iterator[Peer]:
-    """transformers without speculation; vLLM with the drafter at every K, compiled and eager."""
+    """transformers without speculation; vLLM with the drafter at each K, compiled and eager."""
     python = Path(sys.executable)
     yield _peer("transformers", 0, _run("transformers_side.py", python, job), expected)
     if vllm_python is None:
@@ -55,12 +55,19 @@ def _run(script: str, python: Path, job: Mapping[str, Any]) -> dict[str, Any]:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(job["threads"])},
+            env=_environment(python, job["threads"]),
         )
         if done.returncode:
             raise SystemExit(f"{script} failed:\n{done.stdout[-3000:]}")
         result: dict[str, Any] = json.loads(result_file.read_text())
         return result
+
+
+def _environment(python: Path, threads: int) -> dict[str, str]:
+    """Both sides get the same threads, and vLLM the OpenMP library that it asks to be preloaded."""
+    variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    openmp = python.parents[1] / "lib" / "libiomp5.so"
+    return {**variables, "LD_PRELOAD": str(openmp)} if openmp.exists() else variables
 
 
 def _peer(name: str, k: int, result: Mapping[str, Any], expected: Sequence[Sequence[int]]) -> Peer:

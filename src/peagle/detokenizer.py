@@ -19,29 +19,41 @@ class Detokenizer:
         self.text = ""
         self._shown = 0
 
-    def append(self, token: int) -> bool:
-        """Add a token; True when a stop string is now complete (the text then ends before it)."""
-        self._tokens.append(token)
-        known = self._decode(self._tokens[self._context : self._done])
+    def extend(self, tokens: Sequence[int]) -> int | None:
+        """Add tokens; the number of them after which a stop string is complete, else None.
+
+        The text then ends before that string. Without stop strings one decoding serves them all.
+        """
+        if not self._stop:
+            self._append(tokens)
+            return None
+        for count, token in enumerate(tokens, start=1):
+            if self._append([token]):
+                return count
+        return None
+
+    def _append(self, tokens: Sequence[int]) -> bool:
+        self._tokens += tokens
         text = self._decode(self._tokens[self._context :])
-        if text.endswith(UNFINISHED):
-            return False
-        searched = max(len(self.text) - self._held, 0)
-        self.text += text[len(known) :]
-        self._context, self._done = self._done, len(self._tokens)
-        return self._cut(searched)
+        return not text.endswith(UNFINISHED) and self._take(text)
 
     def flush(self) -> None:
         """Take whatever bytes are left at the end, complete or not."""
-        known = self._decode(self._tokens[self._context : self._done])
-        self.text += self._decode(self._tokens[self._context :])[len(known) :]
-        self._done = len(self._tokens)
+        self._take(self._decode(self._tokens[self._context :]))
 
     def delta(self, finished: bool) -> str:
         """Text not shown yet; a possible beginning of a stop string waits until it is none."""
         stop = len(self.text) if finished else max(len(self.text) - self._held, self._shown)
         fresh, self._shown = self.text[self._shown : stop], stop
         return fresh
+
+    def _take(self, text: str) -> bool:
+        """Add what is new in the decoded tokens; True when a stop string is now complete."""
+        known = self._decode(self._tokens[self._context : self._done])
+        searched = max(len(self.text) - self._held, 0)
+        self.text += text[len(known) :]
+        self._context, self._done = self._done, len(self._tokens)
+        return self._cut(searched)
 
     def _cut(self, searched: int) -> bool:
         places = [self.text.find(text, searched) for text in self._stop]

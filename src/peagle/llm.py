@@ -2,7 +2,6 @@
 
 import asyncio
 import itertools
-import json
 import queue
 import threading
 import time
@@ -22,6 +21,7 @@ from peagle.engine.engine import Engine
 from peagle.engine.request import Request, RequestOutput, Speculation, TokenLogprobs
 from peagle.errors import InputError
 from peagle.models.families import load_decoder
+from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory, read_json
 
 Prompt = str | Sequence[int]
@@ -77,14 +77,12 @@ class LLM:
         speculative_config: SpeculativeConfig | None = None,
         config: EngineConfig | None = None,
     ) -> None:
-        from transformers import AutoTokenizer  # slow to import, and only needed here
-
         config = config or EngineConfig()
         directory = model_directory(str(target))
         device = resolve_device(config.device)
         dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
-        self.tokenizer: Any = _tokenizer(AutoTokenizer, directory)
+        self.tokenizer: Any = load_tokenizer(directory)
         drafter, k = None, 0
         if speculative_config is not None:
             place = model_directory(speculative_config.model)
@@ -172,13 +170,10 @@ class LLM:
         live = self._live[output.request_id]
         tokens, reason = list(output.new_tokens), output.finish_reason
         text = live.detokenizer
-        for index, token in enumerate(output.new_tokens):
-            if token in live.request.stop_ids and reason == "stop" and index == len(tokens) - 1:
-                break
-            if text.append(token):
-                tokens, reason = tokens[: index + 1], "stop"
-                self.engine.abort(output.request_id, reason)
-                break
+        stopped = text.extend(tokens[:-1] if reason == "stop" else tokens)
+        if stopped is not None:
+            tokens, reason = tokens[:stopped], "stop"
+            self.engine.abort(output.request_id, reason)
         live.times += [now - live.request.arrived] * len(tokens)
         completion = self._complete(live, len(output.new_tokens) - len(tokens), reason)
         return Chunk(
@@ -321,14 +316,6 @@ def end_tokens(directory: Path) -> tuple[int, ...]:
             if isinstance(ids, list):
                 return tuple(int(i) for i in ids)
     return ()
-
-
-def _tokenizer(auto: Any, directory: Path) -> Any:
-    try:
-        return auto.from_pretrained(str(directory))
-    except (OSError, ValueError, json.JSONDecodeError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise InputError(f"{directory} has no usable tokenizer: {reason}") from None
 
 
 def _per_prompt(

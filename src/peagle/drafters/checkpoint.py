@@ -72,7 +72,19 @@ def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str) -> DrafterConfig:
-    """The checked meaning of a drafter's flat configuration."""
+    """The checked meaning of a drafter's flat configuration.
+
+    Raises `InputError` for another architecture, a missing key or a value of the wrong kind.
+    """
+    try:
+        return _drafter_config(values, target, source)
+    except InputError:
+        raise
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
+
+
+def _drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str) -> DrafterConfig:
     architecture = (values.get("architectures") or ["none"])[0]
     if architecture not in KNOWN_ARCHITECTURES:
         raise InputError(
@@ -252,13 +264,18 @@ def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
     d2t = tensors.get(D2T)
     if d2t is None:
         raise InputError("a reduced draft vocabulary needs the tensor d2t, and it is missing")
-    ids = d2t.to(torch.int64) + torch.arange(len(d2t))
-    inside = bool(((ids >= 0) & (ids < model.config.transformer.vocab_size)).all())
-    if tuple(d2t.shape) != (model.config.draft_vocab_size,) or not inside:
+    if not _maps_every_draft_id(d2t, model.config):
         raise InputError(
             "d2t does not map every draft id to a target id; it holds offsets, not ids"
         )
     model.d2t = d2t.to(torch.int64)
+
+
+def _maps_every_draft_id(d2t: Tensor, config: DrafterConfig) -> bool:
+    if tuple(d2t.shape) != (config.draft_vocab_size,):
+        return False
+    ids = d2t.to(torch.int64) + torch.arange(len(d2t))
+    return bool(((ids >= 0) & (ids < config.transformer.vocab_size)).all())
 
 
 def save_drafter(

@@ -136,7 +136,9 @@ def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig) 
     dtype = target.embed.weight.dtype
     shapes = [target.config] + ([drafter.model.config.transformer] if drafter else [])
     per_token = sum(kv_bytes_per_token(shape, dtype) for shape in shapes)
-    return config.kv_cache_memory // (per_token * config.block_size)
+    affordable = config.kv_cache_memory // (per_token * config.block_size)
+    longest = config.max_model_len or target.rotations.shape[0]
+    return min(affordable, config.max_num_seqs * -(-longest // config.block_size))
 
 
 def _max_length(target: Decoder, config: EngineConfig, num_blocks: int) -> int:

@@ -51,6 +51,8 @@ def transformer_config(values: Mapping[str, Any], model_type: str, source: str) 
             attention_bias=bool(values.get("attention_bias", False)),
             mlp_bias=bool(values.get("mlp_bias", False)),
         )
+    except InputError:
+        raise
     except KeyError as error:
         raise InputError(f"{source}: config.json lacks {error.args[0]}") from None
     except (TypeError, ValueError) as error:
@@ -147,8 +149,9 @@ def load_decoder(
     with torch.device("meta"):
         decoder = Decoder(config, max_length)
     ignored = ["lm_head.weight"] if config.tie_word_embeddings else []
+    tensors = read_tensors(directory)
     try:
-        assemble(decoder, decoder_rules(config), read_tensors(directory), ignored)
+        assemble(decoder, decoder_rules(config), tensors, ignored)
     except InputError as error:
         raise InputError(f"{directory} does not match its config.json: {error}") from None
     if config.tie_word_embeddings:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -79,14 +80,32 @@ def _tokens(line: str, place: str, encode: Encode) -> tuple[tuple[int, ...], int
     if not isinstance(value, dict):
         raise InputError(f"{place}: not a JSON object")
     if "token_ids" in value and "prompt_token_ids" in value:
-        prompt, response = value["prompt_token_ids"], value["token_ids"]
+        prompt, response = (_ids(value, key, place) for key in ("prompt_token_ids", "token_ids"))
     elif "prompt" in value and "response" in value:
-        prompt, response = encode(value["prompt"]), encode(value["response"])
+        prompt, response = (encode(_text(value, key, place)) for key in ("prompt", "response"))
     elif "text" in value:
-        prompt, response = [], encode(value["text"])
+        prompt, response = [], encode(_text(value, "text", place))
     else:
         raise InputError(f"{place}: needs prompt_token_ids + token_ids, prompt + response, or text")
     return (*prompt, *response), len(prompt)
+
+
+def _ids(value: dict[str, Any], key: str, place: str) -> list[int]:
+    ids = value[key]
+    if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids):
+        raise InputError(f"{place}: {key} is not a list of token ids")
+    return ids
+
+
+def _text(value: dict[str, Any], key: str, place: str) -> str:
+    text = value[key]
+    if not isinstance(text, str):
+        raise InputError(f"{place}: {key} is not a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(f"{place}: {key} is not valid UTF-8 text: {error}") from None
+    return text
 
 
 def pack(documents: Sequence[Document], length: int) -> PackedRows:

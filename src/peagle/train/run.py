@@ -8,6 +8,7 @@ from typing import Any
 from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
 from peagle.models.families import load_decoder
+from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
 from peagle.train.conversations import Document, PackedRows, pack, read_documents
 from peagle.train.initial import initial_drafter
@@ -30,6 +31,12 @@ def prepare(recipe: Recipe) -> Trainer:
             f"{target.config.max_position_embeddings}"
         )
     documents = read_documents(recipe.data, _encoder(directory), recipe.row_length)
+    largest = max(max(document.tokens) for document in documents)
+    if largest >= target.config.vocab_size:
+        raise InputError(
+            f"the data holds token id {largest}, outside the target's vocabulary of "
+            f"{target.config.vocab_size}; use the data of this target"
+        )
     training, validation = split(documents, recipe)
     model = initial_drafter(recipe, target, training)
     return Trainer(recipe, target, model, training, validation)
@@ -56,6 +63,8 @@ def _check_output(output: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror}") from None
+    if output.exists() and not output.is_dir():
+        raise InputError(f"{output} is a file; output is the drafter's directory")
 
 
 def _encoder(directory: Path) -> Any:
@@ -64,9 +73,7 @@ def _encoder(directory: Path) -> Any:
 
     def encode(text: str) -> list[int]:
         if not loaded:
-            from transformers import AutoTokenizer
-
-            loaded.append(AutoTokenizer.from_pretrained(str(directory)))
+            loaded.append(load_tokenizer(directory))
         ids: list[int] = loaded[0](text).input_ids
         return ids
 

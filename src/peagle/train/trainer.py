@@ -17,6 +17,7 @@ from peagle.train.conversations import PackedRows
 from peagle.train.estimate import Agreement, Estimate
 from peagle.train.features import Features, target_features
 from peagle.train.loss import LOSSES, Charged, Comparison
+from peagle.train.optimizer import DraftOptimizer
 from peagle.train.recipe import Recipe
 from peagle.train.snapshot import Progress, load_snapshot, save_snapshot
 from peagle.train.unroll import Pass, parallel_pass, sequential_passes
@@ -55,13 +56,8 @@ class Trainer:
         self._training, self._validation = training, validation
         self._device = target.embed.weight.device
         self._compare = Comparison(model, target, LOSSES[recipe.loss])
-        self._optimizer = torch.optim.AdamW(
-            [p for p in model.parameters() if p.requires_grad],
-            lr=recipe.learning_rate,
-            betas=(0.9, 0.95),
-            weight_decay=recipe.weight_decay,
-            fused=self._device.type == "cuda",
-        )
+        fused = self._device.type == "cuda"
+        self._optimizer = DraftOptimizer(model, recipe, fused)
         self._output = Path(recipe.output)
         self._snapshot = self._output.with_name(self._output.name + "." + SNAPSHOT)
         self._progress = Progress()
@@ -85,14 +81,11 @@ class Trainer:
 
     def _step(self, step: int) -> Tensor:
         """One optimizer step; the loss stays on the device."""
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.recipe.learning_rate * rate(self.recipe, step)
         shares = self._shares()
         loss = self._loss(self._rows(step), shares, self._generator(step), None)
-        self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.gradient_clip)
-        self._optimizer.step()
+        self._optimizer.step(self.recipe.learning_rate * rate(self.recipe, step))
         return loss.detach()
 
     def _loss(

@@ -1,0 +1,161 @@
+import dataclasses
+
+import pytest
+
+from peagle.bench import load
+from peagle.bench.load import Case, Workload, best_of, drive, list_cases, run_cases
+from peagle.bench.pair import Pair
+from peagle.bench.prompts import load_prompts
+from peagle.config import SamplingParams
+from peagle.errors import InputError
+
+TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def workload(pair):
+    drafters = {"eagle3": str(pair.eagle3), "peagle": str(pair.peagle)}
+    return Workload(Pair(str(pair.target), drafters), tuple(load_prompts("bundled", 3)), TOKENS)
+
+
+class Counting:
+    """An LLM whose requests take as many steps as their prompt's first token says."""
+
+    def __init__(self):
+        self.left, self.seen = {}, []
+
+    def submit(self, prompt, params):
+        request_id = str(prompt)
+        self.left[request_id] = prompt[0]
+        return request_id
+
+    def step(self):
+        self.seen.append(len(self.left))
+        for request_id in self.left:
+            self.left[request_id] -= 1
+        done = [request_id for request_id, steps in self.left.items() if steps == 0]
+        for request_id in done:
+            del self.left[request_id]
+        chunk = type("Chunk", (), {})
+        return [chunk_of(chunk, request_id, request_id) for request_id in done]
+
+
+def chunk_of(kind, request_id, completion):
+    chunk = kind()
+    chunk.request_id, chunk.completion = request_id, completion
+    return chunk
+
+
+def test_as_many_requests_as_asked_are_in_flight_and_results_keep_the_order():
+    llm, finished = Counting(), []
+    prompts = [[3, 0], [1, 1], [2, 2], [2, 3], [1, 4], [4, 5]]
+    done = drive(llm, prompts, SamplingParams(), 2, lambda: finished.append(1))
+    assert done == [str(prompt) for prompt in prompts]
+    assert len(finished) == 6
+    assert llm.seen == [2, 2, 2, 2, 2, 1, 1, 1]
+
+
+def test_cases_are_every_combination_with_none_first_and_without_a_k():
+    cases = list_cases(["peagle", "none"], [3, 5], [1, 4])
+    assert cases == [
+        Case("none", 0, 1),
+        Case("none", 0, 4),
+        Case("peagle", 3, 1),
+        Case("peagle", 3, 4),
+        Case("peagle", 5, 1),
+        Case("peagle", 5, 4),
+    ]
+
+
+def test_every_method_writes_what_none_writes(workload):
+    finished = []
+    cases = list_cases(["none", "eagle3", "peagle"], [2, 4], [1, 3])
+    runs = list(run_cases(workload, cases, lambda: finished.append(1)))
+    assert [run.case for run in runs] == cases
+    assert len(finished) == len(cases) * 3
+    assert all(run.identical_to_none for run in runs)
+    assert {run.outputs for run in runs} == {runs[0].outputs}
+    assert all(len(output) == TOKENS for output in runs[0].outputs)
+    for run in runs:
+        found = run.measures
+        assert found.output_tokens == 3 * TOKENS
+        assert len(found.acceptance_rate_per_position) == run.case.k
+        assert 0 < found.ttft_ms.p50 <= found.e2e_ms.p50 <= found.e2e_ms.p99
+        assert found.otps > 0
+
+
+def test_a_different_output_is_reported(workload, monkeypatch):
+    original = load.drive
+
+    def altered(llm, prompts, *arguments):
+        done = original(llm, prompts, *arguments)
+        if llm.drafter is not None:
+            done[-1] = dataclasses.replace(done[-1], token_ids=(*done[-1].token_ids[:-1], 0))
+        return done
+
+    monkeypatch.setattr(load, "drive", altered)
+    runs = list(run_cases(workload, [Case("none", 0, 1), Case("peagle", 2, 1)]))
+    assert [run.identical_to_none for run in runs] == [True, False]
+
+
+def test_identity_is_unknown_where_none_was_not_run(workload):
+    (run,) = run_cases(workload, [Case("peagle", 2, 1)])
+    assert run.identical_to_none is None
+
+
+def test_no_case_profits_from_the_prompts_of_another(workload):
+    llm = workload.open("peagle", 2, 1)
+    prompt = workload.prompts[0].token_ids(llm.tokenizer)
+    assert len(prompt) > 2 * 16  # blocks, so that there would be something to find
+    drive(llm, [prompt], workload.params(2, TOKENS), 1)
+    llm.submit(prompt, workload.params(2, TOKENS))
+    (item,) = llm.engine.scheduler.schedule()
+    assert item.rows == len(prompt)
+
+
+def test_no_output_ends_early(workload, monkeypatch):
+    monkeypatch.setattr("peagle.llm.end_tokens", lambda directory: tuple(range(300)))
+    (run,) = run_cases(workload, [Case("none", 0, 1)])
+    assert run.measures.output_tokens == 3 * TOKENS
+
+
+def test_a_run_as_json_is_an_entry_of_the_result_file(workload):
+    (run,) = run_cases(workload, [Case("eagle3", 2, 1)])
+    entry = run.as_json()
+    assert list(entry) == [
+        "method",
+        "k",
+        "concurrency",
+        "otps",
+        "acceptance_length",
+        "acceptance_rate_per_position",
+        "ttft_ms",
+        "itl_ms",
+        "e2e_ms",
+        "output_tokens",
+        "identical_to_none",
+    ]
+    assert list(entry["ttft_ms"]) == ["p50", "p95", "p99"]
+
+
+def test_the_best_round_of_each_case_counts_and_one_difference_is_enough(workload):
+    cases = [Case("none", 0, 1), Case("peagle", 2, 1)]
+    first = list(run_cases(workload, cases))
+    faster = dataclasses.replace(first[0].measures, otps=1e9)
+    second = [
+        dataclasses.replace(first[0], measures=faster),
+        dataclasses.replace(first[1], identical_to_none=False),
+    ]
+    none, peagle = best_of([first, second])
+    assert (none.measures.otps, none.identical_to_none) == (1e9, True)
+    assert peagle.identical_to_none is False
+
+
+def test_work_that_cannot_be_done_is_refused_before_it_begins(workload):
+    finished = []
+    longer = dataclasses.replace(workload, max_tokens=500)
+    with pytest.raises(InputError, match="context holds 512; lower --max-tokens"):
+        list(run_cases(longer, [Case("none", 0, 1)], lambda: finished.append(1)))
+    assert not finished
+    with pytest.raises(InputError, match="max_tokens"):
+        dataclasses.replace(workload, max_tokens=0)

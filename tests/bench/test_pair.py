@@ -1,0 +1,39 @@
+import pytest
+
+from peagle.bench import pair as module
+from peagle.bench.pair import METHODS, Pair, bundled, choose_pair
+from peagle.errors import InputError
+
+NO_DRAFTERS = {"eagle3": None, "peagle": None}
+
+
+def test_the_bundled_pair_is_found_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PLACE", tmp_path)
+    (tmp_path / "peagle").mkdir()
+    (tmp_path / "peagle" / "config.json").write_text("{}")
+    assert bundled("peagle") == tmp_path / "peagle"
+    with pytest.raises(InputError, match=r"lacks the bundled target .*recipes/demo"):
+        bundled("target")
+
+
+def test_only_what_will_run_is_looked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "PLACE", tmp_path)
+    assert choose_pair(["none"], "own", NO_DRAFTERS) == Pair("own", {})
+    mixed = choose_pair(["none", "peagle"], "own", {"eagle3": None, "peagle": "drafter"})
+    assert mixed == Pair("own", {"peagle": "drafter"})
+
+
+def test_a_target_of_ones_own_needs_drafters_of_its_own():
+    with pytest.raises(InputError, match="give --eagle3 DIR"):
+        choose_pair(METHODS, "own", {"eagle3": None, "peagle": "drafter"})
+
+
+def test_drafters_are_checked_together(pair):
+    good = Pair(str(pair.target), {"eagle3": str(pair.eagle3), "peagle": str(pair.peagle)})
+    assert good.check(8) == []
+    warnings = good.check(9)
+    assert len(warnings) == 2
+    assert "K = 9 is beyond the 8 tokens" in warnings[0]
+    swapped = Pair(str(pair.target), {"eagle3": str(pair.peagle), "peagle": str(pair.eagle3)})
+    with pytest.raises(InputError, match=r"P-EAGLE drafter; .*EAGLE-3 drafter;"):
+        swapped.check(3)

@@ -1,0 +1,133 @@
+import gzip
+import json
+
+import pytest
+
+from peagle.bench.prompts import Prompt, load_prompts
+from peagle.errors import InputError
+
+
+class Tokenizer:
+    """One token a character; a chat template that marks the roles."""
+
+    def __init__(self, chat_template=None):
+        self.chat_template = chat_template
+
+    def __call__(self, text, add_special_tokens=True):
+        ids = [ord(letter) for letter in text]
+        return type("Encoding", (), {"input_ids": [1, *ids] if add_special_tokens else ids})
+
+    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+        if any(message["role"] == "system" for message in messages):
+            raise RuntimeError("no system role")
+        return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
+
+
+def written(path, *lines):
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return str(path)
+
+
+def texts(source, limit=None):
+    return [prompt.text for prompt in load_prompts(source, limit)]
+
+
+def test_the_bundled_prompts_are_python_to_be_continued():
+    bundled = texts("bundled")
+    assert len(set(bundled)) == 16
+    for text in bundled:
+        assert text.endswith(('"""\n', ":\n"))
+        indent = " " * (len(text.splitlines()[-1]) - len(text.splitlines()[-1].lstrip()))
+        compile(text + indent + "pass\n", "prompt", "exec")
+
+
+def test_no_bundled_prompt_is_humanevals(data):
+    names = {line for text in texts(f"{data}/HumanEval.jsonl.gz") for line in text.splitlines()}
+    for text in texts("bundled"):
+        definitions = [line for line in text.splitlines() if line.lstrip().startswith("def ")]
+        assert not names.intersection(definitions) - {"    def __init__(self):"}
+
+
+def test_humaneval_and_mt_bench_are_read_as_published(data):
+    completion = load_prompts(f"{data}/HumanEval.jsonl.gz")
+    assert len(completion) == 164
+    assert completion[0].text.startswith("from typing import List\n\n\ndef has_close_elements(")
+    assert not completion[0].messages
+    chat = load_prompts(f"{data}/mt_bench.jsonl", 2)
+    assert chat[1].text.startswith("Draft a professional email")
+    assert chat[1].messages == ({"role": "user", "content": chat[1].text},)
+
+
+def test_compressed_and_plain_json_lines_are_the_same(tmp_path):
+    lines = [json.dumps({"task_id": i, "prompt": f"def f{i}():\n"}) for i in range(3)]
+    plain = written(tmp_path / "set.jsonl", *lines)
+    with gzip.open(tmp_path / "set.jsonl.gz", "wt") as file:
+        file.write("\n".join(lines))
+    assert texts(plain) == texts(str(tmp_path / "set.jsonl.gz"))
+    assert texts(plain, 2) == ["def f0():\n", "def f1():\n"]
+    assert len(texts(plain, 9)) == 3
+
+
+def test_a_text_file_holds_one_prompt_a_line(tmp_path):
+    path = tmp_path / "set.txt"
+    path.write_bytes("\ufeffder erste\r\n\r\n  zweite\u2028hälfte \n\nthird".encode())
+    assert texts(str(path)) == ["der erste", "  zweite\u2028hälfte ", "third"]
+
+
+def test_a_chat_goes_through_the_template_where_there_is_one(tmp_path):
+    chat = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    lines = ({"messages": [*chat, {"role": "user", "content": "c"}]}, {"turns": ["q", "r"]})
+    first, second = load_prompts(written(tmp_path / "s.jsonl", *map(json.dumps, lines)))
+    templated = Tokenizer("template")
+    expected = "<user>a<assistant>b<user>c<assistant>"
+    assert first.token_ids(templated) == [ord(letter) for letter in expected]
+    assert second.token_ids(templated) == [ord(letter) for letter in "<user>q<assistant>"]
+    assert first.token_ids(Tokenizer()) == [1, *map(ord, "a\nb\nc")]
+    assert second.token_ids(Tokenizer()) == [1, ord("q")]
+    assert Prompt("plain").token_ids(templated) == [1, *map(ord, "plain")]
+
+
+def test_a_template_that_refuses_is_the_users_to_mend():
+    prompt = Prompt("be kind", ({"role": "system", "content": "be kind"},))
+    with pytest.raises(InputError, match="chat template refuses a prompt: no system role"):
+        prompt.token_ids(Tokenizer("template"))
+
+
+GOOD = b'{"prompt": "x"}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("s.jsonl", GOOD + b'{"prompt": \n', r"s\.jsonl:2: not JSON"),
+        ("s.jsonl", GOOD + b"[" * 100_000, r"s\.jsonl:2: not JSON"),
+        ("s.jsonl", GOOD + b'\n{"prompt": "\xff"}\n', r"s\.jsonl:3: not valid UTF-8"),
+        ("s.jsonl", b'{"prompt": "\\ud800"}', r"s\.jsonl:1: .*not valid UTF-8"),
+        ("s.jsonl", b'{"question": "x"}', r"s\.jsonl:1: no prompt in it"),
+        ("s.jsonl", b'"x"', r"s\.jsonl:1: no prompt in it"),
+        ("s.jsonl", b'{"prompt": 7}', r"s\.jsonl:1: no prompt in it"),
+        ("s.jsonl", b'{"turns": []}', r"s\.jsonl:1: no prompt in it"),
+        ("s.jsonl", b'{"messages": [{"role": "user"}]}', r"s\.jsonl:1: a message needs"),
+        ("s.jsonl", GOOD + b'{"prompt": ""}', r"s\.jsonl:2: the prompt is empty"),
+        ("s.jsonl", b"\n \n", r"s\.jsonl holds no prompt"),
+        ("s.jsonl.gz", b"not gzip", r"s\.jsonl\.gz cannot be read"),
+        ("s.jsonl.gz", gzip.compress(GOOD)[:-9], r"s\.jsonl\.gz cannot be read"),
+        ("s.txt", b"fine\n\xfe\n", r"s\.txt:2: not valid UTF-8"),
+        ("s.txt", b"", r"s\.txt holds no prompt"),
+        ("s.csv", GOOD, r"s\.csv is no prompt file by its name"),
+    ],
+)
+def test_a_bad_file_is_named_with_its_line(tmp_path, name, content, complaint):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=complaint):
+        load_prompts(str(tmp_path / name))
+
+
+def test_what_is_no_file_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"absent\.txt cannot be read"):
+        load_prompts(str(tmp_path / "absent.txt"))
+    (tmp_path / "folder.txt").mkdir()
+    with pytest.raises(InputError, match=r"folder\.txt cannot be read"):
+        load_prompts(str(tmp_path / "folder.txt"))
+    with pytest.raises(InputError, match="a limit of 0"):
+        load_prompts("bundled", 0)

@@ -1,0 +1,30 @@
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from tiny_pair import TinyPair, save_pair
+
+from peagle.cli.app import main
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture
+def peagle(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs a command in this process, as the shell would."""
+
+    def run(*arguments: object) -> Result:
+        code = main([str(argument) for argument in arguments])
+        return Result(code, *capsys.readouterr())
+
+    return run

@@ -1,0 +1,155 @@
+"""Bad input: exit code 2, one line on stderr, and nothing written."""
+
+import io
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+
+@pytest.fixture(scope="module")
+def bad(pair, tmp_path_factory):
+    """Directories and files that are wrong in one way each."""
+    root = tmp_path_factory.mktemp("bad")
+    (root / "empty").mkdir()
+    (root / "prompts.jsonl").write_text('{"prompt": "fine"}\n{"prompt": ')
+    (root / "long.txt").write_text("word " * 2000)
+    alter_config(pair.target, root / "other_architecture", architectures=["GPT2LMHeadModel"])
+    alter_config(pair.peagle, root / "narrow", target_hidden_size=32)
+    alter_config(pair.peagle, root / "vocabulary", vocab_size=299)
+    alter_config(pair.peagle, root / "taps", eagle_aux_hidden_state_layer_ids=[1, 2, 9])
+    alter_config(pair.peagle, root / "mask", ptd_token_id=300, pard_token=300)
+    truncated = shutil.copytree(pair.target, root / "truncated") / "model.safetensors"
+    truncated.write_bytes(truncated.read_bytes()[:-64])
+    nan = shutil.copytree(pair.peagle, root / "nan") / "model.safetensors"
+    save_file(load_file(nan) | {"norm.weight": torch.full((64,), torch.nan)}, nan)
+    pickled = shutil.copytree(pair.target, root / "pickled")
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    return root
+
+
+def alter_config(source, place, **changes):
+    path = shutil.copytree(source, place) / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.fixture
+def refused(peagle):
+    def run(*arguments):
+        result = peagle(*arguments)
+        assert result.code == 2
+        assert result.out == ""
+        assert len(result.err.splitlines()) == 1, result.err
+        assert result.err.startswith("peagle: ")
+        return result.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ([], "no prompt: give --prompt TEXT"),
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "\udcff"], "not valid UTF-8"),
+        (["--prompts", "absent.txt"], "absent.txt cannot be read"),
+        (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
+        (["--prompts", "{bad}/long.txt"], "context holds 512"),
+        (["--prompt", "x", "--top-k", "5"], "temperature 0 is greedy"),
+        (["--prompt", "x", "--top-p", "0"], "top_p"),
+        (["--prompt", "x", "--max-tokens", "0"], "max_tokens"),
+        (["--prompt", "x", "--max-tokens", "5", "--min-tokens", "6"], "min_tokens 6 is above"),
+        (["--prompt", "x", "--temperature", "nan"], "temperature"),
+        (["--prompt", "x", "--logprobs", "5"], "--logprobs needs --json"),
+        (["--prompt", "x", "--threads", "0"], "--threads 0"),
+        (["--prompt", "x", "--device", "abacus"], "device abacus"),
+        (["--prompt", "x", "--dtype", "float8"], "--dtype"),
+        (["--prompt", "x", "--k", "3"], "--k needs --drafter"),
+        (["--prompt", "x", "--drafter", "{pair.peagle}", "--k", "0"], "num_speculative_tokens"),
+        (["--prompt", "x", "--speculative-config", "{{"], "speculative config is not JSON"),
+        (["--prompt", "x", "--speculative-config", "[]"], "must be a JSON object"),
+        (["--prompt", "x", "--speculative-config", '{{"model": "m", "modle": 1}}'], "modle"),
+        (["--prompt", "x", "--speculative-config", "{{}}", "--k", "3"], "give either"),
+        (["--prompt", "x", "--drafter", "{bad}/empty"], "no config.json"),
+        (["--prompt", "x", "--drafter", "{bad}/narrow"], "features of width 32"),
+        (["--prompt", "x", "--drafter", "{bad}/vocabulary"], "299 tokens"),
+        (["--prompt", "x", "--drafter", "{bad}/taps"], "aux layers"),
+        (["--prompt", "x", "--drafter", "{bad}/mask"], "mask token id 300"),
+        (["--prompt", "x", "--drafter", "{bad}/nan"], "NaN or infinite"),
+        (["--prompt", "x", "--drafter", "./absent"], "no such directory"),
+    ],
+)
+def test_generate(refused, pair, bad, options, complaint):
+    options = [option.format(pair=pair, bad=bad) for option in options]
+    assert complaint in refused("generate", "--target", pair.target, *options)
+
+
+@pytest.mark.parametrize(
+    ("target", "complaint"),
+    [
+        ("empty", "no config.json"),
+        ("other_architecture", "peagle runs LlamaForCausalLM and Qwen3ForCausalLM; vLLM serves"),
+        ("truncated", "damaged or cut short"),
+        ("pickled", "pickle files are never loaded"),
+        ("prompts.jsonl", "is a file"),
+    ],
+)
+def test_a_target_that_cannot_be_used(refused, bad, target, complaint):
+    assert complaint in refused("generate", "--target", bad / target, "--prompt", "x")
+
+
+def test_stdin_that_is_not_text(refused, pair, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ab\xff")))
+    complaint = refused("generate", "--target", pair.target, "--prompt", "-")
+    assert "stdin is not valid UTF-8 at byte 2" in complaint
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--k", "0"], "--k 0: every number must be at least 1"),
+        (["--k", "3,x"], "--k 3,x: give whole numbers"),
+        (["--concurrency", "0"], "--concurrency 0"),
+        (["--concurrency", "4", "--limit", "3"], "--concurrency 4 needs as many prompts"),
+        (["--limit", "0"], "a limit of 0"),
+        (["--max-tokens", "0"], "max_tokens"),
+        (["--max-tokens", "500"], "context holds 512"),
+        (["--methods", "none,medusa"], "'medusa' is none of none, eagle3, peagle"),
+        (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
+        (["--peagle", "{bad}/nan"], "NaN or infinite"),
+        (["--peagle", "{pair.eagle3}"], "is an EAGLE-3 drafter"),
+        (["--target", "{bad}/truncated"], "damaged or cut short"),
+    ],
+)
+def test_bench_refuses_before_it_runs_and_writes_nothing(
+    refused, pair, bad, tmp_path, monkeypatch, options, complaint
+):
+    monkeypatch.setattr("peagle.bench.load.drive", lambda *_: pytest.fail("a run began"))
+    models = ["--target", pair.target, "--eagle3", pair.eagle3, "--peagle", pair.peagle]
+    options = [option.format(pair=pair, bad=bad) for option in options]
+    assert complaint in refused("bench", *models, "--json", tmp_path / "out.json", *options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bench_needs_a_place_for_its_result(refused, pair, tmp_path, monkeypatch):
+    monkeypatch.setattr("peagle.bench.load.drive", lambda *_: pytest.fail("a run began"))
+    options = ["--target", pair.target, "--methods", "none", "--json"]
+    assert "cannot be written" in refused("bench", *options, tmp_path)
+    assert "cannot be written" in refused("bench", *options, tmp_path / "absent" / "out.json")
+
+
+def test_a_missing_bundled_pair_names_the_recipe(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr("peagle.bench.pair.PLACE", tmp_path)
+    for command in (["demo"], ["bench"], ["generate", "--prompt", "x"]):
+        assert "recipes/demo" in refused(*command)
+
+
+def test_check_of_what_is_no_directory(refused):
+    assert "no such directory" in refused("check", "./absent")
+    assert "Missing argument" in refused("check")
+
+
+def test_an_unknown_command(refused):
+    assert "No such command" in refused("serv")

@@ -1,0 +1,73 @@
+import json
+
+import pytest
+
+RUN_KEYS = {
+    "method",
+    "k",
+    "concurrency",
+    "otps",
+    "acceptance_length",
+    "acceptance_rate_per_position",
+    "ttft_ms",
+    "itl_ms",
+    "e2e_ms",
+    "output_tokens",
+    "identical_to_none",
+}
+
+
+@pytest.fixture
+def bench(peagle, pair):
+    def run(*arguments):
+        models = ["--target", pair.target, "--eagle3", pair.eagle3, "--peagle", pair.peagle]
+        size = ["--limit", 2, "--max-tokens", 8]
+        return peagle("bench", *models, *size, *arguments)
+
+    return run
+
+
+def test_the_result_file_and_the_table_hold_every_run(bench, tmp_path):
+    out = tmp_path / "out.json"
+    result = bench("--k", "2,3", "--concurrency", "1,2", "--json", out)
+    assert result.code == 0
+    written = json.loads(out.read_text())
+    assert written["environment"]["prompts"] == 2
+    runs = written["runs"]
+    assert [(run["method"], run["k"], run["concurrency"]) for run in runs] == [
+        ("none", 0, 1),
+        ("none", 0, 2),
+        *((m, k, c) for m in ("eagle3", "peagle") for k in (2, 3) for c in (1, 2)),
+    ]
+    for run in runs:
+        assert run.keys() == RUN_KEYS
+        assert run["identical_to_none"] is True
+        assert run["output_tokens"] == 16
+    rows = [line for line in result.out.splitlines() if line.strip().endswith("yes")]
+    assert len(rows) == len(runs)
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_without_none_there_is_nothing_to_compare_with(bench, tmp_path):
+    out = tmp_path / "out.json"
+    assert bench("--methods", "peagle", "--k", "2", "--json", out).code == 0
+    (run,) = json.loads(out.read_text())["runs"]
+    assert run["identical_to_none"] is None
+
+
+def test_threads_are_set_and_recorded(bench, tmp_path):
+    import torch
+
+    before = torch.get_num_threads()
+    out = tmp_path / "out.json"
+    try:
+        assert bench("--methods", "none", "--threads", 1, "--json", out).code == 0
+    finally:
+        torch.set_num_threads(before)
+    assert json.loads(out.read_text())["environment"]["threads"] == 1
+
+
+def test_k_beyond_training_is_a_warning(bench):
+    result = bench("--methods", "none,peagle", "--k", "9")
+    assert result.code == 0
+    assert "warning: K = 9 is beyond the 8 tokens" in result.err

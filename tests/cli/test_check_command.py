@@ -1,0 +1,29 @@
+import shutil
+
+
+def test_facts_go_to_stdout_and_a_sound_pair_exits_with_0(peagle, pair):
+    result = peagle("check", pair.peagle, "--target", pair.target)
+    assert (result.code, result.err) == (0, "")
+    lines = dict(line.split(maxsplit=1) for line in result.out.splitlines())
+    assert lines["directory"].strip() == str(pair.peagle)
+    assert lines["method"].startswith("P-EAGLE")
+    assert f"fits {pair.target}" in result.out
+    assert "no problem found" in peagle("check", pair.eagle3).out
+
+
+def test_every_problem_is_a_line_on_stderr_and_the_code_is_2(peagle, pair, tmp_path):
+    broken = shutil.copytree(pair.peagle, tmp_path / "broken")
+    text = (broken / "config.json").read_text()
+    text = text.replace('"ptd_token_id": 1', '"ptd_token_id": 999').replace(
+        '"pard_token": 1', '"pard_token": 999'
+    )
+    (broken / "config.json").write_text(text)
+    (broken / "model.safetensors").write_bytes(b"short")
+    result = peagle("check", broken, "--target", pair.target)
+    assert result.code == 2
+    lines = result.err.splitlines()
+    assert len(lines) == 2
+    assert all(line.startswith("problem: ") for line in lines)
+    assert "model.safetensors is damaged" in lines[0]
+    assert "mask token id 999" in lines[1]
+    assert "no problem found" not in result.out

@@ -1,0 +1,51 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+COMMANDS = ["demo", "generate", "bench", "check", "train"]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_of_each_command_shows_an_example_that_fits_a_line(peagle, command):
+    result = peagle(command, "--help")
+    assert result.code == 0
+    assert any(f"peagle {command}" in line for line in after_options(result.out))
+
+
+def after_options(text):
+    return text[text.rindex("╯") :].splitlines()
+
+
+def test_the_bare_command_shows_the_commands(peagle):
+    result = peagle()
+    assert all(f" {command} " in result.out for command in COMMANDS)
+    assert result.err == ""
+
+
+def test_the_installed_command_is_this_one():
+    script = Path(sys.executable).with_name("peagle")
+    done = subprocess.run([script, "generate", "--wrong"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("peagle: No such option: --wrong")
+
+
+def test_ctrl_c_ends_with_a_word_and_code_130(peagle, pair, tmp_path, monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("peagle.bench.load.drive", interrupted)
+    out = tmp_path / "out.json"
+    result = peagle("bench", "--target", pair.target, "--methods", "none", "--json", out)
+    assert (result.code, result.err.strip()) == (130, "peagle: interrupted")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_defect_of_ours_is_not_dressed_up_as_the_users(peagle, pair, monkeypatch):
+    def broken(*arguments):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("peagle.bench.load.drive", broken)
+    with pytest.raises(ZeroDivisionError):
+        peagle("bench", "--target", pair.target, "--methods", "none")

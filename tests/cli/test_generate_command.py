@@ -1,0 +1,140 @@
+import io
+import json
+
+import pytest
+
+from peagle.config import SamplingParams
+from peagle.llm import LLM
+
+TOKENS = 20
+PROMPT = "def name(self):"
+
+
+@pytest.fixture
+def generate(peagle, pair):
+    def run(*arguments):
+        return peagle("generate", "--target", pair.target, "--max-tokens", TOKENS, *arguments)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def expected(pair):
+    """What the target alone writes, greedily."""
+    (completion,) = LLM(pair.target).generate([PROMPT], SamplingParams(max_tokens=TOKENS))
+    return completion
+
+
+def records(result):
+    assert result.code == 0, result.err
+    return [json.loads(line) for line in result.out.splitlines()]
+
+
+@pytest.mark.parametrize("drafter", [None, "eagle3", "peagle"])
+def test_json_holds_the_same_tokens_with_and_without_a_drafter(generate, pair, expected, drafter):
+    chosen = ["--drafter", getattr(pair, drafter), "--k", 3] if drafter else []
+    (record,) = records(generate("--prompt", PROMPT, "--json", *chosen))
+    assert record["prompt"] == PROMPT
+    assert record["token_ids"] == list(expected.token_ids)
+    assert record["text"] == expected.text
+    assert record["finish_reason"] == "length"
+    assert "logprobs" not in record
+    k = 3 if drafter else 0
+    assert len(record["accepted_per_position"]) == k
+    assert record["cycles"] == len(record["accepted_per_cycle"])
+    assert record["drafted"] == k * record["cycles"]
+    assert sum(record["accepted_per_position"]) == sum(record["accepted_per_cycle"])
+    if drafter:
+        assert TOKENS - 1 <= record["cycles"] + sum(record["accepted_per_cycle"]) < TOKENS + k
+
+
+def test_vllms_json_says_the_same_as_the_options(generate, pair):
+    config = {
+        "method": "eagle3",
+        "model": str(pair.peagle),
+        "num_speculative_tokens": 3,
+        "parallel_drafting": True,
+    }
+    by_json = generate("--prompt", PROMPT, "--json", "--speculative-config", json.dumps(config))
+    by_options = generate("--prompt", PROMPT, "--json", "--drafter", pair.peagle, "--k", 3)
+    assert by_json.out == by_options.out
+
+
+def test_logprobs_are_printed_when_asked_for(generate):
+    (record,) = records(generate("--prompt", PROMPT, "--json", "--logprobs", 2))
+    assert len(record["logprobs"]) == TOKENS
+    for token, scores in zip(record["token_ids"], record["logprobs"], strict=True):
+        assert scores["top"][0] == [token, pytest.approx(scores["logprob"])]
+        assert len(scores["top"]) == 2
+
+
+def test_one_text_comes_alone_on_stdout(generate, expected):
+    result = generate("--prompt", PROMPT)
+    assert result.out == expected.text + "\n"
+    assert result.err.startswith(f"{TOKENS} tokens in ")
+    assert "acceptance length" not in result.err
+
+
+def test_the_speed_line_tells_what_the_drafter_did(generate, pair):
+    result = generate("--prompt", PROMPT, "--drafter", pair.peagle)
+    assert "acceptance length 1." in result.err
+    assert "\x1b" not in result.out + result.err
+
+
+def test_prompts_come_from_options_stdin_and_files(generate, tmp_path, monkeypatch):
+    (tmp_path / "more.txt").write_text("third\nfourth\n")
+    stdin = io.TextIOWrapper(io.BytesIO("zwölf\n".encode()))
+    monkeypatch.setattr("sys.stdin", stdin)
+    given = ["--prompt", PROMPT, "--prompt", "-", "--prompts", tmp_path / "more.txt"]
+    found = [record["prompt"] for record in records(generate(*given, "--json"))]
+    assert found == [PROMPT, "zwölf\n", "third", "fourth"]
+
+
+def test_several_texts_are_printed_apart(generate, expected):
+    result = generate("--prompt", PROMPT, "--prompt", PROMPT)
+    assert result.out == f"{expected.text}\n\n{expected.text}\n"
+
+
+def test_a_seed_repeats_a_sample_and_stop_ends_it(generate):
+    options = ["--prompt", PROMPT, "--json", "--temperature", 1.0, "--top-k", 50, "--seed", 7]
+    first, second = records(generate(*options)), records(generate(*options))
+    assert first == second
+    stop = first[0]["text"][3:5]
+    (record,) = records(generate(*options, "--stop", stop))
+    assert record["finish_reason"] == "stop"
+    assert record["text"] == first[0]["text"].partition(stop)[0]
+
+
+def test_every_sampling_option_reaches_the_engine(generate, monkeypatch):
+    given = {
+        "min_tokens": 2,
+        "temperature": 0.5,
+        "top_k": 9,
+        "top_p": 0.9,
+        "min_p": 0.01,
+        "repetition_penalty": 1.1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": 0.3,
+        "seed": 5,
+        "stop": "never so",
+        "logprobs": 1,
+    }
+    seen = []
+    original = LLM.generate
+    monkeypatch.setattr(
+        LLM, "generate", lambda *arguments: seen.append(arguments[-1]) or original(*arguments)
+    )
+    options = [part for name, value in given.items() for part in (option(name), value)]
+    assert generate("--prompt", PROMPT, "--json", "--ignore-eos", *options).code == 0
+    given["stop"] = (given["stop"],)
+    assert seen == [SamplingParams(max_tokens=TOKENS, ignore_eos=True, **given)]
+
+
+def option(name):
+    return "--" + name.replace("_", "-")
+
+
+def test_k_beyond_training_is_a_warning(generate, pair):
+    result = generate("--prompt", PROMPT, "--drafter", pair.peagle, "--k", 9)
+    assert result.code == 0
+    assert result.err.startswith("peagle: warning: K = 9 is beyond the 8 tokens")

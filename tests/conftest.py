@@ -1,0 +1,164 @@
+"""Shared by all tests: one thread, fixed randomness, tiny models made once a session."""
+
+import functools
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from hypothesis import HealthCheck, settings
+from transformers.utils import logging
+
+from peagle.config import SamplingParams
+from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.drafter import Drafter
+from peagle.engine.engine import Engine
+from peagle.models.decoder import Decoder
+from peagle.train.recipe import Recipe
+from peagle.train.run import prepare
+from peagle.train.snapshot import Progress
+from peagle.train.trainer import Report, Trainer
+
+torch.set_num_threads(1)
+logging.disable_progress_bar()
+settings.register_profile(
+    "peagle",
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("peagle")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A target on disk, in our decoder, and in transformers."""
+
+    directory: Path
+    decoder: Decoder
+    peer: Any
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+    random.seed(0)
+
+
+@pytest.fixture(scope="session")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
+    """One random target of each family, and `easy`, whose drafts a trained drafter gets right."""
+    root = tmp_path_factory.mktemp("targets")
+    directories = {
+        "qwen3": tiny.save_target(root / "qwen3"),
+        "llama": tiny.save_target(root / "llama", "llama"),
+        "easy": tiny.save_target(root / "easy", layer_std=0.03),
+    }
+    return {
+        name: Target(directory, tiny.load_target(directory), tiny.load_peer(directory))
+        for name, directory in directories.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def target(targets: dict[str, Target]) -> Target:
+    return targets["qwen3"]
+
+
+DrafterOf = Callable[..., Drafter]
+
+
+@pytest.fixture(scope="session")
+def drafter_of(targets: dict[str, Target], tmp_path_factory: pytest.TempPathFactory) -> DrafterOf:
+    """Untrained drafters by their configuration (`tiny.drafter_config`), each made once."""
+    root = tmp_path_factory.mktemp("drafters")
+    made: dict[str, Drafter] = {}
+
+    def drafter(parallel: bool, **changes: Any) -> Drafter:
+        name = f"{parallel}{sorted(changes.items())}"
+        if name not in made:
+            config = tiny.drafter_config(parallel, **changes)
+            decoder = targets["qwen3"].decoder
+            made[name] = tiny.random_drafter_for(decoder, root / str(len(made)), config)
+        return made[name]
+
+    return drafter
+
+
+@pytest.fixture(scope="session")
+def answers(targets: dict[str, Target], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Training data: the easy target's own greedy continuations, none with the mask token."""
+    decoder = targets["easy"].decoder
+    prompts = [[(7 * i + j * j) % tiny.MASK for j in range(6)] for i in range(64)]
+    how = SamplingParams(max_tokens=42, logit_bias={tiny.MASK: -100.0})
+    requests = tiny.run(Engine(decoder, None, 0, tiny.engine_config()), prompts, how)
+    path = tmp_path_factory.mktemp("data") / "answers.jsonl"
+    lines = (
+        json.dumps({"prompt_token_ids": prompt, "token_ids": request.output})
+        for prompt, request in zip(prompts, requests, strict=True)
+    )
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training run on the easy target."""
+
+    trainer: Trainer
+    reports: list[Report]
+    progress: Progress
+    drafter: Drafter
+    """The best checkpoint, loaded."""
+
+
+def tiny_recipe(targets: dict[str, Target], answers: Path, output: Path, **changes: Any) -> Recipe:
+    """A run of a few seconds."""
+    parallel = changes.get("method", "peagle") == "peagle"
+    values: dict[str, Any] = {
+        "target": str(targets["easy"].directory),
+        "data": (str(answers),),
+        "output": str(output),
+        "mask_token_id": tiny.MASK if parallel else None,
+        "num_hidden_layers": 1,
+        "taps": tiny.TAPS,
+        "num_speculative_tokens": 4,
+        "row_length": 96,
+        "rows_per_step": 4,
+        "steps": 60,
+        "learning_rate": 1e-2,
+        "warmup_steps": 5,
+        "validation_documents": 8,
+        "evaluate_every": 20,
+    }
+    return Recipe(**{**values, **changes})
+
+
+@pytest.fixture(scope="session")
+def recipe_for(targets: dict[str, Target], answers: Path) -> Callable[..., Recipe]:
+    """Recipes on the easy target, by their output directory and changes."""
+    return functools.partial(tiny_recipe, targets, answers)
+
+
+@pytest.fixture(scope="session")
+def trained(
+    targets: dict[str, Target],
+    recipe_for: Callable[..., Recipe],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Run]:
+    """A half-trained drafter of each method for the easy target."""
+    root = tmp_path_factory.mktemp("trained")
+    runs = {}
+    for method in ("peagle", "eagle3"):
+        trainer = prepare(recipe_for(root / method, method=method))
+        reports: list[Report] = []
+        progress = trainer.run(reports.append)
+        model = load_drafter(root / method, targets["easy"].decoder)
+        runs[method] = Run(trainer, reports, progress, tiny.as_drafter(model))
+    return runs

@@ -1,0 +1,422 @@
+"""A drafter's directory: vLLM's layouts are read, ours is written, and everything else is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from peagle.drafters.checkpoint import default_taps, load_drafter, read_config, save_drafter
+from peagle.drafters.model import DraftModel
+from peagle.errors import InputError
+from peagle.ops.rope import RopeConfig
+
+Tensors = dict[str, torch.Tensor]
+Values = dict[str, Any]
+
+
+def written(directory: Path, parallel: bool = True, **changes: Any) -> Path:
+    return tiny.save_random_drafter(directory, tiny.drafter_config(parallel, **changes))
+
+
+def read(directory: Path) -> tuple[Values, Tensors]:
+    values = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    return values, load_file(directory / "model.safetensors")
+
+
+def write(directory: Path, values: Values, tensors: Tensors) -> Path:
+    directory.mkdir(exist_ok=True)
+    (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def assert_same(ours: DraftModel, other: DraftModel) -> None:
+    """The same parameters, bit for bit, and the same map of the vocabulary."""
+    expected = dict(other.named_parameters())
+    assert dict(ours.named_parameters()).keys() == expected.keys()
+    for name, parameter in ours.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+    assert torch.equal(ours.d2t, other.d2t)
+
+
+ROUND_TRIPS: dict[str, Values] = {
+    "plain": {},
+    "EAGLE-3": {"parallel": False},
+    "Llama-style": {"qk_norm": False},
+    "one layer": {"layers": 1},
+    "reduced vocabulary": {"draft_vocab": 30},
+    "every norm": {
+        "norm_before_residual": True,
+        "norm_before_fc": True,
+        "fc_norm": True,
+        "norm_output": True,
+    },
+    "two taps": {"taps": (0, 4)},
+}
+
+
+@pytest.mark.parametrize("name", ROUND_TRIPS)
+def test_what_is_written_is_read_bit_for_bit(target, tmp_path: Path, name: str):
+    config = tiny.drafter_config(**{"parallel": True, **ROUND_TRIPS[name]})
+    model = tiny.random_drafter(config)
+    save_drafter(tmp_path / "drafter", model, torch.float32)
+    loaded = load_drafter(tmp_path / "drafter", target.decoder)
+    assert loaded.config == config
+    assert_same(loaded, model)
+
+
+def test_bfloat16_is_the_default_and_rounds_once(target, tmp_path: Path):
+    model = tiny.random_drafter(tiny.drafter_config(parallel=True))
+    save_drafter(tmp_path / "drafter", model)
+    _, tensors = read(tmp_path / "drafter")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    assert_same(load_drafter(tmp_path / "drafter", target.decoder), model.bfloat16().float())
+
+
+ROPES = [
+    RopeConfig(theta=500.0),
+    RopeConfig(kind="linear", factor=2.0, original_max_position=256),
+    RopeConfig(kind="llama3", factor=8.0, original_max_position=64, high_freq_factor=3.0),
+    RopeConfig(kind="yarn", factor=4.0, original_max_position=64, beta_fast=16, truncate=False),
+    RopeConfig(kind="yarn", factor=4.0, original_max_position=64, attention_factor=0.9),
+]
+
+
+@pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope.kind)
+def test_the_rope_survives(target, tmp_path: Path, rope: RopeConfig):
+    shape = vars(tiny.drafter_config(parallel=True).transformer) | {"rope": rope}
+    model = tiny.random_drafter(
+        tiny.drafter_config(parallel=True, transformer=tiny.DecoderConfig(**shape))
+    )
+    save_drafter(tmp_path / "drafter", model, torch.float32)
+    loaded = load_drafter(tmp_path / "drafter", target.decoder)
+    torch.testing.assert_close(loaded.rotations, model.rotations, atol=0, rtol=0)
+
+
+def test_what_vllm_needs_is_written(tmp_path: Path):
+    """DESIGN section 5, vllm.md section 1."""
+    values, tensors = read(written(tmp_path / "drafter", draft_vocab=30))
+    assert values["architectures"] == ["Eagle3Qwen3ForCausalLM"]
+    assert values["pard_token"] == values["ptd_token_id"] == tiny.MASK
+    assert values["eagle_aux_hidden_state_layer_ids"] == list(tiny.TAPS)
+    assert values["num_aux_hidden_states"] == 3
+    assert (values["vocab_size"], values["draft_vocab_size"]) == (tiny.VOCAB, 30)
+    assert "speculators_config" not in values
+    assert not any(name.startswith("model.") for name in tensors)
+    assert tensors["mask_hidden"].shape == (1, 3 * 64)
+    assert tensors["d2t"].dtype == torch.int64
+    ids = torch.arange(30) + tensors["d2t"]
+    assert torch.equal(tensors["t2d"].nonzero().flatten(), ids)
+    assert tensors["layers.0.self_attn.q_proj.weight"].shape == (64, 128)
+    assert tensors["layers.1.self_attn.q_proj.weight"].shape == (64, 64)
+
+
+def test_a_full_vocabulary_and_eagle3_need_less(tmp_path: Path):
+    values, tensors = read(written(tmp_path / "drafter", parallel=False, qk_norm=False))
+    assert values["architectures"] == ["LlamaForCausalLMEagle3"]
+    assert not {"d2t", "t2d", "mask_hidden"} & tensors.keys()
+    assert not {"pard_token", "ptd_token_id"} & values.keys()
+
+
+def test_writing_replaces_the_directory_whole(tmp_path: Path):
+    written(tmp_path / "drafter")
+    (tmp_path / "drafter" / "left-over").touch()
+    written(tmp_path / "drafter")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["drafter"]
+    files = sorted(p.name for p in (tmp_path / "drafter").iterdir())
+    assert files == ["config.json", "model.safetensors"]
+
+
+def test_the_usual_layers_are_tapped_by_default():
+    assert default_taps(36) == (2, 18, 33)
+
+
+def test_midlayer_names_and_another_shape_of_mask_hidden(target, tmp_path: Path):
+    model = tiny.random_drafter(tiny.drafter_config(parallel=True))
+    save_drafter(tmp_path / "ours", model, torch.float32)
+    values, tensors = read(tmp_path / "ours")
+    raw = {name.replace("layers.0.", "midlayer."): tensor for name, tensor in tensors.items()}
+    raw["mask_hidden"] = raw["mask_hidden"].view(1, 1, -1)
+    assert_same(load_drafter(write(tmp_path / "raw", values, raw), target.decoder), model)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"ptd_token_id": 7}, {"pard_token": 7}, {"mask_token_id": 7, "pard_token": 3}],
+    ids=str,
+)
+def test_the_first_mask_token_key_wins(target, tmp_path: Path, keys: Values):
+    values, tensors = read(written(tmp_path / "ours"))
+    bare = {k: v for k, v in values.items() if k not in ("pard_token", "ptd_token_id")}
+    raw = write(tmp_path / "raw", {**bare, **keys}, tensors)
+    assert load_drafter(raw, target.decoder).config.mask_token_id == 7
+
+
+def test_embeddings_and_head_that_are_left_out_are_the_targets(target, tmp_path: Path):
+    values, tensors = read(written(tmp_path / "ours"))
+    less = {k: v for k, v in tensors.items() if k not in ("embed_tokens.weight", "lm_head.weight")}
+    model = load_drafter(write(tmp_path / "less", values, less), target.decoder)
+    assert model.embed is target.decoder.embed
+    assert model.head is target.decoder.head
+
+
+def test_an_identity_map_of_the_full_vocabulary_is_accepted(target, tmp_path: Path):
+    """Amazon's published head carries one."""
+    values, tensors = read(written(tmp_path / "ours"))
+    tensors |= {
+        "d2t": torch.zeros(tiny.VOCAB, dtype=torch.int64),
+        "t2d": torch.ones(tiny.VOCAB, dtype=torch.bool),
+    }
+    model = load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+    assert model.target_ids(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
+
+
+def speculators_config(values: Values, algorithm: str) -> Values:
+    """`config.json` as the speculators library writes it (vllm.md section 1.3)."""
+    outer = ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids")
+    inner = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "model_type")
+    inner += ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")
+    inner += ("hidden_act", "max_position_embeddings", "rope_theta", "attention_bias", "mlp_bias")
+    names = {"peagle": "PEagleSpeculator", "eagle3": "Eagle3Speculator"}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 6}
+    return {
+        "speculators_model_type": algorithm,
+        "speculators_version": "0.5.0",
+        "architectures": [names[algorithm]],
+        "transformer_layer_config": {key: values[key] for key in inner},
+        **{key: values[key] for key in outer},
+        **({"mask_token_id": tiny.MASK} if algorithm == "peagle" else {}),
+        "speculators_config": {
+            "algorithm": algorithm,
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": "org/target", "architectures": ["Qwen3ForCausalLM"]},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "said", "residual"),
+    [
+        ("eagle3", None, True),
+        ("peagle", None, False),
+        ("eagle3", False, False),
+        ("peagle", True, True),
+    ],
+)
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_speculators_directories(
+    target, tmp_path: Path, algorithm: str, said: bool | None, residual: bool, qk_norm: bool
+):
+    changes = {"qk_norm": qk_norm, "draft_vocab": 30, "norm_before_residual": residual}
+    parallel = algorithm == "peagle"
+    config = tiny.drafter_config(parallel, trained_tokens=6, **changes)
+    model = tiny.random_drafter(config)
+    save_drafter(tmp_path / "ours", model, torch.float32)
+    values, tensors = read(tmp_path / "ours")
+    foreign = speculators_config(values, algorithm)
+    if said is not None:
+        foreign["norm_before_residual"] = said
+    loaded = load_drafter(write(tmp_path / "foreign", foreign, tensors), target.decoder)
+    assert loaded.config == config
+    assert_same(loaded, model)
+
+
+Break = Callable[[Values, Tensors], object]
+
+BROKEN: list[tuple[str, bool, Break, str]] = [
+    ("tensors", True, lambda c, t: t.pop("fc.weight"), r"missing tensors: fc\.weight"),
+    (
+        "two missing",
+        True,
+        lambda c, t: (t.pop("norm.weight"), t.pop("layers.1.mlp.up_proj.weight")),
+        r"missing tensors: layers\.1\.mlp\.up_proj\.weight, norm\.weight",
+    ),
+    (
+        "unexpected",
+        True,
+        lambda c, t: t.update({"layers.2.mlp.up_proj.weight": torch.ones(2)}),
+        r"unexpected tensors: layers\.2\.mlp\.up_proj\.weight",
+    ),
+    (
+        "misshapen",
+        True,
+        lambda c, t: t.update({"fc.weight": torch.ones(64, 64)}),
+        r"fc\.weight has shape \[64, 64\], expected \[64, 192\]",
+    ),
+    (
+        "misshapen part",
+        True,
+        lambda c, t: t.update({"layers.0.self_attn.k_proj.weight": torch.ones(32, 64)}),
+        r"layers\.0\.self_attn\.k_proj\.weight has shape \[32, 64\], expected \[32, 128\]",
+    ),
+    (
+        "mask_hidden too short",
+        True,
+        lambda c, t: t.update({"mask_hidden": torch.ones(1, 64)}),
+        r"mask_hidden has shape \[64\], expected \[192\]",
+    ),
+    (
+        "head of another size",
+        True,
+        lambda c, t: c.update({"draft_vocab_size": 30}),
+        r"lm_head\.weight has shape \[96, 64\], expected \[30, 64\]",
+    ),
+    (
+        "no mask id",
+        True,
+        lambda c, t: (c.pop("pard_token"), c.pop("ptd_token_id")),
+        "no mask token",
+    ),
+    (
+        "mask id too large",
+        True,
+        lambda c, t: c.update({"pard_token": 96, "ptd_token_id": 96}),
+        "mask token id 96 is outside the vocabulary of 96",
+    ),
+    (
+        "aux layers",
+        True,
+        lambda c, t: c.update({"eagle_aux_hidden_state_layer_ids": [1, 2, 5]}),
+        r"aux layers \[1, 2, 5\] are not all within the target's 0 to 4",
+    ),
+    (
+        "aux layers twice",
+        True,
+        lambda c, t: c.update({"eagle_aux_hidden_state_layer_ids": [1, 2, 2]}),
+        r"aux layers \[1, 2, 2\] repeat",
+    ),
+    (
+        "hidden size",
+        True,
+        lambda c, t: c.update({"target_hidden_size": 32}),
+        "features of width 32, the target's hidden size is 64",
+    ),
+    (
+        "vocabulary",
+        True,
+        lambda c, t: c.update({"vocab_size": 95}),
+        "vocabulary has 95 tokens, the target's 96",
+    ),
+    (
+        "architecture",
+        True,
+        lambda c, t: c.update({"architectures": ["MedusaModel"]}),
+        "architecture MedusaModel is not an EAGLE-3 or P-EAGLE drafter",
+    ),
+    (
+        "EAGLE-1",
+        True,
+        lambda c, t: c.update({"eagle_config": {"use_aux_hidden_state": False}}),
+        "EAGLE-1",
+    ),
+    ("a key", True, lambda c, t: c.pop("hidden_size"), "config.json lacks hidden_size"),
+    ("a kind", True, lambda c, t: c.update({"hidden_size": "x"}), "a value of the wrong kind"),
+    (
+        "a kind of ours",
+        True,
+        lambda c, t: c.update({"draft_vocab_size": "many"}),
+        "a value of the wrong kind",
+    ),
+    (
+        "a list of words",
+        True,
+        lambda c, t: c.update({"eagle_aux_hidden_state_layer_ids": ["low"]}),
+        "a value of the wrong kind",
+    ),
+    (
+        "NaN",
+        True,
+        lambda c, t: t["norm.weight"].fill_(float("nan")),
+        r"norm\.weight holds NaN or infinite values",
+    ),
+    (
+        "infinity",
+        False,
+        lambda c, t: t["fc.weight"].view(-1)[5:6].fill_(float("inf")),
+        r"fc\.weight holds NaN or infinite values",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("parallel", "damage", "message"), [b[1:] for b in BROKEN], ids=[b[0] for b in BROKEN]
+)
+def test_what_is_wrong_is_named(
+    target, tmp_path: Path, parallel: bool, damage: Break, message: str
+):
+    values, tensors = read(written(tmp_path / "ours", parallel))
+    damage(values, tensors)
+    broken = write(tmp_path / "broken", values, tensors)
+    with pytest.raises(InputError, match=message) as caught:
+        load_drafter(broken, target.decoder)
+    assert "\n" not in str(caught.value)
+    assert str(broken) in str(caught.value)
+
+
+MAPS: list[tuple[str, torch.Tensor | None, str]] = [
+    ("missing", None, "needs the tensor d2t, and it is missing"),
+    ("ids instead of offsets", torch.arange(60, 90), "offsets, not ids"),
+    ("below zero", torch.full((30,), -1), "offsets, not ids"),
+    ("too short", torch.zeros(29, dtype=torch.int64), "does not map every draft id"),
+    ("misshapen", torch.zeros(2, 15, dtype=torch.int64), "does not map every draft id"),
+]
+
+
+@pytest.mark.parametrize(("d2t", "message"), [m[1:] for m in MAPS], ids=[m[0] for m in MAPS])
+def test_maps_of_the_vocabulary(target, tmp_path: Path, d2t: torch.Tensor | None, message: str):
+    values, tensors = read(written(tmp_path / "ours", draft_vocab=30))
+    tensors.pop("d2t")
+    if d2t is not None:
+        tensors["d2t"] = d2t
+    with pytest.raises(InputError, match=message):
+        load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_offsets_of_either_width(target, tmp_path: Path, dtype: torch.dtype):
+    values, tensors = read(written(tmp_path / "ours", draft_vocab=30))
+    tensors["d2t"] = torch.arange(30).to(dtype)
+    model = load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+    assert model.target_ids(torch.arange(30)).tolist() == list(range(0, 60, 2))
+
+
+def test_each_method_is_told_from_the_other(target, tmp_path: Path):
+    peagle, eagle3 = written(tmp_path / "peagle"), written(tmp_path / "eagle3", parallel=False)
+    with pytest.raises(InputError, match="it is a P-EAGLE drafter; set parallel_drafting to true"):
+        load_drafter(peagle, target.decoder, parallel=False)
+    with pytest.raises(InputError, match="it is an EAGLE-3 drafter; set parallel_drafting to fal"):
+        load_drafter(eagle3, target.decoder, parallel=True)
+    assert load_drafter(peagle, target.decoder, parallel=True).config.parallel
+    assert not load_drafter(eagle3, target.decoder, parallel=False).config.parallel
+
+
+def test_every_problem_is_named_at_once(target, tmp_path: Path):
+    values, tensors = read(written(tmp_path / "ours"))
+    values |= {"vocab_size": 95, "target_hidden_size": 32, "pard_token": 99}
+    with pytest.raises(InputError, match=r"width 32.*95 tokens.*mask token id 99"):
+        load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+
+
+def test_a_truncated_file(target, tmp_path: Path):
+    file = written(tmp_path / "drafter") / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(InputError, match=r"model\.safetensors is damaged or cut short"):
+        load_drafter(tmp_path / "drafter", target.decoder)
+
+
+def test_pickle_files_are_never_loaded(target, tmp_path: Path):
+    directory = written(tmp_path / "drafter")
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"no \.safetensors file \(pickle files are never loaded"):
+        load_drafter(directory, target.decoder)
+
+
+def test_no_config(target, tmp_path: Path):
+    with pytest.raises(InputError, match=r"not a model directory: it has no config\.json"):
+        read_config(tmp_path, target.decoder.config)

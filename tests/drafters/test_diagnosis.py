@@ -1,0 +1,190 @@
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny import MASK, VOCAB, drafter_config, save_random_drafter, save_target
+
+from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.diagnosis import diagnose
+from peagle.errors import InputError
+from peagle.models.families import load_decoder
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+    return save_target(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.fixture
+def peagle(tmp_path):
+    return save_random_drafter(tmp_path / "peagle", drafter_config(parallel=True))
+
+
+@pytest.fixture
+def reduced(tmp_path):
+    return save_random_drafter(tmp_path / "reduced", drafter_config(parallel=False, draft_vocab=40))
+
+
+def set_config(directory, **changes):
+    path = directory / "config.json"
+    values = json.loads(path.read_text()) | changes
+    kept = {key: value for key, value in values.items() if value is not None}
+    path.write_text(json.dumps(kept))
+
+
+def set_tensors(directory, **changes):
+    tensors = load_file(directory / "model.safetensors") | changes
+    kept = {name: value for name, value in tensors.items() if value is not None}
+    save_file(kept, directory / "model.safetensors")
+
+
+def test_a_sound_drafter_is_described(peagle, target):
+    for found in (diagnose(peagle), diagnose(peagle, target)):
+        assert found.problems == ()
+        assert found.trained_tokens == 8
+        assert dict(found.facts) == {
+            "method": "P-EAGLE: K tokens in one pass",
+            "layers": "2, Qwen3-style",
+            "hidden size": "64 (target 64)",
+            "vocabulary": str(VOCAB),
+            "draft vocabulary": str(VOCAB),
+            "aux layers": "1, 2, 3",
+            "mask token id": str(MASK),
+            "trained for K": "8",
+            "dtype": "float32",
+            "parameters": f"{sum(t.numel() for t in weights(peagle)):,}",
+            "size": f"{sum(t.nbytes for t in weights(peagle)) / 2**20:.1f} MiB",
+        }
+
+
+def weights(directory):
+    return load_file(directory / "model.safetensors").values()
+
+
+def test_an_eagle3_drafter_with_a_reduced_vocabulary_is_described(reduced, target):
+    found = diagnose(reduced, target, parallel=False)
+    assert found.problems == ()
+    assert found.facts["method"] == "EAGLE-3: K tokens in K passes"
+    assert found.facts["draft vocabulary"] == "40"
+    assert found.facts["mask token id"] == "none"
+
+
+def test_aux_layers_left_to_the_default_follow_the_target(peagle, tmp_path):
+    set_config(peagle, eagle_aux_hidden_state_layer_ids=None)
+    deep = save_target(tmp_path / "deep", num_hidden_layers=8)
+    assert diagnose(peagle).facts["aux layers"] == "2, N/2, N-3 of the target's N"
+    found = diagnose(peagle, deep)
+    assert (found.facts["aux layers"], found.problems) == ("2, 4, 5", ())
+
+
+CONFIG_FAULTS = {
+    "features of width 32, the target's hidden size is 64": {"target_hidden_size": 32},
+    "vocabulary has 99 tokens, the target's 96": {"vocab_size": 99},
+    r"aux layers \[1, 2, 9\] are not all within the target's 0 to 4": {
+        "eagle_aux_hidden_state_layer_ids": [1, 2, 9]
+    },
+    r"aux layers \[1, 1, 2\] repeat": {"eagle_aux_hidden_state_layer_ids": [1, 1, 2]},
+    "mask token id 96 is outside the vocabulary": {"ptd_token_id": VOCAB, "pard_token": VOCAB},
+    "has mask_hidden but no mask token id": {"ptd_token_id": None, "pard_token": None},
+    "config.json lacks hidden_size": {"hidden_size": None},
+    "architecture BertModel is not": {"architectures": ["BertModel"]},
+    "missing tensors: .*layers.2": {"num_hidden_layers": 3},
+    "fc.weight has shape": {"eagle_aux_hidden_state_layer_ids": [1, 2]},
+}
+
+
+@pytest.mark.parametrize("complaint", CONFIG_FAULTS)
+def test_a_fault_of_the_configuration_is_named(peagle, target, complaint):
+    set_config(peagle, **CONFIG_FAULTS[complaint])
+    assert_found(peagle, target, complaint)
+
+
+TENSOR_FAULTS = {
+    "missing tensors: fc.weight, norm.weight": {"fc.weight": None, "norm.weight": None},
+    "unexpected tensors: extra": {"extra": torch.zeros(2)},
+    r"norm.weight has shape \[63\], expected \[64\]": {"norm.weight": torch.ones(63)},
+    "NaN or infinite values in fc.weight, norm.weight": {
+        "fc.weight": torch.full((64, 192), torch.nan),
+        "norm.weight": torch.full((64,), torch.inf),
+    },
+}
+
+
+@pytest.mark.parametrize("complaint", TENSOR_FAULTS)
+def test_a_fault_of_the_tensors_is_named(peagle, target, complaint):
+    set_tensors(peagle, **TENSOR_FAULTS[complaint])
+    assert_found(peagle, target, complaint)
+
+
+@pytest.mark.parametrize(
+    ("d2t", "complaint"),
+    [
+        (None, "needs the tensor d2t"),
+        (torch.arange(40) + 60, "d2t does not map every draft id"),
+        (torch.zeros(39, dtype=torch.int64), "d2t does not map every draft id"),
+    ],
+)
+def test_a_fault_of_the_vocabulary_map_is_named(reduced, target, d2t, complaint):
+    set_tensors(reduced, d2t=d2t)
+    assert_found(reduced, target, complaint)
+
+
+def assert_found(directory, target, complaint):
+    """The diagnosis names this fault and its mend, and the engine refuses the directory too."""
+    assert re.search(complaint, diagnose(directory, target).problems[0])
+    decoder = load_decoder(target, torch.float32, torch.device("cpu"))
+    with pytest.raises(InputError):
+        load_drafter(directory, decoder)
+
+
+@pytest.mark.parametrize(("parallel", "complaint"), [(True, None), (False, "P-EAGLE drafter")])
+def test_the_method_it_is_to_run_as_is_compared(peagle, target, parallel, complaint):
+    problems = diagnose(peagle, target, parallel).problems
+    assert len(problems) == (complaint is not None)
+    assert all(complaint in problem for problem in problems)
+
+
+def test_every_problem_is_found_at_once(peagle, target):
+    set_config(peagle, vocab_size=99, eagle_aux_hidden_state_layer_ids=[1, 2, 9])
+    set_tensors(peagle, extra=torch.tensor([torch.nan]))
+    problems = " ".join(diagnose(peagle, target).problems)
+    for part in ("99 tokens", "[1, 2, 9]", "NaN or infinite", "unexpected tensors: extra"):
+        assert part in problems
+
+
+def test_what_is_broken_on_disk_is_a_problem_among_the_others(peagle, target):
+    data = (peagle / "model.safetensors").read_bytes()
+    (peagle / "model.safetensors").write_bytes(data[:-100])
+    set_config(peagle, vocab_size=99)
+    problems = diagnose(peagle, target).problems
+    assert len(problems) == 2
+    assert "damaged or cut short" in problems[0]
+    assert "99 tokens" in problems[1]
+
+
+def test_weights_without_a_configuration_are_still_looked_at(peagle):
+    (peagle / "config.json").unlink()
+    found = diagnose(peagle)
+    assert found.facts["dtype"] == "float32"
+    assert "no config.json" in found.problems[0]
+
+
+def test_pickles_are_pointed_out_and_not_opened(peagle, target):
+    (peagle / "model.safetensors").rename(peagle / "pytorch_model.bin")
+    (problem,) = diagnose(peagle, target).problems
+    assert "pickle files are never loaded" in problem
+
+
+def test_a_target_in_the_drafters_place_is_recognised(target):
+    (problem,) = diagnose(target).problems
+    assert "whole language model" in problem
+
+
+def test_a_target_that_cannot_be_used_is_a_problem_too(peagle, target, tmp_path):
+    other = shutil.copytree(target, tmp_path / "other")
+    set_config(other, architectures=["GPT2LMHeadModel"])
+    (problem,) = diagnose(peagle, other).problems
+    assert "GPT2LMHeadModel is not supported" in problem

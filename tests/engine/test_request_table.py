@@ -1,0 +1,21 @@
+import torch
+
+from peagle.engine.request_table import RequestTable
+
+
+def test_positions_map_to_the_slots_of_their_blocks():
+    table = RequestTable(rows=2, max_length=10, block_size=4, device=torch.device("cpu"))
+    row = table.admit()
+    table.append(row, 0, [5, 2])
+    table.append(row, 8, [7])
+    slots = [20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31]
+    assert table.slots[row].tolist() == slots
+    assert table.context(torch.tensor([row]), 6).tolist() == [slots[:6]]
+
+
+def test_rows_are_given_out_once_and_again_after_they_are_left():
+    table = RequestTable(rows=2, max_length=4, block_size=4, device=torch.device("cpu"))
+    rows = {table.admit(), table.admit()}
+    assert (rows, table.free_rows) == ({0, 1}, 0)
+    table.leave(1)
+    assert (table.free_rows, table.admit()) == (1, 1)

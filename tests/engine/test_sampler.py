@@ -1,0 +1,81 @@
+"""Penalties, bias and log-probabilities under speculation, against one token at a time in numpy."""
+
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle.config import SamplingParams
+from peagle.engine.engine import Engine
+from peagle.engine.request import Request
+
+PROMPT = [(5 + 3 * i) % tiny.MASK for i in range(8)]
+
+
+def reference(peer, how: SamplingParams) -> list[int]:
+    """Greedy decoding by transformers' logits, penalized as OpenAI and vLLM define it."""
+    output: list[int] = []
+    while len(output) < how.max_tokens:
+        logits = tiny.peer_logits(peer, [*PROMPT, *output])[-1].numpy()
+        for token, value in how.logit_bias.items():
+            logits[token] += value
+        for token in {*PROMPT, *output}:
+            factor = how.repetition_penalty
+            logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+        for token in set(output):
+            logits[token] -= how.frequency_penalty * output.count(token) + how.presence_penalty
+        output.append(int(np.argmax(logits)))
+    return output
+
+
+@settings(max_examples=30)
+@given(
+    how=st.builds(
+        SamplingParams,
+        repetition_penalty=st.sampled_from([0.8, 1.0, 1.3]),
+        presence_penalty=st.sampled_from([-0.5, 0.0, 0.5]),
+        frequency_penalty=st.sampled_from([-0.2, 0.0, 0.4]),
+        logit_bias=st.sampled_from([{}, {4: 1.0, 30: -2.0}]),
+        max_tokens=st.just(14),
+    ),
+    method=st.sampled_from(["peagle", "eagle3"]),
+    k=st.integers(0, 4),
+)
+def test_penalties_see_the_drafts_before_them(targets, trained, how, method: str, k: int):
+    drafter = trained[method].drafter if k else None
+    engine = Engine(targets["easy"].decoder, drafter, k, tiny.engine_config())
+    assert tiny.run(engine, [PROMPT], how)[0].output == reference(targets["easy"].peer, how)
+
+
+def scored(targets, trained, method: str, how: SamplingParams) -> Request:
+    drafter = None if method == "none" else trained[method].drafter
+    engine = Engine(targets["easy"].decoder, drafter, 4 if drafter else 0, tiny.engine_config())
+    return tiny.run(engine, [PROMPT], how)[0]
+
+
+@pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_log_probabilities_are_the_targets(targets, trained, method: str, count: int):
+    """One entry a token, before temperature, filters and penalties, drafted or not."""
+    how = SamplingParams(
+        max_tokens=15, logprobs=count, temperature=1.5, top_k=9, seed=3, frequency_penalty=0.5
+    )
+    request = scored(targets, trained, method, how)
+    scores = tiny.peer_logits(targets["easy"].peer, request.tokens).log_softmax(dim=-1)
+    assert len(request.logprobs) == 15
+    for place, given_ in enumerate(request.logprobs):
+        row = scores[len(PROMPT) - 1 + place]
+        assert given_.chosen == pytest.approx(row[request.output[place]].item(), abs=1e-4)
+        values, ids = row.topk(count)
+        assert [token for token, _ in given_.top] == ids.tolist()
+        assert [value for _, value in given_.top] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_asking_for_log_probabilities_changes_no_token(targets, trained):
+    plain, asked = (
+        scored(targets, trained, "peagle", SamplingParams(max_tokens=20, logprobs=n))
+        for n in (None, 2)
+    )
+    assert plain.output == asked.output
+    assert plain.logprobs == []

@@ -1,0 +1,164 @@
+"""What takes part in a step: seen through the work that the engine hands to its runner."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny
+
+from peagle.config import SamplingParams
+from peagle.engine.batch import Scheduled
+from peagle.engine.engine import Engine
+from peagle.engine.request import Status
+
+Steps = list[list[tuple[str, int, int]]]
+"""Per step: request id, target rows, drafts."""
+
+
+@pytest.fixture
+def watched(targets, trained) -> Callable[..., tuple[Engine, Steps]]:
+    """An engine over the easy pair, and the work of each of its steps."""
+
+    def make(k: int = 0, **room: Any) -> tuple[Engine, Steps]:
+        drafter = trained["peagle"].drafter if k else None
+        engine = Engine(targets["easy"].decoder, drafter, k, tiny.engine_config(**room))
+        steps: Steps = []
+        run = engine.runner.run
+
+        def watch(work: list[Scheduled]) -> object:
+            steps.append([(item.request.id, item.rows, item.drafts) for item in work])
+            return run(work)
+
+        engine.runner.run = watch  # type: ignore[method-assign]
+        return engine, steps
+
+    return make
+
+
+def prompt(length: int, first: int = 1) -> list[int]:
+    return [(first + i * i) % tiny.MASK for i in range(length)]
+
+
+FEW = SamplingParams(max_tokens=4)
+
+
+def first_rows(engine: Engine, steps: Steps, tokens: list[int], k: int | None = None) -> int:
+    """Rows of the first step that a request alone takes: its prompt less what is cached."""
+    steps.clear()
+    tiny.run(engine, [tokens], SamplingParams(max_tokens=4, num_speculative_tokens=k))
+    return steps[0][0][1]
+
+
+def test_a_prompt_is_prefilled_in_chunks_of_the_budget(watched):
+    engine, steps = watched(max_num_batched_tokens=10)
+    tiny.run(engine, [prompt(25)], FEW)
+    assert steps == [[("r0", rows, 0)] for rows in (10, 10, 5, 1, 1, 1)]
+
+
+def test_running_requests_go_before_waiting_ones(watched):
+    engine, steps = watched(max_num_batched_tokens=10)
+    engine.add("a", prompt(4), FEW)
+    engine.add("b", prompt(12, first=2), FEW)
+    tiny.finish(engine)
+    assert steps[0] == [("a", 4, 0), ("b", 6, 0)]
+    assert steps[1] == [("a", 1, 0), ("b", 6, 0)]
+    assert steps[2] == [("a", 1, 0), ("b", 1, 0)]
+
+
+@pytest.mark.parametrize("budget", [1, 3, 8, 20])
+def test_no_step_is_larger_than_the_budget(watched, budget: int):
+    engine, steps = watched(k=4, max_num_batched_tokens=budget)
+    tiny.run(engine, [prompt(9, first=i) for i in range(6)], SamplingParams(max_tokens=12))
+    assert max(sum(rows for _, rows, _ in step) for step in steps) <= budget
+    assert any(drafts for step in steps for _, _, drafts in step) == (budget > 1)
+
+
+def test_verifying_takes_one_row_more_than_drafts(watched):
+    engine, steps = watched(k=4)
+    tiny.run(engine, [prompt(9)], SamplingParams(max_tokens=20, num_speculative_tokens=3))
+    assert steps[0] == [("r0", 9, 0)]
+    assert {step[0][1:] for step in steps[1:]} == {(4, 3)}
+
+
+def test_no_more_requests_run_than_allowed(watched):
+    engine, steps = watched(max_num_seqs=2)
+    tiny.run(engine, [prompt(5, first=i) for i in range(5)], FEW)
+    assert max(len(step) for step in steps) == 2
+    order = [request for step in steps for request, rows, _ in step if rows > 1]
+    assert order == ["r0", "r1", "r2", "r3", "r4"]
+
+
+def test_the_youngest_is_preempted_and_comes_back_first(watched):
+    """16 blocks of 4: two requests that grow to 40 tokens do not fit at once."""
+    engine, steps = watched(
+        block_size=4, kv_cache_memory=16 * 4 * 1024, max_model_len=64, enable_prefix_caching=False
+    )
+    assert engine.pool.num_blocks == 16
+    how = SamplingParams(max_tokens=16)
+    old, young, last = (engine.add(name, prompt(24, i), how) for i, name in enumerate("abc"))
+    while old.status is not Status.FINISHED:
+        engine.step()
+        assert old.status is not Status.WAITING, "the oldest never gives way"
+    assert young.status is Status.WAITING
+    assert 0 < young.output_length < 16
+    tiny.finish(engine)
+    newest = next(step for step in steps if any(name == "c" for name, *_ in step))
+    assert [name for name, *_ in newest] == ["b", "c"], "the newest is not admitted before"
+    assert [r.output_length for r in (old, young, last)] == [16, 16, 16]
+
+
+class TestPrefixCaching:
+    def test_a_repeated_prompt_is_hardly_computed(self, watched):
+        engine, steps = watched(block_size=4)
+        rows = [first_rows(engine, steps, prompt(30)) for _ in range(3)]
+        assert rows == [30, 2, 2]  # seven whole blocks are known
+
+    def test_one_token_is_always_computed(self, watched):
+        engine, steps = watched(block_size=4)
+        assert [first_rows(engine, steps, prompt(28)) for _ in range(2)] == [28, 4]
+
+    def test_a_drafters_keys_need_one_token_more(self, watched):
+        """The keys of a block's last position depend on the token after it."""
+        engine, steps = watched(k=4, block_size=4)
+        other = [*prompt(28), 5, 6]
+        assert other[28] != prompt(29)[28]
+        rows = [first_rows(engine, steps, tokens) for tokens in (prompt(30), other, prompt(30))]
+        assert rows == [30, 6, 2]
+
+    def test_blocks_without_a_drafters_keys_are_not_shared(self, watched):
+        """A request that ends at its first token never ran the drafter."""
+        engine, steps = watched(k=4, block_size=4)
+        tiny.run(engine, [prompt(30)], SamplingParams(max_tokens=1))
+        assert first_rows(engine, steps, prompt(30)) == 30
+
+    def test_output_is_cached_too(self, watched):
+        engine, steps = watched(block_size=4)
+        (request,) = tiny.run(engine, [prompt(20)], SamplingParams(max_tokens=20))
+        assert first_rows(engine, steps, [*request.tokens, 1]) == 41 - 36  # token 40 had no keys
+
+    def test_running_requests_share_their_blocks(self, watched):
+        engine, _ = watched(block_size=4)
+        engine.add("a", prompt(30), FEW)
+        engine.step()
+        held = engine.pool.num_blocks - engine.pool.free_blocks
+        engine.add("b", [*prompt(28), 3, 3], FEW)
+        engine.step()
+        assert engine.pool.num_blocks - engine.pool.free_blocks == held + 1
+        tiny.finish(engine)
+
+    def test_requests_with_and_without_a_drafter_do_not_share(self, watched):
+        engine, steps = watched(k=4, block_size=4)
+        rows = [first_rows(engine, steps, prompt(30), k) for k in (0, None, 0, 2)]
+        assert rows == [30, 30, 2, 2]
+
+    def test_it_can_be_turned_off(self, watched):
+        engine, steps = watched(block_size=4, enable_prefix_caching=False)
+        assert [first_rows(engine, steps, prompt(30)) for _ in range(2)] == [30, 30]
+
+    def test_a_preempted_request_finds_its_own_blocks(self, watched):
+        engine, steps = watched(block_size=4, kv_cache_memory=16 * 4 * 1024, max_model_len=64)
+        how = SamplingParams(max_tokens=16)
+        tiny.run(engine, [prompt(24, 1), prompt(24, 2)], how)
+        again = [rows for step in steps[1:] for name, rows, _ in step if name == "r1" and rows > 1]
+        assert again
+        assert max(again) < 24

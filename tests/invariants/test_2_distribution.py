@@ -1,0 +1,168 @@
+"""Invariant 2: sampled output has the target's distribution, with speculation and without.
+
+Thousands of requests differ in nothing but their seed. Their tokens are compared, by a chi-square
+test, with probabilities computed in numpy from transformers' logits.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from peagle.config import SamplingParams
+from peagle.engine.engine import Engine
+
+VOCAB, PROMPT, NEW, DRAWS, K = 8, (3, 1, 4), 3, 4000, 2
+THRESHOLD = 1e-3
+PARAMS = {
+    "temperature": SamplingParams(temperature=1.3, max_tokens=NEW),
+    "cold": SamplingParams(temperature=0.6, max_tokens=NEW),
+    "top-k": SamplingParams(temperature=1.0, top_k=3, max_tokens=NEW),
+    "top-p": SamplingParams(temperature=1.5, top_p=0.7, max_tokens=NEW),
+    "min-p": SamplingParams(temperature=1.5, min_p=0.15, max_tokens=NEW),
+    "all": SamplingParams(temperature=2.0, top_k=5, top_p=0.9, min_p=0.05, max_tokens=NEW),
+}
+Tokens = tuple[int, ...]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory):
+    """A target of eight tokens, transformers' view of it, and a drafter of each method."""
+    root = tmp_path_factory.mktemp("distribution")
+    directory = tiny.save_target(root / "target", vocab_size=VOCAB)
+    decoder = tiny.load_target(directory)
+    drafters = {"none": None}
+    for method in ("peagle", "eagle3"):
+        mask = VOCAB - 1 if method == "peagle" else None
+        config = tiny.drafter_config(
+            method == "peagle", vocab_size=VOCAB, draft_vocab=VOCAB, mask_token_id=mask
+        )
+        drafters[method] = tiny.random_drafter_for(decoder, root / method, config)
+    return decoder, tiny.load_peer(directory), drafters
+
+
+def engine_of(pair, method: str) -> Engine:
+    decoder, _, drafters = pair
+    config = tiny.engine_config(
+        max_num_seqs=1000, max_num_batched_tokens=8192, kv_cache_memory=1 << 26
+    )
+    return Engine(decoder, drafters[method], K if method != "none" else 0, config)
+
+
+def samples(pair, method: str, how: SamplingParams) -> list[Tokens]:
+    params = [how.model_copy(update={"seed": seed}) for seed in range(DRAWS)]
+    requests = tiny.run(engine_of(pair, method), [PROMPT] * DRAWS, params)
+    return [tuple(request.output) for request in requests]
+
+
+def processed(logits: np.ndarray, how: SamplingParams) -> np.ndarray:
+    """Temperature, then min-p, top-k and top-p, one token at a time."""
+    p = np.exp((logits - logits.max()) / how.temperature)
+    p /= p.sum()
+    p[p < how.min_p * p.max()] = 0
+    order = sorted(range(len(p)), key=lambda token: -p[token])
+    if how.top_k > 0:
+        p[order[how.top_k :]] = 0
+    p /= p.sum()
+    kept, reached = set(), 0.0
+    for token in order:
+        if reached < how.top_p:
+            kept.add(token)
+        reached += p[token]
+    p[[token for token in order if token not in kept]] = 0
+    return p / p.sum()
+
+
+def exact(peer, how: SamplingParams) -> dict[Tokens, float]:
+    """The probability of every possible output."""
+    known: dict[Tokens, float] = {(): 1.0}
+    for _ in range(NEW):
+        longer = {}
+        for tokens, chance in known.items():
+            logits = tiny.peer_logits(peer, (*PROMPT, *tokens))[-1].double().numpy()
+            for token, p in enumerate(processed(logits, how)):
+                if p > 0:
+                    longer[*tokens, token] = chance * p
+        known = longer
+    return known
+
+
+def p_value(drawn: list[Tokens], expected: dict[Tokens, float]) -> float:
+    """Chi-square goodness of fit; outcomes expected fewer than five times are pooled."""
+    counts = Counter(drawn)
+    if counts.keys() - expected.keys():
+        return 0.0  # something impossible was drawn
+    frequent = [tokens for tokens, p in expected.items() if p * len(drawn) >= 5]
+    seen = [counts[tokens] for tokens in frequent]
+    wanted = [expected[tokens] * len(drawn) for tokens in frequent]
+    rest = len(drawn) - sum(wanted)
+    if rest >= 5:
+        seen, wanted = [*seen, len(drawn) - sum(seen)], [*wanted, rest]
+    assert len(wanted) > 3, "too few outcomes to test"
+    scaled = np.array(wanted) * sum(seen) / sum(wanted)
+    return float(stats.chisquare(seen, scaled).pvalue)
+
+
+@pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
+@pytest.mark.parametrize("name", PARAMS)
+def test_samples_have_the_target_distribution(pair, method: str, name: str):
+    assert p_value(samples(pair, method, PARAMS[name]), exact(pair[1], PARAMS[name])) > THRESHOLD
+
+
+@pytest.mark.parametrize(("drawn", "assumed"), [("cold", "temperature"), ("top-k", "cold")])
+def test_a_wrong_distribution_is_rejected(pair, drawn: str, assumed: str):
+    """The test above has the power to fail."""
+    assert p_value(samples(pair, "peagle", PARAMS[drawn]), exact(pair[1], PARAMS[assumed])) < 1e-6
+
+
+def test_a_slightly_wrong_distribution_is_rejected(pair):
+    """So would be a sampler whose temperature is off by a fifth."""
+    how = PARAMS["temperature"]
+    assumed = exact(pair[1], how.model_copy(update={"temperature": how.temperature * 1.2}))
+    assert p_value(samples(pair, "none", how), assumed) < THRESHOLD
+
+
+def test_drafts_are_accepted_and_rejected_while_sampling(pair):
+    how = SamplingParams(temperature=1.0, max_tokens=20, seed=1)
+    (request,) = tiny.run(engine_of(pair, "peagle"), [PROMPT], how)
+    assert 0 < request.speculation.accepted < request.speculation.drafted
+
+
+sampling = st.builds(
+    SamplingParams,
+    temperature=st.sampled_from([0.5, 1.0, 1.7]),
+    top_k=st.sampled_from([0, 3, 20]),
+    top_p=st.sampled_from([0.6, 1.0]),
+    min_p=st.sampled_from([0.0, 0.1]),
+    repetition_penalty=st.sampled_from([1.0, 1.3]),
+    presence_penalty=st.sampled_from([0.0, 0.5]),
+    frequency_penalty=st.sampled_from([0.0, -0.4]),
+    logit_bias=st.sampled_from([{}, {5: 3.0, 9: -100.0}]),
+    seed=st.integers(-(2**63), 2**63 - 1),
+    max_tokens=st.integers(1, 14),
+    logprobs=st.sampled_from([None, 2]),
+)
+
+
+@settings(max_examples=40)
+@given(
+    params=st.lists(sampling, min_size=1, max_size=4),
+    parallel=st.booleans(),
+    k=st.integers(1, 6),
+    budget=st.sampled_from([4, 2048]),
+)
+def test_a_seed_decides_the_tokens(targets, trained, params, parallel: bool, k: int, budget: int):
+    """The same with and without speculation, alone or in a batch, in chunks or not."""
+    easy = targets["easy"].decoder
+    prompts = [[(5 * i + j) % tiny.MASK for j in range(9)] for i in range(len(params))]
+    alone = [
+        tiny.run(Engine(easy, None, 0, tiny.engine_config()), [prompt], how)[0].output
+        for prompt, how in zip(prompts, params, strict=True)
+    ]
+    drafter = trained["peagle" if parallel else "eagle3"].drafter
+    engine = Engine(easy, drafter, k, tiny.engine_config(max_num_batched_tokens=budget))
+    assert tiny.outputs(tiny.run(engine, prompts, params)) == alone

@@ -1,0 +1,138 @@
+"""Invariant 3: our decoders equal transformers' on random tiny configurations of each family."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle.config import SamplingParams
+from peagle.engine.engine import Engine
+
+TOKENS = [(13 * i + i * i) % tiny.VOCAB for i in range(80)]
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "llama3": LLAMA3,
+    "yarn": YARN,
+    "yarn with an attention factor": {**YARN, "attention_factor": 0.7},
+    "yarn with betas, not truncated": {**YARN, "beta_fast": 8, "beta_slow": 2, "truncate": False},
+}
+
+
+def assert_parity(directory: Path, dtype: torch.dtype = torch.float32, atol: float = 1e-4) -> None:
+    """Equal logits, and equal hidden states between any two layers."""
+    decoder, peer = tiny.load_target(directory, dtype), tiny.load_peer(directory, dtype)
+    layers = decoder.config.num_hidden_layers
+    with torch.no_grad():
+        wanted = peer(torch.tensor([TOKENS]), output_hidden_states=True)
+    logits, tapped = tiny.run_target(decoder, TOKENS, tuple(range(layers)))
+    assert tapped is not None
+    torch.testing.assert_close(logits, wanted.logits[0], atol=atol, rtol=0)
+    for layer, ours in enumerate(tapped.chunk(layers, dim=-1)):
+        torch.testing.assert_close(ours, wanted.hidden_states[layer][0], atol=atol, rtol=1e-4)
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> dict[str, Any]:
+    family = draw(st.sampled_from(["llama", "qwen3"]))
+    kv_heads = draw(st.sampled_from([1, 2, 3]))
+    changes = {
+        "family": family,
+        "num_hidden_layers": draw(st.integers(1, 3)),
+        "num_key_value_heads": kv_heads,
+        "num_attention_heads": kv_heads * draw(st.integers(1, 3)),
+        "hidden_size": draw(st.sampled_from([36, 72])),
+        "head_dim": draw(st.sampled_from([8, 16, 34])),
+        "intermediate_size": draw(st.sampled_from([40, 96])),
+        "tie_word_embeddings": draw(st.booleans()),
+        "attention_bias": draw(st.booleans()),
+        "rms_norm_eps": draw(st.sampled_from([1e-6, 1e-2])),
+        "rope_parameters": {
+            **draw(st.sampled_from(list(ROPES.values()))),
+            "rope_theta": draw(st.sampled_from([100.0, 10000.0, 5e5])),
+        },
+    }
+    if family == "llama":
+        changes["mlp_bias"] = draw(st.booleans())
+    return changes
+
+
+@settings(max_examples=100)
+@given(configs())
+def test_random_configurations(tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]):
+    assert_parity(tiny.save_target(tmp_path_factory.mktemp("target"), **changes))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("name", ROPES)
+def test_every_rope_of_every_family(tmp_path: Path, family: str, name: str):
+    rope = {**ROPES[name], "rope_theta": 10000.0}
+    assert_parity(tiny.save_target(tmp_path, family, rope_parameters=rope))
+
+
+def test_a_head_dim_that_the_configuration_leaves_out(tmp_path: Path):
+    tiny.save_target(tmp_path, "llama", head_dim=None)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config.pop("head_dim")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert_parity(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["default", "llama3", "yarn"])
+def test_rope_keys_of_older_configurations(tmp_path: Path, name: str):
+    """Published directories say `rope_theta` and `rope_scaling`, the type under either name."""
+    rope = {**ROPES[name], "rope_theta": 1000.0}
+    tiny.save_target(tmp_path, rope_parameters=rope)
+    wanted, _ = tiny.run_target(tiny.load_target(tmp_path), TOKENS)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    config["rope_scaling"] = None if name == "default" else {**rope, "type": kind}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    logits, _ = tiny.run_target(tiny.load_target(tmp_path), TOKENS)
+    torch.testing.assert_close(logits, wanted, atol=0, rtol=0)
+    assert_parity(tmp_path)
+
+
+def test_sharded_weights(tmp_path: Path):
+    tiny.save_target(tmp_path / "whole")
+    tiny.load_peer(tmp_path / "whole").save_pretrained(tmp_path / "parts", max_shard_size="100KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 2
+    assert_parity(tmp_path / "parts")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bfloat16_weights(tmp_path: Path, dtype: torch.dtype):
+    tiny.save_target(tmp_path / "whole")
+    tiny.load_peer(tmp_path / "whole", torch.bfloat16).save_pretrained(tmp_path / "half")
+    assert_parity(tmp_path / "half", dtype, atol=1e-4 if dtype == torch.float32 else 0.3)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("budget", [7, 2048])
+def test_the_paged_engine_computes_the_same(targets, family: str, budget: int):
+    """Log-probabilities through paged attention, in chunks or not, batched or not."""
+    config = tiny.engine_config(max_num_batched_tokens=budget, block_size=4)
+    prompts = [TOKENS[:1], TOKENS[5:40], TOKENS[20:37], TOKENS[40:57]]
+    how = SamplingParams(max_tokens=5, logprobs=3)
+    requests = tiny.run(Engine(targets[family].decoder, None, 0, config), prompts, how)
+    for request in requests:
+        scores = tiny.peer_logits(targets[family].peer, request.tokens).log_softmax(dim=-1)
+        for place, found in enumerate(request.logprobs, start=request.prompt_length):
+            wanted = scores[place - 1]
+            assert found.chosen == pytest.approx(wanted[request.tokens[place]].item(), abs=1e-4)
+            assert [token for token, _ in found.top] == wanted.topk(3).indices.tolist()

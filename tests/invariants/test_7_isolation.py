@@ -1,0 +1,207 @@
+"""Invariant 7: a request that fails, is cancelled or is malformed leaves the others alone."""
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+import tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_pair import save_pair
+
+from peagle import LLM, AsyncLLM, InputError, SamplingParams, SpeculativeConfig
+from peagle.engine.engine import Engine
+from peagle.engine.request import Request
+
+NEW = 14
+PROMPTS = [[(17 * i + j * j) % tiny.MASK for j in range(10 + 9 * i)] for i in range(5)]
+GREEDY = SamplingParams(max_tokens=NEW)
+MALFORMED = [
+    ([], GREEDY),
+    ([tiny.VOCAB], GREEDY),
+    ([-1], GREEDY),
+    ([1] * 500, GREEDY),
+    ([1], SamplingParams(num_speculative_tokens=99)),
+    ([1], SamplingParams(logit_bias={tiny.VOCAB: 1.0})),
+    ([1], SamplingParams(stop_token_ids=(tiny.VOCAB,))),
+]
+
+
+def start(targets, trained, method: str, tight: bool) -> tuple[Engine, list[Request]]:
+    room = {"kv_cache_memory": 130 * 640, "max_model_len": 64} if tight else {}
+    config = tiny.engine_config(block_size=4, max_num_batched_tokens=40, **room)
+    engine = Engine(targets["easy"].decoder, trained[method].drafter, 4, config)
+    return engine, [engine.add(f"r{i}", prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def expected(targets) -> list[list[int]]:
+    engine = Engine(targets["easy"].decoder, None, 0, tiny.engine_config())
+    return tiny.outputs(tiny.run(engine, PROMPTS, GREEDY))
+
+
+@settings(max_examples=40)
+@given(
+    aborts=st.dictionaries(st.integers(0, 12), st.sets(st.integers(0, 4)), max_size=4),
+    malformed=st.dictionaries(st.integers(0, 12), st.sampled_from(range(len(MALFORMED)))),
+    method=st.sampled_from(["peagle", "eagle3"]),
+    tight=st.booleans(),
+)
+def test_aborts_and_malformed_requests(
+    targets, trained, expected, aborts, malformed, method: str, tight: bool
+):
+    engine, requests = start(targets, trained, method, tight)
+    for step in range(500):
+        for index in aborts.get(step, ()):
+            engine.abort(f"r{index}")
+        if step in malformed:
+            prompt, how = MALFORMED[malformed[step]]
+            with pytest.raises(InputError):
+                engine.add("bad", prompt, how)
+        engine.pool.check()
+        if not engine.busy:
+            break
+        engine.step()
+    tiny.finish(engine)
+    for request, output in zip(requests, expected, strict=True):
+        if request.finish_reason == "abort":
+            assert request.output == output[: request.output_length]
+        else:
+            assert request.output == output
+
+
+def test_an_id_in_use_is_refused_and_its_owner_goes_on(targets, trained, expected):
+    engine, requests = start(targets, trained, "peagle", False)
+    with pytest.raises(InputError, match="r0 is already running"):
+        engine.add("r0", [1], GREEDY)
+    tiny.finish(engine)
+    assert tiny.outputs(requests) == expected
+
+
+def test_aborting_twice_or_nobody_changes_nothing(targets, trained, expected):
+    engine, requests = start(targets, trained, "peagle", False)
+    engine.step()
+    for request_id in ("r1", "r1", "nobody"):
+        engine.abort(request_id)
+    tiny.finish(engine)
+    engine.abort("r0")
+    assert requests[1].finish_reason == "abort"
+    assert requests[0].finish_reason == "length"
+    assert [r.output for r in requests if r.id != "r1"] == [expected[i] for i in (0, 2, 3, 4)]
+
+
+TEXTS = ["def name(self):", "for item in", "return value", "print(", "x = 1"]
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    pair = save_pair(tmp_path_factory.mktemp("pair"))
+    speculation = SpeculativeConfig(model=str(pair.peagle), num_speculative_tokens=3)
+    return LLM(pair.target, speculation, tiny.engine_config(block_size=4))
+
+
+@pytest.fixture
+def whole(llm: LLM) -> Iterator[None]:
+    """Afterwards nothing is left of any request."""
+    yield
+    assert not llm.engine.busy
+    llm.engine.pool.check()
+    assert llm.engine.pool.free_blocks == llm.engine.pool.num_blocks
+
+
+LONG = SamplingParams(max_tokens=24, ignore_eos=True)
+
+
+async def read(engine: AsyncLLM, text: str, chunks: int | None = None) -> tuple[int, ...]:
+    """The tokens of a stream that is left after some chunks."""
+    tokens: list[int] = []
+    stream = engine.stream(text, LONG)
+    async for chunk in stream:
+        tokens += chunk.token_ids
+        chunks = chunks - 1 if chunks is not None else None
+        if chunks == 0:
+            break
+    await stream.aclose()
+    return tuple(tokens)
+
+
+@pytest.mark.usefixtures("whole")
+def test_streams_left_cancelled_and_malformed(llm: LLM):
+    expected = [completion.token_ids for completion in llm.generate(TEXTS, LONG)]
+
+    async def everything() -> list[tuple[int, ...]]:
+        engine = AsyncLLM(llm)
+        kept = [asyncio.create_task(read(engine, text)) for text in TEXTS]
+        left = [asyncio.create_task(read(engine, text, chunks=2)) for text in TEXTS]
+        cancelled = [asyncio.create_task(read(engine, text)) for text in TEXTS]
+        at_once = asyncio.create_task(read(engine, TEXTS[0]))
+        await asyncio.sleep(0)
+        at_once.cancel()
+        with pytest.raises(InputError, match="empty"):
+            await anext(engine.stream([]))
+        await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
+        for task in cancelled:
+            task.cancel()
+        tokens = await asyncio.gather(*kept)
+        parts = await asyncio.gather(*left)
+        assert all(e[: len(p)] == p for e, p in zip(expected, parts, strict=True))
+        engine.close()
+        return tokens
+
+    assert asyncio.run(everything()) == expected
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_step_that_fails_ends_its_streams_and_nothing_else(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+):
+    expected = llm.generate(TEXTS[:1], LONG)[0].token_ids
+
+    def fail(work: object) -> None:
+        raise RuntimeError("out of memory")
+
+    async def everything() -> tuple[int, ...]:
+        engine = AsyncLLM(llm)
+        with monkeypatch.context() as patch:
+            patch.setattr(llm.engine.runner, "run", fail)
+            results = await asyncio.gather(
+                *(read(engine, text) for text in TEXTS), return_exceptions=True
+            )
+            assert [str(result) for result in results] == ["out of memory"] * len(TEXTS)
+        tokens = await read(engine, TEXTS[0])
+        engine.close()
+        return tokens
+
+    assert asyncio.run(everything()) == expected
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_stop_string_ends_one_request_only(llm: LLM):
+    expected = llm.generate(TEXTS, LONG)
+    stop = expected[1].text[6:9]
+    params = [LONG, LONG.model_copy(update={"stop": (stop,)}), LONG, LONG, LONG]
+    stopped = llm.generate(TEXTS, params)
+    assert stopped[1].finish_reason == "stop"
+    assert stopped[1].text == expected[1].text[: expected[1].text.index(stop)]
+    assert [c.token_ids for i, c in enumerate(stopped) if i != 1] == [
+        c.token_ids for i, c in enumerate(expected) if i != 1
+    ]
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_stream_left_early_is_cancelled(llm: LLM):
+    for _ in llm.stream(TEXTS[0], LONG):
+        break
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_malformed_prompt_stops_a_batch_before_it_begins(llm: LLM):
+    with pytest.raises(InputError, match="the context holds"):
+        llm.generate([TEXTS[0], [2] * 1000], LONG)
+
+
+def test_too_little_memory_for_one_sequence(targets):
+    """One sequence must fit: the engine refuses to start rather than to stall."""
+    for memory in (1, 1000, 100_000):
+        with pytest.raises(InputError, match="raise kv_cache_memory or lower max_model_len"):
+            Engine(targets["easy"].decoder, None, 0, tiny.engine_config(kv_cache_memory=memory))

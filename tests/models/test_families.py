@@ -1,0 +1,112 @@
+"""What a target's directory may hold; that it computes the right thing is invariant 3's test."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from peagle.errors import InputError
+from peagle.models.families import load_decoder
+
+Values = dict[str, Any]
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tiny.save_target(tmp_path / "target")
+
+
+def change_config(directory: Path, change: Callable[[Values], object]) -> None:
+    file = directory / "config.json"
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))
+
+
+def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
+    (
+        "architecture",
+        lambda c: c.update(architectures=["GptOssForCausalLM"]),
+        "architecture GptOssForCausalLM is not supported; peagle runs LlamaForCausalLM and "
+        "Qwen3ForCausalLM; vLLM serves other targets",
+    ),
+    ("none", lambda c: c.pop("architectures"), "architecture none is not supported"),
+    ("missing key", lambda c: c.pop("intermediate_size"), "config.json lacks intermediate_size"),
+    ("kind", lambda c: c.update(vocab_size="many"), "a value of the wrong kind: invalid literal"),
+    (
+        "rope",
+        lambda c: c.update(rope_parameters={"rope_type": "longrope", "rope_theta": 1.0}),
+        "target: rope scaling longrope is not supported; peagle has default, linear, llama3, yarn",
+    ),
+    ("activation", lambda c: c.update(hidden_act="gelu"), "hidden_act gelu is not supported"),
+    (
+        "window",
+        lambda c: c.update(use_sliding_window=True, sliding_window=64),
+        "sliding-window attention is not supported",
+    ),
+    (
+        "quantized",
+        lambda c: c.update(quantization_config={"quant_method": "awq"}),
+        "quantized weights are not supported",
+    ),
+    (
+        "sizes",
+        lambda c: c.update(intermediate_size=100),
+        r"does not match its config\.json: .*down_proj\.weight has shape \[64, 128\], expected",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [c[1:] for c in CONFIGS], ids=[c[0] for c in CONFIGS]
+)
+def test_configurations_that_cannot_be_run(
+    directory: Path, change: Callable[[Values], object], message: str
+):
+    change_config(directory, change)
+    with pytest.raises(InputError, match=message) as caught:
+        tiny.load_target(directory)
+    assert str(directory) in str(caught.value)
+    assert "wrong kind: " not in str(caught.value) or "wrong kind" in message
+
+
+WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
+    ("missing", lambda t: t.pop("model.norm.weight"), r"missing tensors: model\.norm\.weight"),
+    ("more", lambda t: t.update(other=torch.ones(1)), "unexpected tensors: other"),
+    (
+        "NaN",
+        lambda t: t["lm_head.weight"][3].fill_(float("nan")),
+        r"tensor lm_head\.weight holds NaN or infinite values",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [w[1:] for w in WEIGHTS], ids=[w[0] for w in WEIGHTS]
+)
+def test_weights_that_do_not_fit(directory: Path, change: Callable[..., object], message: str):
+    change_tensors(directory, change)
+    with pytest.raises(InputError, match=message):
+        tiny.load_target(directory)
+
+
+def test_tied_embeddings_are_one_parameter(tmp_path: Path):
+    decoder = tiny.load_target(tiny.save_target(tmp_path, tie_word_embeddings=True))
+    assert decoder.head.weight is decoder.embed.weight
+
+
+def test_the_longest_length_can_be_set(directory: Path):
+    decoder = load_decoder(directory, torch.float32, tiny.CPU, max_length=40)
+    assert decoder.rotations.shape[0] == 40
+    assert tiny.load_target(directory).rotations.shape[0] == 256

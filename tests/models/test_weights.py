@@ -1,0 +1,124 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from peagle.errors import InputError
+from peagle.models import weights
+from peagle.models.weights import (
+    TensorRule,
+    assemble,
+    disassemble,
+    model_directory,
+    read_json,
+    read_tensors,
+    safetensors_files,
+)
+
+
+def test_a_path_that_is_a_directory_is_the_model(tmp_path: Path):
+    assert model_directory(str(tmp_path)) == tmp_path
+
+
+@pytest.mark.parametrize(
+    "name", ["./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "word", "a/b/c"]
+)
+def test_a_path_that_is_nothing(name: str):
+    with pytest.raises(InputError, match=r"no such directory, and not a hub id of the form"):
+        model_directory(name)
+
+
+def test_a_path_that_is_a_file(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="is a file; give the model's directory"):
+        model_directory(str(tmp_path / "file"))
+
+
+def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError("no route to host\nmore lines")
+
+    monkeypatch.setattr(weights, "snapshot_download", fail)
+    with pytest.raises(InputError, match=r"the hub did not give it: no route to host$"):
+        model_directory("owner/name")
+
+
+def test_a_hub_that_answers_with_safetensors_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    asked = {}
+
+    def answer(name: str, allow_patterns: list[str]) -> str:
+        asked[name] = allow_patterns
+        return str(tmp_path)
+
+    monkeypatch.setattr(weights, "snapshot_download", answer)
+    assert model_directory("owner/name") == tmp_path
+    assert not any("bin" in pattern or "*.pt" in pattern for pattern in asked["owner/name"])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "is not a model directory"),
+        (b"{", "cannot be read as JSON"),
+        (b"\xff\xfe", "cannot be read as JSON"),
+        (b"[1]", "must hold a JSON object"),
+    ],
+)
+def test_json_that_is_none(tmp_path: Path, content: bytes | None, message: str):
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        read_json(tmp_path / "config.json")
+
+
+def test_an_empty_directory_and_one_of_pickles(tmp_path: Path):
+    with pytest.raises(InputError, match=r"has no \.safetensors file$"):
+        safetensors_files(tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(InputError, match="pickle files are never loaded"):
+        safetensors_files(tmp_path)
+
+
+def test_a_shard_that_the_index_names_and_nobody_has(tmp_path: Path):
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
+    with pytest.raises(InputError, match=r"lacks the weight files two\.safetensors"):
+        safetensors_files(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 4, 50, -1])
+def test_a_file_cut_anywhere(tmp_path: Path, size: int):
+    save_file({"a": torch.ones(100)}, tmp_path / "model.safetensors")
+    content = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(content[:size])
+    with pytest.raises(InputError, match="is damaged or cut short"):
+        read_tensors(tmp_path)
+
+
+def test_parts_are_stacked_in_order_and_taken_apart_again():
+    module = nn.Linear(3, 5)
+    rules = [
+        TensorRule("weight", ("q", "k"), (2, 3)),
+        TensorRule("bias", ("b",), (5,)),
+    ]
+    tensors = {"q": torch.ones(2, 3), "k": torch.zeros(3, 3), "b": torch.arange(5.0)}
+    assemble(module, rules, tensors)
+    assert module.weight.sum(dim=1).tolist() == [3, 3, 0, 0, 0]
+    again = disassemble(module, rules)
+    assert {name: tensor.tolist() for name, tensor in again.items()} == {
+        name: tensor.tolist() for name, tensor in tensors.items()
+    }
+
+
+def test_every_problem_is_named_in_one_message():
+    module = nn.Linear(3, 5)
+    rules = [TensorRule("weight", ("q", "k"), (2, 3)), TensorRule("bias", ("b",), (5,))]
+    with pytest.raises(InputError) as caught:
+        assemble(module, rules, {"q": torch.ones(2, 4), "k": torch.ones(3, 3), "z": torch.ones(1)})
+    assert str(caught.value) == (
+        "missing tensors: b; unexpected tensors: z; q has shape [2, 4], expected [2, 3]"
+    )

@@ -1,0 +1,101 @@
+import json
+
+import pytest
+
+from peagle import EngineConfig, InputError, SamplingParams, SpeculativeConfig
+
+BAD_SAMPLING = [
+    ({"temperature": -0.1}, "temperature: "),
+    ({"temperature": float("nan")}, "temperature: "),
+    ({"temperature": 1.0, "top_p": 0.0}, "top_p: "),
+    ({"temperature": 1.0, "top_p": 1.1}, "top_p: "),
+    ({"temperature": 1.0, "top_k": -2}, "top_k: "),
+    ({"temperature": 1.0, "min_p": 2.0}, "min_p: "),
+    ({"repetition_penalty": 0.0}, "repetition_penalty: "),
+    ({"presence_penalty": 2.5}, "presence_penalty: "),
+    ({"frequency_penalty": -3}, "frequency_penalty: "),
+    ({"logit_bias": {3: 101.0}}, "logit_bias.3: "),
+    ({"max_tokens": 0}, "max_tokens: "),
+    ({"min_tokens": -1}, "min_tokens: "),
+    ({"max_tokens": 4, "min_tokens": 5}, "min_tokens 5 is above max_tokens 4"),
+    ({"logprobs": 21}, "logprobs: "),
+    ({"stop": ("",)}, "stop.0: "),
+    ({"num_speculative_tokens": -1}, "num_speculative_tokens: "),
+    ({"top_k": 5}, "temperature 0 is greedy, so top_k, top_p and min_p would have no effect"),
+    ({"top_p": 0.9}, "temperature 0 is greedy"),
+    ({"min_p": 0.1}, "temperature 0 is greedy"),
+    ({"colour": "red"}, "colour: Extra inputs are not permitted"),
+    ({"max_tokens": 0, "top_k": -9}, "top_k: .*max_tokens: "),
+]
+
+
+@pytest.mark.parametrize(("values", "message"), BAD_SAMPLING)
+def test_impossible_sampling_parameters_are_named(values, message: str):
+    with pytest.raises(InputError, match=f"^SamplingParams: {message}") as caught:
+        SamplingParams(**values)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "plain"),
+    [
+        ({}, True),
+        ({"max_tokens": 4, "stop": ("x",), "seed": 3}, True),
+        ({"temperature": 0.1}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"frequency_penalty": 0.1}, False),
+        ({"logit_bias": {1: 1.0}}, False),
+        ({"min_tokens": 1}, False),
+        ({"logprobs": 0}, False),
+    ],
+)
+def test_when_the_next_token_is_simply_the_argmax(values, plain: bool):
+    assert SamplingParams(**values).plain_greedy == plain
+
+
+def test_values_are_frozen():
+    with pytest.raises(Exception, match="frozen"):
+        SamplingParams().temperature = 1.0  # type: ignore[misc]
+
+
+def test_vllms_json_is_read():
+    text = (
+        '{"method": "eagle3", "model": "d", "num_speculative_tokens": 5, "parallel_drafting": true}'
+    )
+    config = SpeculativeConfig.from_json(text)
+    assert (config.model, config.num_speculative_tokens, config.parallel_drafting) == ("d", 5, True)
+    assert SpeculativeConfig.from_json('{"model": "d"}').parallel_drafting is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "speculative config is not JSON"),
+        ("[]", "must be a JSON object"),
+        ("{}", "model: Field required"),
+        (json.dumps({"model": "d", "num_speculative_tokens": 0}), "num_speculative_tokens: "),
+        (json.dumps({"model": "d", "method": "ngram"}), "method: "),
+        (json.dumps({"model": "d", "tokens": 3}), "tokens: Extra inputs are not permitted"),
+    ],
+)
+def test_other_json_is_refused(text: str, message: str):
+    with pytest.raises(InputError, match=message):
+        SpeculativeConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"dtype": "float16"},
+        {"block_size": 0},
+        {"max_num_seqs": 0},
+        {"max_num_batched_tokens": 0},
+        {"kv_cache_memory": -1},
+        {"max_model_len": 0},
+    ],
+)
+def test_impossible_sizes_are_named(values):
+    (name,) = values
+    with pytest.raises(InputError, match=f"^EngineConfig: {name}: "):
+        EngineConfig(**values)

@@ -1,0 +1,262 @@
+"""Prompts in, texts out: the public names."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from tiny_pair import TinyPair, save_pair
+
+from peagle import LLM, AsyncLLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
+from peagle.llm import Chunk, end_tokens
+
+PROMPTS = ["def name(self):", "for item in items:\n", "é世🙂", "x"]
+END = 0
+HOW = SamplingParams(max_tokens=20, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+def made(pair: TinyPair, method: str = "peagle", k: int | None = 3, **config) -> LLM:
+    speculation = None
+    if method != "none":
+        model = str(getattr(pair, method))
+        speculation = SpeculativeConfig(model=model, num_speculative_tokens=k)
+    return LLM(pair.target, speculation, tiny.engine_config(**config))
+
+
+@pytest.fixture(scope="module")
+def llm(pair: TinyPair) -> LLM:
+    return made(pair)
+
+
+@pytest.fixture(autouse=True)
+def _whole(llm: LLM) -> Iterator[None]:
+    """No test leaves anything behind in the engine."""
+    yield
+    assert not llm.engine.busy
+    llm.engine.pool.check()
+    assert llm.engine.pool.free_blocks == llm.engine.pool.num_blocks
+
+
+@pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
+def test_texts_and_tokens_agree(pair: TinyPair, method: str):
+    llm = made(pair, method)
+    completions = llm.generate(PROMPTS, HOW)
+    peer = tiny.load_peer(pair.target)
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        ids = llm.tokenizer(prompt).input_ids
+        assert list(completion.prompt_token_ids) == ids
+        best = tiny.peer_logits(peer, [*ids, *completion.token_ids]).argmax(dim=-1).tolist()
+        assert list(completion.token_ids) == best[len(ids) - 1 : -1]
+        assert completion.text == llm.tokenizer.decode(
+            completion.token_ids, skip_special_tokens=True
+        )
+        assert (completion.finish_reason, len(completion.token_ids)) == ("length", 20)
+        assert len(completion.token_times) == 20
+        assert list(completion.token_times) == sorted(completion.token_times)
+        assert (completion.speculation.cycles > 0) == (method != "none")
+
+
+def test_token_ids_are_a_prompt_too(llm: LLM):
+    text, ids = llm.generate([PROMPTS[0], llm.tokenizer(PROMPTS[0]).input_ids], HOW)
+    assert text.token_ids == ids.token_ids
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM):
+    params = [HOW.model_copy(update={"max_tokens": n}) for n in (1, 2, 3, 4)]
+    assert [len(c.token_ids) for c in llm.generate(PROMPTS, params)] == [1, 2, 3, 4]
+    with pytest.raises(InputError, match="2 sampling parameters for 4 prompts"):
+        llm.generate(PROMPTS, params[:2])
+
+
+def test_chunks_make_up_the_completion(llm: LLM):
+    (expected,) = llm.generate([PROMPTS[0]], HOW)
+    chunks = list(llm.stream(PROMPTS[0], HOW))
+    assert "".join(chunk.text for chunk in chunks) == expected.text
+    assert sum((chunk.token_ids for chunk in chunks), ()) == expected.token_ids
+    assert [chunk.completion is None for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
+    last = chunks[-1].completion
+    assert last is not None
+    assert (last.text, last.token_ids) == (expected.text, expected.token_ids)
+    assert sum(chunk.accepted for chunk in chunks) <= last.speculation.accepted
+    assert all(chunk.accepted < len(chunk.token_ids) for chunk in chunks[:-1])
+
+
+class TestStopping:
+    @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
+    @pytest.mark.parametrize("which", [0, 1, -1])
+    @pytest.mark.parametrize("size", [1, 3])
+    def test_a_stop_string(self, pair: TinyPair, llm: LLM, method: str, which: int, size: int):
+        """Text ends before it; tokens end with the one that completed it."""
+        (whole,) = llm.generate([PROMPTS[0]], HOW)
+        parts = (whole.text[place : place + size] for place in range(1, len(whole.text) - size))
+        stop = [part for part in parts if part.isascii()][which]
+        how = HOW.model_copy(update={"stop": (stop, "never seen")})
+        subject = made(pair, method)
+        (cut,) = subject.generate([PROMPTS[0]], how)
+        assert cut.text == whole.text[: whole.text.index(stop)]
+        assert cut.finish_reason == "stop"
+        assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
+        decode = subject.tokenizer.decode
+        assert stop in decode(cut.token_ids)
+        assert stop not in decode(cut.token_ids[:-1])
+        assert len(cut.token_times) == len(cut.token_ids)
+        streamed = "".join(chunk.text for chunk in subject.stream(PROMPTS[0], how))
+        assert streamed == cut.text
+
+    def test_a_stop_token_is_no_text(self, llm: LLM):
+        (whole,) = llm.generate([PROMPTS[0]], HOW)
+        stop = whole.token_ids[7]
+        how = HOW.model_copy(update={"stop_token_ids": (stop,)})
+        (cut,) = llm.generate([PROMPTS[0]], how)
+        first = whole.token_ids.index(stop)
+        assert cut.token_ids == whole.token_ids[: first + 1]
+        expected = llm.tokenizer.decode(cut.token_ids[:-1], skip_special_tokens=True)
+        assert cut.text == expected.rstrip("\N{REPLACEMENT CHARACTER}")
+
+    def test_the_targets_end_of_text(self, llm: LLM):
+        """Forced by a bias: the first token ends it all."""
+        how = SamplingParams(max_tokens=5, logit_bias={END: 100.0})
+        (completion,) = llm.generate([PROMPTS[0]], how)
+        assert (completion.text, completion.token_ids) == ("", (END,))
+        assert completion.finish_reason == "stop"
+
+    def test_log_probabilities_stop_with_the_tokens(self, llm: LLM):
+        (whole,) = llm.generate([PROMPTS[0]], HOW)
+        how = HOW.model_copy(update={"stop": (whole.text[4:6],), "logprobs": 2})
+        (cut,) = llm.generate([PROMPTS[0]], how)
+        assert len(cut.logprobs) == len(cut.token_ids) < 20
+
+
+BAD_PROMPTS = [
+    ("", "the prompt is empty"),
+    ([], "the prompt is empty"),
+    ("\ud800", "the prompt is not valid UTF-8 text"),
+    ([9999], "token id 9999 is outside the vocabulary of 300"),
+    ([1] * 512, "has 512 tokens and the context holds 512"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "message"), BAD_PROMPTS)
+def test_prompts_that_cannot_be_used(llm: LLM, prompt, message: str):
+    with pytest.raises(InputError, match=message):
+        llm.generate([PROMPTS[0], prompt], HOW)
+    with pytest.raises(InputError, match=message):
+        next(llm.stream(prompt, HOW))
+
+
+class TestPair:
+    @pytest.mark.parametrize(("trained", "k"), [(5, 5), (None, 7)])
+    def test_k_is_what_the_drafter_was_trained_for(
+        self, pair: TinyPair, tmp_path: Path, trained: int | None, k: int
+    ):
+        drafter = shutil.copytree(pair.peagle, tmp_path / "drafter")
+        config = json.loads((drafter / "config.json").read_text())
+        (drafter / "config.json").write_text(
+            json.dumps({**config, "num_speculative_tokens": trained})
+        )
+        speculation = SpeculativeConfig(model=str(drafter))
+        assert LLM(pair.target, speculation, tiny.engine_config()).k == k
+
+    def test_a_k_beyond_training_is_worth_a_warning(self, pair: TinyPair):
+        assert made(pair, k=8).beyond_training is None
+        assert made(pair, "none").beyond_training is None
+        warning = made(pair, k=9).beyond_training
+        assert warning == "K = 9 is beyond the 8 tokens the drafter was trained for"
+
+    def test_a_drafter_run_the_wrong_way(self, pair: TinyPair):
+        for model, parallel in ((pair.peagle, False), (pair.eagle3, True)):
+            config = SpeculativeConfig(model=str(model), parallel_drafting=parallel)
+            with pytest.raises(InputError, match="set parallel_drafting to"):
+                LLM(pair.target, config, tiny.engine_config())
+
+    def test_a_drafter_of_another_target(self, pair: TinyPair, tmp_path: Path):
+        other = tiny.save_random_drafter(tmp_path / "other", tiny.drafter_config(parallel=True))
+        with pytest.raises(InputError, match="vocabulary has 96 tokens, the target's 300"):
+            LLM(pair.target, SpeculativeConfig(model=str(other)), tiny.engine_config())
+
+    def test_directories_that_are_no_models(self, pair: TinyPair, tmp_path: Path):
+        with pytest.raises(InputError, match=r"it has no config\.json"):
+            LLM(tmp_path)
+        with pytest.raises(InputError, match="no such directory"):
+            LLM(pair.target, SpeculativeConfig(model=str(tmp_path / "nowhere")))
+
+    @pytest.mark.parametrize("family", ["qwen3", "llama"])
+    def test_a_target_without_a_tokenizer(self, tmp_path: Path, family: str):
+        """Transformers makes an empty one up for some families."""
+        with pytest.raises(InputError, match="has no usable tokenizer"):
+            LLM(tiny.save_target(tmp_path / "bare", family), None, tiny.engine_config())
+
+    def test_an_unknown_device(self, pair: TinyPair):
+        for device in ("tpu-9", "meta"):
+            with pytest.raises(InputError, match=f"device {device} is"):
+                LLM(pair.target, config=EngineConfig(device=device))
+
+    def test_bfloat16(self, pair: TinyPair):
+        llm = made(pair, dtype="bfloat16")
+        assert llm.engine.runner.target.embed.weight.dtype == torch.bfloat16
+        assert len(llm.generate(PROMPTS, HOW)) == 4
+
+
+@pytest.mark.parametrize(
+    ("generation", "model", "ids"),
+    [
+        ({"eos_token_id": 5}, {"eos_token_id": 7}, (5,)),
+        ({"eos_token_id": [5, 6]}, {}, (5, 6)),
+        ({}, {"eos_token_id": 7}, (7,)),
+        (None, {"eos_token_id": [8]}, (8,)),
+        (None, {"eos_token_id": None}, ()),
+    ],
+)
+def test_where_the_end_of_text_is_read(tmp_path: Path, generation, model, ids: tuple[int, ...]):
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    assert end_tokens(tmp_path) == ids
+
+
+class TestAsync:
+    def test_concurrent_streams_equal_the_batch(self, llm: LLM):
+        params = [
+            HOW,
+            HOW.model_copy(update={"temperature": 0.9, "seed": 4}),
+            HOW.model_copy(update={"num_speculative_tokens": 0}),
+            HOW.model_copy(update={"max_tokens": 3}),
+        ]
+        expected = llm.generate(PROMPTS, params)
+
+        async def read(engine: AsyncLLM, prompt: str, how: SamplingParams) -> list[Chunk]:
+            return [chunk async for chunk in engine.stream(prompt, how)]
+
+        async def everything() -> list[list[Chunk]]:
+            engine = AsyncLLM(llm)
+            streams = (read(engine, p, h) for p, h in zip(PROMPTS, params, strict=True))
+            results = await asyncio.gather(*streams)
+            engine.close()
+            return results
+
+        for chunks, completion in zip(asyncio.run(everything()), expected, strict=True):
+            assert "".join(chunk.text for chunk in chunks) == completion.text
+            assert sum((chunk.token_ids for chunk in chunks), ()) == completion.token_ids
+            assert chunks[-1].completion is not None
+            assert chunks[-1].completion.finish_reason == completion.finish_reason
+
+    def test_a_bad_prompt_raises_where_it_was_asked(self, llm: LLM):
+        async def ask() -> None:
+            engine = AsyncLLM(llm)
+            try:
+                for prompt, message in BAD_PROMPTS:
+                    with pytest.raises(InputError, match=message):
+                        await anext(engine.stream(prompt, HOW))
+            finally:
+                engine.close()
+
+        asyncio.run(ask())

@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+
+from peagle.errors import InputError
+from peagle.train.conversations import Document, pack
+from peagle.train.initial import initial_drafter
+
+ROWS = pack([Document((1, 2, 2, 3, 3, 3, 9), 1), Document((8, 8, 8, 8, 4, 4), 4)], 20)
+
+
+def test_embeddings_and_head_begin_as_the_targets(targets, recipe_for, tmp_path: Path):
+    target = targets["easy"].decoder
+    model = initial_drafter(recipe_for(tmp_path / "out"), target, ROWS)
+    assert torch.equal(model.embed.weight, target.embed.weight)
+    assert torch.equal(model.head.weight, target.head.weight)
+    assert model.config.mask_token_id == tiny.MASK
+    assert model.config.trained_tokens == 4
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+    assert 0.8 < model.mask_hidden.std().item() < 1.2
+    assert model.fc.weight.std().item() == pytest.approx(0.02, rel=0.1)
+
+
+def test_the_seed_decides_the_rest(targets, recipe_for, tmp_path: Path):
+    target = targets["easy"].decoder
+    weights = [
+        initial_drafter(recipe_for(tmp_path / "out", seed=seed), target, ROWS).fc.weight
+        for seed in (1, 1, 2)
+    ]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_a_reduced_vocabulary_is_that_of_the_responses(targets, recipe_for, tmp_path: Path):
+    """Prompts do not count: 8 is the most frequent token of all."""
+    target = targets["easy"].decoder
+    model = initial_drafter(recipe_for(tmp_path / "out", draft_vocab_size=3), target, ROWS)
+    assert (torch.arange(3) + model.d2t).tolist() == [2, 3, 4]
+    assert torch.equal(model.head.weight, target.head.weight[[2, 3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_token_id": 3}, "mask_token_id 3 occurs in the data; choose an unused id"),
+        ({"mask_token_id": 96}, "mask token id 96 is outside the vocabulary of 96"),
+        ({"taps": (1, 5)}, r"aux layers \[1, 5\] are not all within"),
+        ({"taps": (1, 1)}, r"aux layers \[1, 1\] repeat"),
+    ],
+)
+def test_recipes_that_do_not_fit(targets, recipe_for, tmp_path: Path, changes, message: str):
+    with pytest.raises(InputError, match=message):
+        initial_drafter(recipe_for(tmp_path / "out", **changes), targets["easy"].decoder, ROWS)

@@ -1,0 +1,63 @@
+from pathlib import Path
+
+import pytest
+
+from peagle.errors import InputError
+from peagle.train.recipe import Recipe
+
+ENOUGH = "target: t\ndata: [a.jsonl]\noutput: out\nmask_token_id: 1\nsteps: 10\n"
+
+
+def load(tmp_path: Path, text: str, *overrides: str) -> Recipe:
+    (tmp_path / "recipe.yaml").write_text(text, encoding="utf-8")
+    return Recipe.load(tmp_path / "recipe.yaml", overrides)
+
+
+def test_a_recipe_and_its_overrides(tmp_path: Path):
+    recipe = load(tmp_path, ENOUGH, "steps=20", "learning_rate=2e-3", "taps=[1, 2]", "qk_norm=true")
+    assert (recipe.steps, recipe.learning_rate, recipe.taps) == (20, 0.002, (1, 2))
+    assert recipe.qk_norm is True
+    assert recipe.data == ("a.jsonl",)
+
+
+def test_who_shares_the_targets_embeddings(tmp_path: Path):
+    """P-EAGLE learns its own, for the mask token's sake; EAGLE-3 need not."""
+    eagle3 = ENOUGH.replace("mask_token_id: 1", "method: eagle3")
+    assert not load(tmp_path, ENOUGH).shares_embeddings
+    assert load(tmp_path, eagle3).shares_embeddings
+    assert not load(tmp_path, eagle3, "train_embeddings=true").shares_embeddings
+
+
+def test_the_repositorys_recipes_are_valid():
+    recipes = sorted(Path(__file__).parents[2].glob("recipes/*/*.yaml"))
+    methods = {Recipe.load(path).method for path in recipes}
+    assert methods == {"peagle", "eagle3"}
+
+
+BAD = [
+    ("steps: [", (), "cannot be read as YAML"),
+    ("- a", (), "must hold keys and values, one a line"),
+    ("target: t", (), "data: Field required"),
+    (ENOUGH + "colour: red", (), "colour: Extra inputs are not permitted"),
+    (ENOUGH, ("steps",), "override 'steps' is not of the form key=value"),
+    (ENOUGH, ("steps=[",), r"override 'steps=\['"),
+    (ENOUGH, ("steps=0",), "steps: "),
+    (ENOUGH, ("cod_ratio=1.5",), "cod_ratio: "),
+    (ENOUGH, ("cod_ratio=0",), "cod_ratio: "),
+    (ENOUGH, ("num_speculative_tokens=0",), "num_speculative_tokens: "),
+    (ENOUGH, ("method=medusa",), "method: "),
+    (ENOUGH, ("method=eagle3",), "eagle3 has no mask slots; leave mask_token_id out"),
+    (ENOUGH, ("mask_token_id=null",), "peagle needs mask_token_id"),
+]
+
+
+@pytest.mark.parametrize(("text", "overrides", "message"), BAD)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, overrides, message: str):
+    with pytest.raises(InputError, match=message) as caught:
+        load(tmp_path, text, *overrides)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_not_there(tmp_path: Path):
+    with pytest.raises(InputError, match=r"recipe\.yaml cannot be read as YAML"):
+        Recipe.load(tmp_path / "recipe.yaml")

@@ -1,0 +1,237 @@
+"""Training runs of a few seconds on a target that is easy to draft for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+
+from peagle.config import SamplingParams
+from peagle.drafters.checkpoint import load_drafter
+from peagle.engine.engine import Engine
+from peagle.errors import InputError
+from peagle.train.conversations import Document, pack
+from peagle.train.initial import initial_drafter
+from peagle.train.recipe import Recipe
+from peagle.train.run import prepare
+from peagle.train.trainer import SNAPSHOT, Report, Trainer, rate
+
+METHODS = ["peagle", "eagle3"]
+TOKENS = [(7 * i + i * i) % tiny.MASK for i in range(40)]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_short_run_learns(targets, trained, method: str):
+    run = trained[method]
+    estimates = [report.estimate for report in run.reports if report.estimate]
+    assert run.reports[-1].loss < 0.6 * run.reports[0].loss
+    assert estimates[-1].acceptance_length > estimates[0].acceptance_length
+    assert all(
+        late > early for late, early in zip(*(e.accuracy for e in estimates[::-2]), strict=True)
+    )
+    engine = Engine(targets["easy"].decoder, run.drafter, 4, tiny.engine_config())
+    requests = tiny.run(engine, [[i, 3, i] for i in range(8)], SamplingParams(max_tokens=30))
+    done = [request.speculation for request in requests]
+    assert 1 + sum(d.accepted for d in done) / sum(d.cycles for d in done) > 1.3
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_output_is_the_best_checkpoint(targets, trained, method: str):
+    run = trained[method]
+    lengths = {r.step: r.estimate.acceptance_length for r in run.reports if r.estimate}
+    assert sorted(lengths) == [20, 40, 60]
+    best = max(lengths, key=lambda step: lengths[step])
+    assert run.progress.best_step == best
+    assert run.progress.best_acceptance_length == lengths[best]
+    assert [r.best for r in run.reports if r.step == best][-1]
+    output = Path(run.trainer.recipe.output)
+    tensors = load_file(output / "model.safetensors")
+    assert ("embed_tokens.weight" in tensors) == (method == "peagle")
+    assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
+    assert json.loads((output / "config.json").read_text())["num_speculative_tokens"] == 4
+    assert sorted(p.name for p in output.parent.iterdir()) == sorted(trained), (
+        "nothing else is left"
+    )
+
+
+class InterruptionError(Exception):
+    """Stands in for a lost machine."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("at", [20, 30])
+def test_a_resumed_run_equals_one_without_interruption(
+    trained, recipe_for, tmp_path: Path, method: str, at: int
+):
+    """Bit for bit, whether it is lost right after a snapshot or between two."""
+
+    def lost(report: Report) -> None:
+        if report.step == at:
+            raise InterruptionError
+
+    recipe = recipe_for(tmp_path / "out", method=method)
+    with pytest.raises(InterruptionError):
+        prepare(recipe).run(lost)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", f"out.{SNAPSHOT}"]
+    trainer, reports = prepare(recipe), []
+    progress = trainer.run(reports.append)
+    whole = trained[method]
+    assert reports[0].step == 30
+    assert progress == whole.progress
+    expected = whole.trainer.model.state_dict()
+    for name, value in trainer.model.state_dict().items():
+        assert torch.equal(value, expected[name]), name
+    assert reports[-1] == whole.reports[-1]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_every_optimizer_learns_and_resumes(recipe_for, tmp_path: Path, optimizer: str):
+    def recipe(name: str) -> Recipe:
+        return recipe_for(tmp_path / name, optimizer=optimizer, steps=30, evaluate_every=10)
+
+    def lost(report: Report) -> None:
+        if report.step == 20:
+            raise InterruptionError
+
+    reports: list[Report] = []
+    whole = prepare(recipe("whole"))
+    whole.run(reports.append)
+    assert reports[-1].loss < 0.8 * reports[0].loss
+    with pytest.raises(InterruptionError):
+        prepare(recipe("parts")).run(lost)
+    resumed = prepare(recipe("parts"))
+    resumed.run(reports.append)
+    expected = whole.model.state_dict()
+    assert all(torch.equal(v, expected[name]) for name, v in resumed.model.state_dict().items())
+
+
+def one_report(trainer: Trainer) -> Report:
+    reports: list[Report] = []
+    trainer.run(reports.append)
+    return reports[-1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("loss", ["kl", "cross_entropy"])
+def test_packed_documents_cost_what_they_cost_apart(
+    targets, recipe_for, tmp_path: Path, method: str, loss: str
+):
+    """Two documents in one row, or in two: the same mean over charged elements."""
+    documents = [Document(tuple(TOKENS[:15]), 3), Document(tuple(TOKENS[15:]), 6)]
+    losses = []
+    for name, rows, length in (("packed", 1, 40), ("apart", 2, 26)):
+        recipe = recipe_for(
+            tmp_path / name,
+            method=method,
+            loss=loss,
+            steps=1,
+            rows_per_step=rows,
+            row_length=length,
+            cod_ratio=1.0,
+            depth_decay=0.7,
+        )
+        data = pack(documents, length)
+        assert len(data) == rows
+        model = initial_drafter(recipe, targets["easy"].decoder, data)
+        trainer = Trainer(recipe, targets["easy"].decoder, model, data, data)
+        losses.append(one_report(trainer).loss)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_deep_tokens_can_weigh_less(recipe_for, tmp_path: Path):
+    """With hardly any weight on the others, depth 0 alone is left."""
+
+    def first_loss(k: int, decay: float) -> float:
+        changes = {"num_speculative_tokens": k, "depth_decay": decay, "steps": 1}
+        return one_report(prepare(recipe_for(tmp_path / f"{k}-{decay}", **changes))).loss
+
+    assert first_loss(4, 1e-6) == pytest.approx(first_loss(1, 1.0), rel=1e-4)
+    assert first_loss(4, 1.0) != pytest.approx(first_loss(1, 1.0), rel=1e-4)
+
+
+def test_the_step_size_rises_and_falls(recipe_for, tmp_path: Path):
+    recipe = recipe_for(tmp_path / "out", steps=10, warmup_steps=4)
+    rates = [rate(recipe, step) for step in range(10)]
+    assert rates[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates[4:] == pytest.approx([1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6])
+
+
+def test_a_loss_that_is_no_number_is_reported(recipe_for, tmp_path: Path):
+    with pytest.raises(InputError, match=r"the loss became .*lower learning_rate"):
+        prepare(recipe_for(tmp_path / "out", learning_rate=1e30, gradient_clip=1e30)).run(print)
+
+
+def test_a_reduced_vocabulary_is_trained_and_drafts_target_ids(targets, recipe_for, tmp_path: Path):
+    recipe = recipe_for(tmp_path / "out", draft_vocab_size=48, steps=40)
+    report = one_report(prepare(recipe))
+    assert report.estimate is not None
+    model = load_drafter(tmp_path / "out", targets["easy"].decoder)
+    assert model.config.draft_vocab_size == 48
+    engine = Engine(targets["easy"].decoder, tiny.as_drafter(model), 4, tiny.engine_config())
+    requests = tiny.run(engine, [[i, 3, i] for i in range(8)], SamplingParams(max_tokens=30))
+    assert sum(request.speculation.accepted for request in requests) > 10
+
+
+@pytest.fixture
+def interrupted(recipe_for, tmp_path: Path) -> Path:
+    """The snapshot of a run that was lost at step 20."""
+
+    def lost(report: Report) -> None:
+        raise InterruptionError
+
+    with pytest.raises(InterruptionError):
+        prepare(recipe_for(tmp_path / "out", steps=21, evaluate_every=5)).run(lost)
+    return tmp_path / f"out.{SNAPSHOT}"
+
+
+def test_a_snapshot_of_another_recipe_is_refused(recipe_for, interrupted: Path):
+    recipe = recipe_for(interrupted.parent / "out", steps=22, evaluate_every=5)
+    with pytest.raises(InputError, match="is from another recipe; change output, or remove it"):
+        prepare(recipe).run(print)
+
+
+def test_a_damaged_snapshot_is_refused(recipe_for, interrupted: Path):
+    interrupted.write_bytes(interrupted.read_bytes()[:1000])
+    recipe = recipe_for(interrupted.parent / "out", steps=21, evaluate_every=5)
+    with pytest.raises(InputError, match=r"is no usable snapshot .*remove it to start anew"):
+        prepare(recipe).run(print)
+
+
+class TestPrepare:
+    def test_a_row_longer_than_the_context(self, recipe_for, tmp_path: Path):
+        with pytest.raises(InputError, match="row_length 300 is above the target's context of 256"):
+            prepare(recipe_for(tmp_path / "out", row_length=300))
+
+    def test_too_few_documents(self, recipe_for, tmp_path: Path):
+        with pytest.raises(InputError, match="64 documents, and 64 are to be held out"):
+            prepare(recipe_for(tmp_path / "out", validation_documents=64))
+
+    def test_an_output_that_cannot_be_written(self, recipe_for, tmp_path: Path):
+        (tmp_path / "file").touch()
+        with pytest.raises(InputError, match="cannot be written"):
+            prepare(recipe_for(tmp_path / "file" / "out"))
+        with pytest.raises(InputError, match="is a file; output is the drafter's directory"):
+            prepare(recipe_for(tmp_path / "file"))
+
+    def test_a_target_that_is_none(self, recipe_for, tmp_path: Path):
+        with pytest.raises(InputError, match="no such directory"):
+            prepare(recipe_for(tmp_path / "out", target=str(tmp_path / "nowhere")))
+
+    def test_tokens_of_another_vocabulary(self, recipe_for, tmp_path: Path):
+        line = {"prompt_token_ids": [1], "token_ids": [2, 3, tiny.VOCAB]}
+        (tmp_path / "data.jsonl").write_text(json.dumps(line))
+        recipe = recipe_for(tmp_path / "out", data=(str(tmp_path / "data.jsonl"),))
+        with pytest.raises(InputError, match="token id 96, outside the target's vocabulary of 96"):
+            prepare(recipe)
+
+    def test_text_for_a_target_without_a_tokenizer(self, targets, recipe_for, tmp_path: Path):
+        (tmp_path / "data.jsonl").write_text(json.dumps({"text": "words"}))
+        target = shutil.copytree(targets["easy"].directory, tmp_path / "target")
+        recipe = recipe_for(
+            tmp_path / "out", target=str(target), data=(str(tmp_path / "data.jsonl"),)
+        )
+        with pytest.raises(InputError, match="has no usable tokenizer"):
+            prepare(recipe)
