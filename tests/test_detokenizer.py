@@ -34,7 +34,7 @@ def run(tokenizer: Pieces, stops: list[str]) -> tuple[list[str], str, bool]:
     detokenizer = Detokenizer(tokenizer.decode, stops)
     shown = []
     for token in range(len(tokenizer.pieces)):
-        stopped = detokenizer.append(token)
+        stopped = detokenizer.extend([token]) is not None
         last = token == len(tokenizer.pieces) - 1
         if last and not stopped:
             detokenizer.flush()
@@ -89,10 +89,10 @@ def test_text_is_shown_as_soon_as_it_can_be():
     detokenizer = Detokenizer(Pieces("añb END".encode(), [1, 2, 3, 4]).decode, ["END", "STOP"])
     shown = []
     for token in range(4):
-        detokenizer.append(token)
+        assert detokenizer.extend([token]) is None
         shown.append(detokenizer.delta(finished=False))
     assert shown == ["", "", "", ""]  # three characters might begin "STOP"
-    assert detokenizer.append(4)
+    assert detokenizer.extend([4]) == 1
     assert detokenizer.delta(finished=True) == "añb "
 
 

@@ -1,5 +1,6 @@
 """Every command and Python block that README.md and docs/ print works as printed."""
 
+import os
 import re
 import shlex
 import subprocess
@@ -44,7 +45,9 @@ def test_python_block(page: str, source: str, tmp_path: Path) -> None:
 
 def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    # two threads that wait for each other on busy cores take minutes
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
 def test_recipe_keys_in_the_training_page_exist() -> None:

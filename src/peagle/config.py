@@ -38,12 +38,12 @@ class SamplingParams(Config):
 
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
     """0 is greedy."""
-    top_k: Annotated[int, Field(ge=-1)] = 0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
     """Keep the k most likely tokens; 0 or -1 keeps all."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
     """Drop tokens less likely than min_p times the most likely one."""
-    repetition_penalty: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
     """Divides positive (multiplies negative) logits of every token of prompt and output."""
     presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0

@@ -54,6 +54,14 @@ def test_draw_never_takes_what_has_no_probability():
         assert bool((edges[torch.arange(3), tokens] > 0).all())
 
 
+def test_logits_that_are_no_numbers_still_give_a_token():
+    """So that a request whose logits overflow does not stop the others in its batch."""
+    logits = torch.tensor([[1.0, 2.0], [float("nan"), 0.0], [float("inf"), 0.0]])
+    tokens = sample(logits, rows(3))
+    assert bool(((tokens >= 0) & (tokens < 2)).all())
+    assert int(tokens[0]) == int(sample(logits[:1], rows(1))[0])
+
+
 def test_temperature_zero_is_the_argmax_beside_rows_that_sample():
     logits = torch.randn(50, 9)
     settings = rows(50)

@@ -58,10 +58,14 @@ def _keep_top(scaled: Tensor, rows: SamplingRows) -> Tensor:
 
 
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse transform: the first token whose cumulative probability exceeds u * total."""
+    """Inverse transform: the first token whose cumulative probability exceeds u * total.
+
+    A row that is not a number, from logits that are none, still gives some token.
+    """
     cumulative = probabilities.cumsum(dim=-1)
     threshold = uniform[:, None].to(cumulative.dtype) * cumulative[:, -1:]
-    return torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+    tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
+    return tokens.clamp(max=probabilities.shape[-1] - 1)
 
 
 def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
