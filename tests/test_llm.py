@@ -3,6 +3,7 @@
 import asyncio
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -90,6 +91,21 @@ def test_chunks_make_up_the_completion(llm: LLM):
     assert all(chunk.accepted < len(chunk.token_ids) for chunk in chunks[:-1])
 
 
+def test_streams_side_by_side_lose_nothing(llm: LLM):
+    """Each step serves every request, whoever called it."""
+    expected = llm.generate(PROMPTS[:3], HOW)
+    streams = [llm.stream(prompt, HOW) for prompt in PROMPTS[:2]]
+    chunks: list[list[Chunk]] = [[next(stream)] for stream in streams]
+    (other,) = llm.generate(PROMPTS[2:3], HOW)
+    for part, stream in zip(chunks, streams, strict=True):
+        part += stream
+    assert other.token_ids == expected[2].token_ids
+    for part, completion in zip(chunks, expected[:2], strict=True):
+        assert "".join(chunk.text for chunk in part) == completion.text
+        assert sum((chunk.token_ids for chunk in part), ()) == completion.token_ids
+        assert part[-1].completion is not None
+
+
 class TestStopping:
     @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
     @pytest.mark.parametrize("which", [0, 1, -1])
@@ -140,6 +156,8 @@ BAD_PROMPTS = [
     ("", "the prompt is empty"),
     ([], "the prompt is empty"),
     ("\ud800", "the prompt is not valid UTF-8 text"),
+    ([1.0], "a prompt is text or a list of token ids"),
+    (["a"], "a prompt is text or a list of token ids"),
     ([9999], "token id 9999 is outside the vocabulary of 300"),
     ([1] * 512, "has 512 tokens and the context holds 512"),
 ]
@@ -248,6 +266,23 @@ class TestAsync:
             assert sum((chunk.token_ids for chunk in chunks), ()) == completion.token_ids
             assert chunks[-1].completion is not None
             assert chunks[-1].completion.finish_reason == completion.finish_reason
+
+    def test_a_loop_that_is_gone_disturbs_nobody(self, llm: LLM):
+        engine = AsyncLLM(llm)
+        loop = asyncio.new_event_loop()
+        abandoned = engine.stream(PROMPTS[0], HOW)
+        loop.run_until_complete(anext(abandoned))
+        loop.close()
+
+        async def read() -> list[Chunk]:
+            return [chunk async for chunk in engine.stream(PROMPTS[1], HOW)]
+
+        last = asyncio.run(read())[-1].completion
+        assert last is not None
+        while llm.engine.busy:  # the engine's thread brings the abandoned request to its end
+            time.sleep(0.01)
+        engine.close()
+        assert last.token_ids == llm.generate([PROMPTS[1]], HOW)[0].token_ids
 
     def test_a_bad_prompt_raises_where_it_was_asked(self, llm: LLM):
         async def ask() -> None:

@@ -1,11 +1,13 @@
 """LLM: prompts in, texts out. Below it everything is token ids."""
 
 import asyncio
+import contextlib
 import itertools
+import operator
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,8 @@ class LLM:
         self.engine = Engine(decoder, drafter, k, config, end_tokens(directory))
         self._ids = itertools.count()
         self._live: dict[str, _Live] = {}
+        self._kept: list[Chunk] = []
+        """Chunks of requests that another caller waits for."""
 
     @property
     def beyond_training(self) -> str | None:
@@ -113,7 +117,10 @@ class LLM:
                 raise InputError(f"the prompt is not valid UTF-8 text: {error}") from None
             ids: list[int] = self.tokenizer(prompt).input_ids
         else:
-            ids = list(prompt)
+            try:
+                ids = [operator.index(token) for token in prompt]
+            except TypeError:
+                raise InputError("a prompt is text or a list of token ids") from None
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
         return ids
@@ -131,8 +138,9 @@ class LLM:
             for prompt, how in zip(encoded, each, strict=True):
                 ids.append(self.submit(prompt, how))
             done: dict[str, Completion] = {}
+            wanted = set(ids)
             while len(done) < len(ids):
-                done |= {c.request_id: c.completion for c in self.step() if c.completion}
+                done |= {c.request_id: c.completion for c in self._step_for(wanted) if c.completion}
         except BaseException:
             for request_id in ids:
                 self.cancel(request_id)
@@ -142,9 +150,12 @@ class LLM:
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Complete one prompt, chunk by chunk; leaving the loop early cancels it."""
         request_id = self.submit(prompt, params or SamplingParams())
+        finished = False
         try:
-            while request_id in self._live:
-                yield from (chunk for chunk in self.step() if chunk.request_id == request_id)
+            while not finished:
+                for chunk in self._step_for({request_id}):
+                    finished = chunk.completion is not None
+                    yield chunk
         finally:
             self.cancel(request_id)
 
@@ -159,11 +170,19 @@ class LLM:
         """Run one engine step and return what each request got."""
         outputs = self.engine.step()
         now = time.perf_counter()
-        return [self._chunk(output, now) for output in outputs if output.new_tokens]
+        kept, self._kept = self._kept, []
+        return kept + [self._chunk(output, now) for output in outputs if output.new_tokens]
+
+    def _step_for(self, ids: Set[str]) -> list[Chunk]:
+        """What a step gave some requests; what it gave others is kept for whoever steps next."""
+        chunks = self.step()
+        self._kept = [chunk for chunk in chunks if chunk.request_id not in ids]
+        return [chunk for chunk in chunks if chunk.request_id in ids]
 
     def cancel(self, request_id: str) -> None:
         """Drop a request; finished and unknown ids are ignored."""
         self._live.pop(request_id, None)
+        self._kept = [chunk for chunk in self._kept if chunk.request_id != request_id]
         self.engine.abort(request_id)
 
     def _chunk(self, output: RequestOutput, now: float) -> Chunk:
@@ -296,7 +315,7 @@ class _Command:
 
     def deliver(self, item: Chunk | Exception) -> None:
         """Hand an item to the waiting stream, whose event loop may be gone by now."""
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self.chunks.put_nowait, item)
 
 
