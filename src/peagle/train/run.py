@@ -56,6 +56,10 @@ def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, Pa
 
 
 def _check_output(output: Path) -> None:
+    kept = {"config.json", "model.safetensors"}
+    foreign = [f.name for f in output.iterdir() if f.name not in kept] if output.is_dir() else []
+    if foreign:
+        raise InputError(f"output {output} holds other files ({foreign[0]}); name a new directory")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         probe = output.parent / f".{output.name}.probe"
