@@ -4,52 +4,59 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
-os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-PREFIX = "vllm:spec_decode_"
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # every engine in this one process
+}
+COUNTERS = "vllm:spec_decode_"
 
 
 def main(job_file: str, result_file: str) -> None:
-    import vllm
+    """Run each trial of the job on an engine of its own, one after the other."""
+    from vllm.distributed import cleanup_dist_env_and_memory
 
-    job = json.loads(Path(job_file).read_text())
-    llm = vllm.LLM(
-        job["target"],
+    results = []
+    for trial in json.loads(Path(job_file).read_text()):
+        print("trial:", trial["speculative_config"], flush=True)
+        results.append(run(trial))
+        cleanup_dist_env_and_memory()
+    Path(result_file).write_text(json.dumps(results))
+
+
+def run(trial: dict[str, Any]) -> dict[str, Any]:
+    """Greedy output and accepted drafts of each request, and vLLM's own counters over all."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        trial["target"],
+        speculative_config=trial["speculative_config"],
         skip_tokenizer_init=True,
         dtype="float32",
-        max_model_len=256,
-        max_num_seqs=8,
         enforce_eager=True,
         enable_prefix_caching=False,
         disable_log_stats=False,
-        speculative_config={
-            "method": "eagle3",
-            "model": job["drafter"],
-            "num_speculative_tokens": job["k"],
-            "parallel_drafting": job["parallel"],
-        },
+        per_request_spec_decode_metrics="detailed",
+        **trial["engine"],
     )
-    params = vllm.SamplingParams(
-        temperature=0.0, max_tokens=job["max_tokens"], ignore_eos=True, detokenize=False
+    params = SamplingParams(
+        temperature=0.0, max_tokens=trial["max_tokens"], ignore_eos=True, detokenize=False
     )
-    outputs = []
-    for batch in job["batches"]:
+    done = []
+    for batch in trial["batches"]:
         requests = [{"prompt_token_ids": prompt} for prompt in batch]
-        done = llm.generate(requests, params, use_tqdm=False)
-        outputs += [list(request.outputs[0].token_ids) for request in done]
-    result = {"outputs": outputs, **counters(llm.get_metrics())}
-    Path(result_file).write_text(json.dumps(result))
-
-
-def counters(metrics: list) -> dict:
-    """Drafts made, tokens drafted, and tokens accepted at each position."""
-    found = {metric.name.removeprefix(PREFIX): metric for metric in metrics}
+        done += [r.outputs[0] for r in llm.generate(requests, params, use_tqdm=False)]
+    counted = {metric.name.removeprefix(COUNTERS): metric for metric in llm.get_metrics()}
     return {
-        "cycles": found["num_drafts"].value,
-        "drafted": found["num_draft_tokens"].value,
-        "accepted": found["num_accepted_tokens"].value,
-        "accepted_per_position": list(found["num_accepted_tokens_per_pos"].values),
+        "outputs": [list(output.token_ids) for output in done],
+        "accepted_per_cycle": [output.spec_decode_metrics.per_step_accepted for output in done],
+        "cycles": counted["num_drafts"].value,
+        "drafted": counted["num_draft_tokens"].value,
+        "accepted": counted["num_accepted_tokens"].value,
+        "accepted_per_position": counted["num_accepted_tokens_per_pos"].values,
     }
 
 

@@ -1,9 +1,10 @@
 """Invariant 4: a drafter gives the same drafts here and in vLLM, count for count.
 
 Drafters are trained only partly: one that accepts nothing, or everything, would hide a wrong mask,
-position or vocabulary.
+position or vocabulary. vLLM runs in an environment of its own (`make test-vllm`).
 """
 
+import dataclasses
 import json
 import os
 import random
@@ -11,140 +12,238 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-import torch
-from tiny import MASK, VOCAB, save_target
+import tiny
 
-from peagle.config import EngineConfig, SamplingParams
+from peagle.bench.pair import bundled
+from peagle.bench.prompts import load_prompts
+from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
-from peagle.drafters.eagle3 import SequentialDrafter
-from peagle.drafters.peagle import ParallelDrafter
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request
-from peagle.models.families import load_decoder
+from peagle.models.tokenizer import load_tokenizer
+from peagle.train import initial
 from peagle.train.recipe import Recipe
 from peagle.train.run import prepare
 
 pytestmark = pytest.mark.vllm
-ROOT = Path(__file__).parents[2]
-HEADS = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64}
-"""vLLM's CPU attention has no heads smaller than 32 on every machine."""
-TOKENS = 48
+HERE = Path(__file__).parent
+PYTHON = Path(os.environ.get("PEAGLE_VLLM_PYTHON", HERE.parents[1] / ".venv-vllm/bin/python"))
+PROMPTS, MAX_TOKENS = 6, 48
+ENGINE = {"max_model_len": 256, "max_num_seqs": 3, "max_num_batched_tokens": 512}
+"""Requests join while others decode. No prompt is cut into chunks: behind each chunk but the last
+the drafter of vLLM 0.32 reads the prompt's last token in place of its next one."""
+SIZES = {"head_dim": 32, "layer_std": 0.12}
+"""vLLM has no attention on a CPU for smaller heads."""
+ROPE = {
+    "qwen3": {"rope_type": "yarn"},
+    "llama": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+}
+FULL, REDUCED = tiny.VOCAB, 64
 
 
 @dataclass(frozen=True)
 class Case:
+    """A drafter to train for a tiny target, and the K that it runs at."""
+
     target: str
     method: str
     qk_norm: bool
-    draft_vocab_size: int
+    draft_vocab: int
     layers: int
     k: int
+    norms: tuple[str, ...] = ()
+    """Optional norms of the drafter (DESIGN section 4)."""
+
+    @property
+    def name(self) -> str:
+        style = "qwen3" if self.qk_norm else "llama"
+        return f"{self.method}-{style}-v{self.draft_vocab}-k{self.k}-for-{self.target}"
 
 
 CASES = [
-    Case("qwen3", "peagle", qk_norm=True, draft_vocab_size=VOCAB, layers=2, k=3),
-    Case("qwen3", "peagle", qk_norm=False, draft_vocab_size=64, layers=4, k=5),
-    Case("llama", "peagle", qk_norm=False, draft_vocab_size=VOCAB, layers=2, k=7),
-    Case("qwen3", "eagle3", qk_norm=True, draft_vocab_size=64, layers=1, k=5),
-    Case("llama", "eagle3", qk_norm=False, draft_vocab_size=VOCAB, layers=1, k=3),
+    Case("qwen3", "peagle", qk_norm=True, draft_vocab=FULL, layers=2, k=3),
+    Case("qwen3", "peagle", qk_norm=False, draft_vocab=REDUCED, layers=4, k=5),
+    Case("llama", "peagle", qk_norm=False, draft_vocab=FULL, layers=2, k=7),
+    Case("llama", "peagle", True, REDUCED, 1, 7, ("norm_before_fc", "norm_before_residual")),
+    Case("qwen3", "eagle3", qk_norm=True, draft_vocab=REDUCED, layers=1, k=5),
+    Case("llama", "eagle3", qk_norm=False, draft_vocab=FULL, layers=1, k=3),
+    Case("qwen3", "eagle3", False, FULL, 1, 7, ("fc_norm", "norm_output")),
 ]
+BUNDLED = {"peagle": 7, "eagle3": 5}
+"""K of the bundled pair's drafters."""
+TRIALS = [*(case.name for case in CASES), *(f"bundled-{method}" for method in BUNDLED)]
 
 
-@pytest.fixture(scope="session")
-def vllm_python() -> str:
-    python = os.environ.get("PEAGLE_VLLM_PYTHON", str(ROOT / ".venv-vllm/bin/python"))
-    assert Path(python).exists(), f"{python} is missing; run these tests by `make test-vllm`"
-    return python
+@dataclass(frozen=True)
+class Subject:
+    """A target and prompts for it."""
+
+    target: Path
+    prompts: list[list[int]]
+
+    @property
+    def batches(self) -> list[list[list[int]]]:
+        """One prompt alone, then the others together."""
+        return [self.prompts[:1], self.prompts[1:]]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.method}-{case.target}-k{case.k}")
-def test_counts_equal_vllms(case: Case, vllm_python: str, tmp_path: Path) -> None:
-    target = save_target(tmp_path / "target", case.target, layer_std=0.08, **HEADS)
-    drafter = partly_trained(case, target, tmp_path)
-    batches = [prompts(5)[:1], prompts(5)[1:]]
-    theirs = run_vllm(vllm_python, tmp_path, case, target, drafter, batches)
-    ours = [request for batch in batches for request in run(case, target, drafter, batch)]
+@dataclass(frozen=True)
+class Trial:
+    """What both engines run."""
 
-    assert [request.output for request in ours] == theirs["outputs"]
-    counts = [request.speculation for request in ours]
-    per_position = [sum(p) for p in zip(*(c.accepted_per_position for c in counts), strict=True)]
-    assert per_position == theirs["accepted_per_position"]
-    assert sum(count.cycles for count in counts) == theirs["cycles"]
-    assert sum(count.drafted for count in counts) == theirs["drafted"]
-    assert sum(count.accepted for count in counts) == theirs["accepted"]
-    assert 0 < sum(per_position) < theirs["drafted"], "this drafter would hide a mistake"
+    subject: Subject
+    drafter: Path
+    parallel: bool
+    k: int
 
 
-def prompts(count: int) -> list[list[int]]:
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trial]:
+    root = tmp_path_factory.mktemp("trials")
+    subjects = {family: subject(root / family, family) for family in ROPE}
+    made = {}
+    for case in CASES:
+        chosen = subjects[case.target]
+        train(case, chosen, root / case.name)
+        made[case.name] = Trial(chosen, root / case.name, case.method == "peagle", case.k)
+    pair = bundled_subject()
+    for method, k in BUNDLED.items():
+        made[f"bundled-{method}"] = Trial(pair, bundled(method), method == "peagle", k)
+    return made
+
+
+@pytest.fixture(scope="module")
+def theirs(
+    trials: dict[str, Trial], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, dict[str, Any]]:
+    """What vLLM makes of every trial, in one process."""
+    place = tmp_path_factory.mktemp("vllm")
+    job, result, log = (place / name for name in ("job.json", "result.json", "log.txt"))
+    job.write_text(json.dumps([vllm_job(trials[name]) for name in TRIALS]))
+    with log.open("w") as lines:
+        command = [PYTHON, HERE / "engine_side.py", job, result]
+        done = subprocess.run(command, stdout=lines, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, f"vLLM failed:\n{log.read_text()[-5000:]}"
+    return dict(zip(TRIALS, json.loads(result.read_text()), strict=True))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _vllm_is_there() -> None:
+    assert PYTHON.exists(), f"{PYTHON} is missing; run these tests by `make test-vllm`"
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_counts_equal_vllms(
+    name: str, trials: dict[str, Trial], theirs: dict[str, dict[str, Any]]
+) -> None:
+    trial, expected = trials[name], theirs[name]
+    ours = run(trial)
+    done = [request.speculation for request in ours]
+    cycles, accepted = (sum(getattr(d, part) for d in done) for part in ("cycles", "accepted"))
+    per_position = [sum(p) for p in zip(*(d.accepted_per_position for d in done), strict=True)]
+    acceptance_length = 1 + accepted / cycles
+    print(f"{name}: AL {acceptance_length:.2f}, {cycles} cycles, accepted {per_position}")
+
+    assert tiny.outputs(ours) == expected["outputs"]
+    assert [d.accepted_per_cycle for d in done] == expected["accepted_per_cycle"]
+    assert per_position == expected["accepted_per_position"]
+    assert cycles == expected["cycles"]
+    assert accepted == expected["accepted"]
+    assert sum(d.drafted for d in done) == expected["drafted"]
+    assert 1.5 < acceptance_length < trial.k, "this drafter would hide a mistake"
+    assert min(per_position) > 0, "this drafter would hide a mistake in its last drafts"
+
+
+def subject(directory: Path, family: str) -> Subject:
+    """A random target; its prompts are those whose greedy answers repeat themselves least.
+
+    The answers lie beside it as training data.
+    """
+    rope = {"rope_theta": 5000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    tiny.save_target(directory, family, rope_parameters={**rope, **ROPE[family]}, **SIZES)
+    engine = Engine(tiny.load_target(directory), None, 0, tiny.engine_config())
     draw = random.Random(3)
-    return [[draw.randrange(1, MASK) for _ in range(draw.randrange(4, 40))] for _ in range(count)]
-
-
-def partly_trained(case: Case, target: Path, place: Path) -> Path:
-    """A drafter trained for a few seconds on the target's own greedy text."""
-    data = place / "data.jsonl"
-    requests = run(None, target, None, [*prompts(5), *(p[:3] for p in prompts(40))])
-    lines = [
-        {"prompt_token_ids": r.tokens[: r.prompt_length], "token_ids": r.output}
-        for r in requests
-        if MASK not in r.tokens
+    candidates = [
+        [draw.randrange(1, tiny.MASK) for _ in range(draw.randrange(4, 48))] for _ in range(48)
     ]
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    answered = tiny.run(engine, candidates, SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True))
+    usable = [request for request in answered if tiny.MASK not in request.tokens]
+    varied = sorted(usable, key=lambda request: -len(set(request.output)))[:PROMPTS]
+    pairs = [(request.tokens[: request.prompt_length], request.output) for request in varied]
+    held_out = pairs[0]
+    lines = (
+        json.dumps({"prompt_token_ids": prompt, "token_ids": answer})
+        for prompt, answer in [*pairs, held_out]
+    )
+    (directory / "answers.jsonl").write_text("\n".join(lines))
+    return Subject(directory, [prompt for prompt, _ in pairs])
+
+
+def bundled_subject() -> Subject:
+    tokenizer = load_tokenizer(bundled("target"))
+    return Subject(
+        bundled("target"), [p.token_ids(tokenizer) for p in load_prompts("bundled", PROMPTS)]
+    )
+
+
+def train(case: Case, subject: Subject, output: Path) -> None:
+    """Train a drafter for a few seconds on the target's own greedy text."""
     recipe = Recipe(
-        target=str(target),
-        data=(str(data),),
-        output=str(place / "drafter"),
+        target=str(subject.target),
+        data=(str(subject.target / "answers.jsonl"),),
+        output=str(output),
         method=case.method,
-        mask_token_id=MASK if case.method == "peagle" else None,
-        taps=(1, 2, 3),
+        mask_token_id=tiny.MASK if case.method == "peagle" else None,
+        taps=tiny.TAPS,
         qk_norm=case.qk_norm,
-        draft_vocab_size=case.draft_vocab_size,
+        draft_vocab_size=case.draft_vocab,
         num_hidden_layers=case.layers,
         num_speculative_tokens=case.k,
-        row_length=128,
-        rows_per_step=4,
-        steps=40,
+        row_length=96,
+        rows_per_step=PROMPTS,
+        steps=60,
         warmup_steps=5,
-        evaluate_every=40,
-        learning_rate=3e-3,
-        validation_documents=4,
+        evaluate_every=60,
+        optimizer="muon",
+        learning_rate=3e-2,
+        validation_documents=1,
         device="cpu",
     )
-    prepare(recipe).run(lambda report: None)
-    return place / "drafter"
+    plain = initial.drafter_config
+
+    def with_norms(*args: Any) -> Any:
+        return dataclasses.replace(plain(*args), **dict.fromkeys(case.norms, True))
+
+    with mock.patch.object(initial, "drafter_config", with_norms):
+        prepare(recipe).run(lambda report: None)
 
 
-def run(
-    case: Case | None, target: Path, drafter: Path | None, batch: list[list[int]]
-) -> list[Request]:
-    """Our engine, greedy, in float32."""
-    decoder = load_decoder(target, torch.float32, torch.device("cpu"))
-    config = EngineConfig(max_model_len=256, kv_cache_memory=1 << 26, enable_prefix_caching=False)
-    params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
-    if case is None or drafter is None:
-        engine = Engine(decoder, None, 0, config)
-    else:
-        model = load_drafter(drafter, decoder)
-        kind = ParallelDrafter if case.method == "peagle" else SequentialDrafter
-        engine = Engine(decoder, kind(model), case.k, config)
-    requests = [engine.add(str(i), prompt, params) for i, prompt in enumerate(batch)]
-    while engine.busy:
-        engine.step()
-    return requests
+def vllm_job(trial: Trial) -> dict[str, Any]:
+    """What `engine_side.py` is to run."""
+    return {
+        "target": str(trial.subject.target),
+        "speculative_config": {
+            "method": "eagle3",
+            "model": str(trial.drafter),
+            "num_speculative_tokens": trial.k,
+            "parallel_drafting": trial.parallel,
+        },
+        "engine": ENGINE,
+        "max_tokens": MAX_TOKENS,
+        "batches": trial.subject.batches,
+    }
 
 
-def run_vllm(
-    python: str, place: Path, case: Case, target: Path, drafter: Path, batches: list[Any]
-) -> dict[str, Any]:
-    job, result = place / "job.json", place / "result.json"
-    parallel = case.method == "peagle"
-    facts = {"target": str(target), "drafter": str(drafter), "parallel": parallel, "k": case.k}
-    job.write_text(json.dumps({**facts, "max_tokens": TOKENS, "batches": batches}))
-    side = Path(__file__).with_name("engine_side.py")
-    done = subprocess.run(
-        [python, str(side), str(job), str(result)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(result.read_text())
+def run(trial: Trial) -> list[Request]:
+    """Our engine on the same batches, greedy, in float32."""
+    target = tiny.load_target(trial.subject.target)
+    drafter = tiny.as_drafter(load_drafter(trial.drafter, target, trial.parallel))
+    config = tiny.engine_config(**ENGINE, kv_cache_memory=1 << 26, enable_prefix_caching=False)
+    engine = Engine(target, drafter, trial.k, config)
+    params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)
+    return [
+        request for batch in trial.subject.batches for request in tiny.run(engine, batch, params)
+    ]
