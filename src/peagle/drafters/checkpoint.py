@@ -17,7 +17,7 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import layer_rules, transformer_config
 from peagle.models.weights import TensorRule, assemble, disassemble, read_json, read_tensors
-from peagle.ops.linear import pack_linears
+from peagle.ops.packing import pack
 
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 KNOWN_ARCHITECTURES = {
@@ -203,7 +203,7 @@ def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
         raise InputError(f"{directory}: {error}") from None
     parameter = target.embed.weight
     model = model.to(device=parameter.device, dtype=parameter.dtype).requires_grad_(False).eval()
-    pack_linears(model)
+    pack(model)
     return model
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from peagle.models.decoder import MLP, Attend, Attention, DecoderConfig, DecoderLayer, Embedding
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
-from peagle.ops.rope import rope_table
+from peagle.ops.rope import Rotation, rope_table, rotation_at
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class FirstLayer(nn.Module):
         self.norm_before_residual = norm_before_residual
 
     def forward(
-        self, embedding: Tensor, feature: Tensor, rotation: Tensor, attend: Attend
+        self, embedding: Tensor, feature: Tensor, rotation: Rotation, attend: Attend
     ) -> Tensor:
         """embedding, feature: [rows, hidden_size]; result: the residual stream, the same shape."""
         normed = self.hidden_norm(feature)
@@ -116,7 +116,7 @@ class DraftModel(nn.Module):
         tokens, positions: [rows]; features: projected, [rows, hidden_size]. Returns the residual
         stream [rows, hidden_size] before the final norm.
         """
-        rotation = self.rotations.index_select(0, positions)
+        rotation = rotation_at(self.rotations, positions)
         x: Tensor = self.first(self.embed(tokens), features, rotation, attend)
         for index, layer in enumerate(self.rest, start=1):
             x = layer(x, rotation, index, attend)

@@ -57,10 +57,11 @@ def gather_rows(table: RequestTable, spans: Sequence[Span], dtype: torch.dtype) 
 
 def _single(table: RequestTable, span: Span, dtype: torch.dtype) -> Rows:
     stop = span.start + span.count
-    slots = table.slots[span.row, :stop]
+    slots, run = table.slots[span.row, :stop], table.run(span.row)
     positions = torch.arange(span.start, stop, device=slots.device)
     bias = causal_bias(positions[None], stop, dtype) if span.count > 1 else None
-    return Rows(positions, slots[span.start :], (AttentionGroup(None, slots[None], bias),))
+    context = slots[None] if run is None else slice(run, run + stop)
+    return Rows(positions, slots[span.start :], (AttentionGroup(None, context, bias),))
 
 
 def _firsts(spans: Sequence[Span]) -> list[int]:

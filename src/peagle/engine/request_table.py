@@ -13,6 +13,7 @@ class RequestTable:
         self.slots = torch.zeros(rows, blocks * block_size, dtype=torch.int64, device=device)
         self._offsets = torch.arange(block_size, device=device)
         self._free = list(range(rows - 1, -1, -1))
+        self._first_blocks: list[int | None] = [None] * rows
 
     @property
     def free_rows(self) -> int:
@@ -29,9 +30,20 @@ class RequestTable:
 
     def append(self, row: int, position: int, blocks: list[int]) -> None:
         """Record the blocks that hold a request's positions from `position`, a block's first."""
+        index = position // self.block_size
+        first = self._first_blocks[row] if index else blocks[0]
+        in_order = first is not None and blocks == list(
+            range(first + index, first + index + len(blocks))
+        )
+        self._first_blocks[row] = first if in_order else None
         starts = torch.tensor(blocks, device=self.slots.device) * self.block_size
         slots = (starts[:, None] + self._offsets).view(-1)
         self.slots[row, position : position + len(slots)] = slots
+
+    def run(self, row: int) -> int | None:
+        """The first slot of a request whose positions lie in the cache one after another."""
+        block = self._first_blocks[row]
+        return None if block is None else block * self.block_size
 
     def context(self, rows: Tensor, length: int) -> Tensor:
         """Slots of the first `length` positions of some requests: [requests, length]."""

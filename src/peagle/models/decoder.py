@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
-from peagle.ops.norm import RMSNorm, rms_norm
-from peagle.ops.rope import RopeConfig, apply_rope, rope_table
+from peagle.ops.norm import HeadNorm, RMSNorm
+from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value) -> like query."""
@@ -53,25 +53,22 @@ class Attention(nn.Module):
     def __init__(self, config: DecoderConfig, in_features: int) -> None:
         super().__init__()
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim, self.eps = config.head_dim, config.rms_norm_eps
+        self.head_dim = config.head_dim
         width = self.heads * self.head_dim
         kv_width = self.kv_heads * self.head_dim
         self.qkv = Linear(in_features, width + 2 * kv_width, config.attention_bias)
         self.out = Linear(width, config.hidden_size, config.attention_bias)
-        self.qk_norm = nn.Parameter(torch.ones(2 * self.head_dim)) if config.qk_norm else None
-        which = torch.tensor([0] * self.heads + [1] * self.kv_heads, device="cpu")
-        self.register_buffer("norm_of_head", which, persistent=False)
+        norm = HeadNorm(self.heads, self.kv_heads, self.head_dim, config.rms_norm_eps)
+        self.qk_norm = norm if config.qk_norm else None
 
-    norm_of_head: Tensor
-
-    def forward(self, x: Tensor, rotation: Tensor, layer: int, attend: Attend) -> Tensor:
-        """x: [rows, in_features]; rotation: [rows, 2, head_dim]; result: [rows, hidden_size]."""
+    def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
+        """x: [rows, in_features]; result: [rows, hidden_size]."""
         qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
-        qk, value = qkv.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        qk, value = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.qk_norm is not None:
-            weight = self.qk_norm.view(2, self.head_dim).index_select(0, self.norm_of_head)
-            qk = rms_norm(qk, weight, self.eps)
-        query, key = apply_rope(qk, rotation).split((self.heads, self.kv_heads), dim=1)
+            qk = self.qk_norm(qk)
+        qk = apply_rope(qk, rotation)
+        query, key = qk.split_with_sizes((self.heads, self.kv_heads), dim=1)
         return self.out(attend(layer, query, key, value).reshape(x.shape[0], -1))
 
 
@@ -98,7 +95,7 @@ class DecoderLayer(nn.Module):
         self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, rotation: Tensor, layer: int, attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         x = x + self.attention(self.input_norm(x), rotation, layer, attend)
         return x + self.mlp(self.post_norm(x))
 
@@ -130,7 +127,7 @@ class Decoder(nn.Module):
         `head` turns into logits, and the tapped residual streams side by side
         [rows, len(taps) * hidden_size]: tap i is the stream after i layers (DESIGN section 4).
         """
-        rotation = self.rotations.index_select(0, positions)
+        rotation = rotation_at(self.rotations, positions)
         x = self.embed(tokens)
         tapped = [x] if 0 in taps else []
         for index, layer in enumerate(self.layers):

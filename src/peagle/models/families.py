@@ -9,7 +9,7 @@ import torch
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.weights import TensorRule, assemble, read_json, read_tensors
-from peagle.ops.linear import pack_linears
+from peagle.ops.packing import pack
 from peagle.ops.rope import RopeConfig
 
 FAMILIES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
@@ -121,7 +121,7 @@ def layer_rules(config: DecoderConfig, ours: str, theirs: str) -> list[TensorRul
     linear("mlp.down", ("mlp.down_proj",), (hidden,), config.mlp_bias)
     if config.qk_norm:
         norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
-        rules.append(rule("attention.qk_norm", norms, (config.head_dim,) * 2))
+        rules.append(rule("attention.qk_norm.weight", norms, (config.head_dim,) * 2))
     return rules
 
 
@@ -157,5 +157,5 @@ def load_decoder(
     if config.tie_word_embeddings:
         decoder.head.weight = decoder.embed.weight
     decoder = decoder.to(device=device, dtype=dtype).requires_grad_(False).eval()
-    pack_linears(decoder)
+    pack(decoder)
     return decoder

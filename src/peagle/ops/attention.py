@@ -18,8 +18,11 @@ class AttentionGroup:
 
     rows: Tensor | None
     """[requests * queries] index of the group's rows; None is every row of the batch in order."""
-    slots: Tensor
-    """[requests, context] cache slot of every position; past a request's end, any slot."""
+    slots: Tensor | slice
+    """[requests, context] cache slot of every position; past a request's end, any slot.
+
+    A slice says that the only request's positions lie in order, so that nothing need be gathered.
+    """
     bias: Tensor | None
     """[requests, 1, queries, context]: 0 where a query may look, -inf elsewhere; None sees all."""
 
@@ -41,21 +44,26 @@ def paged_attention(query: Tensor, cache: Tensor, groups: Sequence[AttentionGrou
 
 
 def _attend(query: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
-    requests, context = group.slots.shape
     rows, heads, head_dim = query.shape
-    flat = group.slots.reshape(-1)
-    key, value = (
-        side.index_select(0, flat).view(requests, context, -1, head_dim).transpose(1, 2)
-        for side in cache
-    )
+    key, value = _context(cache, group.slots)
+    requests = len(key)
     attended = F.scaled_dot_product_attention(
         query.view(requests, rows // requests, heads, head_dim).transpose(1, 2),
-        key,
-        value,
+        key.transpose(1, 2),
+        value.transpose(1, 2),
         attn_mask=group.bias,
         enable_gqa=True,
     )
     return attended.transpose(1, 2).reshape(rows, heads, head_dim)
+
+
+def _context(cache: Tensor, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
+    """Keys and values of some requests, each [requests, context, kv_heads, head_dim]."""
+    if isinstance(slots, slice):
+        return cache[0][None, slots], cache[1][None, slots]
+    flat = slots.reshape(-1)
+    key, value = (side.index_select(0, flat).unflatten(0, slots.shape) for side in cache)
+    return key, value
 
 
 def causal_bias(positions: Tensor, context: int, dtype: torch.dtype) -> Tensor:

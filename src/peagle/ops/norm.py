@@ -1,8 +1,12 @@
 """Root-mean-square normalisation."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from peagle.ops.packing import Packable
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -10,25 +14,83 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x: [..., width]; weight: [width], or broadcastable to x (one weight vector per head).
     """
-    if x.device.type == "cpu" and x.dtype == torch.float32 and not torch.is_grad_enabled():
-        return _rms_norm_few_launches(x, weight, eps)
     return F.rms_norm(x, x.shape[-1:], None, eps) * weight
 
 
-def _rms_norm_few_launches(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    # A row of a small model costs less than the calls around it: few calls, in place.
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    scale.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
-    return (x * scale).mul_(weight)
+@dataclass(frozen=True)
+class FoldedNorm:
+    """A norm's constants, arranged so that applying it takes few calls.
+
+    With n the width, rms(x) = hypot(|x|, sqrt(n * eps)) / sqrt(n). A row of a small model costs
+    less than the calls around it.
+    """
+
+    weight: Tensor
+    """weight * sqrt(n)"""
+    floor: Tensor
+    """sqrt(n * eps), a scalar"""
+
+    @classmethod
+    def of(cls, weight: Tensor, eps: float) -> "FoldedNorm":
+        """Fold a weight [..., width]."""
+        width = weight.shape[-1]
+        return cls(weight * width**0.5, weight.new_tensor((width * eps) ** 0.5))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The same as `rms_norm` for float32 x."""
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
+        return torch.div(self.weight, length).mul_(x)
 
 
-class RMSNorm(nn.Module):
+def fold(weight: Tensor, eps: float) -> FoldedNorm | None:
+    """The folded form where it is quicker: on a CPU, in float32."""
+    if weight.device.type != "cpu" or weight.dtype != torch.float32:
+        return None
+    return FoldedNorm.of(weight.detach(), eps)
+
+
+class RMSNorm(Packable):
     """`rms_norm` with its learned weight [width]."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
+        self.folded: FoldedNorm | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.folded is not None:
+            return self.folded(x)
         return rms_norm(x, self.weight, self.eps)
+
+    def pack(self) -> None:
+        """Fold the weight where that is quicker."""
+        self.folded = fold(self.weight, self.eps)
+
+
+class HeadNorm(Packable):
+    """QK norm: every head by itself, one weight for all queries and one for all keys."""
+
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2 * head_dim))
+        which = torch.tensor([0] * heads + [1] * kv_heads, device="cpu")
+        self.register_buffer("weight_of_head", which, persistent=False)
+        self.eps = eps
+        self.folded: FoldedNorm | None = None
+
+    weight_of_head: Tensor
+
+    def forward(self, qk: Tensor) -> Tensor:
+        """qk: [rows, heads + kv_heads, head_dim]."""
+        if self.folded is not None:
+            return self.folded(qk)
+        return rms_norm(qk, self._weights(), self.eps)
+
+    def pack(self) -> None:
+        """Repeat the weights for every head and fold them where that is quicker."""
+        self.folded = fold(self._weights(), self.eps)
+
+    def _weights(self) -> Tensor:
+        """[heads + kv_heads, head_dim]"""
+        return self.weight.view(2, -1).index_select(0, self.weight_of_head)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and signed sines of some rows, each [rows, 1, head_dim]."""
+
 
 @dataclass(frozen=True)
 class RopeConfig:
@@ -35,9 +38,15 @@ def rope_table(config: RopeConfig, head_dim: int, length: int) -> Tensor:
     return torch.stack((torch.cat((cosine, cosine), -1), torch.cat((-sine, sine), -1)), dim=1)
 
 
-def apply_rope(x: Tensor, rotation: Tensor) -> Tensor:
-    """Rotate the halves of each head. x: [rows, heads, head_dim]; rotation: [rows, 2, head_dim]."""
-    cosine, sine = rotation[:, 0:1], rotation[:, 1:2]
+def rotation_at(table: Tensor, positions: Tensor) -> Rotation:
+    """The rows of a `rope_table` at some positions [rows]."""
+    cosine, sine = table.index_select(0, positions).split(1, dim=1)
+    return cosine, sine
+
+
+def apply_rope(x: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate the halves of each head. x: [rows, heads, head_dim]."""
+    cosine, sine = rotation
     return torch.addcmul(x * cosine, x.roll(x.shape[-1] // 2, -1), sine)
 
 
