@@ -100,3 +100,24 @@ def test_text_is_shown_as_soon_as_it_can_be():
 def test_the_first_stop_string_to_be_whole_counts(stops: list[str], text: str):
     _, final, _ = run(Pieces(b"abcd", [1, 2, 3]), stops)
     assert final == text
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "min_tokens", "expected"),
+    [
+        ("abcabc", ["b"], 0, "a"),
+        ("abcabc", ["b"], 2, "abca"),
+        ("abcabc", ["bc"], 2, "a"),
+        ("abcabc", ["ab", "cabc"], 2, "abc"),
+        ("abcabc", ["b", "bca"], 2, "a"),
+        ("abcabc", ["b"], 6, "abcabc"),
+    ],
+)
+def test_a_stop_string_counts_when_it_ends_past_the_minimum(
+    text: str, stops: list[str], min_tokens: int, expected: str
+):
+    detokenizer = Detokenizer(lambda tokens: "".join(text[t] for t in tokens), stops, min_tokens)
+    for token in range(len(text)):
+        if detokenizer.extend([token]) is not None:
+            break
+    assert detokenizer.text == expected

@@ -13,7 +13,7 @@ import torch
 from tiny_pair import TinyPair, save_pair
 
 from peagle import LLM, AsyncLLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
-from peagle.llm import Chunk, end_tokens
+from peagle.llm import Chunk, EngineClosedError, end_tokens
 
 PROMPTS = ["def name(self):", "for item in items:\n", "é世🙂", "x"]
 END = 0
@@ -295,3 +295,18 @@ class TestAsync:
                 engine.close()
 
         asyncio.run(ask())
+
+    def test_closing_ends_what_is_open(self, llm: LLM):
+        async def close_early() -> None:
+            engine = AsyncLLM(llm)
+            stream = engine.stream(PROMPTS[0], HOW.model_copy(update={"max_tokens": 60}))
+            await anext(stream)
+            engine.close()
+            with pytest.raises(EngineClosedError):
+                async for _ in stream:
+                    pass
+            with pytest.raises(EngineClosedError):
+                await anext(engine.stream(PROMPTS[0], HOW))
+
+        asyncio.run(close_early())
+        assert not llm.engine.busy

@@ -1,7 +1,20 @@
 """Lossless P-EAGLE speculative decoding: train a drafter, check it, serve it, measure it."""
 
+from typing import TYPE_CHECKING, Any
+
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
-from peagle.llm import LLM, AsyncLLM
+
+if TYPE_CHECKING:
+    from peagle.llm import LLM, AsyncLLM
 
 __all__ = ["LLM", "AsyncLLM", "EngineConfig", "InputError", "SamplingParams", "SpeculativeConfig"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the engine when it is first asked for, so that `peagle --help` needs no torch."""
+    if name in ("LLM", "AsyncLLM"):
+        from peagle import llm
+
+        return getattr(llm, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,8 +8,10 @@ UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 class Detokenizer:
     """Text of one request, token by token; never shows half a character or half a stop string."""
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: Sequence[str]) -> None:
-        self._decode, self._stop = decode, tuple(stop)
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str], min_tokens: int = 0
+    ) -> None:
+        self._decode, self._stop, self._min_tokens = decode, tuple(stop), min_tokens
         self._held = max((len(text) for text in stop), default=1) - 1
         self._tokens: list[int] = []
         self._context = 0
@@ -50,13 +52,14 @@ class Detokenizer:
     def _take(self, text: str) -> bool:
         """Add what is new in the decoded tokens; True when a stop string is now complete."""
         known = self._decode(self._tokens[self._context : self._done])
-        searched = max(len(self.text) - self._held, 0)
+        before = len(self.text)
         self.text += text[len(known) :]
         self._context, self._done = self._done, len(self._tokens)
-        return self._cut(searched)
+        return len(self._tokens) > self._min_tokens and self._cut(before)
 
-    def _cut(self, searched: int) -> bool:
-        places = [self.text.find(text, searched) for text in self._stop]
+    def _cut(self, before: int) -> bool:
+        """End the text before a stop string that reaches past its first `before` characters."""
+        places = [self.text.find(s, max(before - len(s) + 1, 0)) for s in self._stop]
         found = [place for place in places if place >= 0]
         if found:
             self.text = self.text[: min(found)]

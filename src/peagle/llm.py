@@ -163,7 +163,9 @@ class LLM:
         """Queue a prompt and return its request id; `step` runs it."""
         request_id = str(next(self._ids))
         request = self.engine.add(request_id, self.encode(prompt), params)
-        self._live[request_id] = _Live(request, Detokenizer(self._decode, params.stop))
+        self._live[request_id] = _Live(
+            request, Detokenizer(self._decode, params.stop, params.min_tokens)
+        )
         return request_id
 
     def step(self) -> list[Chunk]:
@@ -228,12 +230,18 @@ class LLM:
         return text
 
 
+class EngineClosedError(Exception):
+    """The engine was closed before the stream came to its end."""
+
+
 class AsyncLLM:
     """The same engine on a thread of its own, for any number of concurrent streams."""
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._closing = threading.Lock()
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="peagle-engine", daemon=True)
         self._thread.start()
 
@@ -242,10 +250,14 @@ class AsyncLLM:
     ) -> AsyncIterator[Chunk]:
         """Complete one prompt, chunk by chunk; leaving the loop, or cancellation, ends it.
 
-        Raises `InputError` when the prompt or the parameters cannot be used.
+        Raises `InputError` when prompt or parameters cannot be used, and `EngineClosedError`
+        once `close` was called.
         """
         command = _Command(prompt, params or SamplingParams(), asyncio.get_running_loop())
-        self._commands.put(command)
+        with self._closing:
+            if self._closed:
+                raise EngineClosedError
+            self._commands.put(command)
         try:
             while True:
                 item = await command.chunks.get()
@@ -259,14 +271,17 @@ class AsyncLLM:
             self._commands.put(command)
 
     def close(self) -> None:
-        """Stop the engine's thread; streams still open get no more chunks."""
-        self._commands.put(None)
+        """Stop the engine's thread; streams still open end with `EngineClosedError`."""
+        with self._closing:
+            self._closed = True
+            self._commands.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         commands: dict[str, _Command] = {}
         while True:
             if not self._obey(commands):
+                self._fail(commands, EngineClosedError())
                 return
             try:
                 for chunk in self._llm.step():

@@ -67,7 +67,7 @@ def refused(peagle):
         (["--prompt", "x", "--device", "abacus"], "device abacus"),
         (["--prompt", "x", "--dtype", "float8"], "--dtype"),
         (["--prompt", "x", "--k", "3"], "--k needs --drafter"),
-        (["--prompt", "x", "--drafter", "{pair.peagle}", "--k", "0"], "num_speculative_tokens"),
+        (["--prompt", "x", "--drafter", "{pair.peagle}", "--k", "0"], "--k 0: give at least 1"),
         (["--prompt", "x", "--speculative-config", "{{"], "speculative config is not JSON"),
         (["--prompt", "x", "--speculative-config", "[]"], "must be a JSON object"),
         (["--prompt", "x", "--speculative-config", '{{"model": "m", "modle": 1}}'], "modle"),

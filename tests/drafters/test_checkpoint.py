@@ -176,6 +176,13 @@ def test_an_identity_map_of_the_full_vocabulary_is_accepted(target, tmp_path: Pa
     assert model.target_ids(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
 
 
+def test_a_map_that_moves_ids_of_the_full_vocabulary_is_not(target, tmp_path: Path):
+    values, tensors = read(written(tmp_path / "ours"))
+    tensors["d2t"] = torch.ones(tiny.VOCAB, dtype=torch.int64)
+    with pytest.raises(InputError, match=r"d2t moves draft ids though .* is the whole one"):
+        load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
+
+
 def speculators_config(values: Values, algorithm: str) -> Values:
     """`config.json` as the speculators library writes it (vllm.md section 1.3)."""
     outer = ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids")

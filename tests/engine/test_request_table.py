@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from peagle.engine.request_table import RequestTable
@@ -11,6 +12,19 @@ def test_positions_map_to_the_slots_of_their_blocks():
     slots = [20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31]
     assert table.slots[row].tolist() == slots
     assert table.context(torch.tensor([row]), 6).tolist() == [slots[:6]]
+
+
+@pytest.mark.parametrize(
+    ("appended", "run"),
+    [([[3, 4], [5]], 12), ([[0]], 0), ([[5, 2], [3]], None), ([[3], [5], [6]], None)],
+)
+def test_positions_in_a_row_are_found(appended: list[list[int]], run: int | None):
+    table = RequestTable(rows=1, max_length=12, block_size=4, device=torch.device("cpu"))
+    row, position = table.admit(), 0
+    for blocks in appended:
+        table.append(row, position, blocks)
+        position += 4 * len(blocks)
+    assert table.run(row) == run
 
 
 def test_rows_are_given_out_once_and_again_after_they_are_left():

@@ -60,6 +60,13 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
         lambda c: c.update(quantization_config={"quant_method": "awq"}),
         "quantized weights are not supported",
     ),
+    ("no layers", lambda c: c.update(num_hidden_layers=0), "num_hidden_layers is 0; it must be"),
+    (
+        "heads",
+        lambda c: c.update(num_key_value_heads=3),
+        "4 attention heads cannot share 3 key-value heads evenly",
+    ),
+    ("odd heads", lambda c: c.update(head_dim=15), "head_dim 15 is odd"),
     (
         "sizes",
         lambda c: c.update(intermediate_size=100),

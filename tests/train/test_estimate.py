@@ -24,12 +24,13 @@ def documents(targets) -> list[Document]:
 
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
 def test_estimates_are_what_the_drafter_would_do(targets, trained, documents, method: str):
-    """Accuracy per depth, and AL: the mean of 1 + accepted drafts over every prefix."""
+    """Accuracy per depth over every prefix, and AL along the walk from cycle to cycle."""
     run, target = trained[method], targets["easy"]
     drafter = tiny.as_drafter(run.trainer.model)
     agreeing = [[0.0] * K for _ in range(2)]
-    accepted = []
+    emitted = []
     for document in documents:
+        begin = 0
         tokens = list(document.tokens)
         choices = tiny.run_target(target.decoder, tokens)[0].argmax(dim=-1).tolist()
         for anchor in range(len(tokens) - 2):
@@ -42,16 +43,17 @@ def test_estimates_are_what_the_drafter_would_do(targets, trained, documents, me
             ]
             for depth, correct in enumerate(right):
                 agreeing[correct][depth] += 1
-            if len(right) == K:
-                accepted.append([*right, False].index(False))
+            if len(right) == K and anchor == begin:
+                emitted.append([*right, False].index(False) + 1)
+                begin += emitted[-1]
     rows = pack(documents, 80)
     trainer = Trainer(run.trainer.recipe, target.decoder, drafter.model, rows, rows)
     estimate = trainer.estimate()
-    assert estimate.acceptance_length == pytest.approx(1 + sum(accepted) / len(accepted))
+    assert estimate.acceptance_length == pytest.approx(sum(emitted) / len(emitted))
     accuracy = [right / (right + wrong) for wrong, right in zip(*agreeing, strict=True)]
     exact = K if method == "peagle" else 1  # EAGLE-3 is asked with the true token, not its draft
     assert estimate.accuracy[:exact] == pytest.approx(accuracy[:exact])
-    assert estimate.acceptance_length > 1.5, "too weak a drafter to show anything"
+    assert estimate.acceptance_length > 1.3, "too weak a drafter to show anything"
 
 
 def test_nothing_seen_is_nothing_accepted():

@@ -154,6 +154,8 @@ def _speculation(
         if drafter is not None or k is not None:
             raise InputError("give either --speculative-config or --drafter and --k")
         return SpeculativeConfig.from_json(text)
+    if k is not None and k < 1:
+        raise InputError(f"--k {k}: give at least 1; leave --drafter out for no speculation")
     if drafter is None and target is not None:
         if k is not None:
             raise InputError("--k needs --drafter, since --target is not the bundled one")

@@ -259,9 +259,14 @@ def _attach_shared(model: DraftModel, target: Decoder, shared: frozenset[str]) -
 
 def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
     """Give a drafter its map to target ids. Raises `InputError` when d2t is missing or wrong."""
-    if not model.config.reduced_vocabulary:
-        return
     d2t = tensors.get(D2T)
+    if not model.config.reduced_vocabulary:
+        if d2t is not None and bool(d2t.any()):
+            raise InputError(
+                "d2t moves draft ids though the draft vocabulary is the whole one; set "
+                "draft_vocab_size to the number of draft ids"
+            )
+        return
     if d2t is None:
         raise InputError("a reduced draft vocabulary needs the tensor d2t, and it is missing")
     if not _maps_every_draft_id(d2t, model.config):

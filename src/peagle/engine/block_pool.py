@@ -31,10 +31,13 @@ class BlockPool:
         return len(self._free)
 
     def take(self, count: int) -> list[int] | None:
-        """`count` blocks with one reference each, or None when there are not so many."""
+        """`count` blocks with one reference each, or None when there are not so many.
+
+        They come in ascending order, since blocks that lie in a row are read without gathering.
+        """
         if count > len(self._free):
             return None
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
+        blocks = sorted(self._free.popitem(last=False)[0] for _ in range(count))
         for block in blocks:
             self._references[block] = 1
             self._forget(block)

@@ -35,7 +35,7 @@ def transformer_config(values: Mapping[str, Any], model_type: str, source: str) 
     _refuse_unsupported(values, source)
     try:
         heads = int(values["num_attention_heads"])
-        return DecoderConfig(
+        config = DecoderConfig(
             vocab_size=int(values["vocab_size"]),
             hidden_size=int(values["hidden_size"]),
             intermediate_size=int(values["intermediate_size"]),
@@ -57,6 +57,21 @@ def transformer_config(values: Mapping[str, Any], model_type: str, source: str) 
         raise InputError(f"{source}: config.json lacks {error.args[0]}") from None
     except (TypeError, ValueError) as error:
         raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
+    _refuse_impossible(config, source)
+    return config
+
+
+def _refuse_impossible(config: DecoderConfig, source: str) -> None:
+    for name, value in vars(config).items():
+        if type(value) is int and value < 1:
+            raise InputError(f"{source}: {name} is {value}; it must be at least 1")
+    if config.num_attention_heads % config.num_key_value_heads:
+        raise InputError(
+            f"{source}: {config.num_attention_heads} attention heads cannot share "
+            f"{config.num_key_value_heads} key-value heads evenly"
+        )
+    if config.head_dim % 2:
+        raise InputError(f"{source}: head_dim {config.head_dim} is odd; rotary positions pair up")
 
 
 def _refuse_unsupported(values: Mapping[str, Any], source: str) -> None:

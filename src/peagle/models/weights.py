@@ -31,9 +31,13 @@ def model_directory(name: str) -> Path:
     Raises `InputError` when it is neither.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
-        return path
-    if path.exists():
+    try:
+        if path.is_dir():
+            return path
+        is_file = path.exists()
+    except OSError as error:
+        raise InputError(f"{name}: {error.strerror}") from None
+    if is_file:
         raise InputError(f"{name} is a file; give the model's directory or a Hugging Face hub id")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise InputError(f"{name}: no such directory, and not a hub id of the form owner/name")

@@ -15,7 +15,7 @@ class Estimate:
     accuracy: tuple[float, ...]
     """Share of charged elements of each depth at which drafter and target agree."""
     acceptance_length: float
-    """Mean of 1 + the length of the agreeing prefix, over anchors whose whole chain is charged."""
+    """Mean tokens a cycle emits when decoding walks through the text, as an engine does."""
 
 
 class Agreement:
@@ -25,8 +25,8 @@ class Agreement:
         self._depths = depths
         self._right = torch.zeros(depths)
         self._seen = torch.zeros(depths)
-        self._emitted = 0.0
-        self._chains = 0
+        self._emitted = 0
+        self._cycles = 0
         self._table: Tensor | None = None
 
     def begin(self, tokens: Tensor) -> None:
@@ -46,7 +46,7 @@ class Agreement:
         """What all batches so far say."""
         self._close()
         accuracy = (self._right / self._seen.clamp(min=1)).tolist()
-        return Estimate(tuple(accuracy), 1.0 + self._emitted / max(self._chains, 1))
+        return Estimate(tuple(accuracy), self._emitted / self._cycles if self._cycles else 1.0)
 
     def _close(self) -> None:
         if self._table is None:
@@ -54,6 +54,15 @@ class Agreement:
         table, self._table = self._table, None
         self._right += (table == 1).sum(dim=(0, 1)).cpu()
         self._seen += (table >= 0).sum(dim=(0, 1)).cpu()
-        chains = table[(table >= 0).all(dim=-1)].long()
-        self._emitted += float(chains.cumprod(dim=-1).sum())
-        self._chains += len(chains)
+        emitted = table.clamp(min=0).cumprod(dim=-1).sum(dim=-1) + 1
+        emitted[(table < 0).any(dim=-1)] = 0
+        for row in emitted.tolist():
+            self._walk(row)
+
+    def _walk(self, emitted: list[int]) -> None:
+        """Go from cycle to cycle; where no whole chain is charged (0), a token at a time."""
+        anchor = 0
+        while anchor < len(emitted):
+            self._emitted += emitted[anchor]
+            self._cycles += emitted[anchor] > 0
+            anchor += max(emitted[anchor], 1)
