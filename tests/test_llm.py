@@ -13,7 +13,8 @@ import torch
 from tiny_pair import TinyPair, save_pair
 
 from peagle import LLM, AsyncLLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
-from peagle.llm import Chunk, EngineClosedError, end_tokens
+from peagle.async_llm import EngineClosedError
+from peagle.llm import Chunk, end_tokens
 
 PROMPTS = ["def name(self):", "for item in items:\n", "é世🙂", "x"]
 END = 0

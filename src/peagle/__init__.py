@@ -6,15 +6,20 @@ from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.llm import LLM, AsyncLLM
+    from peagle.async_llm import AsyncLLM
+    from peagle.llm import LLM
 
 __all__ = ["LLM", "AsyncLLM", "EngineConfig", "InputError", "SamplingParams", "SpeculativeConfig"]
 
 
 def __getattr__(name: str) -> Any:
     """Import the engine when it is first asked for, so that `peagle --help` needs no torch."""
-    if name in ("LLM", "AsyncLLM"):
-        from peagle import llm
+    if name == "LLM":
+        from peagle.llm import LLM
 
-        return getattr(llm, name)
+        return LLM
+    if name == "AsyncLLM":
+        from peagle.async_llm import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

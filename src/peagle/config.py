@@ -33,6 +33,28 @@ def _one_line(name: str, error: ValidationError) -> str:
     return f"{name}: " + "; ".join(problems)
 
 
+class StructuredOutputs(Config):
+    """The form that an output must have: one of these. Names and meanings are vLLM's."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    json_schema: str | dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: bool = False
+    """Any JSON object."""
+    regex: str | None = None
+    choice: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """One of these texts."""
+    grammar: str | None = None
+    """A grammar in Lark's notation."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        kinds = (self.json_schema, self.json_object or None, self.regex, self.choice, self.grammar)
+        if sum(kind is not None for kind in kinds) != 1:
+            raise ValueError("give exactly one of json, json_object, regex, choice and grammar")
+        return self
+
+
 class SamplingParams(Config):
     """How tokens are chosen and when a request ends. Names and meanings are vLLM's."""
 
@@ -59,6 +81,8 @@ class SamplingParams(Config):
     """No end-of-text and no stop token before this many output tokens."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """Log-probabilities of the chosen token and of this many of the most likely ones."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the output must have; needs the extra `peagle[serve]`."""
     num_speculative_tokens: NonNegativeInt | None = None
     """K for this request: 0 turns speculation off; unset is the engine's K, also the maximum."""
 
@@ -66,6 +90,11 @@ class SamplingParams(Config):
     def _agree(self) -> Self:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        if self.structured_outputs is not None and (self.min_tokens or self.ignore_eos):
+            raise ValueError(
+                "structured outputs end where their form is complete; leave out min_tokens and "
+                "ignore_eos"
+            )
         if self.temperature == 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0):
             raise ValueError(
                 "temperature 0 is greedy, so top_k, top_p and min_p would have no effect; "
@@ -91,6 +120,7 @@ class SamplingParams(Config):
             or self.logit_bias
             or self.min_tokens
             or self.logprobs is not None
+            or self.structured_outputs is not None
         )
 
 

@@ -1,13 +1,10 @@
 """LLM: prompts in, texts out. Below it everything is token ids."""
 
-import asyncio
-import contextlib
+import functools
 import itertools
 import operator
-import queue
-import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,11 @@ from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.eagle3 import SequentialDrafter
 from peagle.drafters.peagle import ParallelDrafter
+from peagle.engine.constraint import Constraint
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request, RequestOutput, Speculation, TokenLogprobs
 from peagle.errors import InputError
+from peagle.grammar import GrammarCompiler
 from peagle.models.families import load_decoder
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory, read_json
@@ -56,8 +55,19 @@ class Chunk:
     token_ids: tuple[int, ...]
     accepted: int
     """How many of `token_ids`, from the first on, are accepted drafts."""
+    logprobs: tuple[TokenLogprobs, ...]
+    """One for each of `token_ids`, where they were asked for."""
     completion: Completion | None
     """The whole, once finished."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that is encoded, but not yet queued."""
+
+    tokens: list[int]
+    params: SamplingParams
+    constraint: Constraint | None
 
 
 @dataclass
@@ -100,6 +110,11 @@ class LLM:
         self._kept: list[Chunk] = []
         """Chunks of requests that another caller waits for."""
 
+    @functools.cached_property
+    def _grammars(self) -> GrammarCompiler:
+        """Made when the first structured output is asked for."""
+        return GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.end_tokens)
+
     @property
     def beyond_training(self) -> str | None:
         """A warning when K is larger than the drafter was trained for, else None."""
@@ -132,11 +147,11 @@ class LLM:
     ) -> list[Completion]:
         """Complete every prompt, in order. Raises `InputError` before any of them runs."""
         each = _per_prompt(params, len(prompts))
-        encoded = [self.encode(prompt) for prompt in prompts]
+        prepared = [self.prepare(prompt, how) for prompt, how in zip(prompts, each, strict=True)]
         ids: list[str] = []
         try:
-            for prompt, how in zip(encoded, each, strict=True):
-                ids.append(self.submit(prompt, how))
+            for request in prepared:
+                ids.append(self.submit(request))
             done: dict[str, Completion] = {}
             wanted = set(ids)
             while len(done) < len(ids):
@@ -149,7 +164,7 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Complete one prompt, chunk by chunk; leaving the loop early cancels it."""
-        request_id = self.submit(prompt, params or SamplingParams())
+        request_id = self.submit(self.prepare(prompt, params or SamplingParams()))
         finished = False
         try:
             while not finished:
@@ -159,13 +174,18 @@ class LLM:
         finally:
             self.cancel(request_id)
 
-    def submit(self, prompt: Prompt, params: SamplingParams) -> str:
-        """Queue a prompt and return its request id; `step` runs it."""
-        request_id = str(next(self._ids))
-        request = self.engine.add(request_id, self.encode(prompt), params)
-        self._live[request_id] = _Live(
-            request, Detokenizer(self._decode, params.stop, params.min_tokens)
-        )
+    def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
+        """Encode a prompt and compile what its output must be; callable from any thread."""
+        wanted = params.structured_outputs
+        constraint = self._grammars.compile(wanted) if wanted is not None else None
+        return Prepared(self.encode(prompt), params, constraint)
+
+    def submit(self, prepared: Prepared) -> str:
+        """Queue a request and return its id; `step` runs it."""
+        request_id, params = str(next(self._ids)), prepared.params
+        request = self.engine.add(request_id, prepared.tokens, params, prepared.constraint)
+        detokenizer = Detokenizer(self._decode, params.stop, params.min_tokens)
+        self._live[request_id] = _Live(request, detokenizer)
         return request_id
 
     def step(self) -> list[Chunk]:
@@ -195,6 +215,7 @@ class LLM:
         if stopped is not None:
             tokens, reason = tokens[:stopped], "stop"
             self.engine.abort(output.request_id, reason)
+        known = len(live.times)
         live.times += [now - live.request.arrived] * len(tokens)
         completion = self._complete(live, len(output.new_tokens) - len(tokens), reason)
         return Chunk(
@@ -202,6 +223,7 @@ class LLM:
             text.delta(finished=reason is not None),
             tuple(tokens),
             min(output.accepted, len(tokens)),
+            tuple(live.request.logprobs[known : known + len(tokens)]),
             completion,
         )
 
@@ -228,110 +250,6 @@ class LLM:
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
-
-
-class EngineClosedError(Exception):
-    """The engine was closed before the stream came to its end."""
-
-
-class AsyncLLM:
-    """The same engine on a thread of its own, for any number of concurrent streams."""
-
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
-        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
-        self._closing = threading.Lock()
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name="peagle-engine", daemon=True)
-        self._thread.start()
-
-    async def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None
-    ) -> AsyncIterator[Chunk]:
-        """Complete one prompt, chunk by chunk; leaving the loop, or cancellation, ends it.
-
-        Raises `InputError` when prompt or parameters cannot be used, and `EngineClosedError`
-        once `close` was called.
-        """
-        command = _Command(prompt, params or SamplingParams(), asyncio.get_running_loop())
-        with self._closing:
-            if self._closed:
-                raise EngineClosedError
-            self._commands.put(command)
-        try:
-            while True:
-                item = await command.chunks.get()
-                if isinstance(item, BaseException):
-                    raise item
-                yield item
-                if item.completion is not None:
-                    return
-        finally:
-            command.cancelled = True
-            self._commands.put(command)
-
-    def close(self) -> None:
-        """Stop the engine's thread; streams still open end with `EngineClosedError`."""
-        with self._closing:
-            self._closed = True
-            self._commands.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        commands: dict[str, _Command] = {}
-        while True:
-            if not self._obey(commands):
-                self._fail(commands, EngineClosedError())
-                return
-            try:
-                for chunk in self._llm.step():
-                    commands[chunk.request_id].deliver(chunk)
-                    if chunk.completion is not None:
-                        del commands[chunk.request_id]
-            except Exception as error:
-                self._fail(commands, error)
-
-    def _obey(self, commands: dict[str, "_Command"]) -> bool:
-        """Take what was asked since the last step; sleep while idle. False: time to stop."""
-        while not self._commands.empty() or not commands:
-            command = self._commands.get()
-            if command is None:
-                return False
-            if command.cancelled:
-                self._llm.cancel(command.request_id)
-                commands.pop(command.request_id, None)
-                continue
-            try:
-                command.request_id = self._llm.submit(command.prompt, command.params)
-            except Exception as error:
-                command.deliver(error)
-                continue
-            commands[command.request_id] = command
-        return True
-
-    def _fail(self, commands: dict[str, "_Command"], error: Exception) -> None:
-        for request_id, command in commands.items():
-            self._llm.cancel(request_id)
-            command.deliver(error)
-        commands.clear()
-
-
-class _Command:
-    """A stream's request to the engine thread, and the way back."""
-
-    def __init__(
-        self, prompt: Prompt, params: SamplingParams, loop: asyncio.AbstractEventLoop
-    ) -> None:
-        self.prompt, self.params = prompt, params
-        self.request_id = ""
-        self.cancelled = False
-        self.chunks: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
-        self._loop = loop
-
-    def deliver(self, item: Chunk | Exception) -> None:
-        """Hand an item to the waiting stream, whose event loop may be gone by now."""
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self.chunks.put_nowait, item)
 
 
 def default_k(drafter: Drafter) -> int:

@@ -134,7 +134,7 @@ def drive(
     done: dict[int, Completion] = {}
     while len(done) < len(prompts):
         for index, prompt in itertools.islice(waiting, concurrency - len(running)):
-            running[llm.submit(prompt, params)] = index
+            running[llm.submit(llm.prepare(prompt, params))] = index
         for chunk in llm.step():
             if chunk.completion is not None:
                 done[running.pop(chunk.request_id)] = chunk.completion

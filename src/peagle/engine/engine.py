@@ -6,6 +6,7 @@ from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.drafter import Drafter
 from peagle.engine.batch import Scheduled
 from peagle.engine.block_pool import BlockPool
+from peagle.engine.constraint import Constraint
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.request_table import RequestTable
 from peagle.engine.runner import CycleResult, Runner, kv_bytes_per_token
@@ -58,12 +59,18 @@ class Engine:
         """Whether any request is left."""
         return bool(self._requests)
 
-    def add(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        constraint: Constraint | None = None,
+    ) -> Request:
         """Queue a request. Raises `InputError` when it cannot be run as asked."""
         self._check(request_id, prompt, params)
         k = self.k if params.num_speculative_tokens is None else params.num_speculative_tokens
         seed = self._seed + self._added if params.seed is None else params.seed
-        request = Request(request_id, list(prompt), params, seed & MAX_SEED, k)
+        request = Request(request_id, list(prompt), params, seed & MAX_SEED, k, constraint)
         ends = () if params.ignore_eos else self.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))
         self._added += 1
@@ -93,6 +100,9 @@ class Engine:
         request.speculation.record(item.drafts, result.accepted)
         new, reason = _until_end(request, result.tokens, self.max_length)
         request.tokens += new
+        if request.constraint is not None:
+            request.constraint.advance(new)
+            reason = "error" if request.constraint.failure else reason
         request.logprobs += result.logprobs[: len(new)]
         self.scheduler.remember(request)
         if reason is not None:

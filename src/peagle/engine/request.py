@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from peagle.config import SamplingParams
+from peagle.engine.constraint import Constraint
 
 
 class Status(enum.Enum):
@@ -63,7 +64,13 @@ class Request:
     """
 
     def __init__(
-        self, request_id: str, prompt: list[int], params: SamplingParams, seed: int, k: int
+        self,
+        request_id: str,
+        prompt: list[int],
+        params: SamplingParams,
+        seed: int,
+        k: int,
+        constraint: Constraint | None = None,
     ) -> None:
         self.id = request_id
         self.prompt_length = len(prompt)
@@ -71,6 +78,7 @@ class Request:
         self.params = params
         self.seed = seed
         self.k = k
+        self.constraint = constraint
         self.status = Status.WAITING
         self.finish_reason: str | None = None
         self.computed = 0
@@ -136,4 +144,4 @@ class RequestOutput:
     accepted: int
     """How many of `new_tokens` are accepted drafts; the last one is the target's own."""
     finish_reason: str | None
-    """stop (a stop token, end of text or stop string), length or abort; None while running."""
+    """stop (a stop token, end of text or stop string), length, abort or error; None: running."""

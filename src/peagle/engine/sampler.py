@@ -43,6 +43,9 @@ def _processed(request: Request, logits: Tensor, drafts: Tensor) -> Tensor:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
         values = torch.tensor(list(params.logit_bias.values()), device=logits.device)
         logits = logits.index_add(1, ids, values.to(logits.dtype).expand(len(logits), -1))
+    if request.constraint is not None:
+        allowed = request.constraint.allowed(drafts.tolist()).to(logits.device)
+        logits = logits.masked_fill(~allowed, float("-inf"))
     missing = params.min_tokens - request.output_length
     if missing > 0 and request.stop_ids:
         logits = logits.clone()

@@ -1,0 +1,26 @@
+"""What keeps a request's output within a form: which tokens may come next."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+
+class Constraint(Protocol):
+    """Follows one request's output. All of its tokens are chosen through `allowed`."""
+
+    @property
+    def failure(self) -> str | None:
+        """Why the constraint can no longer be followed; the request then ends with an error."""
+        ...
+
+    def allowed(self, drafts: Sequence[int]) -> Tensor:
+        """Tokens allowed after the output and 0, 1, ... of `drafts`: [len(drafts) + 1, vocab] bool.
+
+        Rows behind a draft that is not allowed are never used.
+        """
+        ...
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take over tokens that were chosen."""
+        ...

@@ -1,0 +1,98 @@
+"""Structured output: a JSON schema, regex, choice or grammar as a constraint on tokens.
+
+The grammars are llguidance's; it comes with the extra `peagle[serve]`.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from peagle.config import StructuredOutputs
+from peagle.errors import InputError
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer; safe to call from several threads."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, end_tokens: Sequence[int]) -> None:
+        try:
+            import llguidance.hf
+        except ModuleNotFoundError:
+            raise InputError("structured outputs need llguidance; install peagle[serve]") from None
+        if not end_tokens:
+            raise InputError("structured outputs need a target that names its end of text")
+        ends = list(end_tokens)
+        self._vocab_size = vocab_size
+        self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, vocab_size, ends)
+
+    def compile(self, wanted: StructuredOutputs) -> "GrammarConstraint":
+        """Make the constraint of one request. Raises `InputError` for a grammar that is wrong,
+        not supported or too complex.
+        """
+        from llguidance import LLMatcher
+
+        try:
+            matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0)
+        except ValueError as error:
+            raise InputError(f"structured outputs: {error}") from None
+        if matcher.is_error():
+            reason = matcher.get_error().strip().splitlines()[0]
+            raise InputError(f"structured outputs: {reason}")
+        return GrammarConstraint(matcher, self._vocab_size)
+
+
+def _grammar(wanted: StructuredOutputs) -> str:
+    from llguidance import LLMatcher
+
+    if wanted.json_object:
+        return LLMatcher.grammar_from_json_schema({"type": "object"})
+    if wanted.json_schema is not None:
+        return LLMatcher.grammar_from_json_schema(wanted.json_schema)
+    if wanted.regex is not None:
+        return LLMatcher.grammar_from_regex(wanted.regex)
+    if wanted.choice is not None:
+        alternatives = " | ".join(json.dumps(text) for text in wanted.choice)
+        return LLMatcher.grammar_from_lark(f"start: {alternatives}")
+    assert wanted.grammar is not None, "one of them is given"
+    return LLMatcher.grammar_from_lark(wanted.grammar)
+
+
+class GrammarConstraint:
+    """One request's place in its grammar."""
+
+    def __init__(self, matcher: "LLMatcher", vocab_size: int) -> None:
+        self._matcher, self._vocab_size = matcher, vocab_size
+
+    @property
+    def failure(self) -> str | None:
+        """A grammar can turn out too complex only as the output grows."""
+        return self._matcher.get_error() if self._matcher.is_error() else None
+
+    def allowed(self, drafts: Sequence[int]) -> Tensor:
+        """The grammar's masks along the drafts, as far as it follows them."""
+        masks = [self._mask()]
+        for draft in drafts:
+            if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([draft]):
+                break
+            masks.append(self._mask())
+        self._matcher.rollback(len(masks) - 1)
+        unused = torch.ones(self._vocab_size, dtype=torch.bool)
+        return torch.stack(masks + [unused] * (len(drafts) + 1 - len(masks)))
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Move on by the chosen tokens."""
+        self._matcher.consume_tokens(list(tokens))
+
+    def _mask(self) -> Tensor:
+        """[vocab] bool; after a failure anything goes, since the request is about to end."""
+        if self._matcher.is_error():
+            return torch.ones(self._vocab_size, dtype=torch.bool)
+        packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
+        return bits.view(-1)[: self._vocab_size].bool()
