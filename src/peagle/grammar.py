@@ -1,6 +1,6 @@
 """Structured output: a JSON schema, regex, choice or grammar as a constraint on tokens.
 
-The grammars are llguidance's; it comes with the extra `peagle[serve]`.
+The grammars are llguidance's; it comes with the extra `peagle[structured]`.
 """
 
 import json
@@ -24,7 +24,9 @@ class GrammarCompiler:
         try:
             import llguidance.hf
         except ModuleNotFoundError:
-            raise InputError("structured outputs need llguidance; install peagle[serve]") from None
+            raise InputError(
+                "structured outputs need llguidance; install peagle[structured]"
+            ) from None
         if not end_tokens:
             raise InputError("structured outputs need a target that names its end of text")
         ends = list(end_tokens)
@@ -86,8 +88,10 @@ class GrammarConstraint:
         return torch.stack(masks + [unused] * (len(drafts) + 1 - len(masks)))
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move on by the chosen tokens."""
-        self._matcher.consume_tokens(list(tokens))
+        """Move on by the chosen tokens; once the form is complete, the end of text is no part."""
+        for token in tokens:
+            if not self._matcher.is_stopped():
+                self._matcher.consume_token(token)
 
     def _mask(self) -> Tensor:
         """[vocab] bool; after a failure anything goes, since the request is about to end."""

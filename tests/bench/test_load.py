@@ -24,7 +24,10 @@ class Counting:
     def __init__(self):
         self.left, self.seen = {}, []
 
-    def submit(self, prompt, params):
+    def prepare(self, prompt, params):
+        return prompt
+
+    def submit(self, prompt):
         request_id = str(prompt)
         self.left[request_id] = prompt[0]
         return request_id
@@ -108,7 +111,7 @@ def test_no_case_profits_from_the_prompts_of_another(workload):
     prompt = workload.prompts[0].token_ids(llm.tokenizer)
     assert len(prompt) > 2 * 16  # blocks, so that there would be something to find
     drive(llm, [prompt], workload.params(2, TOKENS), 1)
-    llm.submit(prompt, workload.params(2, TOKENS))
+    llm.submit(llm.prepare(prompt, workload.params(2, TOKENS)))
     (item,) = llm.engine.scheduler.schedule()
     assert item.rows == len(prompt)
 

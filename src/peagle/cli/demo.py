@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 EXAMPLE = """Example:
 
 [bold]peagle demo[/]"""
-EAGLE3_K, PEAGLE_K = 3, 7
-"""About where each method is fastest on a CPU; `peagle bench` shows the others."""
+K = 7
+"""About where both methods are fastest on a CPU; `peagle bench` shows others."""
 ANSWER_TOKENS = 160
 COMPARED_PROMPTS, COMPARED_TOKENS = 4, 96
 ROUNDS, PATIENCE = 3, 15.0
@@ -40,7 +40,7 @@ def demo(
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
     prompts = tuple(load_prompts("bundled", COMPARED_PROMPTS))
     workload = Workload(pair, prompts, COMPARED_TOKENS, "float32")  # exactly comparable
-    pair.check(max(EAGLE3_K, PEAGLE_K))
+    pair.check(K)
     use_threads(threads)
     console = Console(highlight=False)
     _show_answer(console, workload)
@@ -49,11 +49,11 @@ def demo(
 
 def _show_answer(console: Console, workload: "Workload") -> None:
     """Stream one completion, each token in the colour of where it came from."""
-    llm, prompt = workload.open("peagle", PEAGLE_K, concurrency=1), workload.prompts[0]
+    llm, prompt = workload.open("peagle", K, concurrency=1), workload.prompts[0]
     drafted, own = ("accepted drafts", DRAFTED), ("the target's own tokens", OWN)
     console.print(Text.assemble("P-EAGLE writes: ", drafted, ", ", own, "\n"))
     console.print(Text(prompt.text, PROMPT), end="", soft_wrap=True)
-    params = workload.params(PEAGLE_K, ANSWER_TOKENS)
+    params = workload.params(K, ANSWER_TOKENS)
     for chunk in llm.stream(prompt.token_ids(llm.tokenizer), params):
         console.print(_coloured(llm, chunk), end="", soft_wrap=True)
     console.print("\n")
@@ -81,7 +81,7 @@ def _show_comparison(console: Console, workload: "Workload") -> None:
 def _rounds(workload: "Workload") -> "list[list[Run]]":
     from peagle.bench.load import Case, run_cases
 
-    cases = [Case("none", 0, 1), Case("eagle3", EAGLE3_K, 1), Case("peagle", PEAGLE_K, 1)]
+    cases = [Case("none", 0, 1), Case("eagle3", K, 1), Case("peagle", K, 1)]
     start = time.perf_counter()
     rounds: list[list[Run]] = []
     with progress_bar("measuring", ROUNDS * len(cases) * COMPARED_PROMPTS) as advance:

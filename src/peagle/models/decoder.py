@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
 from peagle.ops.norm import HeadNorm, RMSNorm
+from peagle.ops.packing import Part
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
@@ -36,7 +37,7 @@ class DecoderConfig:
     mlp_bias: bool = False
 
 
-class Embedding(nn.Module):
+class Embedding(Part):
     """Token embeddings; unlike torch's own, not drawn at random when built."""
 
     def __init__(self, rows: int, width: int) -> None:
@@ -47,7 +48,7 @@ class Embedding(nn.Module):
         return F.embedding(tokens, self.weight)
 
 
-class Attention(nn.Module):
+class Attention(Part):
     """Grouped-query attention with rotary positions; q, k and v come from one product."""
 
     def __init__(self, config: DecoderConfig, in_features: int) -> None:
@@ -72,7 +73,7 @@ class Attention(nn.Module):
         return self.out(attend(layer, query, key, value).reshape(x.shape[0], -1))
 
 
-class MLP(nn.Module):
+class MLP(Part):
     """SwiGLU; gate and up come from one product."""
 
     def __init__(self, config: DecoderConfig) -> None:

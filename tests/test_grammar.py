@@ -1,0 +1,109 @@
+"""Structured outputs: always of their form, and the same with and without speculation."""
+
+import json
+import re
+
+import pytest
+
+from peagle import LLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
+from peagle.bench.pair import bundled
+from peagle.config import StructuredOutputs
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "count": {"type": "integer", "minimum": 0, "maximum": 99},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 3},
+    },
+    "required": ["name", "count", "tags"],
+    "additionalProperties": False,
+}
+FORMS = [
+    StructuredOutputs(json_schema=SCHEMA),
+    StructuredOutputs(json_schema=json.dumps(SCHEMA)),
+    StructuredOutputs(regex=r"[a-f]{3}-[0-9]{2,4}"),
+    StructuredOutputs(choice=("yes", 'no "never"', "perhaps")),
+    StructuredOutputs(grammar='start: "(" ("a" | "b")+ ")"'),
+]
+PROMPT = "def describe(item):\n    return "
+
+
+def in_form(form: StructuredOutputs, text: str) -> bool:
+    if form.json_schema is not None:
+        value = json.loads(text)
+        return (
+            value.keys() == {"name", "count", "tags"}
+            and len(value["name"]) <= 12
+            and 0 <= value["count"] <= 99
+            and set(value["tags"]) <= {"red", "blue"}
+        )
+    if form.choice is not None:
+        return text in form.choice
+    return re.fullmatch(form.regex or r"\([ab]+\)", text) is not None
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    speculation = SpeculativeConfig(model=str(bundled("peagle")), num_speculative_tokens=5)
+    config = EngineConfig(dtype="float32", kv_cache_memory=1 << 26, max_num_seqs=8)
+    return LLM(bundled("target"), speculation, config)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_outputs_have_their_form_with_and_without_speculation(llm: LLM, temperature: float):
+    params = [
+        SamplingParams(
+            structured_outputs=form,
+            max_tokens=160,
+            temperature=temperature,
+            seed=7,
+            num_speculative_tokens=k,
+        )
+        for form in FORMS
+        for k in (5, 0)
+    ]
+    done = llm.generate([PROMPT] * len(params), params)
+    for how, completion in zip(params, done, strict=True):
+        assert how.structured_outputs is not None
+        if completion.finish_reason == "stop":  # else cut at max_tokens in the middle
+            assert in_form(how.structured_outputs, completion.text), completion.text
+    assert sum(completion.finish_reason == "stop" for completion in done) >= 6
+    for speculated, plain in zip(done[::2], done[1::2], strict=True):
+        assert speculated.token_ids == plain.token_ids
+    assert any(completion.speculation.accepted for completion in done)
+
+
+def test_an_unbound_request_beside_it_is_not_touched(llm: LLM):
+    plain = SamplingParams(max_tokens=24)
+    bound = SamplingParams(max_tokens=24, structured_outputs=FORMS[2])
+    [alone] = llm.generate([PROMPT], plain)
+    beside, _ = llm.generate([PROMPT] * 2, [plain, bound])
+    assert beside.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutputs(json_schema={"type": "unheard-of"}),
+        StructuredOutputs(json_schema="{not json"),
+        StructuredOutputs(regex="(["),
+        StructuredOutputs(grammar="start: nothing_of_the_kind"),
+    ],
+)
+def test_forms_that_cannot_be_followed_are_refused(llm: LLM, form: StructuredOutputs):
+    with pytest.raises(InputError, match=r"^structured outputs: .+"):
+        llm.generate([PROMPT], SamplingParams(structured_outputs=form))
+    assert not llm.engine.busy
+
+
+@pytest.mark.parametrize("values", [{}, {"json_object": True, "regex": "a"}, {"choice": ()}])
+def test_exactly_one_form_is_given(values: dict[str, object]):
+    with pytest.raises(InputError):
+        StructuredOutputs(**values)
+
+
+@pytest.mark.parametrize("other", [{"min_tokens": 3}, {"ignore_eos": True}])
+def test_a_form_ends_where_it_is_complete(other: dict[str, object]):
+    with pytest.raises(InputError, match="leave out min_tokens and ignore_eos"):
+        SamplingParams(structured_outputs=FORMS[0], **other)
