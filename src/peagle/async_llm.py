@@ -34,15 +34,9 @@ class AsyncLLM:
         Raises `InputError` when prompt or parameters cannot be used, and `EngineClosedError`
         once `close` was called.
         """
-        async for chunk in self.run(await self.prepare(prompt, params or SamplingParams())):
-            yield chunk
-
-    async def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
-        """Encode and compile beside the engine's thread, which goes on meanwhile."""
-        return await asyncio.to_thread(self._llm.prepare, prompt, params)
-
-    async def run(self, prepared: Prepared) -> AsyncIterator[Chunk]:
-        """Like `stream`, for what `prepare` gave."""
+        how = params or SamplingParams()
+        # beside the engine's thread, which goes on meanwhile
+        prepared = await asyncio.to_thread(self._llm.prepare, prompt, how)
         stream = _Stream(prepared, asyncio.get_running_loop())
         self._ask(stream)
         try:
@@ -78,7 +72,7 @@ class AsyncLLM:
             except Exception as error:
                 self._fail(streams, error)
                 continue
-            deliver((streams[chunk.request_id], chunk) for chunk in chunks)
+            _deliver((streams[chunk.request_id], chunk) for chunk in chunks)
             for chunk in chunks:
                 if chunk.completion is not None:
                     del streams[chunk.request_id]
@@ -97,7 +91,7 @@ class AsyncLLM:
             try:
                 stream.request_id = self._llm.submit(stream.prepared)
             except Exception as error:
-                deliver([(stream, error)])
+                _deliver([(stream, error)])
                 continue
             streams[stream.request_id] = stream
         return True
@@ -105,7 +99,7 @@ class AsyncLLM:
     def _fail(self, streams: dict[str, "_Stream"], error: Exception) -> None:
         for request_id in streams:
             self._llm.cancel(request_id)
-        deliver((stream, error) for stream in streams.values())
+        _deliver((stream, error) for stream in streams.values())
         streams.clear()
 
 
@@ -119,7 +113,7 @@ class _Stream:
         self.items: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
 
 
-def deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> None:
+def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> None:
     """Hand items to the waiting streams, waking each event loop once; some may be gone by now."""
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Chunk | Exception]]]
     by_loop = defaultdict(list)

@@ -30,12 +30,6 @@ class FoldedNorm:
     floor: Tensor
     """sqrt(n * eps), a scalar"""
 
-    @classmethod
-    def of(cls, weight: Tensor, eps: float) -> "FoldedNorm":
-        """Fold a weight [..., width]."""
-        width = weight.shape[-1]
-        return cls(weight * width**0.5, weight.new_tensor((width * eps) ** 0.5))
-
     def __call__(self, x: Tensor) -> Tensor:
         """The same as `rms_norm` for float32 x."""
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
@@ -43,10 +37,11 @@ class FoldedNorm:
 
 
 def fold(weight: Tensor, eps: float) -> FoldedNorm | None:
-    """The folded form where it is quicker: on a CPU, in float32."""
+    """The folded form of a weight [..., width] where it is quicker: on a CPU, in float32."""
     if weight.device.type != "cpu" or weight.dtype != torch.float32:
         return None
-    return FoldedNorm.of(weight.detach(), eps)
+    width = weight.shape[-1]
+    return FoldedNorm(weight.detach() * width**0.5, weight.new_tensor((width * eps) ** 0.5))
 
 
 class RMSNorm(Packable):
@@ -61,35 +56,26 @@ class RMSNorm(Packable):
     def forward(self, x: Tensor) -> Tensor:
         if self.folded is not None:
             return self.folded(x)
-        return rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self._weights(), self.eps)
 
     def pack(self) -> None:
         """Fold the weight where that is quicker."""
-        self.folded = fold(self.weight, self.eps)
+        self.folded = fold(self._weights(), self.eps)
+
+    def _weights(self) -> Tensor:
+        """The weight, broadcastable to x."""
+        return self.weight
 
 
-class HeadNorm(Packable):
-    """QK norm: every head by itself, one weight for all queries and one for all keys."""
+class HeadNorm(RMSNorm):
+    """QK norm: one weight for all queries and one for all keys; x is [rows, heads, head_dim]."""
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(2 * head_dim))
+        super().__init__(2 * head_dim, eps)
         which = torch.tensor([0] * heads + [1] * kv_heads, device="cpu")
         self.register_buffer("weight_of_head", which, persistent=False)
-        self.eps = eps
-        self.folded: FoldedNorm | None = None
 
     weight_of_head: Tensor
-
-    def forward(self, qk: Tensor) -> Tensor:
-        """qk: [rows, heads + kv_heads, head_dim]."""
-        if self.folded is not None:
-            return self.folded(qk)
-        return rms_norm(qk, self._weights(), self.eps)
-
-    def pack(self) -> None:
-        """Repeat the weights for every head and fold them where that is quicker."""
-        self.folded = fold(self._weights(), self.eps)
 
     def _weights(self) -> Tensor:
         """[heads + kv_heads, head_dim]"""

@@ -1,5 +1,6 @@
 """Modules whose calls cost little, and weights laid out once for inference."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 from torch import nn
@@ -15,12 +16,12 @@ class Part(nn.Module):
         return self.forward(*args)
 
 
-class Packable(Part):
+class Packable(Part, ABC):
     """A module with a faster form for weights that no longer change."""
 
+    @abstractmethod
     def pack(self) -> None:
         """Lay the weights out for inference; from here on they must stay as they are."""
-        raise NotImplementedError
 
 
 def pack(module: nn.Module) -> None:
