@@ -24,9 +24,9 @@ from peagle.drafters.eagle3 import SequentialDrafter
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.peagle import ParallelDrafter
 from peagle.engine.engine import Engine
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
-from peagle.engine.runner import CachedModel
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import load_decoder
 from peagle.ops.rope import RopeConfig
@@ -221,7 +221,7 @@ def propose(drafter: Drafter, target: Decoder, tokens: Sequence[int], k: int) ->
     model, known = drafter.model, len(tokens) - 1
     table = RequestTable(1, 64, 8, CPU)
     table.append(table.admit(), 0, [3, 1, 0, 2, 5, 4, 7, 6])
-    memory = CachedModel(model.config.transformer, table, 64, torch.float32)
+    memory = KVCache(model.config.transformer, table, 64, torch.float32)
     _, features = run_target(target, tokens, model.config.taps)
     assert features is not None
     work = DraftWork((Span(0, 0, known),), (k,), torch.tensor(tokens[1:]), features[:known])

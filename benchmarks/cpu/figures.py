@@ -3,8 +3,9 @@
     python benchmarks/cpu/figures.py --prompts ../shared/data/HumanEval.jsonl.gz \\
         --vllm-python .venv-vllm/bin/python
 
-The sides run one after the other, on the same models, prompts, dtype and threads, for some rounds
-each, of which the best counts. All runs go to a dated JSON file, the tables to a page beside it.
+All sides run on the same models, prompts, dtype and threads. They take turns, since a machine
+shared with others changes from minute to minute: every side once a round, of which the best
+counts. All runs go to a dated JSON file, the tables to a page beside it.
 """
 
 import json
@@ -18,7 +19,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from page import Figure, render
-from peers import HERE, Peer, run_peers
+from peers import HERE, Peer, best_peer, open_sides
 from transformers import AutoTokenizer
 
 from peagle.bench.load import Run, Workload, best_of, list_cases, run_cases
@@ -48,10 +49,15 @@ def main(
     facts = environment(workload) | {"prompt_file": Path(prompts).name, "rounds": rounds}
     facts["target"] = _shown(facts["target"])
     facts["drafters"] = {name: _shown(place) for name, place in facts["drafters"].items()}
-    runs = best_of([_round(workload, index) for index in range(rounds)])
-    job = _job(workload, rounds)
-    best = _fastest(runs, "peagle").case.k
-    peers = list(run_peers(job, [best], vllm_python, runs[0].outputs))
+    with open_sides(_job(workload), max(KS), vllm_python) as sides:
+        ours, theirs = [], []
+        for index in range(rounds):
+            print(f"round {index + 1} of {rounds}", file=sys.stderr)
+            ours.append(list(run_cases(workload, list_cases(METHODS, KS, (1,)))))
+            theirs.append([side.run() for side in sides])
+    runs = best_of(ours)
+    by_side = zip(sides, zip(*theirs, strict=True), strict=True)
+    peers = [best_peer(side, tries, runs[0].outputs) for side, tries in by_side]
     _write(out, facts, runs, peers)
 
 
@@ -60,13 +66,7 @@ def _shown(directory: str) -> str:
     return os.path.relpath(directory)
 
 
-def _round(workload: Workload, index: int) -> list[Run]:
-    """No speculation, then both drafters at every K."""
-    print(f"peagle, round {index + 1}", file=sys.stderr)
-    return list(run_cases(workload, list_cases(METHODS, KS, (1,))))
-
-
-def _job(workload: Workload, rounds: int) -> dict[str, Any]:
+def _job(workload: Workload) -> dict[str, Any]:
     """The same work as the peers' scripts read it."""
     tokenizer = AutoTokenizer.from_pretrained(workload.pair.target)
     return {
@@ -76,14 +76,13 @@ def _job(workload: Workload, rounds: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "prompts": [prompt.token_ids(tokenizer) for prompt in workload.prompts],
         "max_tokens": workload.max_tokens,
-        "rounds": rounds,
     }
 
 
 def figures(runs: Sequence[Run], peers: Sequence[Peer]) -> Iterator[Figure]:
     """What was asked for beside what was measured."""
     none, eagle3, peagle = (_fastest(runs, method) for method in METHODS)
-    k, otps = peagle.case.k, peagle.measures.otps
+    otps = peagle.measures.otps
     yield _ratio("P-EAGLE at its best K over no speculation", 2.0, otps / none.measures.otps)
     yield _ratio("P-EAGLE over EAGLE-3, best K each", 1.15, otps / eagle3.measures.otps)
     longest = next(run for run in runs if run.case.method == "peagle" and run.case.k == max(KS))
@@ -91,8 +90,9 @@ def figures(runs: Sequence[Run], peers: Sequence[Peer]) -> Iterator[Figure]:
     yield Figure(f"P-EAGLE AL at K = {max(KS)}", "3.5", f"{length:.2f}")
     transformers = max(peer.otps for peer in peers if peer.k == 0)
     yield _ratio("no speculation over transformers", 1.2, none.measures.otps / transformers)
-    for vllm in sorted((peer for peer in peers if peer.k == k), key=lambda peer: -peer.otps)[:1]:
-        yield _ratio(f"P-EAGLE over {vllm.name}, K = {k}", 1.2, otps / vllm.otps)
+    for vllm in sorted((peer for peer in peers if peer.k), key=lambda peer: -peer.otps)[:1]:
+        ratio = longest.measures.otps / vllm.otps
+        yield _ratio(f"P-EAGLE over {vllm.name}, K = {vllm.k}", 1.2, ratio)
     same = min(sum(map(tuple.__eq__, run.outputs, none.outputs)) for run in runs)
     yield Figure("prompts identical to no speculation", "all", f"{same} of {len(none.outputs)}")
 

@@ -1,13 +1,14 @@
-"""transformers and vLLM on the same work, each in a process of its own."""
+"""transformers and vLLM on the same work, each in a process of its own, asked round by round."""
 
-import itertools
-import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -28,39 +29,68 @@ class Peer:
     """Prompts whose output equals ours without speculation."""
 
 
-def run_peers(
-    job: Mapping[str, Any],
-    ks: Sequence[int],
-    vllm_python: Path | None,
-    expected: Sequence[Sequence[int]],
-) -> Iterator[Peer]:
-    """transformers without speculation; vLLM with the drafter at each K, compiled and eager."""
-    python = Path(sys.executable)
-    yield _peer("transformers", 0, _run("transformers_side.py", python, job), expected)
-    if vllm_python is None:
-        return
-    for k, eager in itertools.product(ks, (False, True)):
-        result = _run("vllm_side.py", vllm_python, {**job, "k": k, "eager": eager})
-        yield _peer("vllm eager" if eager else "vllm compiled", k, result, expected)
+@dataclass(frozen=True)
+class Side:
+    """Another engine, loaded and waiting."""
+
+    name: str
+    k: int
+    version: str
+    connection: Connection
+
+    def run(self) -> tuple[float, list[list[int]]]:
+        """Complete all prompts once: seconds and outputs."""
+        self.connection.send("run")
+        seconds, outputs = self.connection.recv()
+        return seconds, outputs
 
 
-def _run(script: str, python: Path, job: Mapping[str, Any]) -> dict[str, Any]:
-    """The result of one side's script; what it prints is shown only when it fails."""
-    print(script, *(f"{key}={job[key]}" for key in ("k", "eager") if key in job), file=sys.stderr)
-    with tempfile.TemporaryDirectory() as scratch:
-        job_file, result_file = Path(scratch) / "job.json", Path(scratch) / "result.json"
-        job_file.write_text(json.dumps(job))
-        done = subprocess.run(
-            [python, HERE / script, job_file, result_file],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=_environment(python, job["threads"]),
-        )
-        if done.returncode:
-            raise SystemExit(f"{script} failed:\n{done.stdout[-3000:]}")
-        result: dict[str, Any] = json.loads(result_file.read_text())
-        return result
+@contextmanager
+def open_sides(job: Mapping[str, Any], k: int, vllm_python: Path | None) -> Iterator[list[Side]]:
+    """transformers without speculation; vLLM with the drafter at `k`, compiled and eager."""
+    with ExitStack() as stack:
+        python = Path(sys.executable)
+        sides = [stack.enter_context(_open("transformers", "transformers_side.py", python, job))]
+        for mode in ("compiled", "eager") if vllm_python else ():
+            asked = {**job, "k": k, "eager": mode == "eager"}
+            side = _open(f"vllm {mode}", "vllm_side.py", vllm_python, asked)
+            sides.append(stack.enter_context(side))
+        yield sides
+
+
+def best_peer(
+    side: Side, rounds: Sequence[tuple[float, list[list[int]]]], expected: Sequence[Sequence[int]]
+) -> Peer:
+    """A side's fastest round beside our own outputs without speculation."""
+    seconds, outputs = min(rounds, key=lambda one: one[0])
+    same = sum(list(ours) == theirs for ours, theirs in zip(expected, outputs, strict=True))
+    tokens = sum(len(output) for output in outputs)
+    return Peer(side.name, side.version, side.k, tokens / seconds, same)
+
+
+@contextmanager
+def _open(name: str, script: str, python: Path, job: Mapping[str, Any]) -> Iterator[Side]:
+    """Start one side's script and wait until it is warm; what it prints shows only if it fails."""
+    print(f"{name}: starting", file=sys.stderr)
+    ours, theirs = socket.socketpair()
+    with Connection(ours.detach()) as connection, tempfile.TemporaryFile("w+") as log:
+        with theirs:
+            process = subprocess.Popen(
+                [python, HERE / script, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=_environment(python, job["threads"]),
+            )
+        try:
+            connection.send(job)
+            yield Side(name, job.get("k", 0), connection.recv(), connection)
+        except (EOFError, OSError):
+            log.seek(0)
+            raise SystemExit(f"{script} failed:\n{log.read()[-3000:]}") from None
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _environment(python: Path, threads: int) -> dict[str, str]:
@@ -68,10 +98,3 @@ def _environment(python: Path, threads: int) -> dict[str, str]:
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     openmp = python.parents[1] / "lib" / "libiomp5.so"
     return {**variables, "LD_PRELOAD": str(openmp)} if openmp.exists() else variables
-
-
-def _peer(name: str, k: int, result: Mapping[str, Any], expected: Sequence[Sequence[int]]) -> Peer:
-    outputs = result["outputs"]
-    same = sum(list(ours) == theirs for ours, theirs in zip(expected, outputs, strict=True))
-    tokens = sum(len(output) for output in outputs)
-    return Peer(name, result["version"], k, tokens / min(result["seconds"]), same)

@@ -1,13 +1,12 @@
-"""transformers' side of the figures: `transformers_side.py JOB.json RESULT.json`.
+"""transformers' side of the figures: `transformers_side.py FD`, a socket to `peers.py`.
 
 `generate` on the same target, prompts, dtype and threads, one request at a time, greedy, every
 output of full length.
 """
 
-import json
 import sys
 import time
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 import torch
 import transformers
@@ -15,8 +14,9 @@ import transformers
 WARM_UP_PROMPTS = 4
 
 
-def main(job_file: str, result_file: str) -> None:
-    job = json.loads(Path(job_file).read_text())
+def main(socket: str) -> None:
+    connection = Connection(int(socket))
+    job = connection.recv()
     torch.set_num_threads(job["threads"])
     transformers.logging.set_verbosity_error()
     dtype = getattr(torch, job["dtype"])
@@ -33,13 +33,11 @@ def main(job_file: str, result_file: str) -> None:
 
     for prompt in job["prompts"][:WARM_UP_PROMPTS]:
         complete(prompt)
-    seconds = []
-    for _ in range(job["rounds"]):
+    connection.send(transformers.__version__)
+    while connection.recv() == "run":
         start = time.perf_counter()
         outputs = [complete(prompt) for prompt in job["prompts"]]
-        seconds.append(time.perf_counter() - start)
-    result = {"seconds": seconds, "outputs": outputs, "version": transformers.__version__}
-    Path(result_file).write_text(json.dumps(result))
+        connection.send((time.perf_counter() - start, outputs))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,13 @@
-"""vLLM's side of the figures; runs in vLLM's own environment: `vllm_side.py JOB.json RESULT.json`.
+"""vLLM's side of the figures, in vLLM's own environment: `vllm_side.py FD`, a socket to `peers.py`.
 
 One request at a time through `LLM.generate`, after a warm-up, greedy, end of text ignored, without
 prefix caching, as the other sides do. A job says whether the engine compiles or runs eagerly.
 """
 
-import json
 import os
 import sys
 import time
-from pathlib import Path
+from multiprocessing.connection import Connection
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 # In a process of its own vLLM's engine leaves one of the cores to the other process: 83 tokens/s
@@ -17,10 +16,11 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 WARM_UP_PROMPTS = 4
 
 
-def main(job_file: str, result_file: str) -> None:
+def main(socket: str) -> None:
     import vllm
 
-    job = json.loads(Path(job_file).read_text())
+    connection = Connection(int(socket))
+    job = connection.recv()
     llm = vllm.LLM(
         job["target"],
         dtype=job["dtype"],
@@ -43,13 +43,11 @@ def main(job_file: str, result_file: str) -> None:
 
     for prompt in job["prompts"][:WARM_UP_PROMPTS]:
         complete(prompt)
-    seconds = []
-    for _ in range(job["rounds"]):
+    connection.send(vllm.__version__)
+    while connection.recv() == "run":
         start = time.perf_counter()
         outputs = [complete(prompt) for prompt in job["prompts"]]
-        seconds.append(time.perf_counter() - start)
-    result = {"seconds": seconds, "outputs": outputs, "version": vllm.__version__}
-    Path(result_file).write_text(json.dumps(result))
+        connection.send((time.perf_counter() - start, outputs))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from peagle.config import SamplingParams
 from peagle.drafters.drafter import Drafter
 from peagle.engine.engine import Engine
+from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.request import Status
-from peagle.engine.runner import kv_bytes_per_token
 
 LONGEST, NEW = 96, 16
 SHARED = [[(11 * i + 3 * stream + i * i) % tiny.MASK for i in range(70)] for stream in range(2)]

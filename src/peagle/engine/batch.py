@@ -9,7 +9,7 @@ from torch import Tensor
 from peagle.drafters.drafter import Span
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
-from peagle.ops.attention import AttentionGroup, causal_bias, paged_attention, write_kv
+from peagle.ops.attention import AttentionGroup, causal_bias
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,6 @@ class Rows:
 
 def gather_rows(table: RequestTable, spans: Sequence[Span], dtype: torch.dtype) -> Rows:
     """The rows of some spans, in the order given, grouped by their number of queries."""
-    if len(spans) == 1:
-        return _single(table, spans[0], dtype)
     device = table.slots.device
     positions = torch.cat([torch.arange(s.start, s.start + s.count, device=device) for s in spans])
     rows = torch.tensor([s.row for s in spans for _ in range(s.count)], device=device)
@@ -53,15 +51,6 @@ def gather_rows(table: RequestTable, spans: Sequence[Span], dtype: torch.dtype) 
         for count in counts
     )
     return Rows(positions, table.slots[rows, positions], groups)
-
-
-def _single(table: RequestTable, span: Span, dtype: torch.dtype) -> Rows:
-    stop = span.start + span.count
-    slots, run = table.slots[span.row, :stop], table.run(span.row)
-    positions = torch.arange(span.start, stop, device=slots.device)
-    bias = causal_bias(positions[None], stop, dtype) if span.count > 1 else None
-    context = slots[None] if run is None else slice(run, run + stop)
-    return Rows(positions, slots[span.start :], (AttentionGroup(None, context, bias),))
 
 
 def _firsts(spans: Sequence[Span]) -> list[int]:
@@ -90,15 +79,3 @@ def _group(
         slots=table.context(table_rows, context),
         bias=causal_bias(starts[:, None] + offsets, context, dtype),
     )
-
-
-class PagedAttend:
-    """Attention for one pass over one model's caches, in the form a decoder calls."""
-
-    def __init__(self, caches: Sequence[Tensor], rows: Rows) -> None:
-        self._caches, self._rows = caches, rows
-
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Store this pass's keys and values, then attend to everything each row may see."""
-        write_kv(self._caches[layer], self._rows.slots, key, value)
-        return paged_attention(query, self._caches[layer], self._rows.groups)

@@ -7,9 +7,10 @@ from peagle.drafters.drafter import Drafter
 from peagle.engine.batch import Scheduled
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.constraint import Constraint
+from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.request_table import RequestTable
-from peagle.engine.runner import CycleResult, Runner, kv_bytes_per_token
+from peagle.engine.runner import CycleResult, Runner
 from peagle.engine.scheduler import Scheduler
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder

@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, DraftWork, Span
-from peagle.engine.batch import PagedAttend, Scheduled, gather_rows
+from peagle.engine.batch import Scheduled
 from peagle.engine.cycle import accept, draft, verify
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import TokenLogprobs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.sampler import choose, logprobs
-from peagle.models.decoder import Attend, Decoder, DecoderConfig
+from peagle.models.decoder import Decoder
 
 
 @dataclass(frozen=True)
@@ -27,32 +28,6 @@ class CycleResult:
     logprobs: list[TokenLogprobs]
 
 
-def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes of keys and values that one position takes in one model."""
-    return (
-        2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    )
-
-
-class CachedModel:
-    """One model's KV caches over the shared table; also the drafter's `Memory`."""
-
-    def __init__(
-        self, config: DecoderConfig, table: RequestTable, slots: int, dtype: torch.dtype
-    ) -> None:
-        shape = (2, slots, config.num_key_value_heads, config.head_dim)
-        self._table, self._dtype = table, dtype
-        self._caches = [
-            torch.zeros(shape, dtype=dtype, device=table.slots.device)
-            for _ in range(config.num_hidden_layers)
-        ]
-
-    def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
-        """Positions of some spans and the attention of one pass over them."""
-        rows = gather_rows(self._table, spans, self._dtype)
-        return rows.positions, PagedAttend(self._caches, rows)
-
-
 class Runner:
     """Turns scheduled work into chosen tokens: draft, verify, accept."""
 
@@ -62,11 +37,11 @@ class Runner:
         self.target, self.drafter = target, drafter
         weight = target.embed.weight
         self.device, dtype = weight.device, weight.dtype
-        self._memory = CachedModel(target.config, table, num_slots, dtype)
+        self._memory = KVCache(target.config, table, num_slots, dtype)
         self._taps: tuple[int, ...] = ()
         if drafter is not None:
             shape = drafter.model.config.transformer
-            self._drafter_memory = CachedModel(shape, table, num_slots, dtype)
+            self._drafter_memory = KVCache(shape, table, num_slots, dtype)
             self._taps = drafter.model.config.taps
 
     @torch.inference_mode()

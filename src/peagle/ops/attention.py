@@ -18,11 +18,8 @@ class AttentionGroup:
 
     rows: Tensor | None
     """[requests * queries] index of the group's rows; None is every row of the batch in order."""
-    slots: Tensor | slice
-    """[requests, context] cache slot of every position; past a request's end, any slot.
-
-    A slice says that the only request's positions lie in order, so that nothing need be gathered.
-    """
+    slots: Tensor
+    """[requests, context] cache slot of every position; past a request's end, any slot."""
     bias: Tensor | None
     """[requests, 1, queries, context]: 0 where a query may look, -inf elsewhere; None sees all."""
 
@@ -36,34 +33,32 @@ def write_kv(cache: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
 def paged_attention(query: Tensor, cache: Tensor, groups: Sequence[AttentionGroup]) -> Tensor:
     """Attend every query row to its request's context. query, result: [rows, heads, head_dim]."""
     if len(groups) == 1:
-        return _attend(query, cache, groups[0])
+        return _attend_group(query, cache, groups[0])
     attended = torch.empty_like(query)
     for group in groups:
-        attended[group.rows] = _attend(query[group.rows], cache, group)
+        attended[group.rows] = _attend_group(query[group.rows], cache, group)
     return attended
 
 
-def _attend(query: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    """Grouped-query attention over contexts that lie ready.
+
+    query, result: [rows, heads, head_dim], request after request; key, value: [requests, kv_heads,
+    context, head_dim]; bias as in `AttentionGroup`.
+    """
     rows, heads, head_dim = query.shape
-    key, value = _context(cache, group.slots)
     requests = len(key)
-    attended = F.scaled_dot_product_attention(
-        query.view(requests, rows // requests, heads, head_dim).transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        attn_mask=group.bias,
-        enable_gqa=True,
-    )
+    queries = query.view(requests, rows // requests, heads, head_dim).transpose(1, 2)
+    attended = F.scaled_dot_product_attention(queries, key, value, attn_mask=bias, enable_gqa=True)
     return attended.transpose(1, 2).reshape(rows, heads, head_dim)
 
 
-def _context(cache: Tensor, slots: Tensor | slice) -> tuple[Tensor, Tensor]:
-    """Keys and values of some requests, each [requests, context, kv_heads, head_dim]."""
-    if isinstance(slots, slice):
-        return cache[0][None, slots], cache[1][None, slots]
-    flat = slots.reshape(-1)
-    key, value = (side.index_select(0, flat).unflatten(0, slots.shape) for side in cache)
-    return key, value
+def _attend_group(query: Tensor, cache: Tensor, group: AttentionGroup) -> Tensor:
+    flat = group.slots.reshape(-1)
+    key, value = (
+        side.index_select(0, flat).unflatten(0, group.slots.shape).transpose(1, 2) for side in cache
+    )
+    return attend(query, key, value, group.bias)
 
 
 def causal_bias(positions: Tensor, context: int, dtype: torch.dtype) -> Tensor:

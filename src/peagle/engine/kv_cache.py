@@ -1,0 +1,73 @@
+"""One model's keys and values over the shared request table, and the attention of one pass."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.drafter import Span
+from peagle.engine.batch import Rows, gather_rows
+from peagle.engine.request_table import RequestTable
+from peagle.models.decoder import Attend, DecoderConfig
+from peagle.ops.attention import attend, causal_bias, paged_attention, write_kv
+
+
+def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
+    """Bytes of keys and values that one position takes in one model."""
+    return (
+        2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
+    )
+
+
+class KVCache:
+    """Every layer's cache in one tensor [layers, 2, slots, kv_heads, head_dim]."""
+
+    def __init__(
+        self, config: DecoderConfig, table: RequestTable, slots: int, dtype: torch.dtype
+    ) -> None:
+        layers, heads = config.num_hidden_layers, config.num_key_value_heads
+        shape = (layers, 2, slots, heads, config.head_dim)
+        self._table = table
+        self._cache = torch.zeros(shape, dtype=dtype, device=table.slots.device)
+
+    def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
+        """Positions [rows] of some spans, in order, and the attention of one pass over them."""
+        if len(spans) == 1:
+            run = self._table.run(spans[0].row)
+            if run is not None:
+                attention = RunAttend(self._cache, run, spans[0])
+                return attention.positions, attention
+        rows = gather_rows(self._table, spans, self._cache.dtype)
+        return rows.positions, PagedAttend(self._cache, rows)
+
+
+class PagedAttend:
+    """Attention of a pass over any requests: their keys and values are gathered layer by layer."""
+
+    def __init__(self, cache: Tensor, rows: Rows) -> None:
+        self._layers, self._rows = cache.unbind(), rows
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Store this pass's keys and values, then attend to everything each row may see."""
+        write_kv(self._layers[layer], self._rows.slots, key, value)
+        return paged_attention(query, self._layers[layer], self._rows.groups)
+
+
+class RunAttend:
+    """The same for one request whose slots lie in a row: every layer's views are cut at once."""
+
+    def __init__(self, cache: Tensor, run: int, span: Span) -> None:
+        stop = span.start + span.count
+        self.positions = torch.arange(span.start, stop, device=cache.device)
+        one = span.count == 1
+        self._bias = None if one else causal_bias(self.positions[None], stop, cache.dtype)
+        sides = cache.flatten(0, 1)
+        self._written = sides[:, run + span.start : run + stop].unbind()
+        self._seen = sides[:, None, run : run + stop].transpose(2, 3).unbind()
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """As `PagedAttend`."""
+        first, second = 2 * layer, 2 * layer + 1
+        self._written[first].copy_(key)
+        self._written[second].copy_(value)
+        return attend(query, self._seen[first], self._seen[second], self._bias)
