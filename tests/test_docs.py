@@ -1,15 +1,21 @@
 """Every command and Python block that README.md and docs/ print works as printed."""
 
+import contextlib
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+PORT = "8000"
+"""Where the pages' server listens; here it is a free port."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -24,9 +30,45 @@ def commands() -> list[tuple[str, str]]:
     return [(page, line.split("  #")[0].strip()) for page, line in lines if line.strip()]
 
 
+@pytest.fixture(scope="session")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The port of `peagle serve`, as the pages start it."""
+    assert ("serve.md", "peagle serve") in commands()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        number = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "peagle.cli", "serve", "--port", number]
+    process = subprocess.Popen(command, cwd=tmp_path_factory.mktemp("serve"))
+    try:
+        wait_for(int(number))
+        yield number
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def wait_for(port: int) -> None:
+    """Until something answers on a port."""
+    for _ in range(600):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as line:
+            line.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            if b" 200 " in line.recv(64):
+                return
+        time.sleep(0.1)
+    raise AssertionError("the server did not start")
+
+
 @pytest.mark.parametrize(("page", "command"), commands())
-def test_command(page: str, command: str, tmp_path: Path) -> None:
+def test_command(page: str, command: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     program, *arguments = shlex.split(command)
+    if program == "pip":
+        assert "peagle[serve,structured]" in arguments  # what `make` installs
+        return
+    if program == "curl" or arguments[:1] == ["serve"]:
+        port = request.getfixturevalue("port")
+        if program == "curl":
+            call = [program, "-f", *(word.replace(f":{PORT}", f":{port}") for word in arguments)]
+            subprocess.run(call, check=True)
+        return
     if program == "make":
         dry = subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True)
         assert dry.returncode == 0, f"{page}: {dry.stderr}"
@@ -38,7 +80,11 @@ def test_command(page: str, command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("page", "source"), blocks("python"))
-def test_python_block(page: str, source: str, tmp_path: Path) -> None:
+def test_python_block(
+    page: str, source: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if f":{PORT}" in source:
+        source = source.replace(f":{PORT}", f":{request.getfixturevalue('port')}")
     done = run("-c", source, cwd=tmp_path)
     assert done.returncode == 0, f"{page}: {done.stderr}"
 

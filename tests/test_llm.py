@@ -156,7 +156,7 @@ class TestStopping:
 BAD_PROMPTS = [
     ("", "the prompt is empty"),
     ([], "the prompt is empty"),
-    ("\ud800", "the prompt is not valid UTF-8 text"),
+    ("\ud800", "the text is not valid Unicode"),
     ([1.0], "a prompt is text or a list of token ids"),
     (["a"], "a prompt is text or a list of token ids"),
     ([9999], "token id 9999 is outside the vocabulary of 300"),
@@ -256,7 +256,7 @@ class TestAsync:
             return [chunk async for chunk in engine.stream(prompt, how)]
 
         async def everything() -> list[list[Chunk]]:
-            engine = AsyncLLM(llm)
+            engine = AsyncLLM(lambda: llm)
             streams = (read(engine, p, h) for p, h in zip(PROMPTS, params, strict=True))
             results = await asyncio.gather(*streams)
             engine.close()
@@ -269,7 +269,7 @@ class TestAsync:
             assert chunks[-1].completion.finish_reason == completion.finish_reason
 
     def test_a_loop_that_is_gone_disturbs_nobody(self, llm: LLM):
-        engine = AsyncLLM(llm)
+        engine = AsyncLLM(lambda: llm)
         loop = asyncio.new_event_loop()
         abandoned = engine.stream(PROMPTS[0], HOW)
         loop.run_until_complete(anext(abandoned))
@@ -287,7 +287,7 @@ class TestAsync:
 
     def test_a_bad_prompt_raises_where_it_was_asked(self, llm: LLM):
         async def ask() -> None:
-            engine = AsyncLLM(llm)
+            engine = AsyncLLM(lambda: llm)
             try:
                 for prompt, message in BAD_PROMPTS:
                     with pytest.raises(InputError, match=message):
@@ -299,7 +299,7 @@ class TestAsync:
 
     def test_closing_ends_what_is_open(self, llm: LLM):
         async def close_early() -> None:
-            engine = AsyncLLM(llm)
+            engine = AsyncLLM(lambda: llm)
             stream = engine.stream(PROMPTS[0], HOW.model_copy(update={"max_tokens": 60}))
             await anext(stream)
             engine.close()

@@ -5,10 +5,14 @@ import contextlib
 import queue
 import threading
 from collections import defaultdict
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import Future
 
 from peagle.config import SamplingParams
 from peagle.llm import LLM, Chunk, Prepared, Prompt
+
+SHORT_PROMPT = 4096
+"""Below this many characters or tokens encoding takes less time than a change of threads."""
 
 
 class EngineClosedError(Exception):
@@ -16,15 +20,24 @@ class EngineClosedError(Exception):
 
 
 class AsyncLLM:
-    """Streams from one LLM, which belongs to this object's thread from here on."""
+    """Streams from one LLM, which is loaded and run on a thread of its own.
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+    `load` makes the LLM; what it raises is raised here. It runs on that thread because OpenMP keeps
+    a team of threads for every thread that ever computed, and as soon as two teams share the cores
+    each of them goes to sleep between products: a CPU engine then ran at 0.4 of its speed.
+    """
+
+    def __init__(self, load: Callable[[], LLM]) -> None:
         self._asked: queue.SimpleQueue[_Stream | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
-        self._thread = threading.Thread(target=self._run, name="peagle-engine", daemon=True)
+        loaded: Future[LLM] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(load, loaded), name="peagle-engine", daemon=True
+        )
         self._thread.start()
+        self.llm = loaded.result()
+        """Other threads may read its tokenizer, sizes and load, and nothing else."""
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -34,22 +47,44 @@ class AsyncLLM:
         Raises `InputError` when prompt or parameters cannot be used, and `EngineClosedError`
         once `close` was called.
         """
-        how = params or SamplingParams()
-        # beside the engine's thread, which goes on meanwhile
-        prepared = await asyncio.to_thread(self._llm.prepare, prompt, how)
-        stream = _Stream(prepared, asyncio.get_running_loop())
-        self._ask(stream)
+        prepared = await self.prepare(prompt, params or SamplingParams())
+        async with contextlib.aclosing(self.run([prepared])) as chunks:
+            async for _, chunk in chunks:
+                yield chunk
+
+    async def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
+        """Encode and compile; what takes long on another thread, so that others are not kept."""
+        if len(prompt) < SHORT_PROMPT and params.structured_outputs is None:
+            return self.llm.prepare(prompt, params)
+        return await asyncio.to_thread(self.llm.prepare, prompt, params)
+
+    async def run(self, prepared: Sequence[Prepared]) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """Complete several requests at once: each chunk with its request's index.
+
+        Leaving the loop ends those still running; so does an error in any of them.
+        """
+        items: asyncio.Queue[tuple[int, Chunk | Exception]] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        streams = [_Stream(index, one, loop, items) for index, one in enumerate(prepared)]
+        running = len(streams)
         try:
-            while True:
-                item = await stream.items.get()
-                if isinstance(item, BaseException):
+            for stream in streams:
+                self._ask(stream)
+            while running:
+                index, item = await items.get()
+                if isinstance(item, Exception):
                     raise item
-                yield item
-                if item.completion is not None:
-                    return
+                running -= item.completion is not None
+                yield index, item
         finally:
-            stream.cancelled = True
-            self._asked.put(stream)
+            for stream in streams:
+                stream.cancelled = True
+                self._asked.put(stream)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the engine's thread runs."""
+        return self._thread.is_alive()
 
     def close(self) -> None:
         """Stop the engine's thread; streams still open end with `EngineClosedError`."""
@@ -64,11 +99,18 @@ class AsyncLLM:
                 raise EngineClosedError
             self._asked.put(stream)
 
-    def _run(self) -> None:
+    def _run(self, load: Callable[[], LLM], loaded: Future[LLM]) -> None:
+        try:
+            llm = load()
+        except BaseException as error:
+            loaded.set_exception(error)
+            return
+        self.llm = llm
+        loaded.set_result(llm)
         streams: dict[str, _Stream] = {}
         while self._obey(streams):
             try:
-                chunks = self._llm.step()
+                chunks = self.llm.step()
             except Exception as error:
                 self._fail(streams, error)
                 continue
@@ -85,11 +127,11 @@ class AsyncLLM:
             if stream is None:
                 return False
             if stream.cancelled:
-                self._llm.cancel(stream.request_id)
+                self.llm.cancel(stream.request_id)
                 streams.pop(stream.request_id, None)
                 continue
             try:
-                stream.request_id = self._llm.submit(stream.prepared)
+                stream.request_id = self.llm.submit(stream.prepared)
             except Exception as error:
                 _deliver([(stream, error)])
                 continue
@@ -98,19 +140,24 @@ class AsyncLLM:
 
     def _fail(self, streams: dict[str, "_Stream"], error: Exception) -> None:
         for request_id in streams:
-            self._llm.cancel(request_id)
+            self.llm.cancel(request_id)
         _deliver((stream, error) for stream in streams.values())
         streams.clear()
 
 
 class _Stream:
-    """What one caller asked of the engine's thread, and the way back."""
+    """One request asked of the engine's thread, and the way back."""
 
-    def __init__(self, prepared: Prepared, loop: asyncio.AbstractEventLoop) -> None:
-        self.prepared, self.loop = prepared, loop
+    def __init__(
+        self,
+        index: int,
+        prepared: Prepared,
+        loop: asyncio.AbstractEventLoop,
+        items: asyncio.Queue[tuple[int, Chunk | Exception]],
+    ) -> None:
+        self.index, self.prepared, self.loop, self.items = index, prepared, loop, items
         self.request_id = ""
         self.cancelled = False
-        self.items: asyncio.Queue[Chunk | Exception] = asyncio.Queue()
 
 
 def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> None:
@@ -126,4 +173,4 @@ def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> None:
 
 def _hand_over(batch: list[tuple[_Stream, Chunk | Exception]]) -> None:
     for stream, item in batch:
-        stream.items.put_nowait(item)
+        stream.items.put_nowait((stream.index, item))

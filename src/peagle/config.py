@@ -158,8 +158,11 @@ class EngineConfig(Config):
     """Longest prompt + output in tokens; unset is the target's own limit."""
     block_size: PositiveInt = 16
     """Tokens per block of the KV cache."""
-    kv_cache_memory: PositiveInt = 1 << 30
-    """Bytes for the KV cache of target and drafter together."""
+    kv_cache_memory: PositiveInt | None = None
+    """Bytes for the KV cache of target and drafter together; unset is 1 GiB on a CPU, and on a GPU
+    what `gpu_memory_utilization` leaves beside the weights."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
+    """Share of the GPU's memory that may be in use, others' included."""
     max_num_seqs: PositiveInt = 64
     """Most requests that run at once."""
     max_num_batched_tokens: PositiveInt = 2048

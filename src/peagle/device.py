@@ -2,7 +2,10 @@
 
 import torch
 
+from peagle.config import EngineConfig
 from peagle.errors import InputError
+
+CPU_KV_CACHE = 1 << 30
 
 
 def resolve_device(name: str) -> torch.device:
@@ -25,3 +28,19 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
+
+
+def kv_cache_memory(config: EngineConfig, device: torch.device) -> int:
+    """Bytes for the KV cache beside the weights. Raises `InputError` when none are left."""
+    if config.kv_cache_memory is not None:
+        return config.kv_cache_memory
+    if device.type == "cpu":
+        return CPU_KV_CACHE
+    free, total = torch.cuda.mem_get_info(device)
+    left = int(free - (1 - config.gpu_memory_utilization) * total)
+    if left <= 0:
+        raise InputError(
+            f"{(total - free) / 2**30:.1f} of the GPU's {total / 2**30:.1f} GiB are in use, which "
+            f"is above gpu_memory_utilization {config.gpu_memory_utilization}; raise it"
+        )
+    return left

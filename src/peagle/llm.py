@@ -26,6 +26,7 @@ from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory, read_json
 
 Prompt = str | Sequence[int]
+SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 DEFAULT_K = {True: 7, False: 3}
 """K where neither the user nor the drafter's directory names one: P-EAGLE, EAGLE-3."""
 
@@ -39,11 +40,15 @@ class Completion:
     token_ids: tuple[int, ...]
     text: str
     finish_reason: str
-    """stop, length or abort."""
+    """stop, length, abort or error."""
     speculation: Speculation
     logprobs: tuple[TokenLogprobs, ...]
     token_times: tuple[float, ...]
     """Seconds from the request's arrival to each output token."""
+    queued: float
+    """Seconds from its arrival until it first ran."""
+    cached_tokens: int
+    """Tokens of the prompt that the prefix cache already held."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +110,8 @@ class LLM:
         self.drafter: Drafter | None = drafter
         self.k = k
         self.engine = Engine(decoder, drafter, k, config, end_tokens(directory))
+        self.sampling_defaults = sampling_defaults(directory)
+        """What the model's own generation config suggests."""
         self._ids = itertools.count()
         self._live: dict[str, _Live] = {}
         self._kept: list[Chunk] = []
@@ -126,11 +133,7 @@ class LLM:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises `InputError` when it is empty or not valid text."""
         if isinstance(prompt, str):
-            try:
-                prompt.encode()
-            except UnicodeEncodeError as error:
-                raise InputError(f"the prompt is not valid UTF-8 text: {error}") from None
-            ids: list[int] = self.tokenizer(prompt).input_ids
+            ids = self.tokenize(prompt)
         else:
             try:
                 ids = [operator.index(token) for token in prompt]
@@ -138,6 +141,15 @@ class LLM:
                 raise InputError("a prompt is text or a list of token ids") from None
         if not ids:
             raise InputError("the prompt is empty; give at least one token")
+        return ids
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text, of an empty one perhaps none. Raises `InputError`."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the text is not valid Unicode: {error}") from None
+        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids
         return ids
 
     def generate(
@@ -175,10 +187,15 @@ class LLM:
             self.cancel(request_id)
 
     def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
-        """Encode a prompt and compile what its output must be; callable from any thread."""
+        """Encode a prompt and compile what its output must be; callable from any thread.
+
+        Raises `InputError` for whatever cannot be run as asked.
+        """
+        tokens = self.encode(prompt)
+        self.engine.check(tokens, params)
         wanted = params.structured_outputs
         constraint = self._grammars.compile(wanted) if wanted is not None else None
-        return Prepared(self.encode(prompt), params, constraint)
+        return Prepared(tokens, params, constraint)
 
     def submit(self, prepared: Prepared) -> str:
         """Queue a request and return its id; `step` runs it."""
@@ -245,6 +262,8 @@ class LLM:
             speculation=request.speculation,
             logprobs=tuple(request.logprobs[:kept]),
             token_times=tuple(live.times),
+            queued=(request.admitted or request.arrived) - request.arrived,
+            cached_tokens=request.cached,
         )
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -268,6 +287,17 @@ def end_tokens(directory: Path) -> tuple[int, ...]:
             if isinstance(ids, list):
                 return tuple(int(i) for i in ids)
     return ()
+
+
+def sampling_defaults(directory: Path) -> dict[str, float]:
+    """How a model wants to be sampled, as far as its generation config says so."""
+    path = directory / "generation_config.json"
+    config = read_json(path) if path.exists() else {}
+    numbers = ((name, config.get(name)) for name in SUGGESTED)
+    found = {name: value for name, value in numbers if isinstance(value, int | float)}
+    if config.get("do_sample") is False:
+        return {**found, "temperature": 0.0}
+    return found
 
 
 def _per_prompt(

@@ -21,7 +21,7 @@ def completion(times, accepted=(), k=3):
     for count in accepted:
         did.record(k, count)
     tokens = tuple(range(len(times)))
-    return Completion("0", (1,), tokens, "", "length", did, (), tuple(times))
+    return Completion("0", (1,), tokens, "", "length", did, (), tuple(times), 0.0, 0)
 
 
 TWO = [

@@ -130,7 +130,7 @@ def test_streams_left_cancelled_and_malformed(llm: LLM):
     expected = [completion.token_ids for completion in llm.generate(TEXTS, LONG)]
 
     async def everything() -> list[tuple[int, ...]]:
-        engine = AsyncLLM(llm)
+        engine = AsyncLLM(lambda: llm)
         kept = [asyncio.create_task(read(engine, text)) for text in TEXTS]
         left = [asyncio.create_task(read(engine, text, chunks=2)) for text in TEXTS]
         cancelled = [asyncio.create_task(read(engine, text)) for text in TEXTS]
@@ -161,7 +161,7 @@ def test_a_step_that_fails_ends_its_streams_and_nothing_else(
         raise RuntimeError("out of memory")
 
     async def everything() -> tuple[int, ...]:
-        engine = AsyncLLM(llm)
+        engine = AsyncLLM(lambda: llm)
         with monkeypatch.context() as patch:
             patch.setattr(llm.engine.runner, "run", fail)
             results = await asyncio.gather(

@@ -24,20 +24,26 @@ NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 def environment(workload: Workload) -> dict[str, Any]:
     """Machine, versions and settings that a result depends on."""
     device = resolve_device(workload.device)
-    return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+    return machine() | {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "dtype": str(resolve_dtype(workload.dtype, device)).removeprefix("torch."),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("peagle", "torch", "transformers")},
         "target": workload.pair.target,
         "drafters": dict(workload.pair.drafters),
         "prompts": len(workload.prompts),
         "max_tokens": workload.max_tokens,
         "sampling": "greedy, end of text ignored",
+    }
+
+
+def machine() -> dict[str, Any]:
+    """When, on what, and with which versions."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in ("peagle", "torch", "transformers")},
     }
 
 

@@ -1,11 +1,12 @@
 """The `peagle` command: its subcommands, and how it ends."""
 
+import os
 import sys
 from collections.abc import Sequence
 
 import typer
 
-from peagle.cli import bench, check, demo, generate, train
+from peagle.cli import bench, check, demo, generate, serve, train
 from peagle.errors import InputError
 
 INPUT_ERROR, INTERRUPTED = 2, 130
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command(epilog=demo.EXAMPLE)(demo.demo)
 app.command(epilog=generate.EXAMPLE)(generate.generate)
+app.command(epilog=serve.EXAMPLE, context_settings=serve.SETTINGS)(serve.serve)
 app.command(epilog=bench.EXAMPLE)(bench.bench)
 app.command(epilog=check.EXAMPLE)(check.check)
 app.command(epilog=train.EXAMPLE)(train.train)
@@ -28,8 +30,11 @@ app.command(epilog=train.EXAMPLE)(train.train)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 2 for bad input, 130 after Ctrl-C."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["serve"]:
+        given[1:] = serve.with_environment(given[1:], os.environ)
     try:
-        code = app(arguments, prog_name="peagle", standalone_mode=False)
+        code = app(given, prog_name="peagle", standalone_mode=False)
     except InputError as error:
         return _end(str(error), INPUT_ERROR)
     except typer.TyperException as error:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from peagle.cli.loading import load_llm
 from peagle.cli.options import Device, DTypeName, Target, Threads, use_threads
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
@@ -113,7 +114,7 @@ def generate(
     given = _read_prompts(prompt or [], prompts)
     speculation = _speculation(target, drafter, k, speculative_config)
     use_threads(threads)
-    llm = _open(target, speculation, EngineConfig(dtype=dtype, device=device))
+    llm = load_llm(target, speculation, EngineConfig(dtype=dtype, device=device))
     if as_json:
         _write_json(llm, given, params)
     else:
@@ -161,16 +162,6 @@ def _speculation(
             raise InputError("--k needs --drafter, since --target is not the bundled one")
         return None
     return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
-
-
-def _open(target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig) -> "LLM":
-    from peagle.bench.pair import bundled
-    from peagle.llm import LLM
-
-    llm = LLM(target or bundled("target"), speculation, config)
-    if llm.beyond_training:
-        typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
-    return llm
 
 
 def _write_json(llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams) -> None:

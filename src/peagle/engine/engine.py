@@ -1,8 +1,10 @@
 """The engine: add, abort, step."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from peagle.config import EngineConfig, SamplingParams
+from peagle.device import kv_cache_memory
 from peagle.drafters.drafter import Drafter
 from peagle.engine.batch import Scheduled
 from peagle.engine.block_pool import BlockPool
@@ -18,6 +20,21 @@ from peagle.models.decoder import Decoder
 MAX_SEED = 2**63 - 1
 SMALLEST_CONTEXT = 256
 """Tokens that the KV cache must hold when no context length was asked for."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy an engine is, and what it has done so far."""
+
+    running: int
+    waiting: int
+    kv_usage: float
+    """Share of the KV cache's blocks that requests hold, 0 to 1."""
+    preemptions: int
+    prefix_queries: int
+    """Tokens looked for in the prefix cache."""
+    prefix_hits: int
+    """Tokens found there."""
 
 
 class Engine:
@@ -36,9 +53,10 @@ class Engine:
     ) -> None:
         assert (drafter is None) == (k == 0), "a drafter comes with its K"
         self.k, self.end_tokens = k, tuple(end_tokens)
-        num_blocks = _num_blocks(target, drafter, config)
-        self.max_length = _max_length(target, config, num_blocks)
         device = target.embed.weight.device
+        memory = kv_cache_memory(config, device)
+        num_blocks = _num_blocks(target, drafter, config, memory)
+        self.max_length = _max_length(target, config, num_blocks, memory)
         size = config.block_size
         table = RequestTable(config.max_num_seqs, self.max_length, size, device)
         self.pool = BlockPool(num_blocks)
@@ -51,6 +69,7 @@ class Engine:
             config.enable_prefix_caching,
         )
         self.vocab_size = target.config.vocab_size
+        self.max_num_seqs = config.max_num_seqs
         self._seed = config.seed
         self._added = 0
         self._requests: dict[str, Request] = {}
@@ -60,6 +79,19 @@ class Engine:
         """Whether any request is left."""
         return bool(self._requests)
 
+    @property
+    def load(self) -> Load:
+        """A snapshot, which any thread may take."""
+        queue = self.scheduler
+        return Load(
+            running=len(queue.running),
+            waiting=len(queue.waiting),
+            kv_usage=1 - self.pool.free_blocks / self.pool.num_blocks,
+            preemptions=queue.preemptions,
+            prefix_queries=queue.prefix_queries,
+            prefix_hits=queue.prefix_hits,
+        )
+
     def add(
         self,
         request_id: str,
@@ -68,7 +100,9 @@ class Engine:
         constraint: Constraint | None = None,
     ) -> Request:
         """Queue a request. Raises `InputError` when it cannot be run as asked."""
-        self._check(request_id, prompt, params)
+        if request_id in self._requests:
+            raise InputError(f"request id {request_id} is already running")
+        self.check(prompt, params)
         k = self.k if params.num_speculative_tokens is None else params.num_speculative_tokens
         seed = self._seed + self._added if params.seed is None else params.seed
         request = Request(request_id, list(prompt), params, seed & MAX_SEED, k, constraint)
@@ -110,9 +144,8 @@ class Engine:
             self.abort(request.id, reason)
         return RequestOutput(request.id, tuple(new), min(result.accepted, len(new)), reason)
 
-    def _check(self, request_id: str, prompt: Sequence[int], params: SamplingParams) -> None:
-        if request_id in self._requests:
-            raise InputError(f"request id {request_id} is already running")
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Raise `InputError` for what cannot be run as asked; callable from any thread."""
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
         if len(prompt) >= self.max_length:
@@ -121,11 +154,9 @@ class Engine:
                 "at least one of output; shorten the prompt or raise max_model_len"
             )
         ids = (*prompt, *params.logit_bias, *params.stop_token_ids)
-        outside = [token for token in ids if not 0 <= token < self.vocab_size]
-        if outside:
-            raise InputError(
-                f"token id {outside[0]} is outside the vocabulary of {self.vocab_size}"
-            )
+        for token in (min(ids), max(ids)):
+            if not 0 <= token < self.vocab_size:
+                raise InputError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
         k = params.num_speculative_tokens
         if k is not None and k > self.k:
             raise InputError(f"num_speculative_tokens {k} is above the engine's {self.k}")
@@ -143,16 +174,16 @@ def _until_end(
     return tokens[:allowed], "length" if len(tokens) >= allowed else None
 
 
-def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig) -> int:
+def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:
     dtype = target.embed.weight.dtype
     shapes = [target.config] + ([drafter.model.config.transformer] if drafter else [])
     per_token = sum(kv_bytes_per_token(shape, dtype) for shape in shapes)
-    affordable = config.kv_cache_memory // (per_token * config.block_size)
+    affordable = memory // (per_token * config.block_size)
     longest = config.max_model_len or target.rotations.shape[0]
     return min(affordable, config.max_num_seqs * -(-longest // config.block_size))
 
 
-def _max_length(target: Decoder, config: EngineConfig, num_blocks: int) -> int:
+def _max_length(target: Decoder, config: EngineConfig, num_blocks: int, memory: int) -> int:
     held = num_blocks * config.block_size
     limit = target.rotations.shape[0]
     wanted = config.max_model_len or min(limit, max(held, SMALLEST_CONTEXT))
@@ -161,7 +192,7 @@ def _max_length(target: Decoder, config: EngineConfig, num_blocks: int) -> int:
             f"max_model_len {wanted} is above the target's {target.config.max_position_embeddings}"
         )
     if wanted > held:
-        needed = -(-wanted // config.block_size) * (config.kv_cache_memory / max(num_blocks, 1))
+        needed = -(-wanted // config.block_size) * (memory / max(num_blocks, 1))
         raise InputError(
             f"the KV cache holds {held} tokens, one sequence needs {wanted} "
             f"(about {needed / 2**20:.0f} MiB); raise kv_cache_memory or lower max_model_len"

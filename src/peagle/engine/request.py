@@ -99,6 +99,10 @@ class Request:
         self.logprobs: list[TokenLogprobs] = []
         self.speculation = Speculation([0] * k)
         self.arrived = time.perf_counter()
+        self.admitted: float | None = None
+        """When it first ran."""
+        self.cached = 0
+        """Tokens of the prompt whose keys and values were in the cache when it first ran."""
 
     @property
     def total(self) -> int:
@@ -124,6 +128,12 @@ class Request:
     def speculates(self) -> bool:
         """Whether a drafter works for this request."""
         return self.k > 0
+
+    def admit(self, row: int) -> None:
+        """Begin to run in a row of the request table, from the prefix that is `computed`."""
+        self.status, self.row = Status.RUNNING, row
+        if self.admitted is None:
+            self.admitted, self.cached = time.perf_counter(), self.computed
 
     def forget_cache(self) -> None:
         """Go back to having no KV at all, as after a preemption; the tokens stay."""

@@ -28,6 +28,11 @@ class Scheduler:
         self.prefix_caching = prefix_caching
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self.preemptions = 0
+        self.prefix_queries = 0
+        """Tokens of admitted requests, all of which were looked for in the cache."""
+        self.prefix_hits = 0
+        """Those of them that were found there."""
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -97,7 +102,9 @@ class Scheduler:
             return None
         self.waiting.popleft()
         self.running.append(request)
-        request.status, request.row = Status.RUNNING, self.table.admit()
+        self.prefix_queries += request.total
+        self.prefix_hits += request.computed
+        request.admit(self.table.admit())
         request.blocks = blocks + fresh
         self.table.append(request.row, 0, request.blocks)
         return item
@@ -126,6 +133,7 @@ class Scheduler:
         return -(-length // self.table.block_size)
 
     def _preempt(self, request: Request) -> None:
+        self.preemptions += 1
         self.running.remove(request)
         self._give_back(request)
         request.forget_cache()

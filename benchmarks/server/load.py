@@ -1,0 +1,199 @@
+"""Many streaming clients, some of which hang up: is every answer whole, and is nothing leaked?
+
+    python benchmarks/server/load.py --prompts ../shared/data/HumanEval.jsonl.gz --minutes 5
+
+Each complete answer is compared with what the engine gives offline for the same request; greedy
+and seeded sampling are mixed, and so is K. Ends with 1 when anything is wrong.
+"""
+
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from client import ask, connect, scrape
+from process import Server, serve
+
+from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.bench.pair import bundled
+from peagle.bench.prompts import load_prompts
+from peagle.bench.report import machine
+
+K, JOBS = 7, 200
+SETTLE_SECONDS = 60
+"""Memory is compared from here on: by then every buffer has had its largest size."""
+COUNTED = {
+    "prompt_tokens_total": ("prompt_tokens",),
+    "spec_decode_num_drafts_total": ("speculation", "cycles"),
+    "spec_decode_num_draft_tokens_total": ("speculation", "drafted"),
+    "spec_decode_num_accepted_tokens_total": ("speculation", "accepted"),
+}
+Job = dict[str, Any]
+
+
+@dataclass
+class Found:
+    """What the clients saw."""
+
+    answers: Counter[str] = field(default_factory=Counter)
+    sums: Counter[str] = field(default_factory=Counter)
+    wrong: list[Job] = field(default_factory=list)
+    memory: list[tuple[float, int]] = field(default_factory=list)
+
+
+def main(
+    prompts: Annotated[str, typer.Option(help="HumanEval's file, or other prompts.")],
+    minutes: Annotated[float, typer.Option(help="How long.")] = 5.0,
+    clients: Annotated[int, typer.Option(help="Streams at once.")] = 64,
+    leave: Annotated[float, typer.Option(help="Share of them that hang up.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Draws the requests.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
+) -> None:
+    """Run the load and print what it found."""
+    draw = random.Random(seed)
+    texts = [prompt.text for prompt in load_prompts(prompts, JOBS)]
+    jobs = [_job(draw, texts) for _ in range(JOBS)]
+    print("offline answers", file=sys.stderr)
+    wanted = _offline(jobs)
+    speculation = {"model": str(bundled("peagle")), "num_speculative_tokens": K}
+    flags = [str(bundled("target")), "--speculative-config", json.dumps(speculation)]
+    with serve([*flags, "--dtype", "float32"], Path(tempfile.mkstemp()[1])) as server:
+        print(f"{clients} clients for {minutes} minutes", file=sys.stderr)
+        found, problems = asyncio.run(_run(server, jobs, wanted, minutes, clients, leave, draw))
+    result = _result(found, problems) | {"minutes": minutes, "clients": clients, "leave": leave}
+    print(json.dumps(result, indent=2))
+    if out is not None:
+        out.write_text(json.dumps(machine() | result, indent=2) + "\n")
+    raise typer.Exit(1 if problems else 0)
+
+
+def _job(draw: random.Random, texts: list[str]) -> Job:
+    """A random request."""
+    job: Job = {"prompt": draw.choice(texts), "max_tokens": draw.randint(16, 128), "seed": 1}
+    job["temperature"] = draw.choice((0.0, 0.8))
+    job["speculation"] = {"num_speculative_tokens": draw.choice((0, 3, K, K, K))}
+    return job
+
+
+def _offline(jobs: list[Job]) -> list[str]:
+    speculation = SpeculativeConfig(model=str(bundled("peagle")), num_speculative_tokens=K)
+    llm = LLM(bundled("target"), speculation, EngineConfig(dtype="float32"))
+    params = [
+        SamplingParams(
+            max_tokens=job["max_tokens"],
+            temperature=job["temperature"],
+            seed=job["seed"],
+            num_speculative_tokens=job["speculation"]["num_speculative_tokens"],
+        )
+        for job in jobs
+    ]
+    return [done.text for done in llm.generate([job["prompt"] for job in jobs], params)]
+
+
+async def _run(
+    server: Server,
+    jobs: list[Job],
+    wanted: list[str],
+    minutes: float,
+    clients: int,
+    leave: float,
+    draw: random.Random,
+) -> tuple[Found, list[str]]:
+    found, before = Found(), await scrape(server.port)
+    end = time.monotonic() + 60 * minutes
+    watching = asyncio.create_task(_watch(server, found))
+
+    async def client() -> None:
+        while time.monotonic() < end:
+            index = draw.randrange(len(jobs))
+            events = draw.randint(1, 12) if draw.random() < leave else None
+            await _stream(server.port, jobs[index], wanted[index], events, found)
+
+    await asyncio.gather(*(client() for _ in range(clients)))
+    watching.cancel()
+    await asyncio.sleep(2)
+    return found, await _problems(server, found, before)
+
+
+async def _stream(port: int, job: Job, wanted: str, events: int | None, found: Found) -> None:
+    """One streamed request; hangs up after some events if told so."""
+    body = {**job, "stream": True, "stream_options": {"include_usage": True}}
+    text, usage, left = "", None, False
+    try:
+        async with connect(port) as connection:
+            answer = await connection.ask("POST", "/v1/completions", json.dumps(body).encode())
+            async for event in answer.events():
+                usage = event.get("usage")
+                text += "".join(choice["text"] for choice in event["choices"])
+                if events is not None and (events := events - 1) == 0:
+                    left = True
+                    break
+    except (OSError, EOFError, ValueError, KeyError) as error:
+        found.wrong.append({**job, "error": repr(error)})
+        return
+    if left:
+        found.answers["left"] += 1
+        if not wanted.startswith(text):
+            found.wrong.append({**job, "found": text, "wanted": wanted})
+        return
+    found.answers["complete"] += 1
+    if text != wanted:
+        found.wrong.append({**job, "found": text, "wanted": wanted})
+    for name, path in COUNTED.items():
+        value: Any = usage
+        for key in path:
+            value = value[key]
+        found.sums[name] += value
+
+
+async def _watch(server: Server, found: Found) -> None:
+    start = time.monotonic()
+    while True:
+        found.memory.append((time.monotonic() - start, server.memory))
+        await asyncio.sleep(1)
+
+
+async def _problems(server: Server, found: Found, before: dict[str, float]) -> list[str]:
+    after = await scrape(server.port)
+    problems = [f"{len(found.wrong)} wrong answers: {found.wrong[:2]}"] if found.wrong else []
+    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+        if after[name]:
+            problems.append(f"{name} is {after[name]} when idle")
+    for name, wanted in found.sums.items():
+        counted = after[name] - before.get(name, 0.0)
+        if counted < wanted or (counted > wanted and not found.answers["left"]):
+            problems.append(f"{name} counted {counted}, and the answers sum to {wanted}")
+    if abs(_growth(found)) > 0.02:
+        problems.append(f"memory changed by {_growth(found):.1%}")
+    if (await ask(server.port, "GET", "/health"))[0] != 200:
+        problems.append("the server is not healthy")
+    return problems
+
+
+def _growth(found: Found) -> float:
+    """Change of memory after it settled, ends averaged over ten samples."""
+    settled = [size for at, size in found.memory if at >= SETTLE_SECONDS]
+    if len(settled) < 20:
+        return 0.0
+    return sum(settled[-10:]) / sum(settled[:10]) - 1
+
+
+def _result(found: Found, problems: list[str]) -> dict[str, Any]:
+    return {
+        "answers": dict(found.answers),
+        "wrong": len(found.wrong),
+        "memory_growth": round(_growth(found), 5),
+        "memory_MiB": found.memory[-1][1] >> 20,
+        "problems": problems,
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)

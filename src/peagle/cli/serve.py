@@ -1,0 +1,197 @@
+"""`peagle serve`: an OpenAI-compatible endpoint."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from peagle.cli.loading import load_llm
+from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.config import EngineConfig, SpeculativeConfig
+from peagle.errors import InputError
+from peagle.server import sagemaker
+
+if TYPE_CHECKING:
+    from peagle.server.settings import ServerSettings
+
+EXAMPLE = """Examples:
+
+[bold]peagle serve[/]
+
+[bold]peagle serve ./target --speculative-config '{"method": "eagle3", "model": "./drafter"}'[/]
+
+[bold]peagle serve ./target --host 0.0.0.0 --api-key "$KEY" --max-num-seqs 16[/]"""
+BUNDLED_NAME = "peagle-demo"
+CONFIG = EngineConfig()
+SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""So that vLLM's own flags get through to it."""
+KEEP = ("target", "speculative_config", "engine")
+"""Parameters that vLLM gets in another way than as flags of the same name."""
+
+
+def with_environment(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The command line of a SageMaker container: its variables as flags, those given come last."""
+    if not any(name.startswith(sagemaker.PREFIX) for name in environment):
+        return list(arguments)
+    flags = sagemaker.flags_from_environment(environment)
+    model = sagemaker.model_from_environment(environment)
+    return [*flags, *([model] if model and not _names_target(arguments) else []), *arguments]
+
+
+def _names_target(arguments: Sequence[str]) -> bool:
+    return bool(arguments) and not arguments[0].startswith("-")
+
+
+def serve(
+    context: typer.Context,
+    target: Annotated[
+        str | None,
+        typer.Argument(help="Target model: directory or hub id.", show_default="the bundled one"),
+    ] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(
+            help="vLLM's JSON: which drafter, how many tokens.",
+            show_default="the bundled P-EAGLE; none beside your own target",
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    served_model_name: Annotated[
+        list[str] | None,
+        typer.Option(help="Name in the API; repeatable.", show_default="the target as given"),
+    ] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Key that requests must bring; repeatable.", envvar="PEAGLE_API_KEY"),
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt + output.", show_default="the target's")
+    ] = None,
+    max_num_seqs: Annotated[int, typer.Option(help="Most at once.")] = CONFIG.max_num_seqs,
+    max_num_batched_tokens: Annotated[
+        int, typer.Option(help="Most rows of the target a step.")
+    ] = CONFIG.max_num_batched_tokens,
+    gpu_memory_utilization: Annotated[
+        float, typer.Option(help="Share of the GPU's memory that may be used.")
+    ] = CONFIG.gpu_memory_utilization,
+    kv_cache_memory: Annotated[
+        int | None,
+        typer.Option(help="Bytes for the KV cache.", show_default="1 GiB, or what the GPU leaves"),
+    ] = None,
+    enable_prefix_caching: Annotated[
+        bool, typer.Option(help="Keep the keys of prompts for later ones.")
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Seeds requests without a seed.")] = CONFIG.seed,
+    chat_template: Annotated[
+        Path | None, typer.Option(help="Jinja file.", show_default="the tokenizer's own")
+    ] = None,
+    max_queue: Annotated[int, typer.Option(help="Most that wait; beyond, 429.")] = 256,
+    drain_seconds: Annotated[float, typer.Option(help="Time to finish after SIGTERM.")] = 30.0,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="Log lines.")] = "text",
+    dtype: DTypeName = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    engine: Annotated[
+        Literal["peagle", "vllm"],
+        typer.Option(help="vllm starts vLLM with the same flags and any of its own."),
+    ] = "peagle",
+) -> None:
+    """Serve a target and its drafter behind OpenAI's API, by default the bundled pair.
+
+    The page at / shows which tokens the drafter wrote.
+    """
+    if target is not None and target.startswith("-"):
+        raise InputError(f"no such option: {target}; vLLM's own come after the target")
+    speculation = _speculation(target, speculative_config)
+    if engine == "vllm":
+        return _start_vllm(context, target, speculation)
+    if context.args:
+        raise InputError(f"no such option: {context.args[0]}")
+    from peagle.server.settings import ServerSettings
+
+    settings = ServerSettings(
+        model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
+        api_keys=tuple(api_key or ()),
+        max_queue=max_queue,
+        drain_seconds=drain_seconds,
+        chat_template=_read_template(chat_template),
+        log_format=log_format,
+    )
+    config = EngineConfig(
+        dtype=dtype,
+        device=device,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_memory=kv_cache_memory,
+        enable_prefix_caching=enable_prefix_caching,
+        seed=seed,
+    )
+    use_threads(threads)
+    return _serve(target, speculation, config, settings, host, port)
+
+
+def _serve(
+    target: str | None,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+    settings: "ServerSettings",
+    host: str,
+    port: int,
+) -> None:
+    """Take the port, then load, then serve: a taken port is told before minutes of loading."""
+    try:
+        from peagle.server import run
+    except ModuleNotFoundError as error:
+        raise InputError(f"the server needs {error.name}; install peagle[serve]") from None
+    from peagle.async_llm import AsyncLLM
+
+    run.end_on_sigterm()
+    with run.bind(host, port) as listener:
+        llm = AsyncLLM(lambda: load_llm(target, speculation, config))
+        run.serve(llm, settings, listener)
+
+
+def _speculation(target: str | None, text: str | None) -> SpeculativeConfig | None:
+    from peagle.bench.pair import bundled
+
+    if text is not None:
+        return SpeculativeConfig.from_json(text)
+    return None if target else SpeculativeConfig(model=str(bundled("peagle")))
+
+
+def _read_template(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"--chat-template {path}: {error}") from None
+
+
+def _start_vllm(
+    context: typer.Context, target: str | None, speculation: SpeculativeConfig | None
+) -> None:
+    from peagle.bench.pair import bundled
+    from peagle.server.vllm import become, vllm_command
+
+    flags = _given_flags(context)
+    become(vllm_command(target or str(bundled("target")), speculation, flags, context.args))
+
+
+def _given_flags(context: typer.Context) -> dict[str, Sequence[str]]:
+    """The flags that were given, as words; those left out keep vLLM's own defaults."""
+    given: dict[str, Sequence[str]] = {}
+    for name, value in context.params.items():
+        source = context.get_parameter_source(name)
+        if name in KEEP or source is None or source.name == "DEFAULT":
+            continue
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            given[flag if value else flag.replace("--", "--no-", 1)] = ()
+        else:
+            given[flag] = [str(v) for v in value] if isinstance(value, list) else [str(value)]
+    return given

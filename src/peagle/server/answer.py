@@ -1,0 +1,192 @@
+"""From running sequences to one HTTP answer: a JSON object, or a stream of events."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+import uuid
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from peagle.llm import Chunk, Completion, Prepared
+from peagle.server.errors import as_api_error
+from peagle.server.service import Service
+
+CLIENT_GONE = 499
+"""nginx's status for a client that left; nobody reads it but the log."""
+encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+DONE = b"data: [DONE]\n\n"
+Json = dict[str, Any]
+T = TypeVar("T")
+log = logging.getLogger("peagle.server")
+
+
+class Form(Protocol):
+    """How one route words its answer."""
+
+    prefix: str
+    """What ids begin with."""
+    kind: str
+    """`object` of an answer."""
+    chunk_kind: str
+    """`object` of a stream's chunk."""
+
+    def choice(self, index: int, completion: Completion) -> Json:
+        """A finished choice."""
+        ...
+
+    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
+        """What a chunk adds to its choice, for a stream."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """The sequences of one HTTP request: every prompt `n` times, in order."""
+
+    prepared: Sequence[Prepared]
+    n: int
+    stream: bool
+    include_usage: bool
+    """At the end of a stream; other answers always have it."""
+
+
+async def answer(
+    service: Service,
+    form: Form,
+    job: Job,
+    request: Request,
+    admission: contextlib.AbstractContextManager[Any],
+) -> Response:
+    """Run the sequences and word the answer; a client that leaves ends them."""
+    head = {
+        "id": f"{form.prefix}-{uuid.uuid4().hex}",
+        "object": form.chunk_kind if job.stream else form.kind,
+        "created": int(time.time()),
+        "model": service.settings.model_names[0],
+    }
+    if job.stream:
+        return EventStream(_events(service, form, job, head), admission)
+    with admission:
+        done = await unless_gone(request.receive, _collect(service, job))
+    if done is None:
+        return Response(status_code=CLIENT_GONE)
+    choices = [form.choice(index, completion) for index, completion in enumerate(done)]
+    return JSONResponse({**head, "choices": choices, "usage": usage(done, job.n)})
+
+
+def usage(done: Sequence[Completion], n: int) -> Json:
+    """Tokens of a request, and what speculation did for it. A prompt counts once for its n."""
+    prompt = sum(len(completion.prompt_token_ids) for completion in done[::n])
+    cached = sum(completion.cached_tokens for completion in done[::n])
+    written = sum(len(completion.token_ids) for completion in done)
+    did = [completion.speculation for completion in done]
+    drafted, accepted = (sum(getattr(one, name) for one in did) for name in ("drafted", "accepted"))
+    cycles = sum(one.cycles for one in did)
+    positions = [one.accepted_per_position for one in did]
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+        "speculation": {
+            "cycles": cycles,
+            "drafted": drafted,
+            "accepted": accepted,
+            "accepted_per_position": [sum(counts) for counts in zip(*positions, strict=True)],
+            "acceptance_length": 1 + accepted / cycles if cycles else 1.0,
+        },
+    }
+
+
+def event(data: Json) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode(data).encode() + b"\n\n"
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of some work, or None when the client left first, which cancels the work."""
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+class EventStream(Response):
+    """Sends events as they come; ends them when the client leaves, and frees their room."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        admission: contextlib.AbstractContextManager[Any],
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events, self._admission = events, admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer over ASGI."""
+        with self._admission:
+            await unless_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(head)
+        async with contextlib.aclosing(self._events) as events:
+            async for data in events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _collect(service: Service, job: Job) -> list[Completion]:
+    done: dict[int, Completion] = {}
+    async with contextlib.aclosing(service.run(job.prepared, job.n)) as chunks:
+        async for index, chunk in chunks:
+            if chunk.completion is not None:
+                done[index] = chunk.completion
+    return [done[index] for index in range(len(job.prepared))]
+
+
+async def _events(
+    service: Service, form: Form, job: Job, head: Json
+) -> AsyncGenerator[bytes, None]:
+    """Chunks as events, then the usage; an error becomes the last event."""
+    done: dict[int, Completion] = {}
+    try:
+        async with contextlib.aclosing(service.run(job.prepared, job.n)) as chunks:
+            async for index, chunk in chunks:
+                for choice in form.deltas(index, chunk):
+                    yield event({**head, "choices": [choice]})
+                if chunk.completion is not None:
+                    done[index] = chunk.completion
+    except Exception as error:
+        refusal = as_api_error(error)
+        if refusal.status == 500:
+            log.exception("a stream failed")
+        yield event(refusal.body.model_dump())
+        return
+    if job.include_usage:
+        finished = [done[index] for index in range(len(job.prepared))]
+        yield event({**head, "choices": [], "usage": usage(finished, job.n)})
+    yield DONE

@@ -1,0 +1,143 @@
+"""The application: its routes and what surrounds them."""
+
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import Body, FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import ValidationError
+
+from peagle.async_llm import AsyncLLM
+from peagle.server.chat import chat, render
+from peagle.server.completions import complete
+from peagle.server.errors import APIError, ErrorBody, register_errors
+from peagle.server.middleware import AccessLog, Authentication, BodyLimit
+from peagle.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from peagle.server.service import Service
+from peagle.server.settings import ServerSettings
+
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"model": ErrorBody},
+    "5XX": {"model": ErrorBody},
+}
+ANSWER: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/json": {}, "text/event-stream": {}}}
+}
+
+
+def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
+    """The ASGI application over an engine; `app.state.service` is its one owner."""
+    service = Service(llm, settings)
+    app = FastAPI(
+        title="peagle",
+        summary="An OpenAI-compatible endpoint that speculates.",
+        version=version("peagle"),
+        docs_url=None,
+        redoc_url=None,
+        responses=REFUSALS,
+    )
+    app.state.service = service
+    register_errors(app)
+    _add_generation(app, service)
+    _add_tokens(app, service)
+    _add_state(app, service)
+    app.add_middleware(Authentication, keys=settings.api_keys)
+    app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)
+    app.add_middleware(AccessLog)
+    return app
+
+
+def _add_generation(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/completions", responses=ANSWER, response_model=None)
+    async def completions(body: CompletionBody, request: Request) -> Response:
+        """Complete prompts."""
+        return await complete(service, body, request)
+
+    @app.post("/v1/chat/completions", responses=ANSWER, response_model=None)
+    async def chat_completions(body: ChatBody, request: Request) -> Response:
+        """Continue a conversation."""
+        return await chat(service, body, request)
+
+    @app.post("/invocations", responses=ANSWER, response_model=None)
+    async def invocations(body: Annotated[dict[str, Any], Body()], request: Request) -> Response:
+        """SageMaker's route: a body with messages is a conversation, one with a prompt is not."""
+        try:
+            if "messages" in body:
+                return await chat(service, ChatBody.model_validate(body), request)
+            return await complete(service, CompletionBody.model_validate(body), request)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+
+
+def _add_tokens(app: FastAPI, service: Service) -> None:
+    @app.post("/tokenize")
+    async def tokenize(body: TokenizeBody) -> dict[str, Any]:
+        """Token ids of a text, or of messages put through the chat template."""
+        service.check_model(body.model)
+        if (body.prompt is None) == (body.messages is None):
+            raise APIError(400, "give prompt or messages", "prompt")
+        if body.messages is not None:
+            variables = {"add_generation_prompt": body.add_generation_prompt}
+            ids = await render(service, body.messages, variables)
+        else:
+            ids = await service.tokenize(body.prompt or "", body.add_special_tokens)
+        limit = service.llm.engine.max_length
+        return {"tokens": ids, "count": len(ids), "max_model_len": limit}
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeBody) -> dict[str, str]:
+        """The text of token ids."""
+        service.check_model(body.model)
+        vocab = service.llm.engine.vocab_size
+        if not all(0 <= token < vocab for token in body.tokens):
+            raise APIError(400, f"token ids are 0 to {vocab - 1}", "tokens")
+        return {"prompt": await service.detokenize(body.tokens)}
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    page = files("peagle.server").joinpath("page.html").read_text()
+
+    @app.get("/", response_class=HTMLResponse, include_in_schema=False)
+    async def playground() -> str:
+        return page
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """The one model, under each of its names."""
+        return {"object": "list", "data": [_card(service, n) for n in service.settings.model_names]}
+
+    @app.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict[str, Any]:
+        """The model under one of its names."""
+        service.check_model(name)
+        return _card(service, name)
+
+    @app.get("/health")
+    @app.get("/ping")
+    @app.post("/ping")
+    async def health() -> JSONResponse:
+        """200 while requests are taken, 503 otherwise."""
+        return JSONResponse({}, 200 if service.ready else 503)
+
+    @app.get("/version")
+    async def show_version() -> dict[str, str]:
+        """The package's version."""
+        return {"version": app.version}
+
+    @app.get("/metrics", response_class=Response)
+    async def metrics() -> Response:
+        """Prometheus's text format."""
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+
+def _card(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.started,
+        "owned_by": "peagle",
+        "max_model_len": service.llm.engine.max_length,
+        "num_speculative_tokens": service.llm.k,
+    }

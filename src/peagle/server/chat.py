@@ -1,0 +1,156 @@
+"""`POST /v1/chat/completions`."""
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from peagle.config import StructuredOutputs
+from peagle.engine.request import TokenLogprobs
+from peagle.llm import Chunk, Completion
+from peagle.server.answer import Job, Json, answer
+from peagle.server.completions import finite
+from peagle.server.errors import APIError
+from peagle.server.protocol import ChatBody, Message
+from peagle.server.sampling import nth_choice, sampling_params, structured_outputs
+from peagle.server.service import Service
+from peagle.server.tools import ToolParser, ToolUse
+from peagle.server.trace import speculation_trace, token_text
+
+
+async def chat(service: Service, body: ChatBody, request: Request) -> Response:
+    """Continue a conversation."""
+    service.check_model(body.model)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
+    n, limits = body.choices, service.settings.limits
+    service.check_choices(n)
+    use = ToolUse.of(body, limits)
+    structured = structured_outputs(body, limits)
+    if use is not None and structured is not None:
+        raise APIError(400, "tools and a response format exclude each other", "response_format")
+    with contextlib.ExitStack() as room:
+        room.enter_context(service.admit(n))
+        prompt = await render(service, body.messages, _variables(body, use))
+        params = sampling_params(
+            body,
+            service.llm.sampling_defaults,
+            limits,
+            body.max_completion_tokens or body.max_tokens or service.room_after(prompt),
+            (body.top_logprobs or 0) if body.logprobs else None,
+            StructuredOutputs(grammar=use.grammar) if use else structured,
+        )
+        each = [nth_choice(params, index) for index in range(n)]
+        prepared = await service.prepare([prompt] * n, each)
+        job = Job(prepared, n, bool(body.stream), body.wants_usage)
+        form = ChatForm(service.llm.tokenizer, body, use)
+        return await answer(service, form, job, request, room.pop_all())
+
+
+async def render(
+    service: Service, messages: Sequence[Message], variables: Mapping[str, Any]
+) -> list[int]:
+    """Messages -> token ids by the chat template, which transformers runs in a sandbox."""
+    return await asyncio.to_thread(_render, service, messages, variables)
+
+
+def _render(
+    service: Service, messages: Sequence[Message], variables: Mapping[str, Any]
+) -> list[int]:
+    tokenizer, template = service.llm.tokenizer, service.settings.chat_template
+    if template is None and tokenizer.chat_template is None:
+        raise APIError(400, "this model has no chat template; start with --chat-template FILE")
+    turns = [
+        message.model_dump(exclude_none=True) | {"content": message.text} for message in messages
+    ]
+    try:
+        text = tokenizer.apply_chat_template(
+            turns, chat_template=template, tokenize=False, **variables
+        )
+    except Exception as error:  # whatever a template raises, it is about these messages
+        raise APIError(400, f"the chat template refuses this: {error}", "messages") from None
+    return service.llm.tokenize(text, add_special_tokens=False)
+
+
+def _variables(body: ChatBody, use: ToolUse | None) -> dict[str, Any]:
+    given = {"add_generation_prompt": True, **(body.chat_template_kwargs or {})}
+    reserved = {"chat_template", "tokenize", "conversation", "tools", "return_tensors"} & {*given}
+    if reserved or not all(isinstance(value, str | int | float) for value in given.values()):
+        raise APIError(400, "only plain variables of the template", "chat_template_kwargs")
+    return given | ({"tools": use.described} if use else {})
+
+
+class ChatForm:
+    """Words completions as OpenAI's chat completions."""
+
+    prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, tokenizer: Any, body: ChatBody, use: ToolUse | None) -> None:
+        self._tokenizer, self._body = tokenizer, body
+        self._parsers = [ToolParser() if use else None for _ in range(body.choices)]
+        self._begun: set[int] = set()
+
+    def choice(self, index: int, completion: Completion) -> Json:
+        """A finished choice."""
+        message: Json = {"role": "assistant", "content": completion.text}
+        parser = self._parsers[index]
+        reason: str | None = completion.finish_reason
+        if parser is not None:
+            content, calls = parser.feed(completion.text, finished=True)
+            message["content"] = content
+            if calls:
+                message |= {"content": content.strip() or None, "tool_calls": calls}
+                reason = _reason(parser, reason)
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": reason,
+            "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
+        }
+
+    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
+        """One delta a chunk; a tool call comes whole, once it is complete."""
+        delta: Json = {} if index in self._begun else {"role": "assistant", "content": ""}
+        self._begun.add(index)
+        parser, text = self._parsers[index], chunk.text
+        reason = chunk.completion.finish_reason if chunk.completion else None
+        if parser is not None:
+            text, calls = parser.feed(text, finished=reason is not None)
+            if calls:
+                delta["tool_calls"] = calls
+            reason = _reason(parser, reason)
+        if text:
+            delta["content"] = text
+        choice: Json = {
+            "index": index,
+            "delta": delta,
+            "finish_reason": reason,
+            "logprobs": self._logprobs(chunk.token_ids, chunk.logprobs),
+        }
+        if self._body.traced:
+            choice["speculation"] = speculation_trace(self._tokenizer, chunk)
+        return (choice,)
+
+    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Json | None:
+        if not self._body.logprobs:
+            return None
+        pairs = zip(tokens, logprobs, strict=True)
+        return {
+            "content": [
+                self._scored(token, one.chosen)
+                | {"top_logprobs": [self._scored(*pair) for pair in one.top]}
+                for token, one in pairs
+            ],
+            "refusal": None,
+        }
+
+    def _scored(self, token: int, score: float) -> Json:
+        text = token_text(self._tokenizer, token)
+        return {"token": text, "logprob": finite(score), "bytes": list(text.encode())}
+
+
+def _reason(parser: ToolParser, reason: str | None) -> str | None:
+    """An answer that ended by itself after calls waits for their results."""
+    return "tool_calls" if reason == "stop" and parser.calls else reason

@@ -1,0 +1,128 @@
+"""`POST /v1/completions`."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from peagle.engine.request import TokenLogprobs
+from peagle.llm import Chunk, Completion
+from peagle.server.answer import Job, Json, answer
+from peagle.server.errors import APIError
+from peagle.server.protocol import CompletionBody
+from peagle.server.sampling import nth_choice, sampling_params, structured_outputs
+from peagle.server.service import Service
+from peagle.server.trace import speculation_trace, token_text
+
+DEFAULT_MAX_TOKENS = 16
+"""OpenAI's."""
+
+
+async def complete(service: Service, body: CompletionBody, request: Request) -> Response:
+    """Complete one or several prompts."""
+    service.check_model(body.model)
+    _refuse_unsupported(body)
+    prompts, limits = _prompts(body), service.settings.limits
+    params = sampling_params(
+        body,
+        service.llm.sampling_defaults,
+        limits,
+        body.max_tokens or DEFAULT_MAX_TOKENS,
+        body.logprobs,
+        structured_outputs(body, limits),
+    )
+    n = body.choices
+    service.check_choices(len(prompts) * n)
+    with contextlib.ExitStack() as room:
+        room.enter_context(service.admit(len(prompts) * n))
+        each = [nth_choice(params, index) for _ in prompts for index in range(n)]
+        repeated = [prompt for prompt in prompts for _ in range(n)]
+        prepared = await service.prepare(repeated, each)
+        job = Job(prepared, n, bool(body.stream), body.wants_usage)
+        form = CompletionForm(service.llm.tokenizer, body, [p.tokens for p in prepared])
+        return await answer(service, form, job, request, room.pop_all())
+
+
+class CompletionForm:
+    """Words completions as OpenAI's text completions."""
+
+    prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, tokenizer: Any, body: CompletionBody, prompts: list[list[int]]) -> None:
+        self._tokenizer, self._body = tokenizer, body
+        self._echo = [""] * len(prompts)
+        if body.echo:
+            self._echo = [tokenizer.decode(ids, skip_special_tokens=True) for ids in prompts]
+        self._begun: set[int] = set()
+        self._offsets = [len(text) for text in self._echo]
+
+    def choice(self, index: int, completion: Completion) -> Json:
+        """A finished choice."""
+        return {
+            "index": index,
+            "text": self._echo[index] + completion.text,
+            "finish_reason": completion.finish_reason,
+            "logprobs": self._logprobs(index, completion.token_ids, completion.logprobs),
+        }
+
+    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
+        """One delta a chunk."""
+        echo = "" if index in self._begun else self._echo[index]
+        self._begun.add(index)
+        delta: Json = {
+            "index": index,
+            "text": echo + chunk.text,
+            "finish_reason": chunk.completion.finish_reason if chunk.completion else None,
+            "logprobs": self._logprobs(index, chunk.token_ids, chunk.logprobs),
+        }
+        if self._body.traced:
+            delta["speculation"] = speculation_trace(self._tokenizer, chunk)
+        return (delta,)
+
+    def _logprobs(
+        self, index: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
+    ) -> Json | None:
+        if self._body.logprobs is None:
+            return None
+        texts = [token_text(self._tokenizer, token) for token in tokens]
+        offsets = []
+        for text in texts:
+            offsets.append(self._offsets[index])
+            self._offsets[index] += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [finite(one.chosen) for one in logprobs],
+            "top_logprobs": [self._top(one) for one in logprobs],
+            "text_offset": offsets,
+        }
+
+    def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
+        pairs = reversed(logprobs.top)  # of tokens with the same text the likeliest stays
+        return {token_text(self._tokenizer, token): finite(score) for token, score in pairs}
+
+
+def finite(score: float) -> float:
+    """A log-probability as JSON can hold it; -9999 is OpenAI's minus infinity."""
+    return max(score, -9999.0)
+
+
+def _refuse_unsupported(body: CompletionBody) -> None:
+    if body.suffix:
+        raise APIError(400, "suffix is not supported", "suffix")
+    if body.best_of not in (None, body.choices):
+        raise APIError(400, "best_of other than n is not supported", "best_of")
+    if body.echo and body.logprobs is not None:
+        raise APIError(400, "log-probabilities of an echoed prompt are not supported", "echo")
+
+
+def _prompts(body: CompletionBody) -> list[str | list[int]]:
+    """The prompts, of which there is at least one."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise APIError(400, "the prompt is empty; give at least one token", "prompt")
+    if isinstance(prompt[0], int):
+        return [prompt]
+    return list(prompt)

@@ -1,0 +1,98 @@
+"""Errors of the API, in OpenAI's form."""
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException as RoutingError
+
+from peagle.async_llm import EngineClosedError
+from peagle.errors import InputError
+
+TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ErrorDetail(BaseModel):
+    """What was wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | int | None
+
+
+class ErrorBody(BaseModel):
+    """OpenAI's error object."""
+
+    error: ErrorDetail
+
+
+class APIError(HTTPException):
+    """A refusal with its HTTP status."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, dict(headers or {}))
+        self.status, self.message, self.param = status, message, param
+
+    @property
+    def body(self) -> ErrorBody:
+        """What the client reads."""
+        kind = TYPES.get(self.status, "server_error")
+        detail = ErrorDetail(message=self.message, type=kind, param=self.param, code=self.status)
+        return ErrorBody(error=detail)
+
+    @property
+    def response(self) -> JSONResponse:
+        """The same with its status and headers."""
+        return JSONResponse(self.body.model_dump(), self.status, self.headers)
+
+
+def as_api_error(error: Exception) -> APIError:
+    """The refusal that an exception means; a fault of ours tells the client nothing more."""
+    if isinstance(error, APIError):
+        return error
+    if isinstance(error, InputError):
+        return APIError(400, str(error))
+    if isinstance(error, EngineClosedError):
+        return APIError(503, "the server is shutting down", headers={"Retry-After": "10"})
+    if isinstance(error, RequestValidationError):
+        return _validation_error(error)
+    if isinstance(error, RoutingError):
+        return APIError(error.status_code, str(error.detail), headers=error.headers)
+    return APIError(500, "internal error; the server's log has the request's id")
+
+
+def register_errors(app: FastAPI) -> None:
+    """Answer every expected exception in OpenAI's form."""
+
+    async def answer(_: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response
+
+    for kind in (APIError, InputError, EngineClosedError, RequestValidationError, RoutingError):
+        app.add_exception_handler(kind, answer)
+
+
+def _validation_error(error: RequestValidationError) -> APIError:
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"] if part != "body"]
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return APIError(400, f"the body is not JSON: {first['ctx']['error']}")
+    param = ".".join(place) or None
+    return APIError(400, f"{param}: {message}" if param else message, param)

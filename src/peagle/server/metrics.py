@@ -1,0 +1,157 @@
+"""Prometheus metrics, under vLLM's names where vLLM has the same."""
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from peagle.engine.engine import Load
+from peagle.llm import Chunk, Completion
+
+disable_created_metrics()
+SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80)
+FAST_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
+LABEL = "model_name"
+
+
+class Metrics:
+    """One server's counters; the engine's own state is read when they are asked for."""
+
+    def __init__(self, model_name: str, load: Callable[[], Load]) -> None:
+        self._model, self._registry = model_name, CollectorRegistry()
+        self._registry.register(_LoadCollector(model_name, load))
+        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of finished ones.")
+        self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.").labels(
+            model_name
+        )
+        self._finished = self._counter("vllm:request_success", "Requests ended.", "finished_reason")
+        self._refused = self._counter("peagle:requests_rejected", "Requests refused.", "reason")
+        self._drafts = self._counter("vllm:spec_decode_num_drafts", "Verifications of drafts.")
+        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
+        self._accepted_at = self._counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted.", "position"
+        )
+        self._first = self._histogram("vllm:time_to_first_token_seconds", SECONDS)
+        between = self._histogram("vllm:inter_token_latency_seconds", FAST_SECONDS)
+        self._between = between.labels(model_name)
+        self._whole = self._histogram("vllm:e2e_request_latency_seconds", SECONDS)
+        self._queued = self._histogram("vllm:request_queue_time_seconds", SECONDS)
+
+    def text(self) -> bytes:
+        """Everything in Prometheus's text format."""
+        return generate_latest(self._registry)
+
+    def watch(self, counts_prompt: bool) -> "Watch":
+        """Begin to count one sequence, its prompt only where it is the first with it."""
+        return Watch(self, counts_prompt)
+
+    def refused(self, reason: str) -> None:
+        """Count a request that was not taken."""
+        self._refused.labels(self._model, reason).inc()
+
+    def first_chunk(self, seconds: float) -> None:
+        """Count the time to a sequence's first token."""
+        self._first.labels(self._model).observe(seconds)
+
+    def next_chunk(self, seconds: float) -> None:
+        """Count the time between two chunks of a sequence."""
+        self._between.observe(seconds)
+
+    def tokens(self, count: int) -> None:
+        """Count generated tokens."""
+        self._tokens.inc(count)
+
+    def ended(self, reason: str, seconds: float) -> None:
+        """Count the end of a sequence, finished or cancelled."""
+        self._finished.labels(self._model, reason).inc()
+        self._whole.labels(self._model).observe(seconds)
+
+    def prompt(self, tokens: int) -> None:
+        """Count a finished prompt."""
+        self._prompt_tokens.labels(self._model).inc(tokens)
+
+    def finished(self, completion: Completion) -> None:
+        """Count what speculation did for a finished sequence."""
+        self._queued.labels(self._model).observe(completion.queued)
+        did = completion.speculation
+        self._drafts.labels(self._model).inc(did.cycles)
+        self._drafted.labels(self._model).inc(did.drafted)
+        self._accepted.labels(self._model).inc(did.accepted)
+        for position, count in enumerate(did.accepted_per_position):
+            self._accepted_at.labels(self._model, position).inc(count)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, (LABEL, *labels), registry=self._registry)
+
+    def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
+        text = name.removeprefix("vllm:").replace("_", " ").capitalize() + "."
+        return Histogram(name, text, (LABEL,), registry=self._registry, buckets=buckets)
+
+
+class Watch:
+    """Counts one sequence from its arrival to its end."""
+
+    def __init__(self, metrics: Metrics, counts_prompt: bool) -> None:
+        self._metrics, self._counts_prompt = metrics, counts_prompt
+        self._arrived = self._last = time.perf_counter()
+        self._chunks = 0
+        self._closed = False
+
+    def add(self, chunk: Chunk) -> None:
+        """Count a chunk, and the sequence once it is finished."""
+        now = time.perf_counter()
+        seconds, self._last = now - self._last, now
+        if self._chunks:
+            self._metrics.next_chunk(seconds)
+        else:
+            self._metrics.first_chunk(seconds)
+        self._chunks += 1
+        self._metrics.tokens(len(chunk.token_ids))
+        if chunk.completion is not None:
+            self._metrics.finished(chunk.completion)
+            if self._counts_prompt:
+                self._metrics.prompt(len(chunk.completion.prompt_token_ids))
+            self._end(chunk.completion.finish_reason)
+
+    def close(self) -> None:
+        """Count the sequence as cancelled unless it is finished."""
+        if not self._closed:
+            self._end("abort")
+
+    def _end(self, reason: str) -> None:
+        self._closed = True
+        self._metrics.ended(reason, time.perf_counter() - self._arrived)
+
+
+class _LoadCollector(Collector):
+    """The engine's state at the moment of the scrape."""
+
+    def __init__(self, model_name: str, load: Callable[[], Load]) -> None:
+        self._model, self._load = model_name, load
+
+    def collect(self) -> Iterator[Metric]:
+        load = self._load()
+        gauges = {
+            "vllm:num_requests_running": load.running,
+            "vllm:num_requests_waiting": load.waiting,
+            "vllm:kv_cache_usage_perc": load.kv_usage,
+        }
+        counters = {
+            "vllm:prefix_cache_queries": load.prefix_queries,
+            "vllm:prefix_cache_hits": load.prefix_hits,
+            "vllm:num_preemptions": load.preemptions,
+        }
+        for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
+            for name, value in values.items():
+                family = kind(name, name.removeprefix("vllm:").replace("_", " "), labels=[LABEL])
+                family.add_metric([self._model], value)
+                yield family

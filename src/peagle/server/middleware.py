@@ -1,0 +1,145 @@
+"""What surrounds every route: request ids and the log, the body's size, the API key."""
+
+import hashlib
+import hmac
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from peagle.server.errors import APIError
+
+OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
+"""Routes that need no key: probes, scrapes and the page, which asks for the key itself."""
+QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
+"""Asked every few seconds; not worth a line each."""
+FACTS = ("request_id", "method", "path", "status", "seconds", "client")
+"""What a log line tells beside its text."""
+GIVEN_ID = re.compile(r"[\w.-]{1,128}")
+log = logging.getLogger("peagle.server")
+
+
+class AccessLog:
+    """Names each request, logs how it went, and turns an unexpected exception into a 500."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+        start, status = time.perf_counter(), 0
+
+        async def send_named(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_named)
+        except Exception:
+            log.exception("a request failed", extra={"request_id": request_id})
+            if not status:
+                await APIError(500, f"internal error in request {request_id}").response(
+                    scope, receive, send_named
+                )
+        finally:
+            if scope["path"] not in QUIET_PATHS or status >= 500:
+                log.info("request", extra=_facts(scope, request_id, status, start))
+
+
+class BodyLimit:
+    """Refuses bodies that are too large, before they are read whole."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        refusal = APIError(413, f"the body is larger than {self._limit} bytes")
+        declared = Headers(scope=scope).get("content-length", "0")
+        if declared.isdecimal() and int(declared[:20]) > self._limit:
+            return await refusal.response(scope, receive, send)
+        read = 0
+
+        async def receive_counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > self._limit:
+                raise refusal
+            return message
+
+        return await self._app(scope, receive_counted, send)
+
+
+class Authentication:
+    """Wants one of the keys on every route that is not open."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        is_open = scope["type"] != "http" or scope["path"] in OPEN_PATHS
+        if is_open or not self._digests or self._known(Headers(scope=scope)):
+            return await self._app(scope, receive, send)
+        refusal = APIError(401, "a valid API key is needed", headers={"WWW-Authenticate": "Bearer"})
+        return await refusal.response(scope, receive, send)
+
+    def _known(self, headers: Headers) -> bool:
+        """Compared in a time that tells nothing about the keys: all digests, every time."""
+        kind, _, key = headers.get("authorization", "").partition(" ")
+        given = _digest(key.strip().encode("latin-1"))
+        matches = [hmac.compare_digest(given, known) for known in self._digests]
+        return kind.lower() == "bearer" and any(matches)
+
+
+class LineFormatter(logging.Formatter):
+    """One line a record: plain text, or a JSON object with the same facts."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__()
+        self._as_json = as_json
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        facts = {name: value for name, value in vars(record).items() if name in FACTS}
+        text = record.getMessage()
+        if record.exc_info:
+            facts["error"] = self.formatException(record.exc_info)
+        stamp = self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z")
+        if self._as_json:
+            head = {"time": stamp, "level": record.levelname.lower(), "event": text}
+            return json.dumps(head | facts, ensure_ascii=False)
+        shown = " ".join(f"{name}={value}" for name, value in facts.items())
+        return f"{stamp} {record.levelname.lower()} {text} {shown}".rstrip()
+
+
+def _facts(scope: Scope, request_id: str, status: int, start: float) -> dict[str, object]:
+    return {
+        "request_id": request_id,
+        "method": scope["method"],
+        "path": scope["path"][:200],
+        "status": status or "-",
+        "seconds": round(time.perf_counter() - start, 4),
+        "client": scope["client"][0] if scope.get("client") else "-",
+    }
+
+
+def _digest(key: bytes) -> bytes:
+    """Equal lengths, whatever the key's."""
+    return hashlib.sha256(key).digest()

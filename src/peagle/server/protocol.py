@@ -1,0 +1,230 @@
+"""What requests may say: OpenAI's fields, vLLM's further ones, and `speculation`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Ignored = Annotated[Any, Field(description="Accepted for compatibility; has no effect.")]
+
+
+class Body(BaseModel):
+    """A JSON object without unknown fields and without silent conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Body):
+    """What a stream carries beside the answer."""
+
+    include_usage: bool = False
+    """A last chunk with the usage."""
+    include_obfuscation: Ignored = None
+
+
+class SpeculationOptions(Body):
+    """How to speculate on this request."""
+
+    num_speculative_tokens: Count | None = None
+    """K, at most the server's; 0 turns speculation off."""
+    trace: bool = False
+    """Also say which tokens came from the drafter."""
+
+
+class StructuredOutputsOptions(Body):
+    """vLLM's field: the form that the output must have, exactly one of these."""
+
+    json_: str | dict[str, Any] | None = Field(default=None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+
+
+class JSONSchema(Body):
+    """A named schema."""
+
+    name: str = "answer"
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    """OpenAI's field: free text, any JSON object, or JSON after a schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JSONSchema | None = None
+
+
+class GenerationBody(Body):
+    """What completions and chat completions share."""
+
+    model: str | None = None
+    """One of the served names; left out, the first."""
+    n: Positive | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    """Token id -> value added to its logit."""
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: Positive | None = None
+    min_tokens: Count | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsOptions | None = None
+    speculation: SpeculationOptions | None = None
+    user: Ignored = None
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+    @property
+    def choices(self) -> int:
+        """How many answers each prompt gets."""
+        return self.n or 1
+
+    @property
+    def k(self) -> int | None:
+        """Tokens to draft a cycle; None is the server's K."""
+        return None if self.speculation is None else self.speculation.num_speculative_tokens
+
+    @property
+    def traced(self) -> bool:
+        """Whether the answer tells the drafter's tokens from the target's."""
+        return self.speculation is not None and self.speculation.trace
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionBody(GenerationBody):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    """Put the prompt before its completion."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Positive | None = None
+    suffix: str | None = None
+
+
+class FunctionCall(Body):
+    """A call the assistant made."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    """One of an assistant message's calls."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ContentPart(Body):
+    """A piece of a message; only text is understood."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Message(Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: Ignored = None
+    reasoning_content: Ignored = None
+
+    @property
+    def text(self) -> str:
+        """The content as one text."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
+
+
+class Function(Body):
+    """A function that the model may call."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    """JSON schema of its arguments."""
+    strict: bool | None = None
+
+
+class Tool(Body):
+    """Something that the model may use."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Body):
+    """The function to be called."""
+
+    name: str
+
+
+class NamedTool(Body):
+    """The tool to be used."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class ChatBody(GenerationBody):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the chat template, such as `enable_thinking`."""
+    modalities: Ignored = None
+    reasoning_effort: Ignored = None
+    verbosity: Ignored = None
+    prediction: Ignored = None
+
+
+class TokenizeBody(Body):
+    """`POST /tokenize`: a text, or messages put through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+
+
+class DetokenizeBody(Body):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,103 @@
+"""The server's life: listen, serve, drain on SIGTERM, end."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from types import FrameType
+
+import uvicorn
+
+from peagle.async_llm import AsyncLLM
+from peagle.errors import InputError
+from peagle.server.app import create_app
+from peagle.server.middleware import LineFormatter
+from peagle.server.service import Service
+from peagle.server.settings import LogFormat, ServerSettings
+
+BACKLOG = 2048
+log = logging.getLogger("peagle.server")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before the model is loaded. Raises `InputError`."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise InputError(f"cannot listen on {host}:{port}: {error}") from None
+    return listener
+
+
+def end_on_sigterm() -> None:
+    """Let SIGTERM end the process while it loads, also as a container's first process.
+
+    At once, since the thread that loads cannot be stopped, and there is nothing to clean up.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+
+
+def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> None:
+    """Serve until SIGTERM or Ctrl-C, then finish what runs."""
+    set_up_log(settings.log_format)
+    app = create_app(llm, settings)
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, backlog=BACKLOG, lifespan="off", ws="none"
+    )
+    service: Service = app.state.service
+    server = DrainingServer(config, service)
+    host, port = listener.getsockname()[:2]
+    log.info(f"serving {settings.model_names[0]} on http://{host}:{port}")
+    if not settings.api_keys and host not in ("127.0.0.1", "::1"):
+        log.warning("no API key: whoever reaches this port can use it; see --api-key")
+    try:
+        server.run(sockets=[listener])
+    finally:
+        service.close()
+
+
+class DrainingServer(uvicorn.Server):
+    """Keeps listening while it drains, so that probes hear 503 and not a closed port.
+
+    A second signal ends at once.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to listen."""
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to drain; called for SIGTERM and SIGINT."""
+        if self._service.draining or self._loop is None:
+            self.should_exit = self.force_exit = True
+            return
+        self._service.draining = True
+        self._loop.call_soon_threadsafe(self._begin)
+
+    def _begin(self) -> None:
+        self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        log.info("draining")
+        await self._service.drain()
+        await asyncio.to_thread(self._service.close)
+        self.should_exit = True
+
+
+def set_up_log(form: LogFormat) -> None:
+    """One line a record on stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(LineFormatter(as_json=form == "json"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)

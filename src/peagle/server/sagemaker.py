@@ -1,0 +1,33 @@
+"""SageMaker's container contract: flags from the environment, the model from its usual places."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+PREFIX = "SM_VLLM_"
+MODEL_DIRECTORY = Path("/opt/ml/model")
+PORT = 8080
+
+
+def flags_from_environment(environment: Mapping[str, str]) -> list[str]:
+    """`SM_VLLM_MAX_MODEL_LEN=2048` -> `--max-model-len 2048`; true is a bare flag, false none."""
+    flags: list[str] = []
+    for name, value in sorted(environment.items()):
+        if not name.startswith(PREFIX) or name == f"{PREFIX}MODEL":
+            continue
+        flag = "--" + name.removeprefix(PREFIX).lower().replace("_", "-")
+        if value.lower() == "true":
+            flags.append(flag)
+        elif value.lower() != "false":
+            flags += [flag, value]
+    return flags
+
+
+def model_from_environment(
+    environment: Mapping[str, str], directory: Path = MODEL_DIRECTORY
+) -> str | None:
+    """`SM_VLLM_MODEL`, else what SageMaker put into its directory, else `HF_MODEL_ID`."""
+    if environment.get(f"{PREFIX}MODEL"):
+        return environment[f"{PREFIX}MODEL"]
+    if (directory / "config.json").exists():
+        return str(directory)
+    return environment.get("HF_MODEL_ID") or None

@@ -1,0 +1,116 @@
+"""The engine as the routes see it: bounded, counted, and closed in order."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+
+from peagle.async_llm import AsyncLLM
+from peagle.config import SamplingParams
+from peagle.llm import LLM, Chunk, Prepared, Prompt
+from peagle.server.errors import APIError
+from peagle.server.metrics import Metrics
+from peagle.server.settings import ServerSettings
+
+RETRY_SECONDS = {"Retry-After": "1"}
+DRAIN_STEP = 0.05
+"""Seconds between two looks at what still runs."""
+
+
+class Service:
+    """Admits requests up to a bound, runs them and counts what they did."""
+
+    def __init__(self, llm: AsyncLLM, settings: ServerSettings) -> None:
+        self._async = llm
+        self.llm: LLM = llm.llm
+        self.settings = settings
+        self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.load)
+        self.capacity = self.llm.engine.max_num_seqs + settings.max_queue
+        self.draining = False
+        self.started = int(time.time())
+        self.admitted = 0
+        """Sequences that wait or run."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request would be taken."""
+        return self._async.alive and not self.draining
+
+    @contextlib.contextmanager
+    def admit(self, sequences: int) -> Iterator[None]:
+        """Room for some sequences. Raises `APIError` 503 while ending, 429 when all is taken."""
+        if not self.ready:
+            self.metrics.refused("draining" if self.draining else "engine")
+            raise APIError(503, "the server is shutting down", headers=RETRY_SECONDS)
+        if sequences > self.capacity:
+            raise APIError(400, f"{sequences} sequences, and the server holds {self.capacity}", "n")
+        if self.admitted + sequences > self.capacity:
+            self.metrics.refused("queue")
+            raise APIError(429, "the queue is full; try again", headers=RETRY_SECONDS)
+        self.admitted += sequences
+        try:
+            yield
+        finally:
+            self.admitted -= sequences
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `APIError` when a request is meant for another model."""
+        if name is not None and name not in self.settings.model_names:
+            raise APIError(404, f"the model {name!r} does not exist here", "model")
+
+    def check_choices(self, count: int) -> None:
+        """Raises `APIError` when a request asks for too many answers at once."""
+        if count > self.settings.limits.choices:
+            raise APIError(400, f"more than {self.settings.limits.choices} choices", "n")
+
+    def room_after(self, prompt: Sequence[int]) -> int:
+        """Tokens that the context still holds behind a prompt; at least 1."""
+        return max(self.llm.engine.max_length - len(prompt), 1)
+
+    async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text, of an empty one perhaps none."""
+        return await asyncio.to_thread(self.llm.tokenize, text, add_special_tokens)
+
+    async def detokenize(self, tokens: Sequence[int]) -> str:
+        """The text of token ids."""
+        return await asyncio.to_thread(self.llm.tokenizer.decode, tokens)
+
+    async def prepare(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    ) -> list[Prepared]:
+        """Encode and compile every sequence, beside the engine."""
+        return [
+            await self._async.prepare(prompt, how)
+            for prompt, how in zip(prompts, params, strict=True)
+        ]
+
+    async def run(
+        self, prepared: Sequence[Prepared], n: int
+    ) -> AsyncGenerator[tuple[int, Chunk], None]:
+        """Every sequence's chunks with its index; leaving the loop cancels what still runs.
+
+        `n` sequences in a row share a prompt, which is counted once.
+        """
+        watches = [
+            self.metrics.watch(counts_prompt=index % n == 0) for index in range(len(prepared))
+        ]
+        async with contextlib.aclosing(self._async.run(prepared)) as chunks:
+            try:
+                async for index, chunk in chunks:
+                    watches[index].add(chunk)
+                    yield index, chunk
+            finally:
+                for watch in watches:
+                    watch.close()
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait for those that run as long as the settings allow."""
+        self.draining = True
+        deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
+        while self.admitted and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(DRAIN_STEP)
+
+    def close(self) -> None:
+        """Stop the engine; streams still open end with an error."""
+        self.draining = True
+        self._async.close()

@@ -1,0 +1,42 @@
+"""What the server is told once, when it starts."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from peagle.config import Config, NonNegativeInt, PositiveInt
+
+LogFormat = Literal["text", "json"]
+
+
+class Limits(Config):
+    """The largest request that is still read; whatever is larger is refused with 400 or 413."""
+
+    body_bytes: PositiveInt = 4 << 20
+    choices: PositiveInt = 128
+    """Prompts times n."""
+    stop_strings: PositiveInt = 16
+    stop_length: PositiveInt = 1024
+    """Characters of one stop string."""
+    logit_biases: PositiveInt = 1024
+    grammar_length: PositiveInt = 64 << 10
+    """Characters of a schema (as JSON), regex, grammar, or of all choices together."""
+    schema_depth: PositiveInt = 32
+    tools: PositiveInt = 64
+
+
+class ServerSettings(Config):
+    """How the server presents itself and what it accepts."""
+
+    model_names: Annotated[tuple[str, ...], Field(min_length=1)]
+    """Names that requests may use for the model; answers carry the first."""
+    api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Any of them opens the API; none leaves it open to all."""
+    max_queue: NonNegativeInt = 256
+    """Sequences that may wait beside those that run; beyond, requests get 429."""
+    drain_seconds: Annotated[float, Field(ge=0.0)] = 30.0
+    """How long requests may go on after SIGTERM."""
+    chat_template: str | None = None
+    """A Jinja template in place of the tokenizer's own."""
+    log_format: LogFormat = "text"
+    limits: Limits = Limits()

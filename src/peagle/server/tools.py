@@ -1,0 +1,126 @@
+"""Tool calls in the form most open models are trained on: `<tool_call>{"name": …}</tool_call>`.
+
+A grammar holds the model to it, so what comes out always parses and fits the function's schema.
+"""
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import Any
+
+from peagle.server.errors import APIError
+from peagle.server.protocol import ChatBody, NamedTool, Tool
+from peagle.server.sampling import check_schema
+from peagle.server.settings import Limits
+
+TRIGGER, END = "<tool_call>", "\n</tool_call>"
+ANYTHING = {"type": "object"}
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Which functions a request lets the model call, and how."""
+
+    tools: tuple[Tool, ...]
+    required: bool
+    """Whether the answer must be calls and nothing else."""
+    most: int | None
+    """Most calls; None is any number."""
+
+    @classmethod
+    def of(cls, body: ChatBody, limits: Limits) -> "ToolUse | None":
+        """What a request asks for; None without tools. Raises `APIError`."""
+        tools, choice = body.tools or [], body.tool_choice
+        if not tools:
+            if choice not in (None, "none"):
+                raise APIError(400, "tool_choice needs tools", "tool_choice")
+            return None
+        if choice == "none":
+            return None
+        _check(tools, limits)
+        one_at_a_time = body.parallel_tool_calls is False
+        if isinstance(choice, NamedTool):
+            named = tuple(t for t in tools if t.function.name == choice.function.name)
+            if not named:
+                raise APIError(400, f"no tool is called {choice.function.name}", "tool_choice")
+            return cls(named, required=True, most=1)
+        return cls(tuple(tools), choice == "required", 1 if one_at_a_time else None)
+
+    @property
+    def described(self) -> list[dict[str, Any]]:
+        """The tools as chat templates expect them."""
+        return [tool.model_dump(exclude_none=True) for tool in self.tools]
+
+    @property
+    def grammar(self) -> str:
+        """What the answer may be, in Lark's notation."""
+        names = [f"call_{index}" for index in range(len(self.tools))]
+        rules = self._required() if self.required else self._optional()
+        rules.append(f"call: open ({' | '.join(names)})")
+        for name, tool in zip(names, self.tools, strict=True):
+            head = json.dumps(f'\n{{"name": "{tool.function.name}", "arguments": ')
+            schema = json.dumps(tool.function.parameters or ANYTHING)
+            rules.append(f"{name}: {head} {name}_arguments {json.dumps('}' + END)}")
+            rules.append(f"{name}_arguments: %json {schema}")
+        return "\n".join(rules)
+
+    def _required(self) -> list[str]:
+        start = "call" if self.most == 1 else r'call ("\n"? call)*'
+        return [f"start: {start}", f'open: "{TRIGGER}"']
+
+    def _optional(self) -> list[str]:
+        """Any text; once it says the trigger, a call must follow."""
+        start = "call | REST" if self.most == 1 else "call* REST"
+        return [f"start: {start}", f"open[lazy]: /(?s:.*){TRIGGER}/", "REST: /(?s:.*)/"]
+
+
+class ToolParser:
+    """Takes an answer apart as it comes: plain text, and complete calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._held = ""
+
+    def feed(self, text: str, finished: bool) -> tuple[str, list[dict[str, Any]]]:
+        """The text and calls that are complete now; a possible beginning of a call waits."""
+        self._held += text
+        shown, calls = "", []
+        while (start := self._held.find(TRIGGER)) >= 0:
+            stop = self._held.find(END, start)
+            if stop < 0:
+                break
+            shown += self._held[:start]
+            calls.append(self._call(self._held[start + len(TRIGGER) : stop]))
+            self._held = self._held[stop + len(END) :]
+        keep = 0 if finished else _possible_start(self._held)
+        cut = len(self._held) - keep
+        shown, self._held = shown + self._held[:cut], self._held[cut:]
+        return shown, calls
+
+    def _call(self, text: str) -> dict[str, Any]:
+        call = json.loads(text)
+        index, self.calls = self.calls, self.calls + 1
+        return {
+            "index": index,
+            "id": f"call_{uuid.uuid4().hex[:24]}",
+            "type": "function",
+            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])},
+        }
+
+
+def _possible_start(text: str) -> int:
+    """Characters from the first that may begin a call to the end."""
+    start = text.find(TRIGGER)
+    if start >= 0:
+        return len(text) - start
+    return next((n for n in range(len(TRIGGER), 0, -1) if text.endswith(TRIGGER[:n])), 0)
+
+
+def _check(tools: list[Tool], limits: Limits) -> None:
+    if len(tools) > limits.tools:
+        raise APIError(400, f"more than {limits.tools} tools", "tools")
+    for tool in tools:
+        check_schema(tool.function.parameters or ANYTHING, limits, "tools")
+    names = [tool.function.name for tool in tools]
+    if len({*names}) < len(names):
+        raise APIError(400, "two tools have the same name", "tools")

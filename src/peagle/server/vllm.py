@@ -1,0 +1,47 @@
+"""`peagle serve --engine vllm`: the same checkpoint and flags on vLLM, for more than one GPU."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+
+from peagle.config import SpeculativeConfig
+from peagle.errors import InputError
+
+RENAMED = {"--kv-cache-memory": "--kv-cache-memory-bytes"}
+OURS = frozenset({"--max-queue", "--drain-seconds", "--log-format", "--threads", "--device"})
+"""Flags that vLLM does not have."""
+
+
+def vllm_command(
+    target: str,
+    speculation: SpeculativeConfig | None,
+    flags: Mapping[str, Sequence[str]],
+    further: Sequence[str],
+) -> list[str]:
+    """vLLM's command line. Raises `InputError` for flags that mean nothing to it.
+
+    `flags` are those given, with their values; `further` ones vLLM knows and we do not.
+    """
+    foreign = sorted(OURS & flags.keys())
+    if foreign:
+        raise InputError(f"{', '.join(foreign)}: not with --engine vllm")
+    command = [_executable(), "serve", target]
+    if speculation is not None:
+        command += ["--speculative-config", speculation.model_dump_json(exclude_none=True)]
+    for flag, values in flags.items():
+        command += [RENAMED.get(flag, flag), *values]
+    return [*command, *further]
+
+
+def become(command: Sequence[str]) -> None:
+    """Replace this process, so that signals reach vLLM itself."""
+    os.execvp(command[0], list(command))
+
+
+def _executable() -> str:
+    found = shutil.which("vllm")
+    if found is None:
+        raise InputError(
+            "vllm is not on the PATH; install it (pip install vllm) or activate its environment"
+        )
+    return found

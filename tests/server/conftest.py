@@ -1,0 +1,85 @@
+"""One real server a session over the bundled pair, and the same engine without it."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+import uvicorn
+from openai import OpenAI
+
+from peagle import LLM, AsyncLLM, EngineConfig, SpeculativeConfig
+from peagle.bench.pair import bundled
+from peagle.server.app import create_app
+from peagle.server.service import Service
+from peagle.server.settings import ServerSettings
+
+K = 7
+KEY = "sesame"
+NAME = "demo"
+
+
+def load() -> LLM:
+    """The bundled pair; with 4 rows requests also wait."""
+    speculation = SpeculativeConfig(model=str(bundled("peagle")), num_speculative_tokens=K)
+    config = EngineConfig(dtype="float32", max_num_seqs=4, kv_cache_memory=1 << 26)
+    return LLM(bundled("target"), speculation, config)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that listens."""
+
+    url: str
+    port: int
+    service: Service
+
+    def wait_until_idle(self, seconds: float = 10.0) -> None:
+        """Fail unless every request and block is given back in time."""
+        engine, end = self.service.llm.engine, time.monotonic() + seconds
+        while engine.busy or self.service.admitted:
+            assert time.monotonic() < end, "a request was left behind"
+            time.sleep(0.01)
+        engine.pool.check()
+        assert engine.pool.free_blocks == engine.pool.num_blocks
+
+
+def start(settings: ServerSettings) -> Iterator[Running]:
+    """Serve in a thread until the test is over."""
+    app = create_app(AsyncLLM(load), settings)
+    listener = socket.create_server(("127.0.0.1", 0))
+    port = listener.getsockname()[1]
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield Running(f"http://127.0.0.1:{port}", port, app.state.service)
+    server.should_exit = True
+    thread.join()
+    app.state.service.close()
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Running]:
+    yield from start(ServerSettings(model_names=(NAME, "alias"), api_keys=("other", KEY)))
+
+
+@pytest.fixture
+def _clean(server: Running) -> Iterator[None]:
+    """No test leaves a request or a block behind."""
+    yield
+    server.wait_until_idle()
+
+
+@pytest.fixture(scope="session")
+def offline() -> LLM:
+    """The same engine, asked directly."""
+    return load()
+
+
+@pytest.fixture(scope="session")
+def client(server: Running) -> OpenAI:
+    return OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0)

@@ -1,0 +1,84 @@
+"""Counters equal the sums over all answers."""
+
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import K, Running
+from openai import OpenAI
+from prometheus_client.parser import text_string_to_metric_families
+from test_robustness import ask
+
+REQUESTS: list[dict[str, Any]] = [
+    {"max_tokens": 30},
+    {"max_tokens": 9, "n": 2, "temperature": 1.0, "seed": 3},
+    {"max_tokens": 12, "extra_body": {"speculation": {"num_speculative_tokens": 2}}},
+    {"max_tokens": 12, "extra_body": {"speculation": {"num_speculative_tokens": 0}}},
+    {"max_tokens": 64, "stop": ["return", ":"]},
+]
+
+
+def counters(server: Running) -> Counter[str]:
+    """Every sample without the model's name, other labels joined to it."""
+    found: Counter[str] = Counter()
+    for family in text_string_to_metric_families(ask(server, "/metrics", b"", "GET")[2]):
+        for sample in family.samples:
+            labels = [v for k, v in sorted(sample.labels.items()) if k not in ("model_name", "le")]
+            if "le" not in sample.labels:
+                found["/".join([sample.name.removeprefix("vllm:"), *labels])] = sample.value
+    return found
+
+
+@pytest.mark.usefixtures("_clean")
+def test_counters_equal_the_sums_over_answers(server: Running, client: OpenAI):
+    before = counters(server)
+    wanted: Counter[str] = Counter()
+    for fields in REQUESTS:
+        answer = client.completions.create(model="demo", prompt="def area(self):\n", **fields)
+        usage, did = answer.usage, answer.usage.model_extra["speculation"]
+        wanted["prompt_tokens_total"] += usage.prompt_tokens
+        wanted["generation_tokens_total"] += usage.completion_tokens
+        wanted["spec_decode_num_drafts_total"] += did["cycles"]
+        wanted["spec_decode_num_draft_tokens_total"] += did["drafted"]
+        wanted["spec_decode_num_accepted_tokens_total"] += did["accepted"]
+        for position, count in enumerate(did["accepted_per_position"]):
+            wanted[f"spec_decode_num_accepted_tokens_per_pos_total/{position}"] += count
+        for choice in answer.choices:
+            wanted[f"request_success_total/{choice.finish_reason}"] += 1
+        wanted["time_to_first_token_seconds_count"] += len(answer.choices)
+        wanted["e2e_request_latency_seconds_count"] += len(answer.choices)
+    after = counters(server)
+    assert {name: after[name] - before[name] for name in wanted} == dict(wanted)
+    assert wanted[f"spec_decode_num_accepted_tokens_per_pos_total/{K - 1}"] > 0
+
+
+def test_an_idle_server_says_so(server: Running):
+    server.wait_until_idle()
+    found = counters(server)
+    assert found["num_requests_running"] == found["num_requests_waiting"] == 0
+    assert found["kv_cache_usage_perc"] == 0
+
+
+def test_prefix_cache_hits_show_up(server: Running, client: OpenAI):
+    prompt = "import os\n" * 40
+    before = counters(server)
+    for _ in range(2):
+        last = client.completions.create(model="demo", prompt=prompt, max_tokens=2)
+    after = counters(server)
+    hits = after["prefix_cache_hits_total"] - before["prefix_cache_hits_total"]
+    assert hits == last.usage.prompt_tokens_details.cached_tokens > 100
+
+
+def test_the_dashboard_shows_only_what_there_is(server: Running):
+    dashboard = Path(__file__).parents[2] / "deploy" / "grafana.json"
+    panels = json.loads(dashboard.read_text())["panels"]
+    shown = " ".join(target["expr"] for panel in panels for target in panel.get("targets", []))
+    text = ask(server, "/metrics", b"", "GET")[2]
+    known = {family.name for family in text_string_to_metric_families(text)}
+    suffix = re.compile("_(total|bucket|sum|count)$")
+    used = {suffix.sub("", name) for name in re.findall(r"(?:vllm|peagle):\w+", shown)}
+    assert used
+    assert used <= known

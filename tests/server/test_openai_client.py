@@ -1,0 +1,329 @@
+"""The official client against the server: every field, streaming and not."""
+
+import json
+import math
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from peagle import LLM, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("_clean")
+PROMPT = "def fibonacci(n):\n"
+OTHER = "class Stack:\n"
+MESSAGES = [{"role": "user", "content": "def is_prime(n):"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "set_flag",
+        "description": "Sets the flag.",
+        "parameters": {
+            "type": "object",
+            "properties": {"on": {"type": "boolean"}},
+            "required": ["on"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def expected(offline: LLM, prompt: Any, **params: Any) -> Any:
+    [completion] = offline.generate([prompt], SamplingParams(**params))
+    return completion
+
+
+def complete(client: OpenAI, **fields: Any) -> Any:
+    return client.completions.create(**{"model": "demo", "prompt": PROMPT, **fields})
+
+
+def chat(client: OpenAI, **fields: Any) -> Any:
+    return client.chat.completions.create(**{"model": "demo", "messages": MESSAGES, **fields})
+
+
+def test_completion_equals_the_engine(client: OpenAI, offline: LLM):
+    wanted = expected(offline, PROMPT, max_tokens=40)
+    answer = complete(client, max_tokens=40)
+    assert answer.choices[0].text == wanted.text
+    assert answer.choices[0].finish_reason == wanted.finish_reason
+    assert answer.usage.prompt_tokens == len(wanted.prompt_token_ids)
+    assert answer.usage.completion_tokens == len(wanted.token_ids)
+    did = wanted.speculation
+    assert answer.usage.completion_tokens_details.accepted_prediction_tokens == did.accepted
+    details = answer.usage.model_extra["speculation"]
+    assert details["drafted"] == did.drafted
+    assert details["accepted_per_position"] == did.accepted_per_position
+    assert math.isclose(details["acceptance_length"], 1 + did.accepted / did.cycles)
+
+
+def test_completion_takes_16_tokens_by_default(client: OpenAI):
+    assert complete(client).usage.completion_tokens == 16
+
+
+def test_streamed_completion_equals_the_whole(client: OpenAI):
+    whole = complete(client, max_tokens=40)
+    options = {"include_usage": True}
+    chunks = list(complete(client, max_tokens=40, stream=True, stream_options=options))
+    assert "".join(c.choices[0].text for c in chunks[:-1]) == whole.choices[0].text
+    assert [c.choices[0].finish_reason for c in chunks[:-1]][-1] == "length"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert chunks[-1].usage.model_extra["speculation"] == whole.usage.model_extra["speculation"]
+    assert len({c.id for c in chunks}) == 1
+
+
+def test_stream_without_usage_has_none(client: OpenAI):
+    assert all(c.usage is None for c in complete(client, max_tokens=4, stream=True))
+
+
+@pytest.mark.parametrize("k", [0, 3, 7])
+def test_k_is_chosen_by_the_request(client: OpenAI, offline: LLM, k: int):
+    how = {"speculation": {"num_speculative_tokens": k}}
+    answer = complete(client, max_tokens=24, extra_body=how)
+    wanted = expected(offline, PROMPT, max_tokens=24, num_speculative_tokens=k)
+    assert answer.choices[0].text == wanted.text
+    assert answer.usage.model_extra["speculation"]["drafted"] == wanted.speculation.drafted
+    assert len(answer.usage.model_extra["speculation"]["accepted_per_position"]) == k
+
+
+def test_trace_tells_drafts_from_target_tokens(client: OpenAI, offline: LLM):
+    wanted = expected(offline, PROMPT, max_tokens=40)
+    how = {"speculation": {"trace": True}}
+    chunks = list(complete(client, max_tokens=40, stream=True, extra_body=how))
+    cycles = [c.choices[0].model_extra["speculation"] for c in chunks]
+    assert [t for cycle in cycles for t in cycle["token_ids"]] == list(wanted.token_ids)
+    assert "".join(text for cycle in cycles for text in cycle["texts"]) == wanted.text
+    accepted = [cycle["accepted"] for cycle in cycles[1:-1]]  # without prefill and the cut end
+    assert accepted == wanted.speculation.accepted_per_cycle[: len(accepted)]
+
+
+def test_several_prompts_and_choices(client: OpenAI, offline: LLM):
+    how = {"max_tokens": 12, "temperature": 0.9, "seed": 5}
+    answer = complete(client, prompt=[PROMPT, OTHER], n=3, **how)
+    wanted = [
+        expected(offline, prompt, **(how | {"seed": 5 + i})).text
+        for prompt in (PROMPT, OTHER)
+        for i in range(3)
+    ]
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    assert [choice.text for choice in answer.choices] == wanted
+    assert len({*wanted}) > 2
+    prompts = [len(offline.encode(prompt)) for prompt in (PROMPT, OTHER)]
+    assert answer.usage.prompt_tokens == sum(prompts)
+
+
+def test_streamed_choices_are_told_apart(client: OpenAI):
+    how = {"max_tokens": 12, "temperature": 0.9, "seed": 5, "n": 3}
+    whole = complete(client, **how)
+    texts = ["", "", ""]
+    for chunk in complete(client, stream=True, **how):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [choice.text for choice in whole.choices]
+
+
+def test_token_ids_as_prompt(client: OpenAI, offline: LLM):
+    ids = offline.encode(PROMPT)
+    assert complete(client, prompt=ids).choices[0].text == complete(client).choices[0].text
+    assert len(complete(client, prompt=[ids, ids]).choices) == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.7, "seed": 1, "top_p": 0.9},
+        {"temperature": 1.1, "seed": 2, "extra_body": {"top_k": 20, "min_p": 0.05}},
+        {"temperature": 0.8, "seed": 3, "presence_penalty": 0.5, "frequency_penalty": 0.5},
+        {"temperature": 0.8, "seed": 4, "extra_body": {"repetition_penalty": 1.2}},
+        {"extra_body": {"min_tokens": 5, "ignore_eos": True}},
+    ],
+)
+def test_sampling_fields_reach_the_engine(client: OpenAI, offline: LLM, fields: dict[str, Any]):
+    answer = complete(client, max_tokens=24, **fields)
+    flat = {name: value for name, value in fields.items() if name != "extra_body"}
+    wanted = expected(offline, PROMPT, max_tokens=24, **flat, **fields.get("extra_body", {}))
+    assert answer.choices[0].text == wanted.text
+
+
+def test_filters_beside_temperature_0_have_no_effect(client: OpenAI):
+    plain = complete(client, temperature=0)
+    assert complete(client, temperature=0, top_p=0.1).choices[0].text == plain.choices[0].text
+
+
+def test_stop_strings_end_the_text(client: OpenAI, offline: LLM):
+    text = complete(client, max_tokens=40).choices[0].text
+    stop = text[10:13]
+    answer = complete(client, max_tokens=40, stop=[stop, "never there"])
+    assert answer.choices[0].text == text[: text.index(stop)]
+    assert answer.choices[0].finish_reason == "stop"
+    ids = expected(offline, PROMPT, max_tokens=4).token_ids
+    ended = complete(client, max_tokens=40, extra_body={"stop_token_ids": [ids[-1]]})
+    assert ended.choices[0].finish_reason == "stop"
+
+
+def test_logit_bias(client: OpenAI, offline: LLM):
+    token = offline.encode(" zip")[-1]
+    answer = complete(client, max_tokens=3, logit_bias={str(token): 100})
+    assert answer.choices[0].text == offline.tokenizer.decode([token] * 3)
+
+
+def test_logprobs_of_a_completion(client: OpenAI, offline: LLM):
+    wanted = expected(offline, PROMPT, max_tokens=6, logprobs=2)
+    found = complete(client, max_tokens=6, logprobs=2).choices[0].logprobs
+    assert "".join(found.tokens) == wanted.text
+    assert found.text_offset == [len("".join(found.tokens[:i])) for i in range(6)]
+    for index, one in enumerate(wanted.logprobs):
+        assert math.isclose(found.token_logprobs[index], one.chosen, rel_tol=1e-4, abs_tol=1e-5)
+        assert max(found.top_logprobs[index].values()) == pytest.approx(one.top[0][1], rel=1e-4)
+
+
+def test_echo_puts_the_prompt_first(client: OpenAI):
+    answer = complete(client, max_tokens=4, echo=True)
+    assert answer.choices[0].text.startswith(PROMPT)
+    chunks = list(complete(client, max_tokens=4, echo=True, stream=True))
+    assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
+
+
+def test_chat_equals_its_rendered_prompt(client: OpenAI, offline: LLM):
+    text = offline.tokenizer.apply_chat_template(
+        MESSAGES, tokenize=False, add_generation_prompt=True
+    )
+    answer = chat(client, max_tokens=24)
+    wanted = expected(offline, text, max_tokens=24)
+    assert answer.choices[0].message.content == wanted.text
+    assert answer.choices[0].message.role == "assistant"
+    parts = [{"role": "user", "content": [{"type": "text", "text": "def is_prime(n):"}]}]
+    same = chat(client, messages=parts, max_completion_tokens=24)
+    assert same.choices[0].message.content == wanted.text
+
+
+def test_chat_fills_the_context_unless_told(client: OpenAI):
+    answer = chat(client, stop="return")
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    assert answer.usage.completion_tokens > 16 or answer.choices[0].finish_reason == "stop"
+
+
+def test_streamed_chat(client: OpenAI):
+    whole = chat(client, max_tokens=24)
+    chunks = list(chat(client, max_tokens=24, stream=True))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    texts = [c.choices[0].delta.content or "" for c in chunks]
+    assert "".join(texts) == whole.choices[0].message.content
+    assert chunks[-1].choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+def test_logprobs_of_a_chat(client: OpenAI):
+    answer = chat(client, max_tokens=5, logprobs=True, top_logprobs=3)
+    content = answer.choices[0].logprobs.content
+    assert "".join(one.token for one in content) == answer.choices[0].message.content
+    for one in content:
+        assert len(one.top_logprobs) == 3
+        assert one.logprob <= 0
+        assert bytes(one.bytes).decode() == one.token
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}},
+    "required": ["on", "kind"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("k", [0, 7])
+def test_json_schema_is_kept_to(client: OpenAI, k: int):
+    form = {"type": "json_schema", "json_schema": {"name": "it", "schema": SCHEMA}}
+    answer = chat(
+        client,
+        max_tokens=200,
+        response_format=form,
+        extra_body={"speculation": {"num_speculative_tokens": k}},
+    )
+    found = json.loads(answer.choices[0].message.content)
+    assert isinstance(found["on"], bool)
+    assert found["kind"] in ("a", "b")
+    assert answer.choices[0].finish_reason == "stop"
+
+
+def test_choice_of_texts(client: OpenAI):
+    how = {"structured_outputs": {"choice": ["yes", "no"]}}
+    assert complete(client, extra_body=how).choices[0].text in ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "set_flag"}}]
+)
+def test_required_tool_calls(client: OpenAI, choice: Any):
+    how = {"tools": [TOOL], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = chat(client, max_tokens=200, **how)
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert answer.choices[0].message.content is None
+    [call] = answer.choices[0].message.tool_calls
+    assert call.function.name == "set_flag"
+    assert isinstance(json.loads(call.function.arguments)["on"], bool)
+    chunks = list(chat(client, max_tokens=200, stream=True, **how))
+    streamed = [t for c in chunks for t in c.choices[0].delta.tool_calls or []]
+    assert [t.function.arguments for t in streamed] == [call.function.arguments]
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_tools_may_stay_unused(client: OpenAI):
+    plain = chat(client, max_tokens=24).choices[0].message.content
+    assert chat(client, max_tokens=24, tools=[TOOL]).choices[0].message.content == plain
+    unused = chat(client, max_tokens=24, tools=[TOOL], tool_choice="none")
+    assert unused.choices[0].message.content == plain
+
+
+def test_results_of_tools_are_part_of_the_conversation(client: OpenAI):
+    call = {"id": "1", "type": "function", "function": {"name": "set_flag", "arguments": "{}"}}
+    turns = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
+    turns += [{"role": "tool", "tool_call_id": "1", "content": "done"}]
+    assert chat(client, messages=turns, max_tokens=4).usage.completion_tokens == 4
+
+
+def test_models(client: OpenAI):
+    models = {model.id: model for model in client.models.list().data}
+    assert set(models) == {"demo", "alias"}
+    assert models["demo"].model_extra["num_speculative_tokens"] == 7
+    assert client.models.retrieve("alias").id == "alias"
+    assert complete(client, model="alias", max_tokens=2).model == "demo"
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "words"),
+    [
+        ({"model": "nobody"}, openai.NotFoundError, "nobody"),
+        ({"prompt": ""}, openai.BadRequestError, "empty"),
+        ({"prompt": []}, openai.BadRequestError, "empty"),
+        ({"prompt": [4096]}, openai.BadRequestError, "4096"),
+        ({"prompt": "x " * 5000}, openai.BadRequestError, "context"),
+        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+        ({"n": 1000}, openai.BadRequestError, "choices"),
+        ({"n": 0}, openai.BadRequestError, "n: "),
+        ({"temperature": -1}, openai.BadRequestError, "temperature"),
+        ({"logprobs": 21}, openai.BadRequestError, "logprobs"),
+        ({"stop": ["a"] * 17}, openai.BadRequestError, "stop"),
+        ({"stop": "a" * 1025}, openai.BadRequestError, "stop"),
+        ({"logit_bias": {"x": 1}}, openai.BadRequestError, "token id"),
+        ({"suffix": "x"}, openai.BadRequestError, "suffix"),
+        ({"best_of": 4}, openai.BadRequestError, "best_of"),
+        ({"extra_body": {"nonsense": 1}}, openai.BadRequestError, "nonsense"),
+        (
+            {"extra_body": {"speculation": {"num_speculative_tokens": 8}}},
+            openai.BadRequestError,
+            "8",
+        ),
+        ({"extra_body": {"structured_outputs": {"regex": "("}}}, openai.BadRequestError, "regex"),
+    ],
+)
+def test_refusals(client: OpenAI, fields: dict[str, Any], kind: type, words: str):
+    with pytest.raises(kind) as caught:
+        complete(client, **fields)
+    assert words in caught.value.body["message"]
+    assert set(caught.value.body) == {"message", "type", "param", "code"}
+
+
+def test_wrong_key(server: Any):
+    stranger = OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError, match="API key"):
+        complete(stranger)

@@ -1,0 +1,64 @@
+"""Requests generated from the server's own OpenAPI document: never a server error."""
+
+from typing import Any
+
+import pytest
+import schemathesis
+from conftest import KEY, Running
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+]
+HEADERS = {"Authorization": f"Bearer {KEY}"}
+BODIES = [
+    ("/v1/completions", "POST"),
+    ("/v1/chat/completions", "POST"),
+    ("/invocations", "POST"),
+    ("/tokenize", "POST"),
+    ("/detokenize", "POST"),
+]
+OTHERS = [
+    ("/v1/models", "GET"),
+    ("/v1/models/{name}", "GET"),
+    ("/health", "GET"),
+    ("/ping", "GET"),
+    ("/ping", "POST"),
+    ("/version", "GET"),
+    ("/metrics", "GET"),
+]
+FITTING, WRONG = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
+CASES = [(*place, FITTING) for place in BODIES + OTHERS] + [(*place, WRONG) for place in BODIES]
+
+
+@pytest.fixture(scope="session")
+def document(server: Running) -> Any:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json", headers=HEADERS)
+
+
+def test_every_route_is_in_the_list(document: Any):
+    found = {(o.ok().path, o.ok().method.upper()) for o in document.get_all_operations()}
+    assert found == {*BODIES, *OTHERS}
+
+
+@pytest.mark.parametrize(("path", "method", "mode"), CASES)
+def test_no_request_is_a_server_error(
+    document: Any, server: Running, path: str, method: str, mode: GenerationMode
+):
+    @given(case=document[path][method].as_strategy(generation_mode=mode))
+    @settings(max_examples=12, suppress_health_check=list(HealthCheck))
+    def check(case: schemathesis.Case) -> None:
+        case.call_and_validate(headers=HEADERS, checks=CHECKS)
+
+    check()
+    server.wait_until_idle()

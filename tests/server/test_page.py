@@ -1,0 +1,118 @@
+"""The playground in headless Chromium; skipped on machines without one."""
+
+import shutil
+from collections.abc import Iterator
+from importlib.resources import files
+
+import pytest
+from conftest import KEY, K, Running
+from selenium.webdriver import Chrome, ChromeOptions
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import Select, WebDriverWait
+
+from peagle import LLM, SamplingParams
+
+PROMPT = "def is_even(n):\n"
+PAGE = files("peagle.server").joinpath("page.html").read_text()
+DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
+
+
+def test_nothing_is_loaded_from_elsewhere():
+    assert "http://" not in PAGE
+    assert "https://" not in PAGE
+    assert "innerHTML" not in PAGE
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chrome]:
+    if DRIVER is None or BROWSER is None:
+        pytest.skip("no chromium and chromedriver on this machine")
+    options = ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1200,900"):
+        options.add_argument(flag)
+    chrome = Chrome(options=options, service=Service(DRIVER))
+    yield chrome
+    chrome.quit()
+
+
+@pytest.fixture
+def page(browser: Chrome, server: Running) -> Chrome:
+    browser.get(server.url)
+    assert_text(browser, "model", "API key")
+    browser.find_element(By.ID, "api-key").send_keys(KEY + Keys.TAB)
+    assert_text(browser, "model", "demo")
+    fill(browser, "prompt", PROMPT)
+    fill(browser, "max-tokens", "40")
+    return browser
+
+
+def fill(page: Chrome, name: str, text: str) -> None:
+    field = page.find_element(By.ID, name)
+    field.clear()
+    field.send_keys(text)
+
+
+def assert_text(page: Chrome, name: str, words: str) -> None:
+    WebDriverWait(page, 10).until(lambda p: words in p.find_element(By.ID, name).text)
+
+
+def finish(page: Chrome) -> str:
+    """Wait for the end; how it ended."""
+    state = "document.body.dataset.state"
+    WebDriverWait(page, 30).until(
+        lambda p: p.execute_script(f"return {state}") not in ("running", "idle")
+    )
+    return str(page.execute_script(f"return {state}"))
+
+
+def content(page: Chrome, name: str) -> str:
+    return str(page.execute_script(f"return document.getElementById('{name}').textContent"))
+
+
+def test_every_token_shows_where_it_came_from(page: Chrome, offline: LLM):
+    [wanted] = offline.generate([PROMPT], SamplingParams(max_tokens=40))
+    page.find_element(By.ID, "run").click()
+    assert finish(page) == "done"
+    spans = page.find_elements(By.CSS_SELECTOR, "#answer span")
+    assert content(page, "answer") == wanted.text
+    assert len(spans) == len(wanted.token_ids)
+    drafted = len(page.find_elements(By.CSS_SELECTOR, "#answer span.draft"))
+    surplus = K  # of the last cycle, of which the page sees what was still wanted
+    assert wanted.speculation.accepted - surplus <= drafted <= wanted.speculation.accepted
+    assert len(page.find_elements(By.CSS_SELECTOR, "#cycles i")) == wanted.speculation.cycles + 1
+    assert f"tokens\n{len(spans)}" in page.find_element(By.ID, "stats").text
+
+
+def test_comparison_says_how_much_faster_and_whether_equal(page: Chrome):
+    page.find_element(By.ID, "compare").click()
+    assert finish(page) == "done"
+    assert "as fast, the same text" in content(page, "verdict")
+    assert content(page, "answer") == content(page, "answer-without")
+    assert not page.find_elements(By.CSS_SELECTOR, "#answer-without span.draft")
+
+
+def test_chat(page: Chrome):
+    Select(page.find_element(By.ID, "mode")).select_by_value("chat")
+    page.find_element(By.ID, "prompt").send_keys(Keys.CONTROL, Keys.ENTER)
+    assert finish(page) == "done"
+    assert content(page, "answer")
+
+
+def test_stopping_ends_the_request(page: Chrome, server: Running):
+    fill(page, "max-tokens", "1900")
+    page.find_element(By.ID, "run").click()
+    WebDriverWait(page, 10).until(lambda p: p.find_elements(By.CSS_SELECTOR, "#answer span"))
+    page.find_element(By.ID, "stop").click()
+    assert finish(page) == "done"
+    assert content(page, "status") == "Stopped."
+    server.wait_until_idle(seconds=2)
+
+
+def test_errors_are_told_in_words(page: Chrome):
+    fill(page, "k", "99")
+    page.find_element(By.ID, "run").click()
+    assert finish(page) == "error"
+    assert "400: num_speculative_tokens 99 is above" in content(page, "error")

@@ -1,0 +1,268 @@
+"""Hostile, leaving and too many clients; each test looks at the engine afterwards."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.client import HTTPConnection
+from typing import Any
+
+import pytest
+from conftest import KEY, NAME, Running, start
+
+from peagle import SamplingParams
+from peagle.server.settings import Limits, ServerSettings
+
+PROMPT = "def fibonacci(n):\n"
+LONG = {"prompt": PROMPT, "max_tokens": 1500, "ignore_eos": True}
+HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {KEY}"}
+pytestmark = pytest.mark.usefixtures("_clean")
+
+
+def ask(
+    server: Running, path: str, body: Any, method: str = "POST", **headers: str
+) -> tuple[int, dict[str, str], Any]:
+    """Status, headers and parsed body of one request."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    connection.request(method, path, data, {**HEADERS, **headers})
+    answer = connection.getresponse()
+    text = answer.read()
+    connection.close()
+    kind = answer.headers.get("content-type", "")
+    found = json.loads(text) if "json" in kind else text.decode()
+    return answer.status, {k.lower(): v for k, v in answer.headers.items()}, found
+
+
+def begin(server: Running, body: dict[str, Any]) -> socket.socket:
+    """Send a request and read until its first event has come."""
+    data = json.dumps({**body, "stream": True}).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    seen = b""
+    while b"data: " not in seen:
+        seen += connection.recv(4096)
+    return connection
+
+
+@pytest.fixture
+def small() -> Iterator[Running]:
+    """A server that holds five sequences, four of them running."""
+    settings = ServerSettings(
+        model_names=(NAME,),
+        api_keys=(KEY,),
+        max_queue=1,
+        drain_seconds=0.5,
+        limits=Limits(body_bytes=4096),
+    )
+    for running in start(settings):
+        yield running
+        running.wait_until_idle()
+
+
+def test_a_client_that_leaves_frees_its_blocks_at_once(server: Running):
+    engine = server.service.llm.engine
+    connection = begin(server, LONG)
+    assert engine.busy
+    connection.close()
+    server.wait_until_idle(seconds=2)
+    _, _, text = ask(server, "/metrics", b"", "GET")
+    assert 'finished_reason="abort"' in text
+
+
+def test_a_client_that_leaves_before_its_answer_frees_its_blocks(server: Running):
+    engine = server.service.llm.engine
+    connection = HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/v1/completions", json.dumps(LONG), HEADERS)
+    while not engine.busy:
+        time.sleep(0.01)
+    connection.close()
+    server.wait_until_idle(seconds=2)
+
+
+def test_leaving_clients_change_nothing_for_others(server: Running, offline: Any):
+    [wanted] = offline.generate([PROMPT], SamplingParams(max_tokens=200, ignore_eos=True))
+    leaving = [begin(server, LONG) for _ in range(3)]
+    found: list[Any] = []
+    body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True}
+    thread = threading.Thread(target=lambda: found.append(ask(server, "/v1/completions", body)[2]))
+    thread.start()
+    for connection in leaving:
+        time.sleep(0.05)
+        connection.close()
+    thread.join()
+    assert found[0]["choices"][0]["text"] == wanted.text
+
+
+def test_a_full_queue_answers_429_and_recovers(small: Running):
+    held = [begin(small, LONG) for _ in range(4)]
+    waiting = begin_unanswered(small)
+    status, headers, body = ask(small, "/v1/completions", {"prompt": "x", "max_tokens": 1})
+    assert (status, body["error"]["type"]) == (429, "rate_limit_error")
+    assert int(headers["retry-after"]) >= 1
+    status, _, body = ask(small, "/v1/completions", {"prompt": "x", "n": 6})
+    assert (status, body["error"]["param"]) == (400, "n")
+    for connection in (*held, waiting):
+        connection.close()
+    small.wait_until_idle()
+    assert ask(small, "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+    assert 'reason="queue"' in ask(small, "/metrics", b"", "GET")[2]
+
+
+def begin_unanswered(server: Running) -> HTTPConnection:
+    """A request that waits behind those that run."""
+    before = server.service.admitted
+    connection = HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", "/v1/completions", json.dumps(LONG), HEADERS)
+    while server.service.admitted == before:
+        time.sleep(0.01)
+    return connection
+
+
+def test_a_large_body_is_refused_before_it_is_read(small: Running):
+    body = {"prompt": "x" * 5000}
+    status, _, found = ask(small, "/v1/completions", body)
+    assert (status, found["error"]["message"]) == (413, "the body is larger than 4096 bytes")
+    connection = HTTPConnection("127.0.0.1", small.port)
+    parts = (json.dumps(body)[i : i + 500].encode() for i in range(0, 5000, 500))
+    connection.request("POST", "/v1/completions", parts, HEADERS, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_draining_refuses_new_requests_and_ends_old_ones(small: Running):
+    import asyncio
+
+    connection = begin(small, LONG)
+    service = small.service
+    thread = threading.Thread(target=lambda: asyncio.run(service.drain()))
+    thread.start()
+    time.sleep(0.1)
+    assert ask(small, "/health", b"", "GET")[0] == 503
+    status, headers, _ = ask(small, "/v1/completions", {"prompt": "x"})
+    assert status == 503
+    assert "retry-after" in headers
+    thread.join()
+    service.close()
+    rest = b""
+    while data := connection.recv(1 << 16):
+        rest += data
+        if b"\r\n0\r\n\r\n" in rest:
+            break
+    assert b"shutting down" in rest
+    connection.close()
+
+
+BODIES = [
+    b"",
+    b"{",
+    b"[]",
+    b"null",
+    b"\xff\xfe",
+    b'{"prompt": "\\ud800"}',
+    b'{"prompt": NaN}',
+    b'{"prompt": "x", "temperature": NaN}',
+    b'{"prompt": "x", "seed": ' + b"9" * 5000 + b"}",
+    b'{"prompt": ' + b"[" * 100_000,
+    b'{"prompt": "x", "structured_outputs": {"json": ' + b'{"a":' * 500 + b"1" + b"}" * 500 + b"}}",
+    b'{"prompt": "x", "logit_bias": {"1e9": 1}}',
+    b'{"prompt": "x", "logit_bias": {"99999999999999999999": 1}}',
+    b'{"prompt": [1.5]}',
+    b'{"prompt": [true]}',
+    b'{"prompt": [-1]}',
+    b'{"prompt": [99999999999999999999]}',
+    b'{"prompt": "x", "stop_token_ids": [99999999999999999999]}',
+]
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_malformed_bodies_are_refused_in_openai_form(server: Running, body: bytes):
+    status, _, found = ask(server, "/v1/completions", body)
+    assert status == 400
+    assert set(found["error"]) == {"message", "type", "param", "code"}
+    assert found["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [("/nowhere", "GET", 404), ("/v1/completions", "GET", 405), ("/v1/models/x", "GET", 404)],
+)
+def test_unknown_routes_answer_in_openai_form(server: Running, path: str, method: str, status: int):
+    found = ask(server, path, b"", method)
+    assert found[0] == status
+    assert found[2]["error"]["code"] == status
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", b'{"prompt": "\\ud800"}'),
+        ("/v1/chat/completions", b'{"messages": [{"role": "user", "content": "\\ud800"}]}'),
+    ],
+)
+def test_half_a_character_is_refused_everywhere(server: Running, path: str, body: bytes):
+    status, _, found = ask(server, path, body)
+    assert status == 400
+    assert "Unicode" in found["error"]["message"]
+
+
+def test_hostile_templates_are_only_text(server: Running):
+    content = "{{ cycler.__init__.__globals__ }}{% for i in range(10**9) %}x{% endfor %}"
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    assert ask(server, "/v1/chat/completions", body)[0] == 200
+    given = body | {"chat_template_kwargs": {"chat_template": "{{ 1 }}"}}
+    assert ask(server, "/v1/chat/completions", given)[0] == 400
+    given = body | {"chat_template": "{{ 1 }}"}
+    assert ask(server, "/v1/chat/completions", given)[0] == 400
+
+
+@pytest.mark.parametrize("path", ["/", "/health", "/ping", "/version", "/metrics"])
+def test_open_routes_need_no_key(server: Running, path: str):
+    assert ask(server, path, b"", "GET", Authorization="")[0] == 200
+
+
+@pytest.mark.parametrize("value", ["", "Bearer", "Bearer wrong", f"Basic {KEY}", KEY, "Bearer é"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/invocations", "/tokenize", "/openapi.json"])
+def test_other_routes_need_one(server: Running, path: str, value: str):
+    status, headers, found = ask(server, path, {"prompt": "x"}, Authorization=value)
+    assert (status, found["error"]["type"]) == (401, "authentication_error")
+    assert headers["www-authenticate"] == "Bearer"
+
+
+def test_requests_keep_their_ids(server: Running):
+    assert ask(server, "/health", b"", "GET", **{"X-Request-Id": "a-1"})[1]["x-request-id"] == "a-1"
+    made = ask(server, "/health", b"", "GET", **{"X-Request-Id": "a b"})[1]["x-request-id"]
+    assert len(made) == 32
+
+
+def test_invocations_follow_the_shape_of_the_body(server: Running):
+    status, _, found = ask(server, "/invocations", {"prompt": PROMPT, "max_tokens": 4})
+    assert (status, found["object"]) == (200, "text_completion")
+    messages = [{"role": "user", "content": "x"}]
+    status, _, found = ask(server, "/invocations", {"messages": messages, "max_tokens": 4})
+    assert (status, found["object"]) == (200, "chat.completion")
+    assert ask(server, "/invocations", {"max_tokens": 4})[0] == 400
+
+
+def test_tokenize_and_back(server: Running):
+    _, _, found = ask(server, "/tokenize", {"prompt": PROMPT})
+    assert found["count"] == len(found["tokens"])
+    assert ask(server, "/detokenize", {"tokens": found["tokens"]})[2] == {"prompt": PROMPT}
+    assert ask(server, "/tokenize", {"prompt": ""})[2]["tokens"] == []
+    assert ask(server, "/tokenize", {})[0] == 400
+    assert ask(server, "/detokenize", {"tokens": [4096]})[0] == 400
+
+
+def test_a_failing_step_ends_no_later_request(server: Running, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: Any) -> None:
+        raise RuntimeError("broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(server.service.llm.engine.runner, "run", fail)
+        status, _, found = ask(server, "/v1/completions", {"prompt": "x"})
+        assert (status, found["error"]["type"]) == (500, "server_error")
+        assert "broken" not in found["error"]["message"]
+    assert ask(server, "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200

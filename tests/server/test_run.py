@@ -1,0 +1,151 @@
+"""The process: how it starts, drains, ends and starts again."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+BODY = {"prompt": "def fibonacci(n):\n", "max_tokens": 12}
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+class Process:
+    """`peagle serve` as a user starts it."""
+
+    def __init__(self, port: int, *flags: str) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "peagle.cli", "serve", "--port", str(port), *flags]
+        self.process = subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        )
+
+    def wait(self) -> None:
+        """Until it answers."""
+        while self.get("/health") != 200:
+            assert self.process.poll() is None, self.process.communicate()
+            time.sleep(0.1)
+
+    def get(self, path: str) -> int | None:
+        """A status; None while nothing listens."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+        except OSError:
+            return None
+
+    def post(self, body: dict[str, Any]) -> Any:
+        """An open answer."""
+        headers = {"Content-Type": "application/json"}
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + "/v1/completions", data, headers)
+        return urllib.request.urlopen(request, timeout=60)
+
+    def text(self) -> str:
+        """The usual answer's text."""
+        return str(json.load(self.post(BODY))["choices"][0]["text"])
+
+
+@pytest.fixture
+def process(port: int) -> Iterator[Process]:
+    running = Process(port, "--log-format", "json", "--drain-seconds", "20")
+    running.wait()
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+def test_sigterm_lets_requests_finish(process: Process):
+    answer = process.post({"prompt": "x", "max_tokens": 600, "ignore_eos": True, "stream": True})
+    first = answer.readline()
+    process.process.send_signal(signal.SIGTERM)
+    time.sleep(0.3)
+    assert process.get("/health") == 503
+    with pytest.raises(urllib.error.HTTPError, match="503"):
+        process.post(BODY)
+    rest = answer.read()
+    assert first.startswith(b"data: ")
+    assert rest.rstrip().endswith(b"data: [DONE]")
+    _, errors = process.process.communicate(timeout=20)
+    assert process.process.returncode == 0
+    events = [json.loads(line) for line in errors.splitlines()]
+    assert {"draining", "request"} <= {event["event"] for event in events}
+    assert all(event["request_id"] for event in events if event["event"] == "request")
+
+
+def test_a_killed_server_starts_again_as_if_nothing_had_been(process: Process, port: int):
+    wanted = process.text()
+    open_answer = process.post({"prompt": "x", "max_tokens": 1000, "stream": True})
+    open_answer.readline()
+    process.process.kill()
+    process.process.wait()
+    again = Process(port)
+    try:
+        again.wait()
+        assert again.text() == wanted
+    finally:
+        again.process.kill()
+        again.process.wait()
+
+
+def test_a_second_signal_ends_at_once(process: Process):
+    answer = process.post({"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True})
+    answer.readline()
+    process.process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.process.send_signal(signal.SIGINT)
+    process.process.communicate(timeout=5)
+    assert process.process.returncode == 0
+
+
+def test_sigterm_while_loading_ends_it(port: int):
+    loading = Process(port)
+    time.sleep(1.5)
+    loading.process.send_signal(signal.SIGTERM)
+    loading.process.communicate(timeout=20)
+    assert loading.process.returncode in (0, -signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--nonsense", "1"], "no such option: --nonsense"),
+        (["--max-model-len", "0"], "max_model_len"),
+        (["--gpu-memory-utilization", "2"], "gpu_memory_utilization"),
+        (["--chat-template", "/nowhere"], "/nowhere"),
+        (["--speculative-config", "{"], "not JSON"),
+        (["--host", "256.0.0.1"], "cannot listen"),
+        (["--api-key", ""], "api_keys"),
+    ],
+)
+def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):
+    failed = Process(port, *flags)
+    _, errors = failed.process.communicate(timeout=60)
+    assert failed.process.returncode == 2
+    assert words in errors.splitlines()[-1]
+
+
+def test_a_taken_port_is_told_before_loading(port: int):
+    with socket.create_server(("127.0.0.1", port)):
+        failed = Process(port)
+        _, errors = failed.process.communicate(timeout=60)
+    assert failed.process.returncode == 2
+    assert f"cannot listen on 127.0.0.1:{port}" in errors

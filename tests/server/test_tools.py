@@ -1,0 +1,123 @@
+"""Tool calls: what a request may ask for, and taking answers apart however they arrive."""
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peagle.server.errors import APIError
+from peagle.server.protocol import ChatBody
+from peagle.server.settings import Limits
+from peagle.server.tools import ToolParser, ToolUse
+
+TEXTS = st.text(alphabet="ab<tool_cal>/\n{}", max_size=12).filter(lambda t: "<tool_call>" not in t)
+CALLS = st.dictionaries(st.sampled_from("xyz"), st.integers() | st.text(max_size=5), max_size=2)
+
+
+def body(*names: str, **fields: Any) -> ChatBody:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    turns = [{"role": "user", "content": "x"}]
+    return ChatBody.model_validate({"messages": turns, "tools": tools, **fields})
+
+
+def written(arguments: dict[str, Any]) -> str:
+    return f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
+
+
+@given(
+    before=TEXTS,
+    calls=st.lists(CALLS, max_size=3),
+    after=TEXTS,
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_parts_are_found_however_the_text_is_cut(
+    before: str, calls: list[dict[str, Any]], after: str, cuts: list[int]
+):
+    whole = before + "".join(map(written, calls)) + after
+    places = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+    pieces = [whole[a:b] for a, b in itertools.pairwise(places)]
+    parser, text, found = ToolParser(), "", []
+    for number, piece in enumerate(pieces, start=1):
+        shown, new = parser.feed(piece, finished=number == len(pieces))
+        text += shown
+        found += new
+    assert text == before + after
+    assert [json.loads(call["function"]["arguments"]) for call in found] == calls
+    assert [call["index"] for call in found] == list(range(len(calls)))
+    assert len({call["id"] for call in found}) == len(calls)
+
+
+def test_a_call_that_never_ends_is_text():
+    parser = ToolParser()
+    assert parser.feed('<tool_call>\n{"na', finished=False) == ("", [])
+    assert parser.feed("me", finished=True) == ('<tool_call>\n{"name', [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "required", "most"),
+    [
+        ({}, False, None),
+        ({"tool_choice": "auto", "parallel_tool_calls": False}, False, 1),
+        ({"tool_choice": "required"}, True, None),
+        ({"tool_choice": {"type": "function", "function": {"name": "g"}}}, True, 1),
+    ],
+)
+def test_choices(fields: dict[str, Any], required: bool, most: int | None):
+    use = ToolUse.of(body("f", "g", **fields), Limits())
+    assert use is not None
+    assert (use.required, use.most) == (required, most)
+
+
+def test_no_use_without_tools_or_with_none():
+    assert ToolUse.of(body(), Limits()) is None
+    assert ToolUse.of(body("f", tool_choice="none"), Limits()) is None
+
+
+@pytest.mark.parametrize(
+    ("names", "fields", "words"),
+    [
+        ((), {"tool_choice": "auto"}, "needs tools"),
+        (("f", "f"), {}, "same name"),
+        (("f", "g", "h"), {}, "more than 2"),
+        (("f",), {"tool_choice": {"type": "function", "function": {"name": "g"}}}, "called g"),
+    ],
+)
+def test_refusals(names: tuple[str, ...], fields: dict[str, Any], words: str):
+    with pytest.raises(APIError, match=words):
+        ToolUse.of(body(*names, **fields), Limits(tools=2))
+
+
+LONG = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("fields", "accepted", "refused"),
+    [
+        ({}, ["", "text <b>", LONG, f"so: {LONG}\n{LONG} done"], ['<tool_call>\n{"name": "g"']),
+        ({"parallel_tool_calls": False}, ["text", f"so: {LONG}"], [LONG + LONG, LONG + "x"]),
+        ({"tool_choice": "required"}, [LONG, LONG + LONG, f"{LONG}\n{LONG}"], ["text", f"a{LONG}"]),
+        (
+            {"tool_choice": "required", "parallel_tool_calls": False},
+            [LONG],
+            ["text", LONG + LONG, LONG.replace("{", "[", 1)],
+        ),
+    ],
+)
+def test_grammar(fields: dict[str, Any], accepted: list[str], refused: list[str], offline: Any):
+    from llguidance import LLMatcher
+    from llguidance.hf import from_tokenizer
+
+    use = ToolUse.of(body("f", **fields), Limits())
+    assert use is not None
+    vocabulary = from_tokenizer(offline.tokenizer, offline.engine.vocab_size, [0])
+
+    def takes(text: str) -> bool:
+        matcher = LLMatcher(vocabulary, use.grammar)
+        tokens = offline.tokenizer(text).input_ids
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    assert [text for text in accepted if not takes(text)] == []
+    assert [text for text in refused if takes(text)] == []

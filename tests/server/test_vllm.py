@@ -1,0 +1,68 @@
+"""`--engine vllm`: the command line that vLLM gets."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from peagle.bench.pair import bundled
+from peagle.cli.app import main
+
+FAKE = "#!/bin/sh\nprintf '%s\\n' \"$@\"\n"
+
+
+@pytest.fixture
+def _vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `vllm` that prints its arguments."""
+    path = tmp_path / "vllm"
+    path.write_text(FAKE)
+    path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+
+
+def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What would replace this process."""
+    seen: list[list[str]] = []
+    monkeypatch.setattr("peagle.server.vllm.become", lambda command: seen.append(list(command)))
+    assert main(["serve", *arguments, "--engine", "vllm"]) == 0
+    return seen[0][1:]
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_flags_and_pair_get_through(monkeypatch: pytest.MonkeyPatch):
+    config = '{"method":"eagle3","model":"d","num_speculative_tokens":7,"parallel_drafting":true}'
+    given = ["t", "--speculative-config", config, "--port", "9", "--max-model-len", "128"]
+    given += ["--kv-cache-memory", "64", "--no-enable-prefix-caching", "--api-key", "a"]
+    given += ["--api-key", "b", "--tensor-parallel-size", "2"]
+    assert command(given, monkeypatch) == [
+        *["serve", "t", "--speculative-config", config],
+        *["--port", "9", "--max-model-len", "128", "--kv-cache-memory-bytes", "64"],
+        *["--no-enable-prefix-caching", "--api-key", "a", "b"],
+        *["--tensor-parallel-size", "2"],
+    ]
+
+
+def test_its_own_flags_come_after_the_target(capsys: pytest.CaptureFixture[str]):
+    assert main(["serve", "--tensor-parallel-size", "2", "--engine", "vllm"]) == 2
+    assert "no such option: --tensor-parallel-size" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_the_bundled_pair_by_default(monkeypatch: pytest.MonkeyPatch):
+    found = command([], monkeypatch)
+    assert found[:2] == ["serve", str(bundled("target"))]
+    assert str(bundled("peagle")) in found[3]
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_flags_that_mean_nothing_to_vllm_are_refused(capsys: pytest.CaptureFixture[str]):
+    assert main(["serve", "t", "--engine", "vllm", "--max-queue", "4"]) == 2
+    assert "--max-queue: not with --engine vllm" in capsys.readouterr().err
+
+
+def test_without_vllm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["serve", "t", "--engine", "vllm"]) == 2
+    assert "pip install vllm" in capsys.readouterr().err
