@@ -1,6 +1,7 @@
 """transformers and vLLM on the same work, each in a process of its own, asked round by round."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -37,11 +38,14 @@ class Side:
     k: int
     version: str
     connection: Connection
+    process: subprocess.Popen[bytes]
 
     def run(self) -> tuple[float, list[list[int]]]:
-        """Complete all prompts once: seconds and outputs."""
+        """Complete all prompts once: seconds and outputs. Between runs it stands still."""
+        self.process.send_signal(signal.SIGCONT)
         self.connection.send("run")
         seconds, outputs = self.connection.recv()
+        self.process.send_signal(signal.SIGSTOP)
         return seconds, outputs
 
 
@@ -84,7 +88,9 @@ def _open(name: str, script: str, python: Path, job: Mapping[str, Any]) -> Itera
             )
         try:
             connection.send(job)
-            yield Side(name, job.get("k", 0), connection.recv(), connection)
+            version = connection.recv()
+            process.send_signal(signal.SIGSTOP)
+            yield Side(name, job.get("k", 0), version, connection, process)
         except (EOFError, OSError):
             log.seek(0)
             raise SystemExit(f"{script} failed:\n{log.read()[-3000:]}") from None
