@@ -46,7 +46,9 @@ def test_requests_of_one_group_do_not_see_each_other():
     cache = torch.randn(2, SLOTS, KV_HEADS, SIZE)
     query = torch.randn(2, HEADS, SIZE)
     slots = torch.arange(10).view(2, 5)
-    group = AttentionGroup(None, slots, causal_bias(torch.tensor([[4], [2]]), 5, cache.dtype))
+    group = AttentionGroup(
+        torch.arange(2), slots, causal_bias(torch.tensor([[4], [2]]), 5, cache.dtype)
+    )
     both = paged_attention(query, cache, [group])
     for row, length in ((0, 5), (1, 3)):
         own = slots[row, :length]

@@ -5,6 +5,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from peagle.engine.request import Speculation
 from peagle.llm import Completion
 
 MS = 1_000.0
@@ -49,16 +50,13 @@ def measure(completions: Sequence[Completion], seconds: float) -> Measures:
 
 def acceptance_length(completions: Sequence[Completion]) -> float:
     """Mean tokens emitted per cycle, bonus included; 1 where nothing was drafted."""
-    cycles = sum(completion.speculation.cycles for completion in completions)
-    accepted = sum(completion.speculation.accepted for completion in completions)
-    return 1.0 + (accepted / cycles if cycles else 0.0)
+    return _pooled(completions).acceptance_length
 
 
 def acceptance_rates(completions: Sequence[Completion]) -> tuple[float, ...]:
     """For draft token 1, 2, ... K: the share of all cycles in which it was accepted."""
-    cycles = sum(completion.speculation.cycles for completion in completions)
-    counts = (completion.speculation.accepted_per_position for completion in completions)
-    return tuple(sum(position) / max(cycles, 1) for position in zip(*counts, strict=True))
+    did = _pooled(completions)
+    return tuple(count / max(did.cycles, 1) for count in did.accepted_per_position)
 
 
 def token_gaps(times: Sequence[float]) -> Iterator[float]:
@@ -76,6 +74,10 @@ def percentiles(values: Sequence[float]) -> Percentiles:
     """p50, p95 and p99, interpolated linearly; zeros where there is no value."""
     ordered = sorted(values) or [0.0]
     return Percentiles(*(_percentile(ordered, share) for share in (0.50, 0.95, 0.99)))
+
+
+def _pooled(completions: Sequence[Completion]) -> Speculation:
+    return Speculation.pooled([completion.speculation for completion in completions])
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

@@ -2,6 +2,7 @@
 
 import enum
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -20,7 +21,7 @@ class Status(enum.Enum):
 
 @dataclass
 class Speculation:
-    """What speculation did for one request. AL is `1 + sum(accepted) / cycles`."""
+    """What speculation did for one request."""
 
     accepted_per_position: list[int]
     """How often draft token 1, 2, ... K was accepted."""
@@ -37,6 +38,21 @@ class Speculation:
     def accepted(self) -> int:
         """Draft tokens accepted in all."""
         return sum(self.accepted_per_cycle)
+
+    @property
+    def acceptance_length(self) -> float:
+        """AL: mean tokens emitted per cycle, bonus included; 1 where nothing was drafted."""
+        return 1.0 + (self.accepted / self.cycles if self.cycles else 0.0)
+
+    @classmethod
+    def pooled(cls, parts: Sequence["Speculation"]) -> "Speculation":
+        """What speculation did for several requests with the same K together."""
+        counts = zip(*(part.accepted_per_position for part in parts), strict=True)
+        return cls(
+            [sum(position) for position in counts],
+            [accepted for part in parts for accepted in part.accepted_per_cycle],
+            sum(part.drafted for part in parts),
+        )
 
     def record(self, drafted: int, accepted: int) -> None:
         """Count one verification."""

@@ -16,12 +16,12 @@ class AttentionGroup:
     a group of its own.
     """
 
-    rows: Tensor | None
-    """[requests * queries] index of the group's rows; None is every row of the batch in order."""
+    rows: Tensor
+    """[requests * queries] index of the group's rows."""
     slots: Tensor
     """[requests, context] cache slot of every position; past a request's end, any slot."""
-    bias: Tensor | None
-    """[requests, 1, queries, context]: 0 where a query may look, -inf elsewhere; None sees all."""
+    bias: Tensor
+    """[requests, 1, queries, context]: 0 where a query may look, -inf elsewhere."""
 
 
 def write_kv(cache: Tensor, slots: Tensor, key: Tensor, value: Tensor) -> None:
@@ -44,7 +44,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Te
     """Grouped-query attention over contexts that lie ready.
 
     query, result: [rows, heads, head_dim], request after request; key, value: [requests, kv_heads,
-    context, head_dim]; bias as in `AttentionGroup`.
+    context, head_dim]; bias as in `AttentionGroup`, or None where every query sees all.
     """
     rows, heads, head_dim = query.shape
     requests = len(key)

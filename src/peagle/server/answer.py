@@ -14,6 +14,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from peagle.engine.request import Speculation
 from peagle.llm import Chunk, Completion, Prepared
 from peagle.server.errors import as_api_error
 from peagle.server.service import Service
@@ -41,7 +42,7 @@ class Form(Protocol):
         """A finished choice."""
         ...
 
-    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
+    def delta(self, index: int, chunk: Chunk) -> Json:
         """What a chunk adds to its choice, for a stream."""
         ...
 
@@ -86,25 +87,22 @@ def usage(done: Sequence[Completion], n: int) -> Json:
     prompt = sum(len(completion.prompt_token_ids) for completion in done[::n])
     cached = sum(completion.cached_tokens for completion in done[::n])
     written = sum(len(completion.token_ids) for completion in done)
-    did = [completion.speculation for completion in done]
-    drafted, accepted = (sum(getattr(one, name) for one in did) for name in ("drafted", "accepted"))
-    cycles = sum(one.cycles for one in did)
-    positions = [one.accepted_per_position for one in did]
+    did = Speculation.pooled([completion.speculation for completion in done])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": written,
         "total_tokens": prompt + written,
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
+            "accepted_prediction_tokens": did.accepted,
+            "rejected_prediction_tokens": did.drafted - did.accepted,
         },
         "speculation": {
-            "cycles": cycles,
-            "drafted": drafted,
-            "accepted": accepted,
-            "accepted_per_position": [sum(counts) for counts in zip(*positions, strict=True)],
-            "acceptance_length": 1 + accepted / cycles if cycles else 1.0,
+            "cycles": did.cycles,
+            "drafted": did.drafted,
+            "accepted": did.accepted,
+            "accepted_per_position": did.accepted_per_position,
+            "acceptance_length": did.acceptance_length,
         },
     }
 
@@ -176,8 +174,7 @@ async def _events(
     try:
         async with contextlib.aclosing(service.run(job.prepared, job.n)) as chunks:
             async for index, chunk in chunks:
-                for choice in form.deltas(index, chunk):
-                    yield event({**head, "choices": [choice]})
+                yield event({**head, "choices": [form.delta(index, chunk)]})
                 if chunk.completion is not None:
                     done[index] = chunk.completion
     except Exception as error:

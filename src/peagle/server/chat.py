@@ -110,8 +110,8 @@ class ChatForm:
             "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
         }
 
-    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
-        """One delta a chunk; a tool call comes whole, once it is complete."""
+    def delta(self, index: int, chunk: Chunk) -> Json:
+        """What a chunk adds to its choice; a tool call comes whole, once it is complete."""
         delta: Json = {} if index in self._begun else {"role": "assistant", "content": ""}
         self._begun.add(index)
         parser, text = self._parsers[index], chunk.text
@@ -131,7 +131,7 @@ class ChatForm:
         }
         if self._body.traced:
             choice["speculation"] = speculation_trace(self._tokenizer, chunk)
-        return (choice,)
+        return choice
 
     def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Json | None:
         if not self._body.logprobs:
