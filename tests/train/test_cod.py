@@ -2,21 +2,14 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from test_packed_rows import conversation, conversations, packed
 
-from peagle.train.cod import Elements, depth_shares, reaches, sample_elements
-from peagle.train.conversations import Document, PackedRows, pack
+from peagle.train.cod import Chains, Elements, depth_shares, reaches, sample_chains
+from peagle.train.packing import Batch, Document, pack
 
-documents = st.lists(
-    st.builds(
-        lambda prompt, response: Document(tuple(range(1, prompt + response + 1)), prompt),
-        st.integers(0, 6),
-        st.integers(2, 12),
-    ),
-    min_size=1,
-    max_size=6,
-)
+batches = st.lists(conversations, min_size=1, max_size=6).map(packed)
 shares = st.builds(
     depth_shares,
     depths=st.integers(1, 5),
@@ -25,78 +18,113 @@ shares = st.builds(
 )
 
 
-def drawn(rows: PackedRows, kept: list[float], seed: int = 0) -> Elements:
-    return sample_elements(rows, kept, torch.Generator().manual_seed(seed))
+def drawn(batch: Batch, kept: list[float], seed: int = 0) -> Chains:
+    return sample_chains(batch, kept, torch.Generator().manual_seed(seed))
 
 
-def chains(elements: Elements, row: int) -> set[tuple[int, int]]:
-    """The charged (anchor, depth) pairs of a row."""
-    charged = elements.charged[row]
-    pairs = zip(elements.anchors[row][charged], elements.depths[row][charged], strict=True)
-    return {(int(anchor), int(depth)) for anchor, depth in pairs}
+def listed(elements: Elements) -> list[tuple[int, int]]:
+    """The (anchor, depth) pairs, in order."""
+    return list(zip(elements.anchors.tolist(), elements.depths.tolist(), strict=True))
 
 
-def is_response(rows: PackedRows, row: int, anchor: int, depth: int) -> bool:
-    """Whether the token two past the element's position is charged, in the anchor's document."""
-    place = anchor + depth + 2
-    return (
-        place < rows.tokens.shape[1]
-        and bool(rows.charged[row, place])
-        and bool(rows.documents[row, place] == rows.documents[row, anchor])
-    )
+def charged(chains: Chains) -> set[tuple[int, int]]:
+    """All charged (anchor, depth) pairs."""
+    first = {(anchor, 0) for anchor in chains.charged.tolist()}
+    deeper = listed(chains.deeper())
+    assert len(first | set(deeper)) == len(chains.charged) + len(deeper)
+    return first | set(deeper)
 
 
-@given(documents, shares, st.integers(0, 3))
-def test_chains_are_nested_and_stay_within_their_document(documents, shares, seed: int):
-    rows = pack(documents, 24)
-    elements = drawn(rows, shares, seed)
-    for row in range(len(rows)):
-        pairs = chains(elements, row)
-        for anchor, depth in pairs:
-            assert is_response(rows, row, anchor, depth)
-            assert depth == 0 or (anchor, depth - 1) in pairs
-        count = sum(depth == 0 for _, depth in pairs)
-        for depth, share in enumerate(shares):
-            assert sum(d == depth for _, d in pairs) <= math.ceil(count * share + 1e-6)
+def is_response(batch: Batch, anchor: int, depth: int) -> bool:
+    """Whether all from two past the anchor to what it predicts is one response of its document."""
+    ahead = slice(anchor + 2, anchor + depth + 3)
+    same = batch.starts[ahead] == batch.starts[anchor]
+    return ahead.stop <= len(batch) and bool(batch.charged[ahead].all() and same.all())
 
 
-@given(documents, st.integers(1, 5))
-def test_whole_shares_keep_every_element_that_can_be_charged(documents, depths: int):
-    rows = pack(documents, 24)
-    elements = drawn(rows, [1.0] * depths)
-    for row in range(len(rows)):
-        assert chains(elements, row) == {
-            (anchor, depth)
-            for anchor in range(24)
-            for depth in range(depths)
-            if all(is_response(rows, row, anchor, d) for d in range(depth + 1))
-        }
+@given(batches, shares, st.integers(0, 3))
+def test_chains_are_nested_and_stay_within_their_document(batch: Batch, shares, seed: int):
+    pairs = charged(drawn(batch, shares, seed))
+    for anchor, depth in pairs:
+        assert is_response(batch, anchor, depth)
+        assert depth == 0 or (anchor, depth - 1) in pairs
+    startable = [anchor for anchor in range(len(batch)) if is_response(batch, anchor, 0)]
+    for depth, share in enumerate(shares):
+        drawn_to = math.ceil(len(startable) * share)
+        cut_off = sum(not is_response(batch, anchor, depth) for anchor in startable)
+        assert drawn_to - cut_off <= sum(d == depth for _, d in pairs) <= drawn_to
 
 
-@settings(max_examples=30)
-@given(documents, shares)
-def test_the_number_of_elements_depends_on_no_document(documents, shares):
-    """So that a compiled kernel sees one shape."""
-    some, other = pack(documents, 24), pack([Document((1, 2, 3), 0)], 24)
-    sizes = {drawn(rows, shares).anchors.shape[1] for rows in (some, other)}
-    assert len(sizes) == 1
+@given(conversations, shares, st.integers(0, 3))
+def test_chains_respect_interrupted_responses(document: Document, shares, seed: int):
+    """A chain predicts tokens of one response, whatever the document says later."""
+    for anchor, depth in charged(drawn(packed([document]), shares, seed)):
+        (end,) = (last for first, last in document.responses if first <= anchor + 2 < last)
+        assert anchor + depth + 2 < end
 
 
-def test_the_first_elements_are_depth_zero_of_every_anchor():
-    rows = pack([Document((1, 2, 3, 4, 5), 2), Document((6, 7, 8), 1)], 10)
-    elements = drawn(rows, [1.0, 0.5])
-    assert elements.anchors[0, :10].tolist() == list(range(10))
-    assert elements.depths[0, :10].eq(0).all()
-    assert elements.depths[0, 10:].eq(1).all()
-    # the last token of a document has no next token to read, so no element stands there
-    assert elements.documents[0, :10].tolist() == [0, 0, 0, 0, -1, 1, 1, -1, -1, -1]
+def test_an_interruption_ends_a_chain_and_another_begins_behind_it():
+    """Reaches look two tokens past the anchor."""
+    batch = packed([conversation([(2, 3), (1, 2)], behind=2), conversation([(1, 2)])])
+    assert reaches(batch)[:13].tolist() == [3, 2, 1, 0, 2, 1, 0, 0, 0, 0, 1, 0, 0]
+    assert not reaches(batch)[13:].any()
 
 
-def test_reaches_looks_two_tokens_past_the_anchor():
-    rows = pack([Document((1, 2, 3, 4, 5), 2)], 6)
-    assert reaches(rows, 0)[0].tolist() == [True, True, True, False, False, False]
-    assert reaches(rows, 1)[0].tolist() == [True, True, False, False, False, False]
-    assert not reaches(rows, 4).any()
+@pytest.mark.parametrize("length", [1, 2])
+def test_too_short_to_reach_anything(length: int):
+    rows = pack([Document.answered((1,) * length, 0)], length)
+    assert not reaches(rows.batch(torch.arange(1))).any()
+
+
+@given(batches, st.integers(1, 5))
+def test_whole_shares_keep_every_element_that_can_be_charged(batch: Batch, depths: int):
+    assert charged(drawn(batch, [1.0] * depths)) == {
+        (anchor, depth)
+        for anchor in range(len(batch))
+        for depth in range(depths)
+        if is_response(batch, anchor, depth)
+    }
+
+
+@given(batches, shares, st.integers(1, 50))
+def test_padding_changes_no_chain(batch: Batch, shares, multiple: int):
+    assert charged(drawn(batch.padded(multiple), shares)) == charged(drawn(batch, shares))
+
+
+@given(batches, shares)
+def test_elements_are_sorted_by_anchor_and_then_depth(batch: Batch, shares):
+    """Else what an element sees would be no intervals."""
+    chains = drawn(batch, shares)
+    assert chains.charged.tolist() == sorted(chains.charged.tolist())
+    deeper = chains.deeper()
+    assert listed(deeper) == sorted(listed(deeper))
+    assert deeper.places.tolist() == [anchor + depth + 1 for anchor, depth in listed(deeper)]
+
+
+@given(batches, shares, st.integers(1, 60))
+def test_segments_are_the_deeper_elements_in_order(batch: Batch, shares, limit: int):
+    chains = drawn(batch, shares)
+    segments = list(map(listed, chains.segments(limit)))
+    assert [pair for segment in segments for pair in segment] == listed(chains.deeper())
+    for segment in segments:
+        assert segment[0][1] == 1, "a chain is cut"
+        assert len(segment) < limit + len(shares)
+
+
+@given(batches, shares, st.integers(1, 9))
+def test_padded_elements_come_behind(batch: Batch, shares, multiple: int):
+    deeper = drawn(batch, shares).deeper()
+    padded = deeper.padded(multiple)
+    assert len(padded) == -(-len(deeper) // multiple) * multiple
+    assert listed(padded)[: len(deeper)] == listed(deeper)
+    assert (padded.anchors.diff() >= 0).all()
+    assert padded.depths[len(deeper) :].eq(1).all()
+
+
+@given(batches, shares, st.sampled_from([0.0, 0.5, 0.99, 1.0]))
+def test_the_weight_is_that_of_all_elements(batch: Batch, shares, decay: float):
+    chains = drawn(batch, shares)
+    assert chains.weight(decay) == pytest.approx(sum(decay**depth for _, depth in charged(chains)))
 
 
 def test_shares_are_powers_of_the_ratio_above_the_floor():
@@ -104,14 +132,17 @@ def test_shares_are_powers_of_the_ratio_above_the_floor():
     assert depth_shares(4, 0.5, 0.2) == [1.0, 0.5, 0.25, 0.2]
 
 
+def answered(length: int, prompt: int) -> Batch:
+    return pack([Document.answered((1,) * length, prompt)], length + 2).batch(torch.arange(1))
+
+
 def test_the_papers_example():
     """n = 16, K = 4, r = 0.7 (paper.md section 2.2): 16 + 10 + 7 + 5 = 38 elements.
 
     Here every depth rounds up, and the last anchors of a document reach fewer depths.
     """
-    rows = pack([Document(tuple(range(1, 19)), 2)], 20)
     counts = [0] * 4
-    for _, depth in chains(drawn(rows, depth_shares(4, 0.7, 0.0)), 0):
+    for _, depth in charged(drawn(answered(18, 2), depth_shares(4, 0.7, 0.0))):
         counts[depth] += 1
     assert counts[0] == 16
     assert all(count <= most for count, most in zip(counts, (16, 12, 8, 6), strict=True))
@@ -120,14 +151,12 @@ def test_the_papers_example():
 
 @pytest.mark.parametrize("ratio", [0.5, 0.7, 0.8])
 def test_long_documents_keep_what_the_paper_says(ratio: float):
-    rows = pack([Document((1,) * 2002, 2)], 2002)
-    pairs = chains(drawn(rows, depth_shares(8, ratio, 0.0)), 0)
+    chains = drawn(answered(2002, 2), depth_shares(8, ratio, 0.0))
     expected = 2000 * (1 - ratio**8) / (1 - ratio)
-    assert len(pairs) == pytest.approx(expected, rel=0.01)
+    assert int(chains.lengths.sum()) == pytest.approx(expected, rel=0.01)
 
 
 def test_other_steps_draw_other_anchors():
-    rows = pack([Document((1,) * 40, 2)], 40)
-    kept = depth_shares(4, 0.5, 0.0)
-    assert chains(drawn(rows, kept, 1), 0) == chains(drawn(rows, kept, 1), 0)
-    assert chains(drawn(rows, kept, 1), 0) != chains(drawn(rows, kept, 2), 0)
+    batch, kept = answered(40, 2), depth_shares(4, 0.5, 0.0)
+    assert charged(drawn(batch, kept, 1)) == charged(drawn(batch, kept, 1))
+    assert charged(drawn(batch, kept, 1)) != charged(drawn(batch, kept, 2))

@@ -1,96 +1,145 @@
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from chat_templates import CHATML, assistant, byte_tokenizer, user
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.errors import InputError
-from peagle.train.conversations import PADDING, Document, pack, read_documents
+from peagle.train.conversations import Overlong, Summary, fit, read_documents
+from peagle.train.packing import Document
+
+VOCAB = 300
 
 
-def encode(text: str) -> list[int]:
-    return [ord(character) for character in text]
-
-
-def write(path: Path, *lines: object) -> str:
-    texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
-    path.write_text("\n".join(texts), encoding="utf-8")
+def write(path: Path, *lines: dict[str, Any]) -> str:
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     return str(path)
 
 
-def test_every_form_of_a_line(tmp_path: Path):
+def read(
+    *sources: str, length: int = 40, overlong: Overlong = "cut", template: str | None = CHATML
+) -> tuple[list[Document], Summary]:
+    return read_documents(sources, lambda: byte_tokenizer(template), length, overlong, VOCAB)
+
+
+def test_every_form_becomes_a_document_in_the_order_of_the_data(tmp_path: Path):
     file = write(
         tmp_path / "data.jsonl",
-        {"prompt_token_ids": [1, 2], "token_ids": [3, 4, 5], "text": "ignored"},
-        "",
+        {"prompt_token_ids": [1, 2], "token_ids": [3, 4, 5]},
         {"prompt": "ab", "response": "cd"},
         {"text": "xyz"},
+        {"messages": [user("a"), assistant("b")]},
+        {"text": "second"},
     )
-    assert read_documents([file], encode, 10) == [
-        Document((1, 2, 3, 4, 5), 2),
-        Document((97, 98, 99, 100), 2),
-        Document((120, 121, 122), 0),
-    ]
+    documents, summary = read(file)
+    tokenizer = byte_tokenizer(CHATML)
+    assert documents[0] == Document.answered((1, 2, 3, 4, 5), 2)
+    texts = ["<|bos|>abcd", "<|bos|>xyz", tokenizer.decode(documents[3].tokens), "<|bos|>second"]
+    assert [tokenizer.decode(document.tokens) for document in documents[1:]] == texts
+    assert texts[2].startswith("<|im_start|>user\na<|im_end|>")
+    said = [tokenizer.decode(d.tokens[a:b]) for d in documents[1:] for a, b in d.responses]
+    assert said == ["cd", "<|bos|>xyz", "b<|im_end|>", "<|bos|>second"]
+    lengths = [len(document.tokens) for document in documents]
+    assert summary == Summary(5, sum(lengths), 3 + 2 + 4 + 2 + 7, cut=0, split=0, dropped=0)
+    assert str(summary).endswith("18 of them in responses; 0 samples cut, 0 split, 0 dropped")
 
 
-def test_long_documents_are_cut_and_hopeless_ones_left_out(tmp_path: Path):
-    file = write(
-        tmp_path / "data.jsonl",
-        {"prompt_token_ids": [1], "token_ids": [2] * 20},
-        {"prompt_token_ids": [1] * 9, "token_ids": [2] * 20},
-        {"prompt_token_ids": [1], "token_ids": [2]},
-    )
-    assert read_documents([file, file], encode, 10) == [Document((1, *[2] * 9), 1)] * 2
+def test_the_tokenizer_is_loaded_only_for_text(tmp_path: Path):
+    file = write(tmp_path / "data.jsonl", {"prompt_token_ids": [1], "token_ids": [2, 3]})
+    unused = pytest.fail
+    documents, _ = read_documents([file], lambda: unused("loaded"), 10, "cut", VOCAB)
+    assert documents == [Document.answered((1, 2, 3), 1)]
 
 
-LINES = [
-    ("{", "not JSON"),
-    ("[1]", "not a JSON object"),
-    ({"question": "?"}, r"needs prompt_token_ids \+ token_ids, prompt \+ response, or text"),
-    ({"text": 5}, "text is not a string"),
-    ({"prompt": "a", "response": None}, "response is not a string"),
-    ({"prompt_token_ids": "ab", "token_ids": [1]}, "prompt_token_ids is not a list of token ids"),
-    ({"prompt_token_ids": [1], "token_ids": [1.5]}, "token_ids is not a list of token ids"),
-    ({"prompt_token_ids": [1], "token_ids": [-1]}, "token_ids is not a list of token ids"),
-    ('{"text": "\\ud800 half a character"}', "text is not valid UTF-8"),
+LONG = [
+    {"prompt_token_ids": [1], "token_ids": [2] * 20},
+    {"prompt_token_ids": [1] * 9, "token_ids": [3] * 20},
+    {"prompt_token_ids": [1], "token_ids": [4]},
+    {"prompt_token_ids": [1] * 12, "token_ids": [5]},
+    {"prompt_token_ids": [1], "token_ids": [6] * 9},
+]
+FATES: list[tuple[Overlong, list[int], tuple[int, int, int]]] = [
+    ("cut", [10, 10], (1, 0, 3)),
+    ("split", [10, 10, 10, 9, 10], (0, 2, 2)),
+    ("drop", [10], (0, 0, 4)),
 ]
 
 
-@pytest.mark.parametrize(("line", "message"), LINES)
-def test_a_bad_line_is_named(tmp_path: Path, line: object, message: str):
+@pytest.mark.parametrize(("overlong", "lengths", "counts"), FATES)
+def test_long_samples_are_cut_split_or_dropped_and_counted(
+    tmp_path: Path, overlong: Overlong, lengths: list[int], counts: tuple[int, int, int]
+):
+    documents, found = read(write(tmp_path / "data.jsonl", *LONG), length=10, overlong=overlong)
+    assert [len(document.tokens) for document in documents] == lengths
+    assert (found.cut, found.split, found.dropped) == counts
+    assert all(any(b - a > 1 for a, b in document.responses) for document in documents)
+
+
+SPANS = st.lists(st.integers(0, 40), max_size=6).map(sorted)
+
+
+@given(st.integers(1, 40), SPANS, st.integers(1, 12), st.sampled_from(["cut", "split", "drop"]))
+def test_pieces_are_the_documents_own_tokens(
+    size: int, edges: list[int], length: int, overlong: Overlong
+):
+    """Tokens are their own positions, so that every piece says where it comes from."""
+    spans = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False) if a < b <= size]
+    pieces = fit(Document(tuple(range(size)), tuple(spans)), length, overlong)
+    windows = [range(start, min(start + length, size)) for start in range(0, size, length)]
+    if size > length and overlong != "split":
+        windows = windows[:1] if overlong == "cut" else []
+    kept = [w for w in windows if any(min(b, w.stop) - max(a, w.start) > 1 for a, b in spans)]
+    assert [piece.tokens for piece in pieces] == [tuple(window) for window in kept]
+    responses = {position for first, last in spans for position in range(first, last)}
+    for piece in pieces:
+        charged = {p for first, last in piece.responses for p in piece.tokens[first:last]}
+        assert charged == responses & set(piece.tokens)
+
+
+BAD = [
+    ({"prompt": "no answer"}, "the prompt has no response; peagle regenerate"),
+    ({"messages": [user("a")]}, "the conversation has no assistant turn; peagle regenerate"),
+    ({"messages": [user(5)]}, "turn 1: content is neither"),  # type: ignore[arg-type]
+    ({"text": 5}, "text is not a string"),
+    ({"prompt_token_ids": [1], "token_ids": [300]}, "token id 300, outside the target's vocab"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_a_bad_line_is_named(tmp_path: Path, line: dict[str, Any], message: str):
     file = write(tmp_path / "data.jsonl", {"text": "a fine one"}, line)
     with pytest.raises(InputError, match=rf"data\.jsonl:2: {message}"):
-        read_documents([file], encode, 10)
+        read(file)
 
 
-def test_files_that_hold_nothing(tmp_path: Path):
-    with pytest.raises(InputError, match=r"missing cannot be read: .*No such file"):
-        read_documents([str(tmp_path / "missing")], encode, 10)
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe\xfa")
-    with pytest.raises(InputError, match="bytes cannot be read"):
-        read_documents([str(tmp_path / "bytes")], encode, 10)
-    with pytest.raises(InputError, match="no document with a response that fits in a row"):
-        read_documents([write(tmp_path / "empty", "")], encode, 10)
+def test_a_tokenizer_of_another_target(tmp_path: Path):
+    file = write(tmp_path / "data.jsonl", {"text": "plain"})
+    with pytest.raises(InputError, match=r"data\.jsonl:1: token id .* vocabulary of 50; use data"):
+        read_documents([file], lambda: byte_tokenizer(None), 10, "cut", 50)
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 6)), min_size=1, max_size=8))
-def test_packing_keeps_documents_whole_and_in_order(sizes: list[tuple[int, int]]):
-    tokens = iter(range(1, 1000))
-    documents = [
-        Document(tuple(next(tokens) for _ in range(prompt + response)), prompt)
-        for prompt, response in sizes
-    ]
-    rows = pack(documents, 12)
-    found = []
-    for row in range(len(rows)):
-        numbers = rows.documents[row]
-        for number in range(int(numbers.max()) + 1):
-            where = (numbers == number).nonzero().flatten()
-            assert where.tolist() == list(range(int(where[0]), int(where[-1]) + 1))
-            assert rows.positions[row, where].tolist() == list(range(len(where)))
-            prompt = int((~rows.charged[row, where]).sum())
-            assert rows.charged[row, where].tolist() == [i >= prompt for i in range(len(where))]
-            found.append(Document(tuple(rows.tokens[row, where].tolist()), prompt))
-        assert not rows.charged[row, numbers == PADDING].any()
-    assert found == documents
+def test_chats_need_a_template(tmp_path: Path):
+    file = write(tmp_path / "data.jsonl", {"messages": [user("a"), assistant("b")]})
+    with pytest.raises(InputError, match=r"data\.jsonl:1: tiny has no chat template; use a model"):
+        read(file, template=None)
+
+
+def test_data_that_leaves_nothing(tmp_path: Path):
+    empty, short = write(tmp_path / "empty"), write(tmp_path / "short", {"text": "long"})
+    for file in (empty, short):
+        with pytest.raises(InputError, match="no document with a response that fits in a row"):
+            read(file, length=3, overlong="drop")
+
+
+def test_many_conversations_and_long_ones_take_seconds(tmp_path: Path):
+    turns = [turn for _ in range(3) for turn in (user("why? " * 20), assistant("because " * 20))]
+    many = write(tmp_path / "many.jsonl", *[{"messages": turns}] * 1_000)
+    long = write(tmp_path / "long.jsonl", {"messages": turns * 100})
+    start = time.perf_counter()
+    documents, _ = read(many, long, length=1 << 20)
+    assert [len(document.responses) for document in documents] == [3] * 1_000 + [300]
+    assert time.perf_counter() - start < 20

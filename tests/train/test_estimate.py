@@ -2,12 +2,11 @@
 
 import pytest
 import tiny
-import torch
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
-from peagle.train.conversations import Document, pack
 from peagle.train.estimate import Agreement
+from peagle.train.packing import Document, pack
 from peagle.train.trainer import Trainer
 
 K = 4
@@ -19,7 +18,7 @@ def documents(targets) -> list[Document]:
     prompts = [[5, 9 + i] for i in range(3)]
     engine = Engine(targets["easy"].decoder, None, 0, tiny.engine_config())
     requests = tiny.run(engine, prompts, SamplingParams(max_tokens=20))
-    return [Document(tuple(request.tokens), 2) for request in requests]
+    return [Document.answered(tuple(request.tokens), 2) for request in requests]
 
 
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
@@ -58,7 +57,7 @@ def test_estimates_are_what_the_drafter_would_do(targets, trained, documents, me
 
 def test_nothing_seen_is_nothing_accepted():
     agreement = Agreement(3)
-    agreement.begin(torch.zeros(2, 5, dtype=torch.int64))
+    agreement.begin(10)
     estimate = agreement.estimate()
     assert estimate.accuracy == (0.0, 0.0, 0.0)
     assert estimate.acceptance_length == 1.0

@@ -5,10 +5,12 @@ import tiny
 import torch
 
 from peagle.errors import InputError
-from peagle.train.conversations import Document, pack
 from peagle.train.initial import initial_drafter
+from peagle.train.packing import Document, pack
 
-ROWS = pack([Document((1, 2, 2, 3, 3, 3, 9), 1), Document((8, 8, 8, 8, 4, 4), 4)], 20)
+ROWS = pack(
+    [Document.answered((1, 2, 2, 3, 3, 3, 9), 1), Document.answered((8, 8, 8, 8, 4, 4), 4)], 20
+)
 
 
 def test_embeddings_and_head_begin_as_the_targets(targets, recipe_for, tmp_path: Path):

@@ -1,56 +1,84 @@
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
-from peagle.train.cod import depth_shares, sample_elements
-from peagle.train.conversations import PADDING, Document, pack
-from peagle.train.mask import MaskedAttention, visible
+from peagle.train import mask
+from peagle.train.cod import depth_shares, sample_chains
+from peagle.train.mask import Sight
+from peagle.train.packing import Document, pack
+
+CPU = torch.device("cpu")
 
 
 @st.composite
-def elements(draw: st.DrawFn):
+def batches(draw: st.DrawFn):
     lengths = draw(st.lists(st.integers(3, 9), min_size=1, max_size=4))
-    rows = pack([Document((1,) * length, draw(st.integers(0, 2))) for length in lengths], 16)
+    rows = pack(
+        [Document.answered((1,) * length, draw(st.integers(0, 2))) for length in lengths], 16
+    )
+    return rows.batch(torch.arange(len(rows)))
+
+
+@st.composite
+def sights(draw: st.DrawFn):
+    """The whole context of a batch, and all its deeper elements."""
+    batch = draw(batches())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
-    return sample_elements(rows, depth_shares(4, 0.7, 0.0), generator)
+    elements = sample_chains(batch, depth_shares(4, 0.7, 0.0), generator).deeper()
+    own = torch.arange(len(elements)) - elements.depths + 1
+    sight = Sight(len(batch), batch.starts[elements.anchors], elements.anchors, own)
+    return batch, elements, sight
 
 
 @settings(max_examples=25)
-@given(elements())
-def test_the_closed_form_equals_the_papers_rule(elements):
-    """paper.md section 2.3, pair by pair; and no row is empty, which attention could not bear."""
-    seen = visible(elements, elements)
-    batch, count = elements.anchors.shape
-    for row in range(batch):
-        anchors, depths = elements.anchors[row].tolist(), elements.depths[row].tolist()
-        documents = elements.documents[row].tolist()
-        for q in range(count):
-            if documents[q] == PADDING:
-                continue
-            wanted = [
-                documents[k] == documents[q]
-                and (
-                    (depths[k] == 0 and anchors[k] <= anchors[q])
-                    or (anchors[k] == anchors[q] and depths[k] <= depths[q])
-                )
-                for k in range(count)
-            ]
-            assert seen[row, 0, q].tolist() == wanted
-    assert seen.any(dim=-1).all()
+@given(sights())
+def test_the_closed_form_equals_the_papers_rule(drawn):
+    """paper.md section 2.3, pair by pair."""
+    batch, elements, sight = drawn
+    seen = sight.matrix(CPU)
+    starts = batch.starts.tolist()
+    queries = list(zip(elements.anchors.tolist(), elements.depths.tolist(), strict=True))
+    keys = [(anchor, 0) for anchor in range(len(batch))] + queries
+    for row, (anchor, depth) in enumerate(queries):
+        wanted = [
+            starts[a] == starts[anchor]
+            and ((d == 0 and a <= anchor) or (a == anchor and d <= depth))
+            for a, d in keys
+        ]
+        assert seen[row].tolist() == wanted
 
 
-@settings(max_examples=10)
-@given(elements())
-def test_attention_follows_the_rule(elements):
-    batch, count = elements.anchors.shape
-    query = torch.randn(batch, 4, count, 8)
-    key, value = torch.randn(2, batch, 2, count, 8).unbind()
-    attended = MaskedAttention.build(elements, elements)(query, key, value)
-    full = F.scaled_dot_product_attention(
-        query,
-        key.repeat_interleave(2, dim=1),
-        value.repeat_interleave(2, dim=1),
-        attn_mask=visible(elements, elements),
-    )
-    torch.testing.assert_close(attended, full, atol=1e-5, rtol=1e-5)
+@settings(max_examples=25)
+@given(sights(), st.integers(1, 5))
+def test_blocks_cover_what_is_seen_and_no_more(drawn, size: int):
+    """A whole block holds only seen pairs, a part block some, every other block none."""
+    _, elements, sight = drawn
+    if not len(elements):
+        return
+    original, mask.BLOCK = mask.BLOCK, size
+    try:
+        made = sight.block_mask(CPU)
+    finally:
+        mask.BLOCK = original
+    seen = sight.matrix(CPU)
+    for q in range(-(-sight.queries // size)):
+        rows = seen[q * size : (q + 1) * size]
+        whole = set(made.full_kv_indices[0, 0, q, : made.full_kv_num_blocks[0, 0, q]].tolist())
+        partly = set(made.kv_indices[0, 0, q, : made.kv_num_blocks[0, 0, q]].tolist())
+        assert not whole & partly
+        for k in range(-(-sight.keys // size)):
+            block = rows[:, k * size : (k + 1) * size]
+            if k in whole:
+                assert block.all()
+                assert block.shape[1] == size
+            elif k not in partly:
+                assert not block.any()
+
+
+def test_a_long_mask_takes_no_room_for_pairs():
+    """131,072 tokens: as a matrix of rows this would be 17 GB."""
+    length = 1 << 17
+    sight = Sight(length, torch.zeros(length, dtype=torch.int64), torch.arange(length))
+    made = sight.block_mask(CPU)
+    assert made.kv_num_blocks.sum() == length // mask.BLOCK
+    assert made.full_kv_num_blocks[0, 0, -1] == length // mask.BLOCK - 1

@@ -13,8 +13,8 @@ from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
-from peagle.train.conversations import Document, pack
 from peagle.train.initial import initial_drafter
+from peagle.train.packing import Document, pack
 from peagle.train.recipe import Recipe
 from peagle.train.run import prepare
 from peagle.train.trainer import SNAPSHOT, Report, Trainer, rate
@@ -120,7 +120,7 @@ def test_packed_documents_cost_what_they_cost_apart(
     targets, recipe_for, tmp_path: Path, method: str, loss: str
 ):
     """Two documents in one row, or in two: the same mean over charged elements."""
-    documents = [Document(tuple(TOKENS[:15]), 3), Document(tuple(TOKENS[15:]), 6)]
+    documents = [Document.answered(tuple(TOKENS[:15]), 3), Document.answered(tuple(TOKENS[15:]), 6)]
     losses = []
     for name, rows, length in (("packed", 1, 40), ("apart", 2, 26)):
         recipe = recipe_for(

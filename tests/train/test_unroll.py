@@ -48,7 +48,7 @@ def hidden_of(trained: list[Pass], row: int = 0) -> dict[tuple[int, int], Tensor
 def test_p_eagle_is_trained_as_it_is_run(target, drafter_of, changes, ratio: float):
     """Chain (a, 0 ... K-1) stands for the drafts after x_0 ... x_{a+1}."""
     drafter = drafter_of(True, **changes)
-    rows = pack([Document(tuple(TOKENS), 1)], LENGTH + 3)
+    rows = pack([Document.answered(tuple(TOKENS), 1)], LENGTH + 3)
     streams = hidden_of(passes(drafter, target, rows, ratio))
     assert len(streams) > 1.5 * LENGTH
     for anchor in range(LENGTH - 2):
@@ -65,7 +65,7 @@ def test_eagle3_is_trained_as_it_is_run(target, drafter_of, changes, known: int)
     """Where the true tokens are those that it drafts: training feeds true tokens."""
     drafter = drafter_of(False, **changes)
     proposal = tiny.propose(drafter, target.decoder, TOKENS[:known], K)
-    document = Document((*TOKENS[:known], *proposal.drafts, 1), 1)
+    document = Document.answered((*TOKENS[:known], *proposal.drafts, 1), 1)
     streams = hidden_of(passes(drafter, target, pack([document], LENGTH)))
     for depth in range(K):
         logits = drafter.model.logits(streams[known - 2, depth][None])[0]
@@ -75,7 +75,7 @@ def test_eagle3_is_trained_as_it_is_run(target, drafter_of, changes, known: int)
 @pytest.mark.parametrize("parallel", [True, False])
 def test_packed_documents_do_not_see_each_other(target, drafter_of, parallel: bool):
     drafter = drafter_of(parallel)
-    first, second = Document(tuple(TOKENS[:9]), 2), Document(tuple(TOKENS[9:]), 3)
+    first, second = Document.answered(tuple(TOKENS[:9]), 2), Document.answered(tuple(TOKENS[9:]), 3)
     both = hidden_of(passes(drafter, target, pack([first, second], LENGTH + 2)))
     for start, document in ((0, first), (9, second)):
         alone = hidden_of(passes(drafter, target, pack([document], LENGTH)))
@@ -86,7 +86,7 @@ def test_packed_documents_do_not_see_each_other(target, drafter_of, parallel: bo
 
 
 def test_target_features_of_packed_rows_are_those_of_each_document(target):
-    first, second = Document(tuple(TOKENS[:9]), 2), Document(tuple(TOKENS[9:]), 3)
+    first, second = Document.answered(tuple(TOKENS[:9]), 2), Document.answered(tuple(TOKENS[9:]), 3)
     features = target_features(target.decoder, pack([first, second], LENGTH + 2), tiny.TAPS)
     for start, document in ((0, first), (9, second)):
         logits, tapped = tiny.run_target(target.decoder, document.tokens)

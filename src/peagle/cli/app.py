@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from peagle.cli import bench, check, demo, generate, serve, train
+from peagle.cli import bench, check, demo, generate, regenerate, serve, train
 from peagle.errors import InputError
 
 INPUT_ERROR, INTERRUPTED = 2, 130
@@ -25,6 +25,7 @@ app.command(epilog=generate.EXAMPLE)(generate.generate)
 app.command(epilog=serve.EXAMPLE, context_settings=serve.SETTINGS)(serve.serve)
 app.command(epilog=bench.EXAMPLE)(bench.bench)
 app.command(epilog=check.EXAMPLE)(check.check)
+app.command(epilog=regenerate.EXAMPLE)(regenerate.regenerate)
 app.command(epilog=train.EXAMPLE)(train.train)
 
 

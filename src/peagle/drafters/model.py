@@ -1,6 +1,8 @@
 """The network P-EAGLE and EAGLE-3 share: token embeddings and target features in, logits out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,15 @@ from peagle.models.decoder import MLP, Attend, Attention, DecoderConfig, Decoder
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.rope import Rotation, rope_table, rotation_at
+
+LayerCall = Callable[..., Tensor]
+"""(layer, its arguments) -> its result: training compiles or recomputes layers."""
+
+
+def call_plainly(layer: nn.Module, *arguments: Any) -> Tensor:
+    """The layer's own forward."""
+    result: Tensor = layer(*arguments)
+    return result
 
 
 @dataclass(frozen=True)
@@ -116,11 +127,31 @@ class DraftModel(nn.Module):
         tokens, positions: [rows]; features: projected, [rows, hidden_size]. Returns the residual
         stream [rows, hidden_size] before the final norm.
         """
+        return self.layers(self.embed(tokens).to(features.dtype), features, positions, attend)
+
+    def layers(
+        self,
+        embeddings: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        call: LayerCall = call_plainly,
+    ) -> Tensor:
+        """The draft layers alone. Inputs as in `forward`, embeddings in place of tokens.
+
+        Embeddings and features may be one row, [1, hidden_size], that stands at every position.
+        """
         rotation = rotation_at(self.rotations, positions)
-        x: Tensor = self.first(self.embed(tokens), features, rotation, attend)
+        x = call(self.first, embeddings, features, rotation, attend)
         for index, layer in enumerate(self.rest, start=1):
-            x = layer(x, rotation, index, attend)
+            x = call(layer, x, rotation, index, attend)
         return x
+
+    def mask_slot(self) -> tuple[Tensor, Tensor]:
+        """Embedding and projected feature of a mask slot, [1, hidden_size] each; P-EAGLE only."""
+        feature = self.project(self.mask_hidden[None])
+        mask_token = self.embed.weight[None, self.config.mask_token_id]
+        return mask_token.to(feature.dtype), feature
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Residual stream [rows, hidden_size] -> logits [rows, draft_vocab_size]."""

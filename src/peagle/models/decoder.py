@@ -64,13 +64,13 @@ class Attention(Part):
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         """x: [rows, in_features]; result: [rows, hidden_size]."""
-        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         qk, value = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         qk = apply_rope(qk, rotation)
         query, key = qk.split_with_sizes((self.heads, self.kv_heads), dim=1)
-        return self.out(attend(layer, query, key, value).reshape(x.shape[0], -1))
+        return self.out(attend(layer, query, key, value).flatten(1))
 
 
 class MLP(Part):

@@ -1,5 +1,6 @@
-"""A target's tokenizer."""
+"""A target's tokenizer and chat template."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,3 +19,29 @@ def load_tokenizer(directory: Path) -> Any:
     if len(tokenizer) < 2:  # what transformers makes up for some families without any file
         raise InputError(f"{directory} has no usable tokenizer: it has no tokenizer.json")
     return tokenizer
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],
+    template: str | None = None,
+    /,
+    **variables: Any,
+) -> str:
+    """Messages as one text by the chat template, which transformers runs in a sandbox.
+
+    `variables` are the template's, such as `tools`. Raises `InputError` when the tokenizer has no
+    template and none is given, and when the template refuses the messages.
+    """
+    if template is None and tokenizer.chat_template is None:
+        raise InputError(
+            f"{tokenizer.name_or_path} has no chat template; use a model with one, or prompts "
+            "that are plain text"
+        )
+    try:
+        text: str = tokenizer.apply_chat_template(
+            list(messages), chat_template=template, tokenize=False, **variables
+        )
+    except Exception as error:  # whatever a template raises, it is about these messages
+        raise InputError(f"the chat template refuses this: {error}") from None
+    return text

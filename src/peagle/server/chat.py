@@ -9,7 +9,9 @@ from fastapi import Request, Response
 
 from peagle.config import StructuredOutputs
 from peagle.engine.request import TokenLogprobs
+from peagle.errors import InputError
 from peagle.llm import Chunk, Completion
+from peagle.models.tokenizer import render_chat
 from peagle.server.answer import Job, Json, answer
 from peagle.server.completions import finite
 from peagle.server.errors import APIError
@@ -66,11 +68,9 @@ def _render(
         message.model_dump(exclude_none=True) | {"content": message.text} for message in messages
     ]
     try:
-        text = tokenizer.apply_chat_template(
-            turns, chat_template=template, tokenize=False, **variables
-        )
-    except Exception as error:  # whatever a template raises, it is about these messages
-        raise APIError(400, f"the chat template refuses this: {error}", "messages") from None
+        text = render_chat(tokenizer, turns, template, **variables)
+    except InputError as error:
+        raise APIError(400, str(error), "messages") from None
     return service.llm.tokenize(text, add_special_tokens=False)
 
 

@@ -1,29 +1,85 @@
-"""Conditional drop-token sampling: which depths each anchor keeps (paper.md section 2.2)."""
+"""Conditional drop-token sampling: how many depths each anchor keeps (paper.md section 2.2)."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from peagle.train.conversations import PADDING, PackedRows
+from peagle.train.packing import Batch
+
+
+@dataclass(frozen=True)
+class Chains:
+    """The charged (anchor, depth) elements of a pass, on the CPU.
+
+    An element stands at position anchor + depth, where a drafter reads the next token (or, deeper
+    than 0, the mask token), and predicts the token after that one, number anchor + depth + 2.
+    Depth 0 also stands at every uncharged token of the batch, as context.
+    """
+
+    lengths: Tensor
+    """[batch length] how many depths of each anchor are charged: 0 to K_train."""
+
+    @property
+    def charged(self) -> Tensor:
+        """Anchors charged at depth 0, ascending."""
+        return self.lengths.nonzero().flatten()
+
+    def deeper(self, anchors: slice = slice(None)) -> "Elements":
+        """The elements deeper than 0 of some anchors."""
+        count = (self.lengths[anchors] - 1).clamp(min=0)
+        ends = count.cumsum(0)
+        which = torch.repeat_interleave(torch.arange(len(count)), count)
+        depths = torch.arange(len(which)) - (ends - count)[which] + 1
+        return Elements(which + (anchors.start or 0), depths)
+
+    def segments(self, limit: int) -> Iterator["Elements"]:
+        """The deeper elements in equal parts of about `limit`, every chain in one part."""
+        ends = (self.lengths - 1).clamp(min=0).cumsum(0)
+        total = int(ends[-1])
+        parts = -(-total // limit)
+        bounds = [total * (part + 1) // parts for part in range(parts)]
+        start = 0
+        for stop in (torch.searchsorted(ends, torch.tensor(bounds)) + 1).tolist():
+            part = self.deeper(slice(start, stop))
+            start = stop
+            if len(part):
+                yield part
+
+    def weight(self, decay: float) -> float:
+        """Sum of decay**depth over all elements: what a mean loss is divided by."""
+        counts = torch.bincount(self.lengths)
+        ends = torch.arange(len(counts), dtype=torch.float64)
+        of_chain = ends if decay == 1.0 else (1 - decay**ends) / (1 - decay)
+        return float((counts * of_chain).sum())
 
 
 @dataclass(frozen=True)
 class Elements:
-    """Rows of a drafter's training pass: (anchor, depth) pairs. All [batch, elements].
-
-    Depth by depth, anchors ascending within each; the first `row_length` elements are depth 0, one
-    an anchor. An element stands at position anchor + depth, where a drafter reads the next token
-    (or the mask token), and predicts the token after that one, number anchor + depth + 2.
-    """
+    """Elements of chains, sorted by anchor and then depth. All [elements]."""
 
     anchors: Tensor
-    """Index of the anchor in its packed row."""
+    """Index of the anchor in its batch."""
     depths: Tensor
-    documents: Tensor
-    """Document of the anchor; -1 where there is no element."""
-    charged: Tensor
-    """bool: whether the predicted token is part of a response."""
+
+    def __len__(self) -> int:
+        return self.anchors.shape[0]
+
+    @property
+    def places(self) -> Tensor:
+        """Where the target predicts the token that each element is asked for.
+
+        The element of (anchor, depth) has read tokens up to anchor + depth + 1 (DESIGN section 4).
+        """
+        return self.anchors + self.depths + 1
+
+    def padded(self, multiple: int) -> "Elements":
+        """The same with more at the end that nobody sees, up to a multiple of so many."""
+        missing = -len(self) % multiple
+        anchors = torch.cat((self.anchors, self.anchors[-1:].expand(missing)))
+        return Elements(anchors, torch.cat((self.depths, torch.ones(missing, dtype=torch.int64))))
 
 
 def depth_shares(depths: int, ratio: float, floor: float) -> list[float]:
@@ -31,55 +87,33 @@ def depth_shares(depths: int, ratio: float, floor: float) -> list[float]:
     return [max(ratio**depth, floor) if depth else 1.0 for depth in range(depths)]
 
 
-def sample_elements(rows: PackedRows, shares: list[float], generator: torch.Generator) -> Elements:
-    """Draw the anchors of every depth; chains are nested and stay within their document.
+def sample_chains(batch: Batch, shares: list[float], generator: torch.Generator) -> Chains:
+    """Draw how deep each charged anchor goes; chains stay within a document's response.
 
-    Every anchor gets one random rank among its row's charged anchors and keeps depth d when the
-    rank is within that depth's share, so (a, d) always has (a, d - 1). Sizes are the same for every
-    batch; places left over are padding.
+    Every charged anchor gets one random rank and keeps depth d when the rank is within that depth's
+    share, so (a, d) always has (a, d - 1).
     """
-    batch, length = rows.tokens.shape
-    device = rows.tokens.device
-    index = torch.arange(length, device=device).expand(batch, length)
-    startable = reaches(rows, 0)
-    noise = torch.rand(batch, length, generator=generator, device=device)
-    rank = noise.masked_fill(~startable, 2.0).argsort(dim=1).argsort(dim=1)
-    count = startable.sum(dim=1, keepdim=True)
-    depths = [Elements(index, torch.zeros_like(index), _known(rows), startable)]
-    for depth, share in enumerate(shares[1:], start=1):
-        kept = (rank < (count * share).ceil()) & startable & reaches(rows, depth)
-        depths.append(_take(rows, kept, depth, int(length * share) + 1))
-    parts = ("anchors", "depths", "documents", "charged")
-    return Elements(*(torch.cat([getattr(d, part) for d in depths], dim=1) for part in parts))
+    reach = reaches(batch)
+    startable = (reach > 0).nonzero().flatten()
+    rank = torch.randperm(len(startable), generator=generator)
+    drawn = torch.zeros_like(rank)
+    for share in shares:
+        drawn += rank < math.ceil(len(startable) * share)
+    lengths = torch.zeros_like(reach)
+    lengths[startable] = torch.minimum(drawn, reach[startable])
+    return Chains(lengths)
 
 
-def _known(rows: PackedRows) -> Tensor:
-    """Document of each anchor that has a next token in it, else padding."""
-    return torch.where(_same_document(rows, 1), rows.documents, PADDING)
-
-
-def _same_document(rows: PackedRows, ahead: int) -> Tensor:
-    same = torch.zeros_like(rows.charged)
-    same[:, :-ahead] = rows.documents[:, ahead:] == rows.documents[:, :-ahead]
-    return same & (rows.documents != PADDING)
-
-
-def reaches(rows: PackedRows, depth: int) -> Tensor:
-    """Whether the token that (anchor, depth) predicts is a response token of the same document."""
-    charged, ahead = torch.zeros_like(rows.charged), depth + 2
-    if ahead < rows.charged.shape[1]:
-        charged[:, :-ahead] = rows.charged[:, ahead:]
-        charged &= _same_document(rows, ahead)
-    return charged
-
-
-def _take(rows: PackedRows, kept: Tensor, depth: int, size: int) -> Elements:
-    """The kept anchors of each row, ascending, in `size` places."""
-    length = kept.shape[1]
-    size = min(size, length)
-    index = torch.arange(length, device=kept.device).expand_as(kept)
-    anchors = index.masked_fill(~kept, length).sort(dim=1).values[:, :size]
-    real = anchors < length
-    anchors = anchors.clamp(max=length - 1)
-    documents = rows.documents.gather(1, anchors).masked_fill(~real, PADDING)
-    return Elements(anchors, torch.full_like(anchors, depth), documents, real)
+def reaches(batch: Batch) -> Tensor:
+    """[length] how many depths an anchor could have: response tokens in a row from two past it."""
+    length = len(batch)
+    follows = batch.positions[1:] == batch.positions[:-1] + 1
+    going_on = batch.charged.clone()
+    going_on[:-1] &= batch.charged[1:] & follows
+    going_on[-1:] = False
+    index = torch.arange(length)
+    stops = torch.where(going_on, length, index).flip(0).cummin(0).values.flip(0)
+    runs = torch.where(batch.charged, stops - index + 1, 0)
+    reach = torch.zeros_like(runs)
+    reach[:-2] = torch.where(follows[:-1] & follows[1:], runs[2:], 0)
+    return reach

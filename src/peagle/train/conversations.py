@@ -1,141 +1,171 @@
-"""Documents -> packed rows: tokens, which document each belongs to, which are responses."""
+"""Data -> documents: what was said, as the target's token ids, none longer than a row."""
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from functools import cached_property
+from typing import Any, Literal
 
 from peagle.errors import InputError
+from peagle.train.packing import Document
+from peagle.train.samples import Chat, Completion, Sample, Text, TokenIds, read_samples
+from peagle.train.template import ChatTemplate
 
-Encode = Callable[[str], list[int]]
-PADDING = -1
-
-
-@dataclass(frozen=True)
-class Document:
-    """A prompt and the target's answer, as token ids."""
-
-    tokens: tuple[int, ...]
-    prompt_length: int
-    """Tokens that are context only; the drafter is charged for the others."""
+Overlong = Literal["cut", "split", "drop"]
+BATCH = 1024
+"""Samples that are encoded together."""
 
 
 @dataclass(frozen=True)
-class PackedRows:
-    """Documents side by side in rows of one length. All [rows, length]."""
+class Summary:
+    """What the data came to."""
 
-    tokens: Tensor
-    documents: Tensor
-    """Number of the token's document within its row; -1 is padding."""
-    positions: Tensor
-    """Position within the document."""
-    charged: Tensor
-    """bool: whether the token is part of a response."""
+    documents: int
+    tokens: int
+    response_tokens: int
+    cut: int
+    """Samples that lost their end."""
+    split: int
+    """Samples that became several documents, or the only piece that has a response."""
+    dropped: int
+    """Samples of which nothing is left: too long, or without two tokens of a response."""
 
-    def select(self, rows: Tensor, device: torch.device) -> "PackedRows":
-        """Some rows, on a device."""
-        parts = (self.tokens, self.documents, self.positions, self.charged)
-        return PackedRows(*(part[rows].to(device, non_blocking=True) for part in parts))
-
-    def __len__(self) -> int:
-        return self.tokens.shape[0]
+    def __str__(self) -> str:
+        return (
+            f"{self.documents} documents, {self.tokens} tokens, {self.response_tokens} of them in "
+            f"responses; {self.cut} samples cut, {self.split} split, {self.dropped} dropped"
+        )
 
 
-def read_documents(paths: Sequence[str], encode: Encode, length: int) -> list[Document]:
-    """Documents of JSONL files, cut at `length` tokens.
+def read_documents(
+    sources: Sequence[str],
+    load_tokenizer: Callable[[], Any],
+    length: int,
+    overlong: Overlong,
+    vocab_size: int,
+) -> tuple[list[Document], Summary]:
+    """Documents of at most `length` tokens, in the order of the data; each has a response.
 
-    A line holds `prompt_token_ids` and `token_ids` (what `peagle generate --json` prints), or
-    `prompt` and `response`, or `text`. Raises `InputError` naming file and line.
+    `load_tokenizer` is called when a sample first needs the target's tokenizer; a sample of more
+    than `length` tokens is treated as `overlong` says. Raises `InputError` naming the line that
+    cannot be used.
     """
-    documents = [
-        Document(tokens[:length], prompt)
-        for path in paths
-        for tokens, prompt in _read(Path(path), encode)
-        if len(tokens) > prompt + 1 and length > prompt + 1
-    ]
+    documents: list[Document] = []
+    counts: Counter[str] = Counter()
+    for place, document in _encode(read_samples(sources), Encoder(load_tokenizer)):
+        _check_vocabulary(document, vocab_size, place)
+        pieces = fit(document, length, overlong)
+        documents += pieces
+        if not pieces:
+            counts["dropped"] += 1
+        elif len(document.tokens) > length:
+            counts[overlong] += 1
     if not documents:
-        raise InputError(f"{', '.join(paths)}: no document with a response that fits in a row")
-    return documents
+        raise InputError(f"{', '.join(sources)}: no document with a response that fits in a row")
+    return documents, _summary(documents, counts)
 
 
-def _read(path: Path, encode: Encode) -> Iterator[tuple[tuple[int, ...], int]]:
-    try:
-        with path.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _tokens(line, f"{path}:{number}", encode)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+def fit(document: Document, length: int, overlong: Overlong) -> list[Document]:
+    """A document as pieces of at most `length` tokens, each with two tokens of one response."""
+    size = len(document.tokens)
+    starts: Iterable[int] = (0,)
+    if size > length:
+        starts = {"cut": (0,), "split": range(0, size, length), "drop": ()}[overlong]
+    pieces = (_piece(document, start, start + length) for start in starts)
+    return [piece for piece in pieces if any(b - a > 1 for a, b in piece.responses)]
 
 
-def _tokens(line: str, place: str, encode: Encode) -> tuple[tuple[int, ...], int]:
-    try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{place}: not JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise InputError(f"{place}: not a JSON object")
-    if "token_ids" in value and "prompt_token_ids" in value:
-        prompt, response = (_ids(value, key, place) for key in ("prompt_token_ids", "token_ids"))
-    elif "prompt" in value and "response" in value:
-        prompt, response = (encode(_text(value, key, place)) for key in ("prompt", "response"))
-    elif "text" in value:
-        prompt, response = [], encode(_text(value, "text", place))
-    else:
-        raise InputError(f"{place}: needs prompt_token_ids + token_ids, prompt + response, or text")
-    return (*prompt, *response), len(prompt)
+class Encoder:
+    """Samples -> documents by the target's tokenizer, which is loaded when first needed."""
+
+    def __init__(self, load_tokenizer: Callable[[], Any]) -> None:
+        self._load_tokenizer = load_tokenizer
+
+    def encode(self, samples: Sequence[Any]) -> list[Document]:
+        """Documents of samples of one kind, in order. Raises `InputError` naming a sample."""
+        kinds: dict[type, Callable[[Sequence[Any]], list[Document]]] = {
+            Chat: self._chats,
+            Completion: self._completions,
+            Text: self._texts,
+            TokenIds: _token_ids,
+        }
+        return kinds[type(samples[0])](samples)
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return self._load_tokenizer()
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate(self._tokenizer)
+
+    def _chats(self, samples: Sequence[Chat]) -> list[Document]:
+        return self._template.encode(samples)
+
+    def _completions(self, samples: Sequence[Completion]) -> list[Document]:
+        """Prompt and response are encoded apart, as they are when the response is generated."""
+        prompts = self._ids([sample.prompt for sample in samples])
+        responses = self._ids([_response(s) for s in samples], add_special_tokens=False)
+        return [
+            Document.answered((*prompt, *response), len(prompt))
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+
+    def _texts(self, samples: Sequence[Text]) -> list[Document]:
+        return [Document.answered(ids, 0) for ids in self._ids([s.text for s in samples])]
+
+    def _ids(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
+        ids: list[list[int]] = self._tokenizer(
+            texts, add_special_tokens=add_special_tokens, verbose=False
+        ).input_ids
+        return ids
 
 
-def _ids(value: dict[str, Any], key: str, place: str) -> list[int]:
-    ids = value[key]
-    if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids):
-        raise InputError(f"{place}: {key} is not a list of token ids")
-    return ids
+def _encode(samples: Iterator[Sample], encoder: Encoder) -> Iterator[tuple[str, Document]]:
+    """Each sample's place and document."""
+    for _, alike in itertools.groupby(samples, key=type):
+        while batch := list(itertools.islice(alike, BATCH)):
+            yield from zip((s.place for s in batch), encoder.encode(batch), strict=True)
 
 
-def _text(value: dict[str, Any], key: str, place: str) -> str:
-    text = value[key]
-    if not isinstance(text, str):
-        raise InputError(f"{place}: {key} is not a string")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(f"{place}: {key} is not valid UTF-8 text: {error}") from None
-    return text
+def _token_ids(samples: Sequence[TokenIds]) -> list[Document]:
+    return [Document.answered((*s.prompt, *s.response), len(s.prompt)) for s in samples]
 
 
-def pack(documents: Sequence[Document], length: int) -> PackedRows:
-    """Fill rows of `length` tokens with whole documents, in order."""
-    rows: list[list[Document]] = [[]]
-    room = length
-    for document in documents:
-        if len(document.tokens) > room:
-            rows.append([])
-            room = length
-        rows[-1].append(document)
-        room -= len(document.tokens)
-    shape = (len(rows), length)
-    packed = PackedRows(
-        tokens=torch.zeros(shape, dtype=torch.int64),
-        documents=torch.full(shape, PADDING, dtype=torch.int64),
-        positions=torch.zeros(shape, dtype=torch.int64),
-        charged=torch.zeros(shape, dtype=torch.bool),
+def _response(sample: Completion) -> str:
+    if sample.response is None:
+        raise InputError(
+            f"{sample.place}: the prompt has no response; peagle regenerate writes them"
+        )
+    return sample.response
+
+
+def _check_vocabulary(document: Document, vocab_size: int, place: str) -> None:
+    largest = max(document.tokens, default=0)
+    if largest >= vocab_size:
+        raise InputError(
+            f"{place}: token id {largest}, outside the target's vocabulary of {vocab_size}; use "
+            "data and a tokenizer of this target"
+        )
+
+
+def _piece(document: Document, start: int, stop: int) -> Document:
+    """Tokens from `start` to before `stop`, with what of the responses lies there."""
+    tokens = document.tokens[start:stop]
+    clipped = (
+        (max(first - start, 0), min(last - start, len(tokens)))
+        for first, last in document.responses
     )
-    for index, row in enumerate(rows):
-        _fill(packed, index, row)
-    return packed
+    return Document(tokens, tuple((first, last) for first, last in clipped if first < last))
 
 
-def _fill(packed: PackedRows, row: int, documents: Sequence[Document]) -> None:
-    start = 0
-    for number, document in enumerate(documents):
-        stop = start + len(document.tokens)
-        packed.tokens[row, start:stop] = torch.tensor(document.tokens)
-        packed.documents[row, start:stop] = number
-        packed.positions[row, start:stop] = torch.arange(stop - start)
-        packed.charged[row, start + document.prompt_length : stop] = True
-        start = stop
+def _summary(documents: Sequence[Document], counts: Counter[str]) -> Summary:
+    return Summary(
+        documents=len(documents),
+        tokens=sum(len(document.tokens) for document in documents),
+        response_tokens=sum(b - a for document in documents for a, b in document.responses),
+        cut=counts["cut"],
+        split=counts["split"],
+        dropped=counts["dropped"],
+    )

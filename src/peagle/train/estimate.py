@@ -29,18 +29,15 @@ class Agreement:
         self._cycles = 0
         self._table: Tensor | None = None
 
-    def begin(self, tokens: Tensor) -> None:
-        """Start a batch of packed rows [batch, length]."""
+    def begin(self, length: int) -> None:
+        """Start a batch of so many tokens."""
         self._close()
-        shape = (*tokens.shape, self._depths)
-        self._table = torch.full(shape, -1, dtype=torch.int8, device=tokens.device)
+        self._table = torch.full((length, self._depths), -1, dtype=torch.int8)
 
     def add(self, elements: Elements, agrees: Tensor) -> None:
-        """Record a pass; agrees: [charged elements], in the order of `elements.charged`."""
+        """Record a pass; agrees: [elements]."""
         assert self._table is not None
-        row, column = elements.charged.nonzero(as_tuple=True)
-        anchor, depth = elements.anchors[row, column], elements.depths[row, column]
-        self._table[row, anchor, depth] = agrees.to(torch.int8)
+        self._table[elements.anchors, elements.depths] = agrees.to("cpu", torch.int8)
 
     def estimate(self) -> Estimate:
         """What all batches so far say."""
@@ -52,12 +49,11 @@ class Agreement:
         if self._table is None:
             return
         table, self._table = self._table, None
-        self._right += (table == 1).sum(dim=(0, 1)).cpu()
-        self._seen += (table >= 0).sum(dim=(0, 1)).cpu()
+        self._right += (table == 1).sum(dim=0)
+        self._seen += (table >= 0).sum(dim=0)
         emitted = table.clamp(min=0).cumprod(dim=-1).sum(dim=-1) + 1
         emitted[(table < 0).any(dim=-1)] = 0
-        for row in emitted.tolist():
-            self._walk(row)
+        self._walk(emitted.tolist())
 
     def _walk(self, emitted: list[int]) -> None:
         """Go from cycle to cycle; where no whole chain is charged (0), a token at a time."""

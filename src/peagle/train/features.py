@@ -1,4 +1,4 @@
-"""What a drafter learns from: the target's hidden states over packed rows, computed in process."""
+"""What a drafter learns from: the target's hidden states over a batch, computed in process."""
 
 from dataclasses import dataclass
 
@@ -6,46 +6,54 @@ import torch
 from torch import Tensor
 
 from peagle.models.decoder import Decoder
-from peagle.train.cod import Elements
-from peagle.train.conversations import PackedRows
-from peagle.train.mask import MaskedAttention
+from peagle.train.attention import Masked, causal
+from peagle.train.mask import Sight
+from peagle.train.packing import Batch
+from peagle.train.transfer import to_device
 
 
 @dataclass(frozen=True)
 class Features:
-    """Hidden states of a batch of packed rows."""
+    """Hidden states of a batch."""
 
     tapped: Tensor
-    """[batch, length, feature_size] the residual streams that drafters read."""
+    """[length, feature_size] the residual streams that drafters read."""
     final: Tensor
-    """[batch, length, hidden_size] what the target's head turns into logits."""
+    """[length, hidden_size] what the target's head turns into logits."""
 
 
-class RowAttend:
-    """Attention of a decoder or drafter over [batch * elements] rows under one mask."""
+class DocumentAttend:
+    """Attention of a batch's tokens, each to its document up to itself, in any layer."""
 
-    def __init__(self, attention: MaskedAttention, batch: int) -> None:
-        self._attention, self._batch = attention, batch
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        self._masked: Masked | None = None
+        if not batch.one_document:
+            length = len(batch)
+            sight = Sight(length, batch.starts, torch.arange(length))
+            self._masked = Masked(sight, device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Fold rows into [batch, heads, elements, head_dim], attend, unfold."""
-        folded = (fold(part, self._batch) for part in (query, key, value))
-        return self._attention(*folded).transpose(1, 2).reshape(query.shape)
+        """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
+        parts = [fold(part) for part in (query, key, value)]
+        attended = causal(*parts) if self._masked is None else self._masked(*parts)[0]
+        return unfold(attended)
 
 
-def fold(rows: Tensor, batch: int) -> Tensor:
-    """[batch * elements, heads, head_dim] -> [batch, heads, elements, head_dim]."""
-    return rows.view(batch, -1, *rows.shape[1:]).transpose(1, 2)
+def fold(rows: Tensor) -> Tensor:
+    """[rows, heads, head_dim] -> [1, heads, rows, head_dim]."""
+    return rows.transpose(0, 1)[None]
+
+
+def unfold(heads: Tensor) -> Tensor:
+    """[1, heads, rows, head_dim] -> [rows, heads, head_dim]."""
+    return heads[0].transpose(0, 1)
 
 
 @torch.no_grad()
-def target_features(target: Decoder, rows: PackedRows, taps: tuple[int, ...]) -> Features:
-    """Run the target once over packed rows; documents do not see each other."""
-    batch, length = rows.tokens.shape
-    index = torch.arange(length, device=rows.tokens.device).expand(batch, length)
-    depth = torch.zeros_like(index)
-    elements = Elements(index, depth, rows.documents, rows.charged)
-    attend = RowAttend(MaskedAttention.build(elements, elements), batch)
-    hidden, tapped = target(rows.tokens.view(-1), rows.positions.view(-1), attend, taps)
+def target_features(target: Decoder, batch: Batch, taps: tuple[int, ...]) -> Features:
+    """Run the target once over a batch; documents do not see each other."""
+    device = target.embed.weight.device
+    tokens, positions = to_device(device, batch.tokens, batch.positions)
+    hidden, tapped = target(tokens, positions, DocumentAttend(batch, device), taps)
     assert tapped is not None
-    return Features(tapped.view(batch, length, -1), hidden.view(batch, length, -1))
+    return Features(tapped, hidden)

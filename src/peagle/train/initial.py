@@ -9,7 +9,7 @@ from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig, Embedding
 from peagle.ops.linear import Linear
-from peagle.train.conversations import PackedRows
+from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
 
 
@@ -44,7 +44,11 @@ def drafter_config(recipe: Recipe, target: DecoderConfig) -> DrafterConfig:
 
 
 def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftModel:
-    """A drafter in float32 with the target's embeddings and head, everything else drawn by seed."""
+    """A drafter with the target's embeddings and head, everything else drawn by seed.
+
+    It computes in the target's dtype, except that embeddings to be trained are float32: of those a
+    batch reads few rows, so that a copy to compute with would only take room.
+    """
     config = drafter_config(recipe, target.config)
     if config.mask_token_id is not None and bool((rows.tokens == config.mask_token_id).any()):
         raise InputError(
@@ -63,8 +67,12 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
     with torch.no_grad():
         model.embed.weight.copy_(target.embed.weight)
         model.head.weight.copy_(target.head.weight[kept.to(target.head.weight.device)])
+    model = model.to(target.embed.weight.device, target.embed.weight.dtype)
+    if not recipe.shares_embeddings:
+        model.embed.float()
     model.embed.requires_grad_(not recipe.shares_embeddings)
-    return model.to(target.embed.weight.device)
+    model.head.requires_grad_(recipe.train_head)
+    return model
 
 
 def _draw(module: nn.Module) -> None:

@@ -1,73 +1,110 @@
-"""Which element sees which, in closed form (paper.md section 2.3), and attention by that rule."""
+"""Which keys each query sees, in closed form (paper.md section 2.3)."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from peagle.train.cod import Elements
+from peagle.train.transfer import to_device
 
-
-def visible(query: Elements, key: Elements) -> Tensor:
-    """The attention rule as a boolean matrix [batch, 1, queries, keys].
-
-    An element sees the depth-0 elements of its document up to its own anchor, and the shallower
-    elements of its own chain. Padding sees only padding, so that no row is empty.
-    """
-    anchors = query.anchors[:, :, None], key.anchors[:, None]
-    depths = query.depths[:, :, None], key.depths[:, None]
-    documents = query.documents[:, :, None], key.documents[:, None]
-    context = (depths[1] == 0) & (anchors[1] <= anchors[0])
-    chain = (anchors[1] == anchors[0]) & (depths[1] <= depths[0])
-    return ((context | chain) & (documents[0] == documents[1]))[:, None]
+BLOCK = 128
+"""Queries and keys of one block of a FlexAttention mask."""
+KINDS = ("kv", "q", "full_kv", "full_q")
+"""FlexAttention's lists of blocks: in part and whole, by query and by key."""
 
 
 @dataclass(frozen=True)
-class MaskedAttention:
-    """Attention of one training pass: FlexAttention on a GPU, SDPA with a matrix on a CPU."""
+class Sight:
+    """Two intervals of keys for every query; nothing of size queries x keys. On the CPU.
 
-    block_mask: Any
-    matrix: Tensor | None
+    An element sees the depth-0 elements of its document up to its own anchor, and the shallower
+    elements of its own chain. With elements sorted by anchor and then depth, both are intervals:
+    one of the context's keys, one of the queries' own, which stand behind them.
+    """
 
-    @classmethod
-    def build(cls, query: Elements, key: Elements) -> "MaskedAttention":
-        """Prepare the rule for some queries and keys."""
-        if query.anchors.device.type == "cpu":
-            return cls(None, visible(query, key))
-        return cls(_block_mask(query, key), None)
+    context: int
+    """How many keys are the context's."""
+    first: Tensor
+    """[queries] first context key."""
+    last: Tensor
+    """[queries] last context key; before the first where there is none."""
+    chain: Tensor | None = None
+    """[queries] first own key, counted from the first query; the last is the query's. None: the
+    queries' keys are the context's."""
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query: [batch, heads, queries, head_dim]; key, value: [batch, kv_heads, keys, ...]."""
-        query, key = query.to(value.dtype), key.to(value.dtype)
-        if self.matrix is not None:
-            return F.scaled_dot_product_attention(
-                query, key, value, attn_mask=self.matrix, enable_gqa=True
-            )
-        flex, _ = _compiled()
-        attended: Tensor = flex(query, key, value, block_mask=self.block_mask, enable_gqa=True)
-        return attended
+    @property
+    def queries(self) -> int:
+        return self.first.shape[0]
+
+    @property
+    def keys(self) -> int:
+        """Keys of both kinds."""
+        return self.context + (0 if self.chain is None else self.queries)
+
+    def matrix(self, device: torch.device) -> Tensor:
+        """The rule as [queries, keys] bool: the plain twin of `block_mask`."""
+        chain = self.first if self.chain is None else self.chain + self.context
+        rule = self._rule(*(part.to(device) for part in (self.first, self.last, chain)))
+        query = torch.arange(self.queries, device=device)[:, None]
+        seen: Tensor = rule(None, None, query, torch.arange(self.keys, device=device)[None])
+        return seen
+
+    def block_mask(self, device: torch.device) -> Any:
+        """FlexAttention's mask, its blocks found from the intervals."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        full, partial = self._blocks()
+        listed = [_listed(b) for blocks in (partial, full) for b in (blocks, blocks.mT)]
+        indices = [part[None, None] for pair in listed for part in pair]
+        chain = self.first if self.chain is None else self.chain + self.context
+        intervals = (self.first.int(), self.last.int(), chain.int())
+        moved = to_device(device, *indices, *intervals)
+        names = (f"{kind}_{part}" for kind in KINDS for part in ("num_blocks", "indices"))
+        lists: dict[str, Any] = dict(zip(names, moved[:-3], strict=True))
+        return BlockMask(
+            seq_lengths=(self.queries, self.keys),
+            BLOCK_SIZE=(BLOCK, BLOCK),
+            mask_mod=self._rule(*moved[-3:]),
+            **lists,
+        )
+
+    def _rule(self, first: Tensor, last: Tensor, chain: Tensor) -> Any:
+        if self.chain is None:
+            return lambda b, h, q, k: (first[q] <= k) & (k <= last[q])
+        context = self.context
+
+        def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            own = (chain[q] <= k) & (k <= q + context)
+            return ((first[q] <= k) & (k <= last[q])) | own
+
+        return rule
+
+    def _blocks(self) -> tuple[Tensor, Tensor]:
+        """[query blocks, key blocks] bool: blocks seen whole, and blocks seen in part."""
+        column = torch.arange(-(-self.keys // BLOCK))[None]
+        begin, end = column * BLOCK, column * BLOCK + BLOCK - 1
+        first, last = _by_block(self.first), _by_block(self.last)
+        full = (begin >= first.amax(1)[:, None]) & (end <= last.amin(1)[:, None])
+        seen = (end >= first.amin(1)[:, None]) & (begin <= last.amax(1)[:, None])
+        if self.chain is not None:
+            own = _by_block(self.chain).amin(1)[:, None] + self.context
+            newest = _by_block(torch.arange(self.queries)).amax(1)[:, None] + self.context
+            seen |= (end >= own) & (begin <= newest)
+        return full, seen & ~full
 
 
-def _block_mask(query: Elements, key: Elements) -> Any:
-    qa, qd, qo = query.anchors, query.depths, query.documents
-    ka, kd, ko = key.anchors, key.depths, key.documents
-
-    def rule(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        context = (kd[b, k] == 0) & (ka[b, k] <= qa[b, q])
-        chain = (ka[b, k] == qa[b, q]) & (kd[b, k] <= qd[b, q])
-        return (context | chain) & (qo[b, q] == ko[b, k])
-
-    _, create = _compiled()
-    shape = (qa.shape[0], None, qa.shape[1], ka.shape[1])
-    return create(rule, *shape, device=qa.device)
+def _by_block(values: Tensor) -> Tensor:
+    """[rows] -> [blocks, BLOCK], the last row repeated."""
+    missing = -len(values) % BLOCK
+    return torch.cat((values, values[-1:].expand(missing))).view(-1, BLOCK)
 
 
-@cache
-def _compiled() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    return torch.compile(flex_attention), torch.compile(create_block_mask)
+def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row of a boolean matrix: how many are set, and their columns in front. int32"""
+    count = blocks.sum(1, dtype=torch.int32)
+    place = blocks.cumsum(1, dtype=torch.int32) - 1
+    columns = torch.zeros(blocks.shape, dtype=torch.int32)
+    row, column = blocks.nonzero(as_tuple=True)
+    columns[row, place[row, column].long()] = column.int()
+    return count, columns

@@ -19,7 +19,7 @@ class Recipe(Config):
     target: str
     """The target's directory or hub id."""
     data: tuple[str, ...]
-    """JSONL files of documents, read in this order."""
+    """JSONL files, or hf:ID_OR_PATH[:SPLIT] for datasets; read in this order."""
     output: str
     """Directory of the drafter; the best checkpoint so far is always there."""
     method: Literal["peagle", "eagle3"] = "peagle"
@@ -35,6 +35,8 @@ class Recipe(Config):
     """Target layers read as features; unset is 2, N // 2, N - 3."""
     train_embeddings: bool | None = None
     """Unset: P-EAGLE learns its own, as its mask token must; EAGLE-3 shares the target's."""
+    train_head: bool = True
+    """The head starts as the target's; frozen, a step is quicker and takes less memory."""
     mask_token_id: NonNegativeInt | None = None
     """A token that never occurs in text; P-EAGLE only, and required there."""
     norm_before_residual: bool = False
@@ -51,9 +53,17 @@ class Recipe(Config):
     """Against the target's distribution, or against its most likely token."""
 
     row_length: PositiveInt = 2048
-    """Tokens in one packed row; longer documents are cut."""
+    """Tokens in one packed row."""
+    overlong: Literal["cut", "split", "drop"] = "cut"
+    """A sample longer than a row loses its end, becomes several documents, or is left out."""
     rows_per_step: PositiveInt = 8
+    rows_per_pass: PositiveInt = 1
+    """Rows that go through the models together; the gradients of a step's passes are added up."""
+    elements_per_segment: PositiveInt = 6144
+    """Elements deeper than 0 that go through the drafter together; bounds memory, not results."""
     steps: PositiveInt
+    activation_checkpointing: bool = False
+    """Recompute depth 0's layers for the gradient: a third of its time for most of its memory."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon: Muon for the layers' matrices, AdamW for the rest; quicker on small budgets."""
     learning_rate: Annotated[float, Field(gt=0.0)] = 1e-4

@@ -1,28 +1,31 @@
 """A recipe made ready to run: target, documents, drafter and trainer."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
 from peagle.models.families import load_decoder
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
-from peagle.train.conversations import Document, PackedRows, pack, read_documents
+from peagle.train.conversations import Summary, read_documents
 from peagle.train.initial import initial_drafter
+from peagle.train.packing import Document, PackedRows, pack
+from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
 from peagle.train.trainer import Trainer
 
 
-def prepare(recipe: Recipe) -> Trainer:
+def prepare(recipe: Recipe, on_data: Callable[[Summary], None] = lambda _: None) -> Trainer:
     """Load and check everything that a run needs, before its first step.
 
-    Raises `InputError` for a target, data or output that cannot be used.
+    `on_data` is told what the data came to. Raises `InputError` for a target, data or output that
+    cannot be used.
     """
     _check_output(Path(recipe.output))
-    device = resolve_device(recipe.device)
+    ranks, device = Ranks.join(resolve_device(recipe.device))
     directory = model_directory(recipe.target)
     target = load_decoder(directory, resolve_dtype("auto", device), device)
     if recipe.row_length > target.config.max_position_embeddings:
@@ -30,16 +33,17 @@ def prepare(recipe: Recipe) -> Trainer:
             f"row_length {recipe.row_length} is above the target's context of "
             f"{target.config.max_position_embeddings}"
         )
-    documents = read_documents(recipe.data, _encoder(directory), recipe.row_length)
-    largest = max(max(document.tokens) for document in documents)
-    if largest >= target.config.vocab_size:
-        raise InputError(
-            f"the data holds token id {largest}, outside the target's vocabulary of "
-            f"{target.config.vocab_size}; use the data of this target"
-        )
+    documents, summary = read_documents(
+        recipe.data,
+        partial(load_tokenizer, directory),
+        recipe.row_length,
+        recipe.overlong,
+        target.config.vocab_size,
+    )
+    on_data(summary)
     training, validation = split(documents, recipe)
     model = initial_drafter(recipe, target, training)
-    return Trainer(recipe, target, model, training, validation)
+    return Trainer(recipe, target, model, training, validation, ranks)
 
 
 def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, PackedRows]:
@@ -69,16 +73,3 @@ def _check_output(output: Path) -> None:
         raise InputError(f"{output} cannot be written: {error.strerror}") from None
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; output is the drafter's directory")
-
-
-def _encoder(directory: Path) -> Any:
-    """Text -> token ids by the target's tokenizer, loaded when the first text document comes."""
-    loaded: list[Any] = []
-
-    def encode(text: str) -> list[int]:
-        if not loaded:
-            loaded.append(load_tokenizer(directory))
-        ids: list[int] = loaded[0](text).input_ids
-        return ids
-
-    return encode

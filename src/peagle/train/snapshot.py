@@ -5,15 +5,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.train.optimizer import DraftOptimizer
-
-MODEL, OPTIMIZER = "model.", "optimizer."
 
 
 @dataclass
@@ -25,19 +22,16 @@ class Progress:
     best_acceptance_length: float = 0.0
 
 
-def save_snapshot(
-    path: Path, model: nn.Module, optimizer: DraftOptimizer, progress: Progress, recipe: str
-) -> None:
+def save_snapshot(path: Path, optimizer: DraftOptimizer, progress: Progress, recipe: str) -> None:
     """Write a snapshot in one rename, so that an interruption leaves the one before."""
-    kept: dict[str, Tensor] = {MODEL + name: p.data for name, p in model.named_parameters()}
-    kept.update((OPTIMIZER + name, value) for name, value in optimizer.state().items())
+    kept: dict[str, Tensor] = optimizer.state()
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
     scratch = path.with_suffix(".part")
     save_file(tensors, scratch, {"progress": json.dumps(vars(progress)), "recipe": recipe})
     os.replace(scratch, path)
 
 
-def load_snapshot(path: Path, model: nn.Module, optimizer: DraftOptimizer, recipe: str) -> Progress:
+def load_snapshot(path: Path, optimizer: DraftOptimizer, recipe: str) -> Progress:
     """Put a snapshot back. Raises `InputError` when it belongs to another recipe or is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
@@ -51,9 +45,5 @@ def load_snapshot(path: Path, model: nn.Module, optimizer: DraftOptimizer, recip
         raise InputError(
             f"{path} is from another recipe; change output, or remove it to start anew"
         )
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(tensors[MODEL + name])
-    state = {k.removeprefix(OPTIMIZER): v for k, v in tensors.items() if k.startswith(OPTIMIZER)}
-    optimizer.restore(state)
+    optimizer.restore(tensors)
     return Progress(**json.loads(metadata["progress"]))

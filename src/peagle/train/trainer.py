@@ -1,7 +1,6 @@
-"""The training loop: one device, fp32 weights, bfloat16 compute on a GPU."""
+"""The training loop: one device, float32 weights, bfloat16 compute on a GPU."""
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,17 +11,22 @@ from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
 from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
-from peagle.train.cod import Elements, depth_shares
-from peagle.train.conversations import PackedRows
+from peagle.train.cod import Chains, depth_shares, sample_chains
 from peagle.train.estimate import Agreement, Estimate
 from peagle.train.features import Features, target_features
-from peagle.train.loss import LOSSES, Charged, Comparison
+from peagle.train.loss import LOSSES, Comparison
+from peagle.train.mask import BLOCK
 from peagle.train.optimizer import DraftOptimizer
+from peagle.train.packing import Batch, PackedRows, pack
+from peagle.train.parallel import Ranks
+from peagle.train.partition import Charge, ParallelPass, Pass
 from peagle.train.recipe import Recipe
 from peagle.train.snapshot import Progress, load_snapshot, save_snapshot
-from peagle.train.unroll import Pass, parallel_pass, sequential_passes
+from peagle.train.transfer import to_device
+from peagle.train.unroll import SequentialPass
 
 SNAPSHOT = "snapshot.safetensors"
+ALONE = Ranks()
 
 
 @dataclass(frozen=True)
@@ -51,120 +55,133 @@ class Trainer:
         model: DraftModel,
         training: PackedRows,
         validation: PackedRows,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.recipe, self.target, self.model = recipe, target, model
         self._training, self._validation = training, validation
         self._device = target.embed.weight.device
         self._compare = Comparison(model, target, LOSSES[recipe.loss])
-        fused = self._device.type == "cuda"
-        self._optimizer = DraftOptimizer(model, recipe, fused)
+        self.optimizer, self._ranks = DraftOptimizer(model, recipe), ranks
         self._output = Path(recipe.output)
         self._snapshot = self._output.with_name(self._output.name + "." + SNAPSHOT)
         self._progress = Progress()
+        self._stopping = False
 
     def run(self, watch: Watch) -> Progress:
-        """Train to the last step. Raises `InputError` when the loss is no longer a number."""
+        """Train to the last step, or until `stop`.
+
+        Raises `InputError` when the loss is no longer a number, naming the documents.
+        """
         if self._snapshot.exists():
             name = self.recipe.model_dump_json()
-            self._progress = load_snapshot(self._snapshot, self.model, self._optimizer, name)
+            self._progress = load_snapshot(self._snapshot, self.optimizer, name)
         losses: list[Tensor] = []
         for step in range(self._progress.step, self.recipe.steps):
-            losses.append(self._step(step))
+            losses.append(self.gradient(step))
+            speed = self.recipe.learning_rate * rate(self.recipe, step)
+            self.optimizer.step(speed, self.recipe.gradient_clip)
             self._progress.step = step + 1
             last = step + 1 == self.recipe.steps
             if last or (step + 1) % self.recipe.evaluate_every == 0:
                 self._evaluate(watch, losses)
             elif len(losses) == 10:
                 watch(Report(step + 1, self._mean(losses), None, False))
-        self._snapshot.unlink(missing_ok=True)
+            if self._stopping:
+                self._keep()
+                return self._progress
+        if self._ranks.first:
+            self._snapshot.unlink(missing_ok=True)
         return self._progress
 
-    def _step(self, step: int) -> Tensor:
-        """One optimizer step; the loss stays on the device."""
-        shares = self._shares()
-        loss = self._loss(self._rows(step), shares, self._generator(step), None)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.gradient_clip)
-        self._optimizer.step(self.recipe.learning_rate * rate(self.recipe, step))
-        return loss.detach()
+    def stop(self) -> None:
+        """End `run` after the step it is at, with a snapshot; for signal handlers."""
+        self._stopping = True
 
-    def _loss(
-        self,
-        rows: PackedRows,
-        shares: list[float],
-        generator: torch.Generator,
-        agreement: Agreement | None,
-    ) -> Tensor:
-        """Mean weighted loss over the charged elements of a batch."""
-        total = torch.zeros((), device=self._device)
-        weight = torch.zeros((), device=self._device)
-        with torch.autocast(self._device.type, torch.bfloat16, self._device.type == "cuda"):
-            features = target_features(self.target, rows, self.model.config.taps)
-            for share in self._passes(rows, features, shares, generator):
-                charged, weights = self._charge(share, features)
-                total, weight = total + charged.total, weight + weights.sum()
-                if agreement is not None:
-                    agreement.add(share.elements, charged.agrees)
-        return total / weight.clamp(min=1.0)
+    def gradient(self, step: int) -> Tensor:
+        """Add up a step's gradient over passes and ranks; the share of each pass in its loss."""
+        recipe, generator = self.recipe, torch.Generator().manual_seed(self._seed(step))
+        batches = [self._batch(self._training, rows) for rows in self._rows(step)]
+        chains = [sample_chains(batch, self._shares(), generator) for batch in batches]
+        weight = max(sum(chain.weight(recipe.depth_decay) for chain in chains), 1.0)
+        losses = torch.zeros(len(batches), device=self._device)
+        for index in self._ranks.own(len(batches)):
+            features = target_features(self.target, batches[index], self.model.config.taps)
+            charge = self._charge(features, weight)
+            losses[index] = self._pass(batches[index], features, chains[index]).backward(charge)
+        self._ranks.add_up([*self.optimizer.gradients(), losses])
+        return losses
 
-    def _passes(
-        self, rows: PackedRows, features: Features, shares: list[float], generator: torch.Generator
-    ) -> Iterator[Pass]:
+    def _pass(
+        self, batch: Batch, features: Features, chains: Chains
+    ) -> ParallelPass | SequentialPass:
+        recipe = self.recipe
         if self.model.config.parallel:
-            return parallel_pass(self.model, rows, features, shares, generator)
-        return sequential_passes(self.model, rows, features, self.recipe.num_speculative_tokens)
+            limits = recipe.elements_per_segment, recipe.activation_checkpointing
+            return ParallelPass(self.model, batch, features, chains, *limits)
+        return SequentialPass(self.model, batch, features, recipe.num_speculative_tokens)
 
-    def _charge(self, share: Pass, features: Features) -> tuple[Charged, Tensor]:
-        """Compare the charged elements with the target's prediction of the same token.
+    def _charge(self, features: Features, weight: float) -> Charge:
+        """Losses of passes over a batch, as shares of a step's mean."""
 
-        The element of (anchor, depth) has read tokens up to anchor + depth + 1 (DESIGN section 4),
-        so it is there that the target predicts the token it is asked for.
-        """
-        elements: Elements = share.elements
-        row, column = elements.charged.nonzero(as_tuple=True)
-        depth = elements.depths[row, column]
-        final = features.final[row, elements.anchors[row, column] + depth + 1]
-        weights = self.recipe.depth_decay ** depth.float()
-        return self._compare(share.hidden[row, column], final, weights), weights
+        def charge(part: Pass) -> Tensor:
+            (depths,) = to_device(self._device, part.elements.depths)
+            weights = self.recipe.depth_decay ** depths.float() / weight
+            return self._compare.loss(part.hidden, features.final, part.elements.places, weights)
+
+        return charge
 
     def _evaluate(self, watch: Watch, losses: list[Tensor]) -> None:
-        estimate = self.estimate()
+        mean, estimate = self._mean(losses), self.estimate()
         best = estimate.acceptance_length > self._progress.best_acceptance_length
         if best:
             self._progress.best_step = self._progress.step
             self._progress.best_acceptance_length = estimate.acceptance_length
-            shared = frozenset({EMBEDDINGS} if self.recipe.shares_embeddings else ())
-            save_drafter(self._output, self.model, shared=shared)
-        name = self.recipe.model_dump_json()
-        save_snapshot(self._snapshot, self.model, self._optimizer, self._progress, name)
-        watch(Report(self._progress.step, self._mean(losses), estimate, best))
+            if self._ranks.first:
+                shared = frozenset({EMBEDDINGS} if self.recipe.shares_embeddings else ())
+                save_drafter(self._output, self.model, shared=shared)
+        self._keep()
+        watch(Report(self._progress.step, mean, estimate, best))
+
+    def _keep(self) -> None:
+        """Write the snapshot that a later run goes on from."""
+        if self._ranks.first:
+            name = self.recipe.model_dump_json()
+            save_snapshot(self._snapshot, self.optimizer, self._progress, name)
+        self._ranks.wait()
 
     @torch.no_grad()
     def estimate(self) -> Estimate:
         """Accuracy and acceptance length on the held-out documents, whole chains everywhere."""
-        agreement = Agreement(self.recipe.num_speculative_tokens)
-        whole = [1.0] * self.recipe.num_speculative_tokens
-        order = torch.arange(len(self._validation))
-        for index in order.split(self.recipe.rows_per_step):
-            rows = self._validation.select(index, self._device)
-            agreement.begin(rows.tokens)
-            self._loss(rows, whole, self._generator(0), agreement)
+        depths = self.recipe.num_speculative_tokens
+        agreement = Agreement(depths)
+        whole, generator = [1.0] * depths, torch.Generator()
+        for rows in torch.arange(len(self._validation)).split(self.recipe.rows_per_pass):
+            batch = self._batch(self._validation, rows)
+            features = target_features(self.target, batch, self.model.config.taps)
+            agreement.begin(len(batch))
+            for part in self._pass(
+                batch, features, sample_chains(batch, whole, generator)
+            ).passes():
+                agrees = self._compare.agrees(part.hidden, features.final, part.elements.places)
+                agreement.add(part.elements, agrees)
         return agreement.estimate()
 
-    def _rows(self, step: int) -> PackedRows:
-        """The step's batch: every epoch goes through all rows in an order of its own."""
+    def _batch(self, rows: PackedRows, index: Tensor) -> Batch:
+        return rows.batch(index).padded(BLOCK if self._device.type == "cuda" else 1)
+
+    def _rows(self, step: int) -> Sequence[Tensor]:
+        """The step's rows, pass by pass: every epoch goes through all in an order of its own."""
         count, wanted = len(self._training), self.recipe.rows_per_step
         index = [self._row_at(place, count) for place in range(step * wanted, (step + 1) * wanted)]
-        return self._training.select(torch.tensor(index), self._device)
+        return torch.tensor(index).split(self.recipe.rows_per_pass)
 
     def _row_at(self, place: int, count: int) -> int:
         epoch, offset = divmod(place, count)
         generator = torch.Generator().manual_seed(self.recipe.seed + epoch)
         return int(torch.randperm(count, generator=generator)[offset])
 
-    def _generator(self, step: int) -> torch.Generator:
-        seed = (self.recipe.seed << 32) + step
-        return torch.Generator(self._device).manual_seed(seed)
+    def _seed(self, step: int) -> int:
+        return (self.recipe.seed << 32) + step
 
     def _shares(self) -> list[float]:
         recipe = self.recipe
@@ -172,14 +189,31 @@ class Trainer:
 
     def _mean(self, losses: list[Tensor]) -> float:
         """Mean of the collected losses, which it empties; one read from the device for all."""
-        mean = float(torch.stack(losses).mean())
+        table = torch.stack(losses).cpu()
         losses.clear()
-        if not math.isfinite(mean):
-            raise InputError(
-                f"the loss became {mean} before step {self._progress.step}; "
-                "lower learning_rate or raise warmup_steps"
-            )
-        return mean
+        wrong = (~table.isfinite()).nonzero()
+        if len(wrong):
+            step, index = wrong[0].tolist()
+            self._refuse(self._progress.step - len(table) + step, index, table[step, index].item())
+        return float(table.sum(1).mean())
+
+    def _refuse(self, step: int, index: int, loss: float) -> None:
+        """Name the documents of a pass, or those of them that the target itself cannot read."""
+        rows = self._rows(step)[index].tolist()
+        documents = [document for row in rows for document in self._training.documents[row]]
+        for document in documents:
+            batch = self._batch(pack([document], len(document.tokens)), torch.arange(1))
+            features = target_features(self.target, batch, self.model.config.taps)
+            if not (features.tapped.isfinite().all() and features.final.isfinite().all()):
+                raise InputError(
+                    f"the loss became {loss} at step {step + 1}: the target's hidden states of "
+                    f"{document.source or 'a document'} are not finite; leave it out"
+                )
+        names = ", ".join(document.source or "?" for document in documents[:5])
+        raise InputError(
+            f"the loss became {loss} at step {step + 1}, on {len(documents)} documents ({names} "
+            "...); lower learning_rate or raise warmup_steps"
+        )
 
 
 def rate(recipe: Recipe, step: int) -> float:

@@ -1,118 +1,73 @@
-"""A drafter's training pass over packed rows: parallel in one forward, EAGLE-3 depth by depth."""
+"""EAGLE-3's training pass: depth by depth, each reading the output of the one before."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from peagle.drafters.model import DraftModel
-from peagle.train.cod import Elements, reaches, sample_elements
-from peagle.train.conversations import PackedRows
-from peagle.train.features import Features, RowAttend, fold
-from peagle.train.mask import MaskedAttention
+from peagle.train.attention import Masked, Weighed, merge
+from peagle.train.cod import Elements, reaches
+from peagle.train.features import Features, fold, unfold
+from peagle.train.mask import Sight
+from peagle.train.packing import Batch
+from peagle.train.partition import Charge, Pass
+from peagle.train.transfer import to_device
 
 
-@dataclass(frozen=True)
-class Pass:
-    """Elements that went through the draft layers together, and what came out."""
+class SequentialPass:
+    """One batch through an EAGLE-3 drafter: its own unroll, every anchor at every depth."""
 
-    elements: Elements
-    hidden: Tensor
-    """[batch, elements, hidden_size] the residual stream."""
+    def __init__(self, model: DraftModel, batch: Batch, features: Features, depths: int) -> None:
+        self._model, self._batch, self._features = model, batch, features
+        self._depths = depths
 
+    def passes(self) -> Iterator[Pass]:
+        """Depth d reads the true token d ahead and depth d - 1's output."""
+        device = self._features.tapped.device
+        tokens, positions = to_device(device, self._batch.tokens, self._batch.positions)
+        attend = UnrollAttend(self._batch, device)
+        inputs = self._model.project(self._features.tapped)
+        reach = reaches(self._batch)
+        for depth in range(self._depths):
+            following = tokens.roll(-depth - 1)
+            hidden = self._model(following, inputs, positions + depth, attend)
+            charged = (reach > depth).nonzero().flatten()
+            elements = Elements(charged, torch.full_like(charged, depth))
+            yield Pass(elements, hidden[to_device(device, charged)[0]])
+            inputs = self._model.feedback(hidden)
 
-def parallel_pass(
-    model: DraftModel,
-    rows: PackedRows,
-    features: Features,
-    shares: list[float],
-    generator: torch.Generator,
-) -> Iterator[Pass]:
-    """P-EAGLE: every kept (anchor, depth) at once; depth >= 1 stands for a mask slot."""
-    elements = sample_elements(rows, shares, generator)
-    batch, count = elements.anchors.shape
-    real = elements.depths == 0
-    following = next_tokens(rows, elements)
-    mask_token = model.config.mask_token_id
-    assert mask_token is not None
-    tokens = torch.where(real, following, mask_token)
-    projected = model.project(features.tapped)  # [batch, length, hidden_size]
-    mask_feature = model.project(model.mask_hidden[None])
-    filled = mask_feature.expand(batch, count - projected.shape[1], -1)
-    inputs = torch.cat((projected, filled.to(projected.dtype)), dim=1)
-    attend = RowAttend(MaskedAttention.build(elements, elements), batch)
-    positions = positions_of(rows, elements)
-    hidden = model(tokens.flatten(), inputs.flatten(0, 1), positions.flatten(), attend)
-    yield Pass(elements, hidden.view(batch, count, -1))
+    def backward(self, charge: Charge) -> Tensor:
+        """Add the gradient of the summed losses to the parameters'; returns that sum."""
+        total = torch.stack([charge(part) for part in self.passes()]).sum()
+        total.backward()
+        return total.detach()
 
 
-def sequential_passes(
-    model: DraftModel, rows: PackedRows, features: Features, depths: int
-) -> Iterator[Pass]:
-    """EAGLE-3's own unroll: depth d reads the true token d ahead and depth d - 1's output.
+class UnrollAttend:
+    """An anchor sees the depth-0 keys of its document up to itself, and its own chain's keys."""
 
-    Every anchor takes part at every depth; each depth attends to the keys of those before it.
-    """
-    generator = torch.Generator(rows.tokens.device)
-    elements = sample_elements(rows, [1.0], generator)
-    batch = elements.anchors.shape[0]
-    seen: list[Elements] = []
-    attend = GrowingAttend(batch)
-    inputs = model.project(features.tapped).flatten(0, 1)
-    for depth in range(depths):
-        current = _at_depth(rows, elements, depth)
-        seen.append(current)
-        attend.widen(MaskedAttention.build(current, _joined(seen)))
-        tokens = next_tokens(rows, current).flatten()
-        hidden = model(tokens, inputs, positions_of(rows, current).flatten(), attend)
-        inputs = model.feedback(hidden)
-        yield Pass(current, hidden.view(batch, -1, hidden.shape[-1]))
-
-
-class GrowingAttend:
-    """Attention whose keys are those of this pass and of every pass before it, layer by layer."""
-
-    def __init__(self, batch: int) -> None:
-        self._batch = batch
-        self._keys: dict[int, list[tuple[Tensor, Tensor]]] = {}
-        self._attention: MaskedAttention | None = None
-
-    def widen(self, attention: MaskedAttention) -> None:
-        """Begin the next pass, under the rule over all keys so far and its own."""
-        self._attention = attention
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        length = len(batch)
+        self._masked = Masked(Sight(length, batch.starts, torch.arange(length)), device)
+        self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Fold rows, add this pass's keys to the layer's, attend, unfold."""
-        assert self._attention is not None
-        folded = [fold(part, self._batch) for part in (query, key, value)]
-        kept = self._keys.setdefault(layer, [])
-        kept.append((folded[1], folded[2]))
-        keys = torch.cat([pair[0] for pair in kept], dim=2)
-        values = torch.cat([pair[1] for pair in kept], dim=2)
-        return self._attention(folded[0], keys, values).transpose(1, 2).reshape(query.shape)
+        """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
+        kept = self._kept.setdefault(layer, [])
+        kept.append((key, value))
+        context = self._masked(fold(query), *map(fold, kept[0]))
+        if len(kept) == 1:
+            return unfold(context[0])
+        return unfold(merge(context, _chain(query, kept[1:])))
 
 
-def next_tokens(rows: PackedRows, elements: Elements) -> Tensor:
-    """The token after each element's position; the row's last position has none and repeats."""
-    place = (elements.anchors + elements.depths + 1).clamp(max=rows.tokens.shape[1] - 1)
-    return rows.tokens.gather(1, place)
-
-
-def positions_of(rows: PackedRows, elements: Elements) -> Tensor:
-    """Position within the document: the anchor's, plus the depth."""
-    return rows.positions.gather(1, elements.anchors) + elements.depths
-
-
-def _at_depth(rows: PackedRows, elements: Elements, depth: int) -> Elements:
-    """The depth-0 elements moved `depth` tokens ahead; charged while that stays in the response."""
-    if depth == 0:
-        return elements
-    depths = torch.full_like(elements.depths, depth)
-    charged = elements.charged & reaches(rows, depth)
-    return Elements(elements.anchors, depths, elements.documents, charged)
-
-
-def _joined(parts: list[Elements]) -> Elements:
-    names = ("anchors", "depths", "documents", "charged")
-    return Elements(*(torch.cat([getattr(part, name) for part in parts], dim=1) for name in names))
+def _chain(query: Tensor, kept: list[tuple[Tensor, Tensor]]) -> Weighed:
+    """What each row draws from the keys of its own chain, which are those of the same row."""
+    keys, values = (torch.stack(parts, dim=2) for parts in zip(*kept, strict=True))
+    rows, heads, head_dim = query.shape
+    grouped = query.view(rows, keys.shape[1], -1, head_dim)
+    scores = (grouped @ keys.mT).float() * head_dim**-0.5
+    drawn = scores.softmax(dim=-1).to(query.dtype) @ values
+    log_sum = scores.logsumexp(dim=-1).view(rows, heads)
+    return fold(drawn.reshape(query.shape)), log_sum.mT[None]

@@ -1,0 +1,198 @@
+"""`peagle regenerate`: a target's own answers to the prompts of a data set."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from peagle.cli.loading import load_llm
+from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.errors import InputError
+
+if TYPE_CHECKING:
+    from peagle.regenerate.answers import Answerer
+    from peagle.regenerate.run import Conversation, Outcome
+
+    Run = Callable[[Answerer], Coroutine[None, None, None]]
+
+EXAMPLE = """Examples:
+
+[bold]peagle regenerate ./target chats.jsonl --output answers.jsonl[/]
+
+[bold]peagle regenerate ./target hf:owner/name:train --limit 1000 --output answers.jsonl[/]
+
+[bold]peagle regenerate chats.jsonl --endpoint URL --model NAME --output answers.jsonl[/]"""
+KEY = "OPENAI_API_KEY"
+
+
+def regenerate(
+    target: Annotated[
+        str, typer.Argument(help="Target model: directory or hub id; left out with --endpoint.")
+    ],
+    output: Annotated[Path, typer.Option(help="JSONL file; one that is there is continued.")],
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(help="Conversations: JSONL files, or hf:ID_OR_PATH[:SPLIT] for datasets."),
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 2048,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Same seed, same answers.")] = 0,
+    concurrency: Annotated[int, typer.Option(help="Conversations at once.")] = 32,
+    limit: Annotated[
+        int | None,
+        typer.Option(help="Use the first conversations only.", show_default="all of them"),
+    ] = None,
+    speculative_config: Annotated[
+        str | None,
+        typer.Option(help="vLLM's JSON: which drafter, how many tokens.", show_default="none"),
+    ] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="Longest prompt + output.", show_default="the target's")
+    ] = None,
+    dtype: DTypeName = "auto",
+    device: Device = "auto",
+    threads: Threads = None,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help=f"OpenAI-compatible URL in place of TARGET; key from {KEY}."),
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
+) -> None:
+    """Write the target's own answer to every question of some conversations.
+
+    The answers in the data are ignored. A run that was stopped continues when the same command is
+    given again.
+    """
+    from peagle.regenerate.output import open_output
+    from peagle.regenerate.run import read_conversations
+    from peagle.regenerate.run import regenerate as answer
+
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    speculation = SpeculativeConfig.from_json(speculative_config) if speculative_config else None
+    config = EngineConfig(
+        dtype=dtype, device=device, max_model_len=max_model_len, max_num_seqs=concurrency
+    )
+    given = _sources(target, sources or [], endpoint, model)
+    conversations = read_conversations(given, limit)
+    use_threads(threads)
+    with open_output(output) as file:
+        waiting = [one for one in conversations if one.place not in file.done]
+        tally = Tally(len(conversations) - len(waiting))
+
+        async def run(answerer: "Answerer") -> None:
+            with _progress(tally, len(conversations)) as show:
+                await answer(waiting, answerer, params, file, concurrency, show)
+
+        if endpoint is not None and model is not None:
+            asyncio.run(_ask_endpoint(run, endpoint, model, concurrency))
+        elif waiting:
+            _ask_engine(run, waiting, target, speculation, config)
+    typer.echo(tally)
+
+
+class Tally:
+    """What a run has come to so far, and how fast."""
+
+    def __init__(self, before: int) -> None:
+        self.before = before
+        """Conversations that an earlier run has finished."""
+        self.finished = self.tokens = self.shortened = self.skipped = 0
+        self.problem: str | None = None
+        """Why the first of those that end early does so."""
+        self._start = time.perf_counter()
+
+    def start(self) -> None:
+        """Count seconds from here on."""
+        self._start = time.perf_counter()
+
+    def add(self, outcome: "Outcome") -> None:
+        """Count a conversation."""
+        self.finished += outcome.record is not None
+        self.tokens += outcome.tokens
+        self.shortened += outcome.record is not None and outcome.problem is not None
+        self.skipped += outcome.record is None
+        self.problem = self.problem or outcome.problem
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.tokens / max(time.perf_counter() - self._start, 1e-9)
+
+    def __str__(self) -> str:
+        line = f"{self.finished} conversations, {self.tokens} tokens, {self.speed:.1f} tokens/s"
+        if self.before:
+            line += f"; {self.before} were there already"
+        if self.problem:
+            line += f"; {self.shortened} end early, {self.skipped} left out: {self.problem}"
+        return line
+
+
+def _sources(
+    target: str, others: Sequence[str], endpoint: str | None, model: str | None
+) -> Sequence[str]:
+    """The sources among the arguments, the first of which is the target, if one is loaded."""
+    if (endpoint is None) != (model is None):
+        raise InputError("--endpoint and --model go together")
+    if endpoint is not None:
+        return [target, *others]
+    if not others:
+        raise InputError(f"{target} is the target; name the conversations' files behind it")
+    return others
+
+
+def _ask_engine(
+    run: "Run",
+    conversations: "Sequence[Conversation]",
+    target: str,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+) -> None:
+    from peagle.async_llm import AsyncLLM
+    from peagle.regenerate.engine import EngineAnswerer
+    from peagle.regenerate.run import check_templates
+
+    llm = AsyncLLM(lambda: load_llm(target, speculation, config))
+    try:
+        answerer = EngineAnswerer(llm)
+        check_templates(conversations, answerer.render)
+        asyncio.run(run(answerer))
+    finally:
+        llm.close()
+
+
+async def _ask_endpoint(run: "Run", url: str, model: str, connections: int) -> None:
+    from peagle.regenerate.endpoint import open_endpoint
+
+    async with open_endpoint(url, model, os.environ.get(KEY), connections) as answerer:
+        await run(answerer)
+
+
+@contextmanager
+def _progress(tally: Tally, total: int) -> "Iterator[Callable[[Outcome], None]]":
+    """A bar on stderr, on a terminal only; the value is what to call with each outcome."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("conversations"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    hidden = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=total, completed=tally.before)
+        tally.start()
+
+        def show(outcome: "Outcome") -> None:
+            tally.add(outcome)
+            bar.update(task, advance=1, description=f"{tally.speed:.0f} tokens/s")
+
+        yield show

@@ -1,0 +1,142 @@
+"""Answers by any server that speaks OpenAI's API."""
+
+import asyncio
+import datetime
+import email.utils
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+
+from peagle.config import SamplingParams
+from peagle.errors import InputError
+from peagle.regenerate.answers import Answer, ContextFullError
+from peagle.train.samples import Message
+
+PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Seconds before each new try, where the server does not say how long to wait."""
+ANSWER_SECONDS, CONNECT_SECONDS = 3600.0, 10.0
+KEPT = ("content", "reasoning_content", "tool_calls")
+"""What of an assistant's turn a chat template may read."""
+
+
+@asynccontextmanager
+async def open_endpoint(
+    url: str, model: str, key: str | None, connections: int
+) -> AsyncIterator["Endpoint"]:
+    """A server's API below `url`, such as http://host:8000/v1. Raises `InputError`."""
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"endpoint {url} is no URL; give one such as http://localhost:8000/v1")
+    client = httpx2.AsyncClient(
+        headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
+        limits=httpx2.Limits(max_connections=connections),
+    )
+    async with client:
+        yield Endpoint(client, url.rstrip("/"), model)
+
+
+class Endpoint:
+    """Answers by one model of a server; a server that is busy or away is asked again."""
+
+    def __init__(self, client: httpx2.AsyncClient, url: str, model: str) -> None:
+        self._client, self._url, self._model = client, url, model
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None,
+        params: SamplingParams,
+    ) -> Answer:
+        """The assistant's next turn."""
+        asked = {"messages": list(messages), **({"tools": tools} if tools else {})}
+        choice, tokens = await self._ask("chat/completions", asked, params)
+        said = choice.get("message")
+        if not isinstance(said, dict):
+            raise self._unlike_openai()
+        message = {key: said[key] for key in KEPT if said.get(key)}
+        return Answer({"role": "assistant", "content": "", **message}, tokens)
+
+    async def complete(self, prompt: str, params: SamplingParams) -> Answer:
+        """What follows a text, without a chat template."""
+        choice, tokens = await self._ask("completions", {"prompt": prompt}, params)
+        if not isinstance(choice.get("text"), str):
+            raise self._unlike_openai()
+        return Answer({"role": "assistant", "content": choice["text"]}, tokens)
+
+    async def _ask(
+        self, path: str, asked: dict[str, Any], params: SamplingParams
+    ) -> tuple[dict[str, Any], int]:
+        """The one choice of a request, and its number of tokens."""
+        body = {
+            "model": self._model,
+            **asked,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+        }
+        if params.temperature > 0:
+            body["seed"] = params.seed
+        match await self._post(path, body):
+            case {"choices": [dict(choice), *_], "usage": {"completion_tokens": int(tokens)}}:
+                return choice, tokens
+            case {"choices": [dict(choice), *_]}:
+                return choice, 0
+        raise self._unlike_openai()
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        for pause in (*PAUSES, None):
+            asked_to_wait = None
+            try:
+                response = await self._client.post(f"{self._url}/{path}", json=body)
+            except httpx2.TransportError as error:
+                problem = str(error) or type(error).__name__
+            else:
+                if response.status_code != 429 and response.status_code < 500:
+                    return self._read(response)
+                problem = f"{response.status_code} {_complaint(response)}"
+                asked_to_wait = seconds_to_wait(response.headers)
+            if pause is not None:
+                await asyncio.sleep(pause if asked_to_wait is None else asked_to_wait)
+        raise InputError(f"{self._url} does not answer: {problem}; the same command continues")
+
+    def _read(self, response: httpx2.Response) -> Any:
+        """The body of an answer; raises for a refusal."""
+        if response.is_success:
+            try:
+                return response.json()
+            except ValueError:
+                raise self._unlike_openai() from None
+        complaint = _complaint(response)
+        if response.status_code == 400 and "context" in complaint.lower():
+            raise ContextFullError(complaint)
+        raise InputError(f"{self._url} refuses: {response.status_code} {complaint}")
+
+    def _unlike_openai(self) -> InputError:
+        return InputError(f"{self._url} does not answer as OpenAI's API does; give its /v1 URL")
+
+
+def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
+    """What a Retry-After header asks for: seconds, or a date; None where there is none."""
+    value = headers.get("Retry-After", "")
+    try:
+        return max(float(value), 0.0)
+    except ValueError:
+        pass
+    try:
+        date = email.utils.parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max((date - datetime.datetime.now(datetime.UTC)).total_seconds(), 0.0)
+
+
+def _complaint(response: httpx2.Response) -> str:
+    """What a refusal says: the message of an error object, else the beginning of the body."""
+    try:
+        body = response.json()
+    except ValueError:
+        return response.text[:200]
+    match body:
+        case {"error": {"message": str(message)}} | {"message": str(message)}:
+            return message
+    return response.text[:200]

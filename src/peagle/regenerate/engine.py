@@ -1,0 +1,47 @@
+"""Answers by our own engine."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from peagle.async_llm import AsyncLLM
+from peagle.config import SamplingParams
+from peagle.models.tokenizer import render_chat
+from peagle.regenerate.answers import Answer, ContextFullError
+from peagle.train.samples import Message
+
+
+class EngineAnswerer:
+    """Answers by a target that is loaded here, with whatever drafter it has."""
+
+    def __init__(self, llm: AsyncLLM) -> None:
+        self._async = llm
+        self._llm = llm.llm
+
+    def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
+        """The prompt for the assistant's next turn. Raises `InputError`."""
+        return render_chat(self._llm.tokenizer, messages, tools=tools, add_generation_prompt=True)
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        tools: list[dict[str, Any]] | None,
+        params: SamplingParams,
+    ) -> Answer:
+        """The assistant's next turn."""
+        text = self.render(messages, tools)
+        return await self._answer(self._llm.tokenize(text, add_special_tokens=False), params)
+
+    async def complete(self, prompt: str, params: SamplingParams) -> Answer:
+        """What follows a text, without a chat template."""
+        return await self._answer(self._llm.encode(prompt), params)
+
+    async def _answer(self, tokens: list[int], params: SamplingParams) -> Answer:
+        room = self._llm.engine.max_length
+        if len(tokens) >= room:
+            raise ContextFullError(f"a prompt of {len(tokens)} tokens; the context holds {room}")
+        completion = None
+        async for chunk in self._async.stream(tokens, params):
+            completion = chunk.completion
+        assert completion is not None  # a stream ends with its completion
+        message = {"role": "assistant", "content": completion.text}
+        return Answer(message, len(completion.token_ids))

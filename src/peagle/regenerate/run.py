@@ -1,0 +1,173 @@
+"""Conversations answered anew, turn after turn, many of them at once."""
+
+import asyncio
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peagle.config import SamplingParams
+from peagle.errors import InputError
+from peagle.regenerate.answers import Answerer, ContextFullError
+from peagle.regenerate.output import Output
+from peagle.train.samples import Chat, Completion, Message, Sample, read_samples
+
+Conversation = Chat | Completion
+QUESTIONERS = ("user", "tool")
+"""Roles whose turns the assistant answers."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How far a conversation went."""
+
+    record: dict[str, Any] | None
+    """The line to write; None where there is no answer."""
+    tokens: int
+    problem: str | None = None
+    """Why it ends before its last turn."""
+
+
+def read_conversations(sources: Sequence[str], limit: int | None = None) -> list[Conversation]:
+    """The first `limit` conversations and prompts of some sources, each of which asks something.
+
+    Raises `InputError` naming the line that asks nothing.
+    """
+    if limit is not None and limit < 1:
+        raise InputError(f"a limit of {limit} conversations leaves nothing to answer")
+    samples = itertools.islice(read_samples(sources), limit)
+    found = {sample.place: _asking(sample) for sample in samples}
+    if not found:
+        raise InputError(f"{', '.join(sources)}: no conversation in it")
+    return list(found.values())
+
+
+def plan(chat: Chat) -> list[Message | None]:
+    """The turns of a conversation, None where the target is to answer.
+
+    It answers where the assistant does, and a last question that nobody answered. Turns that call
+    tools stay, since the results behind them belong to them; other assistant turns that follow no
+    question are left out.
+    """
+    turns: list[Message | None] = []
+    asked = False
+    for message in chat.messages:
+        if message["role"] != "assistant" or "tool_calls" in message:
+            turns.append(message)
+            asked = message["role"] in QUESTIONERS
+        elif asked:
+            turns.append(None)
+            asked = False
+    return [*turns, None] if asked else turns
+
+
+def check_templates(
+    conversations: Iterable[Conversation],
+    render: Callable[[Sequence[Message], list[dict[str, Any]] | None], object],
+) -> None:
+    """Render every conversation as it will be asked at its end, with dots for answers.
+
+    Raises `InputError` naming the first that the chat template refuses.
+    """
+    for chat in conversations:
+        if isinstance(chat, Chat):
+            turns = plan(chat)
+            last = max(index for index, turn in enumerate(turns) if turn is None)
+            dots = {"role": "assistant", "content": "..."}
+            try:
+                render([turn or dots for turn in turns[:last]], chat.tools)
+            except InputError as error:
+                raise InputError(f"{chat.place}: {error}") from None
+
+
+async def regenerate(
+    conversations: Iterable[Conversation],
+    answerer: Answerer,
+    params: SamplingParams,
+    output: Output,
+    concurrency: int,
+    on_finish: Callable[[Outcome], None],
+) -> None:
+    """Answer conversations, `concurrency` at a time, and write each as soon as it is finished.
+
+    Raises `InputError` naming the conversation that cannot be asked; those that are finished by
+    then are written.
+    """
+    waiting = iter(conversations)
+
+    async def work() -> None:
+        for conversation in waiting:
+            outcome = await _answer(conversation, answerer, params)
+            if outcome.record is not None:
+                output.write(outcome.record)
+            on_finish(outcome)
+
+    workers = [asyncio.create_task(work()) for _ in range(concurrency)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+def _asking(sample: Sample) -> Conversation:
+    """The sample, if there is something to answer in it."""
+    if isinstance(sample, Chat):
+        if None not in plan(sample):
+            raise InputError(f"{sample.place}: the conversation has no user turn to answer")
+        return sample
+    if isinstance(sample, Completion):
+        if not sample.prompt:
+            raise InputError(f"{sample.place}: the prompt is empty")
+        return sample
+    raise InputError(f"{sample.place}: needs messages, conversations or prompt to answer")
+
+
+async def _answer(
+    conversation: Conversation, answerer: Answerer, params: SamplingParams
+) -> Outcome:
+    try:
+        if isinstance(conversation, Completion):
+            return await _complete(conversation, answerer, params)
+        return await _converse(conversation, answerer, params)
+    except InputError as error:
+        raise InputError(f"{conversation.place}: {error}") from None
+
+
+async def _complete(text: Completion, answerer: Answerer, params: SamplingParams) -> Outcome:
+    try:
+        answer = await answerer.complete(text.prompt, _seeded(params, text.place, 0))
+    except ContextFullError as error:
+        return Outcome(None, 0, str(error))
+    response = answer.message["content"]
+    record = {"source": text.place, "prompt": text.prompt, "response": response}
+    return Outcome(record, answer.tokens)
+
+
+async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> Outcome:
+    """Answer turn after turn, up to the last one that the context has room for."""
+    said: list[Message] = []
+    tokens, answered, problem = 0, 0, None
+    for turn, message in enumerate(plan(chat)):
+        if message is not None:
+            said.append(message)
+            continue
+        try:
+            answer = await answerer.chat(said, chat.tools, _seeded(params, chat.place, turn))
+        except ContextFullError as error:
+            problem = str(error)
+            break
+        said.append(answer.message)
+        tokens, answered = tokens + answer.tokens, len(said)
+    if not answered:
+        return Outcome(None, 0, problem)
+    tools = {"tools": chat.tools} if chat.tools else {}
+    return Outcome({"source": chat.place, "messages": said[:answered], **tools}, tokens, problem)
+
+
+def _seeded(params: SamplingParams, place: str, turn: int) -> SamplingParams:
+    """A seed of its own for every turn, the same in every run."""
+    seed = zlib.crc32(f"{params.seed}:{place}:{turn}".encode())
+    return params.model_copy(update={"seed": seed})

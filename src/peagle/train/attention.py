@@ -1,0 +1,238 @@
+"""Attention of a training pass: by a closed-form mask, beside dense parts that need none."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from peagle.train.mask import BLOCK, Sight
+
+Weighed = tuple[Tensor, Tensor]
+"""What queries drew from some keys, [1, heads, queries, head_dim], and the log of the sum of their
+exponentiated scores, [1, heads, queries] in float32: enough to weigh it against other keys."""
+
+
+class Masked:
+    """Attention under a `Sight`: FlexAttention on a GPU, a matrix on a CPU.
+
+    On a GPU the numbers of queries and keys must be multiples of `BLOCK`.
+    """
+
+    def __init__(self, sight: Sight, device: torch.device) -> None:
+        cuda = device.type == "cuda"
+        self._blocks = sight.block_mask(device) if cuda else None
+        self._matrix = None if cuda else sight.matrix(device)
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Weighed:
+        """query: [1, heads, queries, head_dim]; key, value: [1, kv_heads, keys, head_dim]."""
+        if self._blocks is None:
+            return _plain(query, key, value, self._matrix)
+        blocked = (part.unflatten(2, (-1, BLOCK)) for part in (query, key, value))
+        drawn: Weighed = _flex()(*blocked, self._blocks)
+        return drawn
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of one document to itself. Shapes as in `Masked`."""
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+
+def merge(one: Weighed, other: Weighed) -> Tensor:
+    """What queries drew from two sets of keys, as if they were one."""
+    share = torch.sigmoid(one[1] - other[1])[..., None].to(one[0].dtype)
+    return torch.lerp(other[0], one[0], share)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Queries and keys of which every one sees every other."""
+
+    queries: slice
+    keys: slice
+
+
+def add_dense(
+    query: Tensor, key: Tensor, value: Tensor, rest: Weighed, parts: Sequence[Dense]
+) -> Tensor:
+    """Merge `rest` with dense parts, no two of the same query, by the quickest kernel there is.
+
+    FlexAttention reaches about half of the rate of cuDNN's attention on Hopper, and most of a long
+    sequence's work is such rectangles: the context before an element's neighbourhood.
+    """
+    drawn: Tensor = _AddDense.apply(query, key, value, *rest, parts)
+    return drawn
+
+
+class _AddDense(torch.autograd.Function):
+    """Keeps no gradient of a dense part's log-sum: given the merged output and log-sum, an
+    attention kernel's backward pass yields the gradient of its share of the merged softmax."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        rest: Tensor,
+        rest_sum: Tensor,
+        parts: Sequence[Dense],
+    ) -> Tensor:
+        merged = rest.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        total, kept = rest_sum.clone(), []
+        join = _compiled_join() if query.is_cuda else _join
+        for part in parts:
+            rows, keys = (..., part.queries, slice(None)), (..., part.keys, slice(None))
+            drawn, log_sum, seeds = _dense(query[rows], key[keys], value[keys])
+            join(merged[rows], total[..., part.queries], drawn, log_sum)
+            kept.append(seeds)
+        ctx.save_for_backward(query, key, value, merged, total, rest, rest_sum)
+        ctx.parts, ctx.kept = parts, kept
+        return merged
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, merged, total, rest, rest_sum = ctx.saved_tensors
+        found = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+        for part, kept in zip(ctx.parts, ctx.kept, strict=True):
+            rows, keys = (..., part.queries, slice(None)), (..., part.keys, slice(None))
+            drawn = merged[rows], total[..., part.queries].contiguous()
+            inputs = query[rows], key[keys], value[keys]
+            parts = _dense_backward(gradient[rows], *inputs, *drawn, kept)
+            for sum_so_far, place, more in zip(found, (rows, keys, keys), parts, strict=True):
+                sum_so_far[place] += more
+        split = _compiled_split() if query.is_cuda else _split
+        return *found, *split(gradient, merged, total, rest, rest_sum), None
+
+
+def _join(merged: Tensor, total: Tensor, drawn: Tensor, log_sum: Tensor) -> None:
+    """Merge (drawn, log_sum) into (merged, total), in place."""
+    share = torch.sigmoid(log_sum - total)[..., None].to(merged.dtype)
+    merged.copy_(merged + (drawn - merged) * share)
+    total.copy_(torch.logaddexp(total, log_sum))
+
+
+def _split(
+    gradient: Tensor, merged: Tensor, total: Tensor, rest: Tensor, rest_sum: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The gradient of `rest` and of its log-sum."""
+    share = torch.exp(rest_sum - total)
+    of_sum = share * ((rest - merged) * gradient).sum(-1, dtype=share.dtype)
+    return gradient * share[..., None].to(gradient.dtype), of_sum
+
+
+def _dense(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Any]:
+    if query.device.type == "cpu":
+        return *_plain(query, key, value, None), None
+    out, log_sum, *kept, _ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        query, key, value, None, True
+    )
+    return out, log_sum.view(out.shape[:-1]), kept
+
+
+def _dense_backward(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    log_sum: Tensor,
+    kept: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    if query.device.type == "cpu":
+        return _plain_backward(gradient, query, key, value, out, log_sum)
+    starts_q, starts_k, most_q, most_k, seed, offset = kept
+    gradients: tuple[Tensor, Tensor, Tensor]
+    gradients = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        _row_major(gradient),
+        query,
+        key,
+        value,
+        _row_major(out),
+        log_sum[..., None],
+        seed,
+        offset,
+        None,
+        starts_q,
+        starts_k,
+        most_q,
+        most_k,
+        0.0,
+        False,
+    )
+    return gradients
+
+
+def _row_major(heads: Tensor) -> Tensor:
+    """The same values row by row in memory, head by head within a row.
+
+    Slices of rows then have the strides of the whole. cuDNN keeps plans by the strides of query,
+    key and value alone: an output laid out otherwise than when a plan was made is read wrongly.
+    """
+    return heads.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Weighed:
+    scores = _scores(query, key)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    log_sum = scores.logsumexp(dim=-1)
+    return torch.exp(scores - log_sum[..., None]) @ _per_head(value, query), log_sum
+
+
+def _plain_backward(
+    gradient: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sum: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    shares = torch.exp(_scores(query, key) - log_sum[..., None])
+    of_shares = gradient @ _per_head(value, query).mT
+    of_scores = shares * (of_shares - (gradient * out).sum(-1, keepdim=True))
+    of_scores = of_scores * query.shape[-1] ** -0.5
+    of_key, of_value = of_scores.mT @ query, shares.mT @ gradient
+    grouped = (key.shape[0], key.shape[1], -1, *key.shape[2:])
+    of_query = of_scores @ _per_head(key, query)
+    return of_query, of_key.view(grouped).sum(2), of_value.view(grouped).sum(2)
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    return query @ _per_head(key, query).mT * query.shape[-1] ** -0.5
+
+
+def _per_head(part: Tensor, query: Tensor) -> Tensor:
+    """Keys or values repeated for each of the query heads that share them."""
+    return part.repeat_interleave(query.shape[1] // part.shape[1], dim=1)
+
+
+@cache
+def _compiled_join() -> Any:
+    return torch.compile(_join, dynamic=True)
+
+
+@cache
+def _compiled_split() -> Any:
+    return torch.compile(_split, dynamic=True)
+
+
+@cache
+def _flex() -> Any:
+    return torch.compile(_flex_attention, dynamic=True)
+
+
+def _flex_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Weighed:
+    """Rows come in blocks, [1, heads, blocks, BLOCK, head_dim], so that the compiler knows that
+    nothing is left over whatever their number; its backward kernel is 1.6 times as quick then."""
+    from torch.nn.attention.flex_attention import AuxRequest, flex_attention
+
+    attended, aux = flex_attention(
+        query.flatten(2, 3),
+        key.flatten(2, 3),
+        value.flatten(2, 3),
+        block_mask=mask,
+        enable_gqa=True,
+        return_aux=AuxRequest(lse=True),
+        kernel_options={"FORCE_USE_FLEX_ATTENTION": True},
+    )
+    assert aux.lse is not None
+    return attended, aux.lse

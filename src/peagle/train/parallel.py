@@ -1,0 +1,56 @@
+"""Data parallel training under torchrun: each rank runs some of a step's passes."""
+
+import atexit
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together."""
+
+    rank: int = 0
+    size: int = 1
+
+    @classmethod
+    def join(cls, device: torch.device) -> tuple[Self, torch.device]:
+        """Join the group that torchrun describes, if any; the device that is this rank's."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return cls(), device
+        if device.type == "cuda":
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(device)
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            atexit.register(dist.destroy_process_group)
+        return cls(dist.get_rank(), size), device
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes the files."""
+        return self.rank == 0
+
+    def own(self, count: int) -> range:
+        """Which of a step's passes are this rank's."""
+        return range(self.rank, count, self.size)
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Sum over the ranks, in place."""
+        if self.size == 1:
+            return
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        for work in works:
+            assert work is not None
+            work.wait()
+
+    def wait(self) -> None:
+        """Until every rank is here."""
+        if self.size > 1:
+            dist.barrier()

@@ -1,0 +1,240 @@
+"""P-EAGLE's training pass: depth 0 once, the deeper elements in segments, the gradient exact.
+
+The paper's Algorithm 1 runs the depth-0 elements before a segment again for every segment. Since
+they attend to each other alone, here they run once: each segment attends to their keys and values,
+the gradients on those are collected, and depth 0 is backpropagated last.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from peagle.drafters.model import DraftModel, LayerCall, call_plainly
+from peagle.train.attention import Dense, Masked, add_dense
+from peagle.train.cod import Chains, Elements
+from peagle.train.features import DocumentAttend, Features, fold, unfold
+from peagle.train.mask import BLOCK, Sight
+from peagle.train.packing import Batch
+from peagle.train.transfer import to_device
+
+TILE = 1024
+"""Elements that see the same dense part of the context."""
+DENSE_ROWS, DENSE_KEYS = 128, 256
+"""Steps in which a dense part's sizes come."""
+Charge = Callable[["Pass"], Tensor]
+"""The loss of a pass."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Charged elements that went through the draft layers together, and what came out."""
+
+    elements: Elements
+    hidden: Tensor
+    """[elements, hidden_size] the residual stream."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What segments read from the pass of depth 0."""
+
+    keys: list[Tensor]
+    """Of each layer [length, kv_heads, head_dim]."""
+    values: list[Tensor]
+    mask_embedding: Tensor
+    """[1, hidden_size]"""
+    mask_feature: Tensor
+    """[1, hidden_size] `mask_hidden` after `fc`."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [*self.keys, *self.values, self.mask_embedding, self.mask_feature]
+
+
+class ParallelPass:
+    """One batch through a P-EAGLE drafter."""
+
+    def __init__(
+        self,
+        model: DraftModel,
+        batch: Batch,
+        features: Features,
+        chains: Chains,
+        limit: int,
+        recompute: bool = False,
+    ) -> None:
+        """Neither of the last two changes a result; both bound memory.
+
+        limit: deeper elements that run together; recompute: keep only the layers' inputs of depth
+        0, and run each layer again when its gradient is due.
+        """
+        self._model, self._batch, self._features = model, batch, features
+        self._chains, self._limit = chains, limit
+        self._device = features.tapped.device
+        self._call = _compiled() if self._device.type == "cuda" else call_plainly
+        self._first_call = partial(recomputed, self._call) if recompute else self._call
+
+    def passes(self) -> Iterator[Pass]:
+        """All passes, in one graph: the plain twin of `backward`."""
+        first, shared = self._context()
+        yield first
+        for elements in self._chains.segments(self._limit):
+            yield self._segment(elements, shared)
+
+    def backward(self, charge: Charge) -> Tensor:
+        """Add the gradient of the summed losses to the parameters'; returns that sum.
+
+        Never keeps more than depth 0 and one segment.
+        """
+        first, shared = self._context()
+        losses = [charge(first)]
+        collected = [torch.zeros_like(t, dtype=torch.float32) for t in shared.tensors]
+        for elements in self._chains.segments(self._limit):
+            borrowed = _borrow(shared)
+            losses.append(charge(self._segment(elements, borrowed)))
+            losses[-1].backward()
+            _collect(borrowed, collected)
+            losses[-1] = losses[-1].detach()
+        outer = [c.to(t.dtype) for c, t in zip(collected, shared.tensors, strict=True)]
+        torch.autograd.backward([losses[0], *shared.tensors], [torch.ones_like(losses[0]), *outer])
+        return torch.stack(losses).sum().detach()
+
+    def _context(self) -> tuple[Pass, Shared]:
+        """Depth 0 at every token, charged or not."""
+        model, batch = self._model, self._batch
+        charged = self._chains.charged
+        following, positions, places = to_device(
+            self._device, batch.tokens.roll(-1), batch.positions, charged
+        )
+        attend = ContextAttend(batch, self._device)
+        features = model.project(self._features.tapped)
+        embeddings = model.embed(following).to(features.dtype)
+        hidden = model.layers(embeddings, features, positions, attend, self._first_call)
+        first = Pass(Elements(charged, torch.zeros_like(charged)), hidden[places])
+        keys, values = zip(*attend.recorded, strict=True)
+        return first, Shared(list(keys), list(values), *model.mask_slot())
+
+    def _segment(self, elements: Elements, shared: Shared) -> Pass:
+        """Mask slots: one input for all of them, told apart by their positions alone."""
+        rows = elements.padded(BLOCK if self._device.type == "cuda" else 1)
+        (positions,) = to_device(self._device, self._batch.positions[rows.anchors] + rows.depths)
+        attend = SegmentAttend(Reach.of(rows, self._batch), shared, self._device)
+        hidden = self._model.layers(
+            shared.mask_embedding, shared.mask_feature, positions, attend, self._call
+        )
+        return Pass(elements, hidden[: len(elements)])
+
+
+class ContextAttend(DocumentAttend):
+    """Attention of depth 0, which keeps each layer's keys and values."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        super().__init__(batch, device)
+        self.recorded: list[tuple[Tensor, Tensor]] = []
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """As `DocumentAttend`; a layer that is recomputed comes a second time."""
+        if layer == len(self.recorded):
+            self.recorded.append((key, value))
+        return super().__call__(layer, query, key, value)
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What the elements of a segment see, cut in two: dense parts and the rest.
+
+    Tile by tile, elements see the context from their document's start to near the tile's first
+    anchor whole. Sizes come in steps, since kernels are planned anew for each size.
+    """
+
+    dense: list[Dense]
+    near: slice
+    """Context keys among which everything else is found."""
+    sight: Sight
+    """The rest: the near context, then the segment's own elements."""
+
+    @classmethod
+    def of(cls, elements: Elements, batch: Batch) -> "Reach":
+        """Find the parts."""
+        first = batch.starts[elements.anchors]
+        dense = list(_tiles(elements.anchors, first))
+        for part in dense:
+            first[part.queries] = part.keys.stop
+        end = int(elements.anchors[-1]) + 1
+        near = slice(int(first.min()) // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, len(batch)))
+        own = torch.arange(len(elements)) - elements.depths + 1
+        last = elements.anchors - near.start
+        return cls(dense, near, Sight(near.stop - near.start, first - near.start, last, own))
+
+
+def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
+    """Dense parts of some elements, given their anchors and where their documents start."""
+    begin = torch.arange(0, len(anchors), TILE)
+    document = starts[begin]
+    sharing = torch.searchsorted(starts, document, right=True) - begin
+    rows = sharing.clamp(max=TILE) // DENSE_ROWS * DENSE_ROWS
+    keys = (anchors[begin] - document) // DENSE_KEYS * DENSE_KEYS
+    for tile, start, count, width in torch.stack((begin, document, rows, keys), 1).tolist():
+        if count and width:
+            yield Dense(slice(tile, tile + count), slice(start, start + width))
+
+
+class SegmentAttend:
+    """Attention of a segment's elements to the context and to their own chains, in any layer."""
+
+    def __init__(self, reach: Reach, shared: Shared, device: torch.device) -> None:
+        self._reach, self._shared = reach, shared
+        self._masked = Masked(reach.sight, device)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Rows of heads as the layers have them: query [elements, heads, head_dim] ..."""
+        context = self._shared.keys[layer], self._shared.values[layer]
+        own, folded = (key, value.expand_as(key)), fold(query)
+        near = (
+            fold(torch.cat((part[self._reach.near], mine)))
+            for part, mine in zip(context, own, strict=True)
+        )
+        rest = self._masked(folded, *near)
+        if not self._reach.dense:
+            return unfold(rest[0])
+        keys, values = map(fold, context)
+        return unfold(add_dense(folded, keys, values, rest, self._reach.dense))
+
+
+def _borrow(shared: Shared) -> Shared:
+    """The same tensors as leaves, so that a segment's graph ends at them."""
+
+    def leaf(tensor: Tensor) -> Tensor:
+        return tensor.detach().requires_grad_()
+
+    return Shared(
+        [leaf(key) for key in shared.keys],
+        [leaf(value) for value in shared.values],
+        leaf(shared.mask_embedding),
+        leaf(shared.mask_feature),
+    )
+
+
+def _collect(borrowed: Shared, collected: list[Tensor]) -> None:
+    for tensor, sum_so_far in zip(borrowed.tensors, collected, strict=True):
+        if tensor.grad is not None:
+            sum_so_far += tensor.grad
+
+
+def recomputed(call: LayerCall, *arguments: Any) -> Tensor:
+    """Call a layer without keeping what is inside it."""
+    result: Tensor = checkpoint(call, *arguments, use_reentrant=False)
+    return result
+
+
+@cache
+def _compiled() -> LayerCall:
+    """Layers with their elementwise work fused, attention left as it is."""
+    return torch.compile(call_plainly, dynamic=True)

@@ -1,0 +1,74 @@
+"""Where data comes from: JSONL files and Hugging Face datasets."""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from peagle.errors import InputError
+
+DATASET = "hf:"
+LOADERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
+"""What `datasets` calls the formats of single files."""
+Record = tuple[str, dict[str, Any]]
+"""Where an object is, as file:line, and the object."""
+
+
+def read_records(sources: Sequence[str]) -> Iterator[Record]:
+    """Every object of some sources, in order.
+
+    A source is a JSONL file, or `hf:ID_OR_PATH[:SPLIT]` for what `datasets.load_dataset` takes.
+    Raises `InputError` naming the source and the line that cannot be read.
+    """
+    for source in sources:
+        yield from _read_dataset(source) if source.startswith(DATASET) else _read_file(source)
+
+
+def _read_file(path: str) -> Iterator[Record]:
+    try:
+        with Path(path).open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    yield f"{path}:{number}", _parse(line, f"{path}:{number}")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _parse(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8-sig"))
+        json.dumps(value, ensure_ascii=False).encode()  # an escape may be half a character
+    except UnicodeError as error:
+        raise InputError(f"{place}: not valid UTF-8 text: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{place}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise InputError(f"{place}: not a JSON object")
+    return value
+
+
+def _read_dataset(source: str) -> Iterator[Record]:
+    name, _, split = source.removeprefix(DATASET).partition(":")
+    try:
+        for number, row in enumerate(_load_dataset(name, split or "train"), start=1):
+            yield f"{source}:{number}", row
+    except ModuleNotFoundError as error:
+        raise InputError(f"{source} needs {error.name}; pip install peagle[data]") from None
+    except Exception as error:  # datasets and the hub raise a wide family, all meaning the same
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise InputError(f"{source} cannot be read: {reason}") from None
+
+
+def _load_dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
+    """Rows as they come, without a copy of the whole on this machine."""
+    from datasets import load_dataset  # slow to import, and an extra
+
+    rows: Iterable[dict[str, Any]]
+    if Path(name).is_file():
+        kind = LOADERS.get(Path(name).suffix)
+        if kind is None:
+            raise ValueError(f"give a directory, or a file of {', '.join(LOADERS)}")
+        rows = load_dataset(kind, data_files={split: name}, split=split, streaming=True)
+    else:
+        rows = load_dataset(name, split=split, streaming=True)
+    return rows

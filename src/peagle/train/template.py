@@ -1,0 +1,184 @@
+"""A target's chat template: conversations -> documents, the assistant's turns as responses."""
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+from peagle.errors import InputError
+from peagle.models.tokenizer import render_chat
+from peagle.train.packing import Document
+from peagle.train.samples import Chat, Message
+
+Span = tuple[int, int]
+"""First and past-the-last, in characters or tokens."""
+MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
+PRIVATE_USE = range(0xE000, 0xF900)
+
+
+class ChatTemplate:
+    """Renders conversations as the target sees them, and finds what the assistant says in them.
+
+    A response is what the target itself would write at that turn, its end-of-turn token included.
+    The template's own `{% generation %}` blocks say so; where it has none, each turn is what a
+    rendering through it adds to the prompt before it, or, where earlier turns look different once
+    more follows, what changes when another content stands in its place.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        if not tokenizer.is_fast:
+            raise InputError(
+                f"{tokenizer.name_or_path}: its tokenizer cannot say where its tokens stand in a "
+                "text; add a tokenizer.json"
+            )
+        self._tokenizer = tokenizer
+        added = (
+            token.content for token in tokenizer.added_tokens_decoder.values() if token.special
+        )
+        self._special = tuple(sorted({*tokenizer.all_special_tokens, *added}))
+        self._closing = re.compile(rf"\s*(?:{'|'.join(map(re.escape, self._special))})")
+
+    def encode(self, chats: Sequence[Chat]) -> list[Document]:
+        """Documents of conversations, in order; what follows the last assistant turn is left out.
+
+        Raises `InputError` naming the place of a conversation without an assistant turn, of one
+        that the template refuses, and of one whose turns cannot be found in the rendering.
+        """
+        finished = [_up_to_the_last_answer(chat) for chat in chats]
+        found = [self._find_turns(chat) for chat in finished]
+        encoded = self._tokenizer(
+            [text for text, _ in found],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            verbose=False,
+        )
+        rows = zip(encoded["input_ids"], encoded["offset_mapping"], found, strict=True)
+        return [
+            Document(tuple(ids), tuple(tokens_within(offsets, turn) for turn in turns))
+            for ids, offsets, (_, turns) in rows
+        ]
+
+    def _find_turns(self, chat: Chat) -> tuple[str, list[Span]]:
+        """The rendering of a conversation and, in characters, its responses."""
+        text = self._render(chat, chat.messages)
+        if MARKS.search(str(self._tokenizer.chat_template)):
+            return text, self._marked_turns(chat)
+        if not self._shows_answers(chat, text):
+            raise self._unmarkable(chat, "it does not show all that the assistant says")
+        turns = []
+        for index, message in enumerate(chat.messages):
+            if message["role"] == "assistant":
+                turn = self._added_turn(chat, index, text) or self._altered_turn(chat, index, text)
+                if turn is None:
+                    raise self._unmarkable(chat, f"turn {index + 1} is not to be found in its text")
+                turns.append(turn)
+        return text, turns
+
+    def _marked_turns(self, chat: Chat) -> list[Span]:
+        """What stands in the template's own `{% generation %}` blocks."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
+        _, (blocks,) = render_jinja_template(
+            [list(chat.messages)],
+            tools=chat.tools,
+            chat_template=self._tokenizer.get_chat_template(tools=chat.tools),
+            return_assistant_tokens_mask=True,
+            **self._tokenizer.special_tokens_map,
+        )
+        if not blocks:
+            raise self._unmarkable(chat, "its {% generation %} blocks hold nothing of this chat")
+        return [(start, stop) for start, stop in blocks]
+
+    def _shows_answers(self, chat: Chat, text: str) -> bool:
+        """Whether each answer has a place of its own in the rendering."""
+        other = _absent_from(text)
+        said = [_says(message) for message in chat.messages]
+        altered = [
+            {**message, "content": other} if says else message
+            for message, says in zip(chat.messages, said, strict=True)
+        ]
+        return (self._attempt(chat, altered) or "").count(other) >= sum(said)
+
+    def _added_turn(self, chat: Chat, index: int, text: str) -> Span | None:
+        """What a turn adds to the prompt before it, if all of that is how `text` begins."""
+        prompt = self._attempt(chat, chat.messages[:index], add_generation_prompt=True)
+        last = index + 1 == len(chat.messages)
+        through = text if last else self._attempt(chat, chat.messages[: index + 1])
+        if prompt is None or through is None or len(prompt) >= len(through):
+            return None
+        if not (through.startswith(prompt) and text.startswith(through)):
+            return None
+        start, stop = len(prompt), len(through)
+        closed = start + len(text[start:stop].rstrip())
+        return start, closed if text.endswith(self._special, start, closed) else stop
+
+    def _altered_turn(self, chat: Chat, index: int, text: str) -> Span | None:
+        """Where `text` differs when a turn has another content, with the end-of-turn token."""
+        other = _absent_from(text)
+        altered = {**chat.messages[index], "content": other}
+        messages = (*chat.messages[:index], altered, *chat.messages[index + 1 :])
+        before, found, after = (self._attempt(chat, messages) or "").partition(other)
+        if not found or not (text.startswith(before) and text.endswith(after)):
+            return None
+        stop = max(len(before), len(text) - len(after))
+        return len(before), self._end(chat, index, text, stop)
+
+    def _end(self, chat: Chat, index: int, text: str, stop: int) -> int:
+        """Where a turn ends whose content ends at `stop`: behind its calls and its last token."""
+        if _says(chat.messages[index]):
+            closing = self._closing.match(text, stop)
+            return closing.end() if closing else stop
+        through = (self._attempt(chat, chat.messages[: index + 1]) or "").rstrip()
+        token = next((token for token in self._special if through.endswith(token)), "")
+        return max(stop, text.find(token, stop) + len(token))
+
+    def _attempt(self, chat: Chat, messages: Sequence[Message], **variables: Any) -> str | None:
+        """The rendering of a part of a conversation; None where the template refuses that."""
+        try:
+            return self._render(chat, messages, **variables)
+        except InputError:
+            return None
+
+    def _render(self, chat: Chat, messages: Sequence[Message], **variables: Any) -> str:
+        try:
+            return render_chat(self._tokenizer, messages, tools=chat.tools, **variables)
+        except InputError as error:
+            raise InputError(f"{chat.place}: {error}") from None
+
+    def _unmarkable(self, chat: Chat, reason: str) -> InputError:
+        return InputError(
+            f"{chat.place}: the chat template of {self._tokenizer.name_or_path} cannot mark "
+            f"assistant tokens; {reason}; put the assistant's part in {{% generation %}} blocks"
+        )
+
+
+def tokens_within(offsets: Sequence[Span], characters: Span) -> Span:
+    """The tokens that end within some characters.
+
+    `offsets` are the characters of each token, perhaps without the blank space around them.
+    """
+    start, stop = characters
+    ends = itemgetter(1)
+    return bisect_right(offsets, start, key=ends), bisect_right(offsets, stop, key=ends)
+
+
+def _absent_from(text: str) -> str:
+    """A character that does not occur in a text."""
+    return next(mark for mark in map(chr, PRIVATE_USE) if mark not in text)
+
+
+def _says(message: Message) -> bool:
+    """Whether a turn is an answer in words; a call of tools may leave its content out."""
+    return message["role"] == "assistant" and "tool_calls" not in message
+
+
+def _up_to_the_last_answer(chat: Chat) -> Chat:
+    length = len(chat.messages)
+    while length and chat.messages[length - 1]["role"] != "assistant":
+        length -= 1
+    if not length:
+        raise InputError(
+            f"{chat.place}: the conversation has no assistant turn; peagle regenerate writes them"
+        )
+    return Chat(chat.place, chat.messages[:length], chat.tools)

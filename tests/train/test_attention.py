@@ -1,0 +1,80 @@
+"""Parts of attention put together equal attention over everything."""
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from peagle.train.attention import Dense, Masked, add_dense, causal, merge
+from peagle.train.mask import Sight
+
+CPU = torch.device("cpu")
+HEADS, KV_HEADS, SIZE = 4, 2, 8
+
+
+def heads(count: int, rows: int) -> Tensor:
+    return torch.randn(1, count, rows, SIZE, dtype=torch.float64, requires_grad=True)
+
+
+def inputs(queries: int, keys: int) -> tuple[Tensor, Tensor, Tensor]:
+    torch.manual_seed(queries * 100 + keys)
+    return heads(HEADS, queries), heads(KV_HEADS, keys), heads(KV_HEADS, keys)
+
+
+def expected(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
+
+
+def assert_same(ours: Tensor, reference: Tensor, leaves: tuple[Tensor, ...]) -> None:
+    """Values, and gradients under a random direction."""
+    torch.testing.assert_close(ours, reference)
+    direction = torch.randn_like(reference)
+    found = torch.autograd.grad(ours, leaves, direction)
+    wanted = torch.autograd.grad(reference, leaves, direction)
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+def test_a_dense_part_joins_a_masked_one(queries: int, dense: int, rest: int):
+    """The gradient too, through the log-sums that weigh the parts."""
+    query, key, value = inputs(queries, dense + rest)
+    last = torch.randint(0, rest, (queries,))
+    sight = Sight(rest, torch.zeros(queries, dtype=torch.int64), last)
+    masked = Masked(sight, CPU)(query, key[:, :, dense:], value[:, :, dense:])
+    some = torch.zeros(queries, dense, dtype=torch.bool)
+    parts = [
+        Dense(slice(0, queries // 2), slice(0, dense)),
+        Dense(slice(queries // 2, None), slice(dense // 2, None)),
+    ]
+    for part in parts:
+        some[part.queries, part.keys] = True
+    parts = [part for part in parts if len(some[part.queries])]
+    ours = add_dense(query, key[:, :, :dense], value[:, :, :dense], masked, parts)
+    seen = torch.cat((some, sight.matrix(CPU)), dim=1)
+    assert_same(ours, expected(query, key, value, seen), (query, key, value))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
+def test_two_masked_parts_merge(queries: int, one: int, other: int):
+    query, key, value = inputs(queries, one + other)
+    sights = []
+    for keys in (one, other):
+        first = torch.randint(0, keys, (queries,))
+        sights.append(Sight(keys, first, torch.full((queries,), keys - 1)))
+    parts = [
+        Masked(sights[0], CPU)(query, key[:, :, :one], value[:, :, :one]),
+        Masked(sights[1], CPU)(query, key[:, :, one:], value[:, :, one:]),
+    ]
+    seen = torch.cat([sight.matrix(CPU) for sight in sights], dim=1)
+    assert_same(merge(*parts), expected(query, key, value, seen), (query, key, value))
+
+
+def test_causal_is_the_mask_of_one_document():
+    query, key, value = inputs(7, 7)
+    sight = Sight(7, torch.zeros(7, dtype=torch.int64), torch.arange(7))
+    masked, _ = Masked(sight, CPU)(query, key, value)
+    assert_same(causal(query, key, value), masked, (query, key, value))

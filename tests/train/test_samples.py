@@ -1,0 +1,92 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_templates import assistant, user
+
+from peagle.errors import InputError
+from peagle.train.samples import Chat, Completion, Text, TokenIds, parse_sample, read_samples
+
+AT = "f.jsonl:3"
+TOOL = {"type": "function", "function": {"name": "look"}}
+CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
+FORMS: list[tuple[dict[str, Any], Any]] = [
+    ({"messages": [user("a"), assistant("b")]}, Chat(AT, (user("a"), assistant("b")))),
+    (
+        {"messages": [user("a")], "tools": [TOOL], "id": 5, "prompt": "a"},
+        Chat(AT, (user("a"),), [TOOL]),
+    ),
+    (
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        Chat(AT, (user("a"), assistant("b"))),
+    ),
+    (
+        {"conversations": [{"from": role, "value": "x"} for role in ("system", "tool")]},
+        Chat(AT, tuple({"role": role, "content": "x"} for role in ("system", "tool"))),
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}]},
+        Chat(AT, (user("ab"),)),
+    ),
+    (
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [CALL], "name": None}]},
+        Chat(AT, (assistant("", tool_calls=[CALL]),)),
+    ),
+    (
+        {"messages": [assistant("a", tool_calls=[])], "tools": [], "conversations": None},
+        Chat(AT, (assistant("a"),)),
+    ),
+    ({"prompt": "a", "response": "b", "text": "c"}, Completion(AT, "a", "b")),
+    ({"prompt": "a", "response": None}, Completion(AT, "a", None)),
+    ({"text": "c", "prompt": None}, Text(AT, "c")),
+    (
+        {"prompt_token_ids": [], "token_ids": [3, 4], "messages": [user("a")]},
+        TokenIds(AT, (), (3, 4)),
+    ),
+]
+
+
+@pytest.mark.parametrize(("record", "expected"), FORMS)
+def test_every_form_of_a_line(record: dict[str, Any], expected: Any):
+    assert parse_sample(AT, record) == expected
+
+
+WRONG = "neither a text nor a list of parts of type text"
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"question": "?"}, "needs messages, conversations, prompt"),
+    ({"text": 5}, "text is not a string"),
+    ({"prompt": 5}, "prompt is not a string"),
+    ({"prompt": "a", "response": ["b"]}, "response is not a string"),
+    ({"prompt_token_ids": "ab", "token_ids": [1]}, "prompt_token_ids is not a list of token ids"),
+    ({"prompt_token_ids": [1], "token_ids": [1.5]}, "token_ids is not a list of token ids"),
+    ({"prompt_token_ids": [1], "token_ids": [-1]}, "token_ids is not a list of token ids"),
+    ({"prompt_token_ids": [1], "token_ids": [True]}, "token_ids is not a list of token ids"),
+    ({"messages": "hi"}, "messages is not a list of objects"),
+    ({"messages": ["hi"]}, "messages is not a list of objects"),
+    ({"conversations": []}, "conversations is empty"),
+    ({"messages": [user("a"), {"content": "b"}]}, "turn 2: role None is none of system, user"),
+    ({"messages": [{"role": ["user"], "content": "a"}]}, "turn 1: role .* is none of"),
+    ({"conversations": [{"from": "bing", "value": "a"}]}, "turn 1: from 'bing' is none of"),
+    ({"messages": [{"role": "user"}]}, f"turn 1: content is {WRONG}"),
+    ({"messages": [user(5)]}, f"turn 1: content is {WRONG}"),  # type: ignore[arg-type]
+    ({"messages": [{"role": "user", "content": ["a"]}]}, f"turn 1: content is {WRONG}"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "text": "a"}]}]},
+        f"turn 1: content is {WRONG}",
+    ),
+    ({"conversations": [{"from": "human", "content": "a"}]}, f"turn 1: value is {WRONG}"),
+    ({"messages": [user("a")], "tools": "look"}, "tools is not a list of objects"),
+]
+
+
+@pytest.mark.parametrize(("record", "message"), BAD)
+def test_what_is_wrong_is_named(record: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=rf"^f\.jsonl:3: {message}"):
+        parse_sample(AT, record)
+
+
+def test_samples_come_in_order_with_their_places(tmp_path: Path):
+    file = tmp_path / "data.jsonl"
+    file.write_text("\n\n".join(json.dumps({"text": word}) for word in "ab"))
+    assert list(read_samples([str(file)])) == [Text(f"{file}:1", "a"), Text(f"{file}:3", "b")]

@@ -1,0 +1,89 @@
+import json
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from peagle.errors import InputError
+from peagle.train.sources import read_records
+
+ROWS = [{"text": "one", "n": 1}, {"text": "two", "n": 2}]
+
+
+def test_lines_keep_their_numbers(tmp_path: Path):
+    first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    first.write_bytes(b'\xef\xbb\xbf{"n": 1}\r\n\n  \n{"n": "\\u2028\xe2\x80\xa8"}\n')
+    second.write_text('{"n": 3}')
+    assert list(read_records([str(first), str(second)])) == [
+        (f"{first}:1", {"n": 1}),
+        (f"{first}:4", {"n": "\u2028\u2028"}),
+        (f"{second}:1", {"n": 3}),
+    ]
+
+
+BAD = [
+    (b"{", "not JSON: "),
+    (b"[" * 100_000, "not JSON: "),
+    (b"[1]", "not a JSON object"),
+    (b'{"text": "\xff"}', "not valid UTF-8 text: "),
+    (b'{"text": "\\ud800 half a character"}', "not valid UTF-8 text: "),
+    (b'{"deep": [{"text": "\\udfff"}]}', "not valid UTF-8 text: "),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), BAD)
+def test_a_bad_line_is_named(tmp_path: Path, line: bytes, message: str):
+    file = tmp_path / "data.jsonl"
+    file.write_bytes(b'{"text": "fine"}\n' + line + b"\n")
+    records = read_records([str(file)])
+    next(records)
+    with pytest.raises(InputError, match=rf"data\.jsonl:2: {message}") as caught:
+        next(records)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there(tmp_path: Path):
+    with pytest.raises(InputError, match="absent cannot be read: No such file"):
+        list(read_records([str(tmp_path / "absent")]))
+
+
+class TestDatasets:
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> Path:
+        """As the hub lays a data set out: a file for each split."""
+        data = tmp_path / "set" / "data"
+        data.mkdir(parents=True)
+        parquet.write_table(pa.Table.from_pylist(ROWS), data / "train-00000-of-00001.parquet")
+        parquet.write_table(pa.Table.from_pylist(ROWS[:1]), data / "test-00000-of-00001.parquet")
+        return tmp_path / "set"
+
+    def test_a_directory_and_its_splits(self, directory: Path):
+        found = list(read_records([f"hf:{directory}", f"hf:{directory}:test"]))
+        assert found == [
+            (f"hf:{directory}:1", ROWS[0]),
+            (f"hf:{directory}:2", ROWS[1]),
+            (f"hf:{directory}:test:1", ROWS[0]),
+        ]
+
+    def test_single_files(self, directory: Path):
+        file = directory / "data" / "train-00000-of-00001.parquet"
+        lines = directory / "rows.jsonl"
+        lines.write_text("\n".join(map(json.dumps, ROWS)))
+        for source in (f"hf:{file}", f"hf:{lines}", f"hf:{lines}:all"):
+            assert [record for _, record in read_records([source])] == ROWS
+
+    def test_what_cannot_be_read_is_named(self, directory: Path):
+        (directory / "notes.txt").touch()
+        bad = [("notes.txt", "give a directory, or a file of"), ("absent", "Couldn't find")]
+        for name, message in bad:
+            with pytest.raises(InputError, match=rf"^hf:.*{name} cannot be read: .*{message}"):
+                list(read_records([f"hf:{directory / name}"]))
+        with pytest.raises(InputError, match="Bad split: dev"):
+            list(read_records([f"hf:{directory}:dev"]))
+
+    def test_without_the_extra(self, directory: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setitem(sys.modules, "datasets", None)
+        with pytest.raises(InputError, match=r"needs datasets; pip install peagle\[data\]"):
+            list(read_records([f"hf:{directory}"]))
