@@ -39,7 +39,7 @@ CUDA = torch.device("cuda")
 def main(
     length: Annotated[int, typer.Option(help="Tokens of the document.")] = 8192,
     segment: Annotated[int, typer.Option(help="Deeper elements that run together.")] = 6144,
-    checkpoint: Annotated[bool, typer.Option(help="Recompute depth 0's activations.")] = False,
+    checkpoint: Annotated[bool, typer.Option(help="Recompute depth 0.s activations.")] = False,
     steps: Annotated[int, typer.Option(help="Steps; the last half is measured.")] = 16,
     profile: Annotated[Path | None, typer.Option(help="Write a table of kernels here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Append the result to this file.")] = None,

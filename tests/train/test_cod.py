@@ -121,7 +121,7 @@ def test_padded_elements_come_behind(batch: Batch, shares, multiple: int):
     assert padded.depths[len(deeper) :].eq(1).all()
 
 
-@given(batches, shares, st.sampled_from([0.0, 0.5, 0.99, 1.0]))
+@given(batches, shares, st.sampled_from([1e-6, 0.5, 0.99, 1.0]))
 def test_the_weight_is_that_of_all_elements(batch: Batch, shares, decay: float):
     chains = drawn(batch, shares)
     assert chains.weight(decay) == pytest.approx(sum(decay**depth for _, depth in charged(chains)))

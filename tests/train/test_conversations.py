@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from peagle.errors import InputError
 from peagle.train.conversations import Overlong, Summary, fit, read_documents
 from peagle.train.packing import Document
+from peagle.train.run import prepare
 
 VOCAB = 300
 
@@ -143,3 +144,12 @@ def test_many_conversations_and_long_ones_take_seconds(tmp_path: Path):
     documents, _ = read(many, long, length=1 << 20)
     assert [len(document.responses) for document in documents] == [3] * 1_000 + [300]
     assert time.perf_counter() - start < 20
+
+
+def test_a_recipe_says_what_becomes_of_long_samples(recipe_for: Any, tmp_path: Path):
+    told: list[Summary] = []
+    for overlong in ("cut", "split"):
+        prepare(recipe_for(tmp_path / "out", row_length=40, overlong=overlong), told.append)
+    cut, split = told
+    assert (cut.cut, cut.split, cut.response_tokens) == (64, 0, 64 * (40 - 6))
+    assert (split.cut, split.split, split.response_tokens) == (0, 64, 64 * 42)

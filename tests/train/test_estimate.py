@@ -2,9 +2,13 @@
 
 import pytest
 import tiny
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
+from peagle.train.cod import Elements
 from peagle.train.estimate import Agreement
 from peagle.train.packing import Document, pack
 from peagle.train.trainer import Trainer
@@ -14,11 +18,16 @@ K = 4
 
 @pytest.fixture(scope="module")
 def documents(targets) -> list[Document]:
-    """Greedy text of the easy target, so that every true token is the target's choice."""
+    """Greedy text of the easy target, so that every true token is the target's choice.
+
+    In some of it, a few tokens are no response.
+    """
     prompts = [[5, 9 + i] for i in range(3)]
     engine = Engine(targets["easy"].decoder, None, 0, tiny.engine_config())
     requests = tiny.run(engine, prompts, SamplingParams(max_tokens=20))
-    return [Document.answered(tuple(request.tokens), 2) for request in requests]
+    responses = [((2, 22),), ((2, 9), (12, 22)), ((2, 6), (7, 22))]
+    texts = (tuple(request.tokens) for request in requests)
+    return [Document(text, parts) for text, parts in zip(texts, responses, strict=True)]
 
 
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
@@ -34,17 +43,16 @@ def test_estimates_are_what_the_drafter_would_do(targets, trained, documents, me
         choices = tiny.run_target(target.decoder, tokens)[0].argmax(dim=-1).tolist()
         for anchor in range(len(tokens) - 2):
             drafts = tiny.propose(drafter, target.decoder, tokens[: anchor + 2], K).drafts
-            right = [
-                draft == choice
-                for draft, choice in zip(
-                    drafts, choices[anchor + 1 : len(tokens) - 1], strict=False
-                )
-            ]
+            ends = (last for first, last in document.responses if first <= anchor + 2 < last)
+            wanted = choices[anchor + 1 : next(ends, anchor + 2) - 1]
+            right = [draft == choice for draft, choice in zip(drafts, wanted, strict=False)]
             for depth, correct in enumerate(right):
                 agreeing[correct][depth] += 1
-            if len(right) == K and anchor == begin:
+            if anchor == begin and len(right) == K:
                 emitted.append([*right, False].index(False) + 1)
                 begin += emitted[-1]
+            elif anchor == begin:
+                begin += 1
     rows = pack(documents, 80)
     trainer = Trainer(run.trainer.recipe, target.decoder, drafter.model, rows, rows)
     estimate = trainer.estimate()
@@ -53,6 +61,43 @@ def test_estimates_are_what_the_drafter_would_do(targets, trained, documents, me
     exact = K if method == "peagle" else 1  # EAGLE-3 is asked with the true token, not its draft
     assert estimate.accuracy[:exact] == pytest.approx(accuracy[:exact])
     assert estimate.acceptance_length > 1.3, "too weak a drafter to show anything"
+
+
+@pytest.mark.parametrize("method", ["peagle", "eagle3"])
+@pytest.mark.parametrize(("length", "rows_per_pass", "limit"), [(22, 1, 7), (50, 2, 1), (22, 2, 9)])
+def test_estimates_do_not_depend_on_the_passes(
+    targets, trained, documents, method: str, length: int, rows_per_pass: int, limit: int
+):
+    run, target = trained[method].trainer, targets["easy"].decoder
+    whole, parts = pack(documents, 80), pack(documents, length)
+    changes = {"rows_per_pass": rows_per_pass, "elements_per_segment": limit}
+    recipe = run.recipe.model_copy(update=changes)
+    assert (
+        Trainer(recipe, target, run.model, parts, parts).estimate()
+        == Trainer(run.recipe, target, run.model, whole, whole).estimate()
+    )
+
+
+@given(st.lists(st.lists(st.booleans(), max_size=3), max_size=30))
+def test_the_walk_goes_from_one_whole_chain_to_the_next(chains: list[list[bool]]):
+    """Two batches, in which each anchor's chain says depth by depth whether they agree."""
+    agreement, expected = Agreement(3), []
+    for batch in (chains, [[True, False, True]]):
+        agreement.begin(len(batch))
+        for depth in range(3):
+            anchors = [anchor for anchor, chain in enumerate(batch) if len(chain) > depth]
+            elements = Elements(torch.tensor(anchors, dtype=torch.int64), torch.tensor(depth))
+            agreement.add(elements, torch.tensor([batch[anchor][depth] for anchor in anchors]))
+        anchor = 0
+        while anchor < len(batch):
+            whole = len(batch[anchor]) == 3
+            expected += [[*batch[anchor], False].index(False) + 1] if whole else []
+            anchor += expected[-1] if whole else 1
+    estimate = agreement.estimate()
+    assert estimate.acceptance_length == pytest.approx(sum(expected) / len(expected))
+    for depth, share in enumerate(estimate.accuracy):
+        said = [chain[depth] for chain in [*chains, [True, False, True]] if len(chain) > depth]
+        assert share == pytest.approx(sum(said) / len(said))
 
 
 def test_nothing_seen_is_nothing_accepted():

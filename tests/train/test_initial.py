@@ -35,6 +35,36 @@ def test_the_seed_decides_the_rest(targets, recipe_for, tmp_path: Path):
     assert not torch.equal(weights[0], weights[2])
 
 
+@pytest.mark.parametrize(
+    ("changes", "frozen"),
+    [
+        ({}, set()),
+        ({"train_head": False}, {"head.weight"}),
+        ({"train_embeddings": False}, {"embed.weight"}),
+        ({"method": "eagle3"}, {"embed.weight"}),
+        ({"method": "eagle3", "train_embeddings": True, "train_head": False}, {"head.weight"}),
+    ],
+    ids=str,
+)
+def test_what_is_frozen(targets, recipe_for, tmp_path: Path, changes, frozen: set[str]):
+    model = initial_drafter(recipe_for(tmp_path / "out", **changes), targets["easy"].decoder, ROWS)
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
+
+
+@pytest.mark.parametrize("train_embeddings", [True, False])
+def test_it_computes_in_the_targets_dtype(
+    targets, recipe_for, tmp_path: Path, train_embeddings: bool
+):
+    """All but embeddings that are trained."""
+    target = tiny.load_target(targets["easy"].directory, torch.bfloat16)
+    recipe = recipe_for(tmp_path / "out", train_embeddings=train_embeddings)
+    model = initial_drafter(recipe, target, ROWS)
+    whole = {name for name, p in model.named_parameters() if p.dtype == torch.float32}
+    assert whole == ({"embed.weight"} if train_embeddings else set())
+    assert {p.dtype for p in model.parameters()} <= {torch.float32, torch.bfloat16}
+    assert torch.equal(model.embed.weight, target.embed.weight.to(model.embed.weight.dtype))
+
+
 def test_a_reduced_vocabulary_is_that_of_the_responses(targets, recipe_for, tmp_path: Path):
     """Prompts do not count: 8 is the most frequent token of all."""
     target = targets["easy"].decoder

@@ -1,57 +1,160 @@
+from dataclasses import dataclass, replace
+from typing import Any
+
 import pytest
 import tiny
 import torch
 from scipy.special import log_softmax
+from torch import Tensor
+from torch.nn import functional as F
 
+from peagle.drafters.model import DraftModel
 from peagle.train import loss
 from peagle.train.loss import LOSSES, Comparison
 
+ELEMENTS, LENGTH = 23, 15
 
-def setup(target, draft_vocab: int = tiny.VOCAB):
-    model = tiny.random_drafter(tiny.drafter_config(parallel=True, draft_vocab=draft_vocab))
-    hidden = torch.randn(23, 64, requires_grad=True)
-    return model, hidden, torch.randn(23, 64), torch.rand(23)
+
+@dataclass
+class Case:
+    """Elements of a drafter, several of which are asked for the same token."""
+
+    model: DraftModel
+    target: Any
+    hidden: Tensor
+    final: Tensor
+    places: Tensor
+    weights: Tensor
+
+    def loss(self, rule: str) -> Tensor:
+        compare = Comparison(self.model, self.target, LOSSES[rule])
+        return compare.loss(self.hidden, self.final, self.places, self.weights)
+
+    def agrees(self) -> Tensor:
+        compare = Comparison(self.model, self.target, LOSSES["kl"])
+        return compare.agrees(self.hidden, self.final, self.places)
+
+    def plain_loss(self, rule: str) -> Tensor:
+        """By torch's own losses, without chunks."""
+        kept = torch.arange(self.model.config.draft_vocab_size) + self.model.d2t
+        draft = self.model.logits(self.hidden)
+        wanted = (self.final @ self.target.head.weight.T)[self.places][:, kept]
+        if rule == "cross_entropy":
+            losses = F.cross_entropy(draft, wanted.argmax(dim=-1), reduction="none")
+        else:
+            shares = wanted.softmax(dim=-1)
+            losses = F.kl_div(draft.log_softmax(dim=-1), shares, reduction="none").sum(dim=-1)
+        return losses @ self.weights
+
+    def gradients(self, total: Tensor) -> list[Tensor]:
+        """Of everything that learns, under some weight of the loss."""
+        leaves = (self.hidden, self.model.head.weight, self.model.norm.weight)
+        return list(torch.autograd.grad(total * 3.0, [p for p in leaves if p.requires_grad]))
+
+
+def case(target, draft_vocab: int = tiny.VOCAB) -> Case:
+    return Case(
+        tiny.random_drafter(tiny.drafter_config(parallel=True, draft_vocab=draft_vocab)),
+        target.decoder,
+        torch.randn(ELEMENTS, 64, requires_grad=True),
+        torch.randn(LENGTH, 64),
+        torch.randint(LENGTH, (ELEMENTS,)),
+        torch.rand(ELEMENTS),
+    )
 
 
 @pytest.mark.parametrize("rule", LOSSES)
 @pytest.mark.parametrize("draft_vocab", [tiny.VOCAB, 30])
 def test_losses_equal_their_definition(target, rule: str, draft_vocab: int):
     """Over the draft vocabulary; agreement is over the whole."""
-    model, hidden, final, weights = setup(target, draft_vocab)
-    result = Comparison(model, target.decoder, LOSSES[rule])(hidden, final, weights)
-    kept = (torch.arange(draft_vocab) + model.d2t).numpy()
+    drawn = case(target, draft_vocab)
+    kept = (torch.arange(draft_vocab) + drawn.model.d2t).numpy()
     with torch.no_grad():
-        draft = log_softmax(model.logits(hidden).double().numpy(), axis=-1)
-        whole = target.decoder.head(final).double().numpy()
+        draft = log_softmax(drawn.model.logits(drawn.hidden).double().numpy(), axis=-1)
+        whole = target.decoder.head(drawn.final).double().numpy()[drawn.places]
     wanted = log_softmax(whole[:, kept], axis=-1)
     total = 0.0
-    for row in range(23):
+    for row in range(ELEMENTS):
         p, q = wanted[row], draft[row]
         value = (2.718281828459045**p * (p - q)).sum() if rule == "kl" else -q[p.argmax()]
-        total += float(weights[row]) * float(value)
-    assert result.total.item() == pytest.approx(total, rel=1e-4)
-    agrees = [kept[draft[row].argmax()] == whole[row].argmax() for row in range(23)]
-    assert result.agrees.tolist() == agrees
+        total += float(drawn.weights[row]) * float(value)
+    assert drawn.loss(rule).item() == pytest.approx(total, rel=1e-4)
+    agrees = [kept[draft[row].argmax()] == whole[row].argmax() for row in range(ELEMENTS)]
+    assert drawn.agrees().tolist() == agrees
+
+
+@pytest.mark.parametrize("draft_vocab", [tiny.VOCAB, 30])
+def test_a_drafter_like_the_target_agrees_where_it_has_the_token(target, draft_vocab: int):
+    drawn = case(target, draft_vocab)
+    kept = torch.arange(draft_vocab) + drawn.model.d2t
+    with torch.no_grad():
+        drawn.model.norm.weight.fill_(1.0)
+        drawn.model.head.weight.copy_(target.decoder.head.weight[kept])
+        drawn.hidden.copy_(drawn.final[drawn.places])
+        best = target.decoder.head(drawn.final)[drawn.places].argmax(dim=-1)
+    agrees = torch.isin(best, kept)
+    assert torch.equal(drawn.agrees(), agrees)
+    assert agrees.any()
+    assert agrees.all() == (draft_vocab == tiny.VOCAB)
+
+
+@pytest.mark.parametrize("rule", LOSSES)
+@pytest.mark.parametrize("draft_vocab", [tiny.VOCAB, 30])
+@pytest.mark.parametrize("train_head", [True, False])
+def test_gradients_are_those_of_the_definition(
+    target, rule: str, draft_vocab: int, train_head: bool
+):
+    """They are written out by hand, and taken chunk by chunk in the forward pass."""
+    drawn = case(target, draft_vocab)
+    drawn.model.head.requires_grad_(train_head)
+    total, plain = drawn.loss(rule), drawn.plain_loss(rule)
+    torch.testing.assert_close(total, plain)
+    found, expected = drawn.gradients(total), drawn.gradients(plain)
+    assert len(found) == 2 + train_head
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 23])
 def test_chunks_change_neither_loss_nor_gradient(
     target, monkeypatch: pytest.MonkeyPatch, chunk: int
 ):
-    model, hidden, final, weights = setup(target)
-    compare = Comparison(model, target.decoder, LOSSES["kl"])
-    whole = compare(hidden, final, weights)
-    (gradient,) = torch.autograd.grad(whole.total, hidden)
+    drawn = case(target)
+    whole, agrees = drawn.loss("kl"), drawn.agrees()
+    gradients = drawn.gradients(whole)
     monkeypatch.setattr(loss, "CHUNK", chunk)
-    parts = compare(hidden, final, weights)
-    torch.testing.assert_close(parts.total, whole.total)
-    torch.testing.assert_close(torch.autograd.grad(parts.total, hidden)[0], gradient)
-    assert torch.equal(parts.agrees, whole.agrees)
+    parts = drawn.loss("kl")
+    torch.testing.assert_close(parts, whole)
+    for ours, theirs in zip(drawn.gradients(parts), gradients, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert torch.equal(drawn.agrees(), agrees)
+
+
+@pytest.mark.parametrize("rule", LOSSES)
+def test_bfloat16_elements_are_compared_in_float32(targets, rule: str):
+    """Of 64 times as many, a sum in bfloat16 would lose some."""
+    exact = case(targets["qwen3"])
+    rough = replace(
+        exact,
+        model=tiny.random_drafter(exact.model.config).bfloat16(),
+        target=tiny.load_target(targets["qwen3"].directory, torch.bfloat16),
+        hidden=exact.hidden.detach().bfloat16().requires_grad_(),
+        final=exact.final.bfloat16(),
+    )
+    total = rough.loss(rule)
+    assert total.dtype == torch.float32
+    assert total.item() == pytest.approx(exact.loss(rule).item(), rel=0.02)
+    assert {g.dtype for g in rough.gradients(total)} == {torch.bfloat16}
+    parts = (torch.cat([part] * 64) for part in (rough.hidden, rough.places, rough.weights))
+    many = replace(rough, **dict(zip(("hidden", "places", "weights"), parts, strict=True)))
+    assert many.loss(rule).item() == pytest.approx(64 * total.item(), rel=1e-4)
 
 
 def test_no_charged_element_is_no_loss(target):
-    model, hidden, final, weights = setup(target)
-    compare = Comparison(model, target.decoder, LOSSES["kl"])
-    result = compare(hidden[:0], final[:0], weights[:0])
-    result.total.backward()
-    assert (result.total.item(), len(result.agrees)) == (0.0, 0)
+    drawn = case(target)
+    drawn.hidden = drawn.hidden[:0]
+    drawn.places, drawn.weights = drawn.places[:0], drawn.weights[:0]
+    total = drawn.loss("kl")
+    total.backward()
+    assert (total.item(), len(drawn.agrees())) == (0.0, 0)
+    assert not drawn.model.head.weight.grad.any()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from peagle.train.packing import Batch, Document, PackedRows, pack
+from peagle.train.packing import Batch, Document, pack
 
 LENGTH = 36
 

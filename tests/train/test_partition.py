@@ -1,5 +1,6 @@
-"""Segments change memory, not the gradient; and no element runs twice."""
+"""Training sees what inference sees; segments change memory, not the gradient."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from peagle.train import partition
-from peagle.train.cod import Chains, depth_shares, sample_chains
+from peagle.train.cod import Chains, Elements, depth_shares, sample_chains
 from peagle.train.features import target_features
 from peagle.train.loss import LOSSES, Comparison
 from peagle.train.packing import Batch, Document, pack
@@ -24,10 +25,41 @@ SHAPES = {
         Document.answered(TOKENS[70:90], 9),
     ],
 }
+VARIANTS: list[dict[str, Any]] = [
+    {},
+    {"qk_norm": False, "layers": 1},
+    {"norm_output": True},
+    {"fc_norm": True, "norm_before_residual": True},
+]
+Streams = dict[tuple[int, int], Tensor]
 
 
-def sampled(documents: list[Document]) -> tuple[Batch, Chains]:
-    batch = pack(documents, LENGTH).batch(torch.arange(1))
+@torch.no_grad()
+def streams(passes: Iterator[Pass]) -> Streams:
+    """The residual stream of every charged (anchor, depth)."""
+    found: Streams = {}
+    for part in passes:
+        pairs = zip(part.elements.anchors.tolist(), part.elements.depths.tolist(), strict=True)
+        found |= zip(pairs, part.hidden, strict=True)
+    return found
+
+
+def check_documents_are_apart(streams_of: Callable[[Batch], Streams]) -> None:
+    """Packed with others and padded, a document's streams are those that it has alone."""
+    interrupted = Document(TOKENS[9:24], ((2, 6), (8, 14)))
+    documents = [Document.answered(TOKENS[:9], 2), interrupted, Document.answered(TOKENS[24:36], 3)]
+    together = streams_of(pack(documents, 26).batch(torch.arange(2)).padded(16))
+    for start, document in zip((0, 9, 26), documents, strict=True):
+        row = pack([document], len(document.tokens)).batch(torch.arange(1))
+        for (anchor, depth), hidden in streams_of(row).items():
+            packed = together.pop((anchor + start, depth))
+            torch.testing.assert_close(packed, hidden, atol=1e-4, rtol=1e-4)
+    assert not together
+
+
+def sampled(documents: list[Document], multiple: int = 1) -> tuple[Batch, Chains]:
+    """A batch padded to a multiple of so many tokens."""
+    batch = pack(documents, LENGTH).batch(torch.arange(1)).padded(multiple)
     generator = torch.Generator().manual_seed(3)
     return batch, sample_chains(batch, depth_shares(K, 0.8, 0.0), generator)
 
@@ -35,9 +67,9 @@ def sampled(documents: list[Document]) -> tuple[Batch, Chains]:
 class Run:
     """One batch through a drafter, part by part."""
 
-    def __init__(self, target: Any, documents: list[Document]) -> None:
+    def __init__(self, target: Any, documents: list[Document], multiple: int = 1) -> None:
         self.model = tiny.random_drafter(tiny.drafter_config(parallel=True, layers=4))
-        self.batch, self.chains = sampled(documents)
+        self.batch, self.chains = sampled(documents, multiple)
         self.features = target_features(target.decoder, self.batch, self.model.config.taps)
         self._compare = Comparison(self.model, target.decoder, LOSSES["kl"])
         self.rows = 0
@@ -47,9 +79,9 @@ class Run:
         weights = torch.full((len(part.elements),), 1 / max(self.chains.weight(1.0), 1.0))
         return self._compare.loss(part.hidden, self.features.final, part.elements.places, weights)
 
-    def through(self, segments: int) -> ParallelPass:
+    def through(self, segments: int, recompute: bool = False) -> ParallelPass:
         limit = max(-(-len(self.chains.deeper()) // segments), 1)
-        return ParallelPass(self.model, self.batch, self.features, self.chains, limit)
+        return ParallelPass(self.model, self.batch, self.features, self.chains, limit, recompute)
 
     def gradients(self) -> dict[str, Tensor]:
         found = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
@@ -69,6 +101,37 @@ def run(target, request: pytest.FixtureRequest) -> Run:
     return Run(target, SHAPES[request.param])
 
 
+@pytest.mark.parametrize("ratio", [1.0, 0.6])
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_p_eagle_is_trained_as_it_is_run(target, drafter_of, changes, ratio: float):
+    """Chain (a, 0 ... K-1) stands for the drafts after x_0 ... x_{a+1}, in any segments."""
+    drafter, known, depths = drafter_of(True, **changes), TOKENS[:24], 4
+    model = drafter.model
+    batch = pack([Document.answered(known, 1)], 27).batch(torch.arange(1))
+    features = target_features(target.decoder, batch, model.config.taps)
+    chains = sample_chains(batch, depth_shares(depths, ratio, 0.0), torch.Generator())
+    prefixes = (known[: anchor + 2] for anchor in range(len(known) - 2))
+    proposed = [tiny.propose(drafter, target.decoder, prefix, depths) for prefix in prefixes]
+    for limit in (1, 7, 1000):
+        found = streams(ParallelPass(model, batch, features, chains, limit).passes())
+        assert len(found) == chains.lengths.sum() > 1.5 * len(known)
+        logits = model.logits(torch.stack(list(found.values())))
+        wanted = torch.stack([proposed[anchor].logits[depth] for anchor, depth in found])
+        torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("limit", [1, 7, 1000])
+def test_packed_documents_do_not_see_each_other(target, drafter_of, limit: int):
+    model = drafter_of(True).model
+
+    def streams_of(batch: Batch) -> Streams:
+        features = target_features(target.decoder, batch, model.config.taps)
+        chains = sample_chains(batch, [1.0] * 4, torch.Generator())
+        return streams(ParallelPass(model, batch, features, chains, limit).passes())
+
+    check_documents_are_apart(streams_of)
+
+
 @pytest.mark.parametrize("run", SHAPES, indirect=True)
 @pytest.mark.parametrize("segments", [1, 2, 4, 8])
 def test_the_gradient_is_that_of_one_pass(run: Run, segments: int):
@@ -78,10 +141,31 @@ def test_the_gradient_is_that_of_one_pass(run: Run, segments: int):
     expected, rows = run.gradients(), run.rows
     run.rows = 0
     loss = run.through(segments).backward(run.charge)
-    found = run.gradients()
     assert run.rows == rows == int(run.chains.lengths.sum())
     assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
-    assert found.keys() == expected.keys() == {n for n, _ in run.model.named_parameters()}
+    assert expected.keys() == {name for name, _ in run.model.named_parameters()}
+    check_gradients(run.gradients(), expected)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_padding_and_recomputing_do_not_change_the_gradient(
+    target, monkeypatch: pytest.MonkeyPatch, shape: str
+):
+    plain = Run(target, SHAPES[shape])
+    loss = plain.through(2).backward(plain.charge)
+    padded, pad = Run(target, SHAPES[shape], multiple=20), Elements.padded
+    assert len(padded.batch) > len(plain.batch)
+    monkeypatch.setattr(Elements, "padded", lambda elements, _: pad(elements, 16))
+    assert padded.through(2, recompute=True).backward(padded.charge).item() == pytest.approx(
+        loss.item(), rel=1e-6
+    )
+    assert padded.rows == plain.rows
+    check_gradients(padded.gradients(), plain.gradients())
+
+
+def check_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    """At most 1e-6 of the norm apart."""
+    assert found.keys() == expected.keys()
     error = sum(float((found[n] - expected[n]).square().sum()) for n in expected) ** 0.5
     norm = sum(float(g.square().sum()) for g in expected.values()) ** 0.5
     assert error <= 1e-6 * norm

@@ -2,12 +2,14 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import tiny
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
@@ -87,6 +89,18 @@ def test_a_resumed_run_equals_one_without_interruption(
     assert reports[-1] == whole.reports[-1]
 
 
+def test_a_stopped_run_ends_with_a_snapshot(trained, recipe_for, tmp_path: Path):
+    """Between two evaluations too; what goes on from it ends as if it had not stopped."""
+    recipe = recipe_for(tmp_path / "out")
+    trainer = prepare(recipe)
+    assert trainer.run(lambda report: trainer.stop()).step == 10
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"out.{SNAPSHOT}"]
+    again = prepare(recipe)
+    assert again.run(lambda report: None) == trained["peagle"].progress
+    expected = trained["peagle"].trainer.model.state_dict()
+    assert all(torch.equal(v, expected[name]) for name, v in again.model.state_dict().items())
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_every_optimizer_learns_and_resumes(recipe_for, tmp_path: Path, optimizer: str):
     def recipe(name: str) -> Recipe:
@@ -106,6 +120,94 @@ def test_every_optimizer_learns_and_resumes(recipe_for, tmp_path: Path, optimize
     resumed.run(reports.append)
     expected = whole.model.state_dict()
     assert all(torch.equal(v, expected[name]) for name, v in resumed.model.state_dict().items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_bfloat16_run_learns_and_resumes(targets, recipe_for, tmp_path: Path, method: str):
+    """As a GPU computes. Bit for bit, since the masters are kept."""
+    half = tiny.load_target(targets["easy"].directory, torch.bfloat16)
+    rows = pack([Document.answered(tuple(TOKENS[i : i + 20]), 3) for i in range(20)], 96)
+
+    def ready(name: str) -> Trainer:
+        recipe = recipe_for(tmp_path / name, method=method, steps=20, evaluate_every=10)
+        return Trainer(recipe, half, initial_drafter(recipe, half, rows), rows, rows)
+
+    def lost(report: Report) -> None:
+        raise InterruptionError
+
+    reports: list[Report] = []
+    whole, parts = ready("whole"), ready("parts")
+    whole.run(reports.append)
+    assert reports[-1].loss < 0.8 * reports[0].loss
+    with pytest.raises(InterruptionError):
+        parts.run(lost)
+    resumed = ready("parts")
+    resumed.run(reports.append)
+    assert reports[-1] == reports[-2]
+    expected = whole.optimizer.state()
+    assert {value.dtype for value in expected.values()} == {torch.float32}
+    for name, value in resumed.optimizer.state().items():
+        assert torch.equal(value, expected[name]), name
+    weights = whole.model.state_dict()
+    assert {"embed.weight"} >= {n for n, v in weights.items() if v.dtype == torch.float32}
+    assert all(torch.equal(v, weights[name]) for name, v in resumed.model.state_dict().items())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_frozen_head_stays_the_targets(targets, recipe_for, tmp_path: Path, method: str):
+    changes = {"train_head": False, "steps": 30, "evaluate_every": 10}
+    trainer = prepare(recipe_for(tmp_path / "out", method=method, **changes))
+    reports: list[Report] = []
+    trainer.run(reports.append)
+    assert reports[-1].loss < 0.8 * reports[0].loss
+    head = targets["easy"].decoder.head.weight
+    assert torch.equal(trainer.model.head.weight, head)
+    assert not any(name.startswith("head.") for name in trainer.optimizer.state())
+    assert torch.equal(
+        load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"], head.bfloat16()
+    )
+
+
+MEMORY = [
+    {"rows_per_pass": 3},
+    {"rows_per_pass": 4},
+    {"elements_per_segment": 17},
+    {"rows_per_pass": 4, "elements_per_segment": 50, "activation_checkpointing": True},
+]
+"""What bounds memory; whole chains, since each pass draws its own."""
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("changes", MEMORY, ids=str)
+def test_what_bounds_memory_does_not_change_the_gradient(
+    recipe_for, tmp_path: Path, method: str, changes
+):
+    losses, gradients = [], []
+    for name, own in (("plain", {}), ("changed", changes)):
+        recipe = recipe_for(tmp_path / name, method=method, cod_ratio=1.0, depth_decay=0.7, **own)
+        trainer = prepare(recipe)
+        losses.append(trainer.gradient(1).sum().item())
+        gradients.append(trainer.optimizer.gradients())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert distance(gradients[1], gradients[0]) <= 1e-6 * distance(gradients[0])
+
+
+def test_what_bounds_memory_does_not_change_a_run(recipe_for, tmp_path: Path):
+    reports: list[Report] = []
+    runs = []
+    for name, changes in (("plain", {}), ("changed", MEMORY[-1])):
+        trainer = prepare(recipe_for(tmp_path / name, steps=10, cod_ratio=1.0, **changes))
+        begun = [p.detach().clone() for p in trainer.model.parameters()]
+        trainer.run(reports.append)
+        runs.append([p.detach() for p in trainer.model.parameters()])
+    assert reports[1].loss == pytest.approx(reports[0].loss, rel=1e-4)
+    assert distance(*runs) <= 1e-3 * distance(runs[0], begun)
+
+
+def distance(some: Sequence[Tensor], other: Sequence[Tensor] | None = None) -> float:
+    """Norm of the difference, or of the tensors."""
+    pairs = zip(some, other or [torch.zeros(())] * len(some), strict=True)
+    return sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
 
 
 def one_report(trainer: Trainer) -> Report:
@@ -162,6 +264,17 @@ def test_the_step_size_rises_and_falls(recipe_for, tmp_path: Path):
 def test_a_loss_that_is_no_number_is_reported(recipe_for, tmp_path: Path):
     with pytest.raises(InputError, match=r"the loss became .*lower learning_rate"):
         prepare(recipe_for(tmp_path / "out", learning_rate=1e30, gradient_clip=1e30)).run(print)
+
+
+def test_a_document_that_the_target_cannot_read_is_named(targets, recipe_for, tmp_path: Path):
+    target = tiny.load_target(targets["easy"].directory)
+    target.embed.weight[3] = torch.inf
+    documents = [Document((1, 2, 4, 5), ((1, 4),), "a:1"), Document((1, 2, 3, 5), ((1, 4),), "a:2")]
+    rows = pack(documents, 8)
+    recipe = recipe_for(tmp_path / "out", steps=1, rows_per_step=1)
+    trainer = Trainer(recipe, target, initial_drafter(recipe, target, rows), rows, rows)
+    with pytest.raises(InputError, match=r"at step 1: .* of a:2 are not finite; leave it out"):
+        trainer.run(print)
 
 
 def test_a_reduced_vocabulary_is_trained_and_drafts_target_ids(targets, recipe_for, tmp_path: Path):

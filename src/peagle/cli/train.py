@@ -1,13 +1,29 @@
 """`peagle train`: from a target and text it generated to a drafter."""
 
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-EXAMPLE = "Example: peagle train recipe.yaml learning_rate=3e-4 steps=2000"
+if TYPE_CHECKING:
+    from peagle.cli.trackers import Tracking
+    from peagle.train.recipe import Recipe
+    from peagle.train.trainer import Report, Trainer, Watch
+
+EXAMPLE = """Examples:
+
+[bold]peagle train recipe.yaml --dry-run[/]
+
+[bold]peagle train recipe.yaml learning_rate=3e-4 steps=2000[/]"""
+INTERRUPTED = 130
+LONG = 1e6
+"""Seconds over which the time that is left is estimated: reports may be minutes apart."""
 
 
 def train(
@@ -15,37 +31,138 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value, each in place of the recipe's")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what the run would do and take, and end.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write event files for TensorBoard, too.")
+    ] = False,
+    wandb: Annotated[
+        str | None,
+        typer.Option(help="Project at Weights & Biases to log to.", show_default="none"),
+    ] = None,
 ) -> None:
-    """Train a drafter; the best one so far is always in the recipe's output directory."""
-    from peagle.train.recipe import Recipe
-    from peagle.train.run import prepare
-    from peagle.train.trainer import Report
+    """Train a drafter; the best one so far is always in the recipe's output directory.
 
+    OUTPUT.run beside it holds the figures and their curves. A run that was stopped goes on when the
+    same command is given again.
+    """
+    from peagle.cli.dry_run import print_plan
+    from peagle.cli.trackers import Tracking
+    from peagle.train.recipe import Recipe
+
+    given = Recipe.load(recipe, overrides or [])
+    if dry_run:
+        print_plan(given)
+    elif os.environ.get("RANK", "0") != "0":  # torchrun's; the first rank does the talking
+        _help_training(given)
+    else:
+        _train(given, Tracking(tensorboard, wandb))
+
+
+def _help_training(recipe: "Recipe") -> None:
+    from peagle.train.run import prepare
+
+    trainer = prepare(recipe)
+    with _stopping(trainer):
+        trainer.run(lambda _: None)
+
+
+def _train(recipe: "Recipe", tracking: "Tracking") -> None:
+    """Train, show it and log it."""
+    from peagle.cli.trackers import need
+    from peagle.cli.training_log import TrainingLog, log_directory
+    from peagle.train.run import prepare
+    from peagle.train.snapshot import kept_step
+    from peagle.train.trainer import SNAPSHOT
+
+    need("matplotlib", "peagle train")
+    tracking.check()
     console = Console(stderr=True)
-    plan = Recipe.load(recipe, overrides or [])
-    trainer = prepare(plan)
+    trainer = prepare(recipe, lambda summary: console.print(str(summary), highlight=False))
+    directory, output = log_directory(recipe), Path(recipe.output)
+    snapshot = output.with_name(f"{output.name}.{SNAPSHOT}")
+    start = kept_step(snapshot) or 0
+    try:
+        with tracking.open(directory, recipe, start) as trackers, _stopping(trainer):
+            log = TrainingLog(directory, recipe, start, trackers)
+            with _progress(console, recipe.steps, start) as show:
+                progress = trainer.run(_both(log.add, show))
+    except KeyboardInterrupt:
+        progress = None
+    if progress is None or progress.step < recipe.steps:
+        _say_where_it_goes_on(console, kept_step(snapshot))
+        raise typer.Exit(INTERRUPTED)
+    console.print(
+        f"{output}: best estimated AL {progress.best_acceptance_length:.3f} "
+        f"at step {progress.best_step}; curves in {directory}"
+    )
+
+
+def _both(one: "Watch", other: "Watch") -> "Watch":
+    def watch(report: "Report") -> None:
+        one(report)
+        other(report)
+
+    return watch
+
+
+@contextmanager
+def _progress(console: Console, steps: int, start: int) -> Iterator[Callable[["Report"], None]]:
+    """A bar on a terminal, and a line an evaluation; the value is what to call with each report."""
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("loss -", total=plan.steps)
+    hidden = not console.is_terminal
+    with Progress(
+        *columns, console=console, disable=hidden, speed_estimate_period=LONG, transient=True
+    ) as bar:
+        task, length = bar.add_task("", total=steps, completed=start), "-"
 
-        def watch(report: Report) -> None:
-            bar.update(task, completed=report.step, description=f"loss {report.loss:.4f}")
+        def show(report: "Report") -> None:
+            nonlocal length
             if report.estimate is not None:
-                rates = " ".join(f"{share:.3f}" for share in report.estimate.accuracy)
-                mark = "  best" if report.best else ""
-                length = report.estimate.acceptance_length
-                bar.console.print(
-                    f"step {report.step}  loss {report.loss:.4f}  AL {length:.3f}"
-                    f"  accuracy per depth {rates}{mark}"
-                )
+                length = f"{report.estimate.acceptance_length:.3f}"
+                console.print(_evaluation(report), highlight=False)
+            told = f"loss {report.loss:.4f}  AL {length}"
+            bar.update(task, completed=report.step, description=told)
 
-        progress = trainer.run(watch)
-    console.print(
-        f"{plan.output}: best estimated AL {progress.best_acceptance_length:.3f} "
-        f"at step {progress.best_step}"
+        yield show
+
+
+def _evaluation(report: "Report") -> str:
+    assert report.estimate is not None
+    rates = " ".join(f"{share:.3f}" for share in report.estimate.accuracy)
+    return (
+        f"step {report.step}  loss {report.loss:.4f}  AL {report.estimate.acceptance_length:.3f}"
+        f"  accuracy per depth {rates}{'  best' if report.best else ''}"
     )
+
+
+@contextmanager
+def _stopping(trainer: "Trainer") -> Iterator[None]:
+    """SIGINT and SIGTERM end the run after its step, with a snapshot; a second one at once."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, _: object) -> None:
+        trainer.stop()
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _say_where_it_goes_on(console: Console, step: int | None) -> None:
+    if step is None:
+        console.print("no snapshot yet: the same command starts anew")
+    else:
+        console.print(f"the same command goes on from the snapshot at step {step}")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from peagle.errors import InputError
 
-WANTED = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt"]
+DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt"]
+WEIGHTS = ["*.safetensors"]
 
 
 @dataclass(frozen=True)
@@ -25,10 +26,11 @@ class TensorRule:
     """Length of each of `theirs` along dimension 0."""
 
 
-def model_directory(name: str) -> Path:
+def model_directory(name: str, weights: bool = True) -> Path:
     """The directory of a model: the path itself, or the hub's snapshot of an id.
 
-    Raises `InputError` when it is neither.
+    Without `weights` the hub is asked for the other files alone. Raises `InputError` when it is
+    neither.
     """
     path = Path(name).expanduser()
     try:
@@ -42,7 +44,8 @@ def model_directory(name: str) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise InputError(f"{name}: no such directory, and not a hub id of the form owner/name")
     try:
-        return Path(snapshot_download(name, allow_patterns=WANTED))
+        wanted = DESCRIPTION + (WEIGHTS if weights else [])
+        return Path(snapshot_download(name, allow_patterns=wanted))
     except Exception as error:  # the hub raises a wide family of errors, all meaning the same here
         reason = str(error).strip().splitlines()[0]
         raise InputError(

@@ -3,25 +3,27 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from peagle.errors import InputError
 
 
 class Output:
-    """One line a finished conversation, each written at once."""
+    """One line a finished conversation, each on its way to the disk when `write` returns."""
 
-    def __init__(self, path: Path, file: BinaryIO) -> None:
+    def __init__(self, path: Path, file: FileIO) -> None:
         self._path, self._file = path, file
         self.done = self._read_sources()
         """The sources of the conversations in it."""
 
     def write(self, record: dict[str, Any]) -> None:
         """Add a conversation. Raises `InputError` when the disk does not take it."""
+        line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
         try:
-            self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
-            self._file.flush()
+            while line:
+                line = line[self._file.write(line) :]
         except OSError as error:
             raise InputError(f"{self._path} cannot be written: {error.strerror}") from None
         self.done.add(record["source"])
@@ -29,11 +31,11 @@ class Output:
     def _read_sources(self) -> set[str]:
         """What is there already; a last line that was not finished is taken away."""
         found, kept = set(), 0
-        self._file.seek(0)
-        for number, line in enumerate(self._file, start=1):
-            if line.endswith(b"\n"):
-                found.add(_source(line, f"{self._path}:{number}"))
-                kept += len(line)
+        with self._path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.endswith(b"\n"):
+                    found.add(_source(line, f"{self._path}:{number}"))
+                    kept += len(line)
         self._file.truncate(kept)
         return found
 
@@ -44,11 +46,12 @@ def open_output(path: Path) -> Iterator[Output]:
 
     Raises `InputError` when it cannot be written or holds lines of another kind.
     """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} cannot be written: it is no file")
     try:
-        file = path.open("a+b")
+        file = path.open("ab", buffering=0)
     except OSError as error:
-        reason = error.strerror or "it is no file"
-        raise InputError(f"{path} cannot be written: {reason}") from None
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
     with file:
         yield Output(path, file)
 

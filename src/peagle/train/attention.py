@@ -81,7 +81,8 @@ class _AddDense(torch.autograd.Function):
         rest_sum: Tensor,
         parts: Sequence[Dense],
     ) -> Tensor:
-        merged = rest.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        rows_first = rest.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+        merged, total, kept = rows_first.transpose(1, 2), rest_sum.clone(), []
         total, kept = rest_sum.clone(), []
         join = _compiled_join() if query.is_cuda else _join
         for part in parts:
@@ -96,16 +97,18 @@ class _AddDense(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, merged, total, rest, rest_sum = ctx.saved_tensors
-        found = [torch.zeros_like(tensor) for tensor in (query, key, value)]
+        of_query, of_key, of_value = map(torch.zeros_like, (query, key, value))
         for part, kept in zip(ctx.parts, ctx.kept, strict=True):
             rows, keys = (..., part.queries, slice(None)), (..., part.keys, slice(None))
             drawn = merged[rows], total[..., part.queries].contiguous()
             inputs = query[rows], key[keys], value[keys]
-            parts = _dense_backward(gradient[rows], *inputs, *drawn, kept)
-            for sum_so_far, place, more in zip(found, (rows, keys, keys), parts, strict=True):
-                sum_so_far[place] += more
+            of_query[rows], more_key, more_value = _dense_backward(
+                gradient[rows], *inputs, *drawn, kept
+            )
+            of_key[keys] += more_key
+            of_value[keys] += more_value
         split = _compiled_split() if query.is_cuda else _split
-        return *found, *split(gradient, merged, total, rest, rest_sum), None
+        return of_query, of_key, of_value, *split(gradient, merged, total, rest, rest_sum), None
 
 
 def _join(merged: Tensor, total: Tensor, drawn: Tensor, log_sum: Tensor) -> None:

@@ -50,10 +50,7 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
     batch reads few rows, so that a copy to compute with would only take room.
     """
     config = drafter_config(recipe, target.config)
-    if config.mask_token_id is not None and bool((rows.tokens == config.mask_token_id).any()):
-        raise InputError(
-            f"mask_token_id {config.mask_token_id} occurs in the data; choose an unused id"
-        )
+    check_mask_token(recipe, rows)
     torch.manual_seed(recipe.seed)
     model = DraftModel(config, recipe.row_length + recipe.num_speculative_tokens)
     model.apply(_draw)
@@ -67,12 +64,25 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
     with torch.no_grad():
         model.embed.weight.copy_(target.embed.weight)
         model.head.weight.copy_(target.head.weight[kept.to(target.head.weight.device)])
-    model = model.to(target.embed.weight.device, target.embed.weight.dtype)
+    model.to(target.embed.weight.device, target.embed.weight.dtype)
+    choose_trained(recipe, model)
+    return model
+
+
+def check_mask_token(recipe: Recipe, rows: PackedRows) -> None:
+    """Raise `InputError` when the data holds the mask token."""
+    if recipe.mask_token_id is not None and bool((rows.tokens == recipe.mask_token_id).any()):
+        raise InputError(
+            f"mask_token_id {recipe.mask_token_id} occurs in the data; choose an unused id"
+        )
+
+
+def choose_trained(recipe: Recipe, model: DraftModel) -> None:
+    """Freeze what the recipe does not train; embeddings that it does are float32."""
     if not recipe.shares_embeddings:
         model.embed.float()
     model.embed.requires_grad_(not recipe.shares_embeddings)
     model.head.requires_grad_(recipe.train_head)
-    return model
 
 
 def _draw(module: nn.Module) -> None:

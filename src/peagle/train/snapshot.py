@@ -47,3 +47,13 @@ def load_snapshot(path: Path, optimizer: DraftOptimizer, recipe: str) -> Progres
         )
     optimizer.restore(tensors)
     return Progress(**json.loads(metadata["progress"]))
+
+
+def kept_step(path: Path) -> int | None:
+    """The step that a run would go on from; None where there is no readable snapshot."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+        return int(json.loads(metadata["progress"])["step"])
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return None

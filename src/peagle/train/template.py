@@ -79,13 +79,14 @@ class ChatTemplate:
         """What stands in the template's own `{% generation %}` blocks."""
         from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
 
-        _, (blocks,) = render_jinja_template(
+        variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, "tools": chat.tools}
+        rendered: Any = render_jinja_template(
             [list(chat.messages)],
-            tools=chat.tools,
             chat_template=self._tokenizer.get_chat_template(tools=chat.tools),
             return_assistant_tokens_mask=True,
-            **self._tokenizer.special_tokens_map,
+            **variables,
         )
+        _, (blocks,) = rendered
         if not blocks:
             raise self._unmarkable(chat, "its {% generation %} blocks hold nothing of this chat")
         return [(start, stop) for start, stop in blocks]

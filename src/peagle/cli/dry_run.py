@@ -1,0 +1,118 @@
+"""The dry run of `peagle train`: what a run would do and take, as tables."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from peagle.train.packing import PackedRows
+    from peagle.train.plan import Plan
+    from peagle.train.recipe import Recipe
+
+SIZES = ((2**30, "GiB"), (2**20, "MiB"))
+TIMES = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"))
+Row = tuple[str, ...]
+Units = tuple[tuple[float, str], ...]
+
+
+def print_plan(recipe: "Recipe") -> None:
+    """Print what a recipe comes to; nothing is written. Raises `InputError` as the run would."""
+    from peagle.train.plan import Plan
+
+    plan, console = Plan.of(recipe), Console(soft_wrap=True)
+    _print(console, "Recipe", _recipe(plan))
+    _print(console, "Data", _data(plan))
+    _print(console, "Elements of a step", _elements(plan), "depth", "share", "elements")
+    _print(console, "Parameters", _parameters(plan), "", "trained", "frozen")
+    _print(console, f"Memory on {plan.device}", _memory(plan), "", "about")
+    _print(console, f"Time on one {plan.device}", _time(plan), "", "about")
+
+
+def _print(console: Console, title: str, rows: Iterable[Row], *columns: str) -> None:
+    """A titled table; columns with a heading hold numbers, all but the first."""
+    table = Table(box=None, padding=(0, 2), pad_edge=False, show_header=bool(columns))
+    for index, column in enumerate(columns or ("", "")):
+        table.add_column(column, justify="right" if columns and index else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(f"[bold]{title}[/]")
+    console.print(table)
+    console.print()
+
+
+def _recipe(plan: "Plan") -> Iterable[Row]:
+    given = plan.recipe.model_fields_set
+    for key, value in plan.resolved().items():
+        yield key, _text(value) + ("" if key in given else "  [dim](default)[/]")
+
+
+def _text(value: Any) -> str:
+    """A value as YAML has it."""
+    if isinstance(value, tuple):
+        return escape(f"[{', '.join(map(str, value))}]")
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return escape(str(value))
+
+
+def _data(plan: "Plan") -> Iterable[Row]:
+    recipe = plan.recipe
+    epochs = recipe.steps * recipe.rows_per_step / len(plan.training)
+    yield "read", str(plan.summary)
+    yield "to train on", _packed(plan.training)
+    yield "held out", _packed(plan.validation)
+    yield "the run", f"{recipe.steps:,} steps of {recipe.rows_per_step} rows, {epochs:.1f} epochs"
+
+
+def _packed(rows: "PackedRows") -> str:
+    documents = [document for row in rows.documents for document in row]
+    share = sum(len(document.tokens) for document in documents) / rows.tokens.numel()
+    length = rows.tokens.shape[1]
+    return f"{len(documents):,} documents in {len(rows):,} rows of {length:,}, {share:.1%} full"
+
+
+def _elements(plan: "Plan") -> Iterable[Row]:
+    for depth, (share, count) in enumerate(zip(plan.shares, plan.step.charged, strict=True)):
+        yield str(depth), f"{share:.3f}", f"{count:,}"
+    yield "charged", "", f"{sum(plan.step.charged):,}"
+    yield "through the layers", "", f"{plan.step.tokens + plan.step.deeper:,}"
+
+
+def _parameters(plan: "Plan") -> Iterable[Row]:
+    parts = plan.parameters()
+    for part, numbers in parts.items():
+        yield part, f"{numbers.trained:,}", f"{numbers.frozen:,}"
+    trained = sum(numbers.trained for numbers in parts.values())
+    yield "in all", f"{trained:,}", f"{sum(numbers.frozen for numbers in parts.values()):,}"
+
+
+def _memory(plan: "Plan") -> Iterable[Row]:
+    parts = plan.memory()
+    whole = sum(parts.values())
+    for part, size in parts.items():
+        yield part, _in_unit(size, whole, SIZES)
+    yield "in all", _in_unit(whole, whole, SIZES)
+    if plan.capacity is not None:
+        yield "the device has", _in_unit(plan.capacity, whole, SIZES)
+
+
+def _time(plan: "Plan") -> Iterable[Row]:
+    rate, parts = plan.measure_rate(), plan.operations()
+    step = plan.seconds(sum(parts.values()), rate)
+    for part, operations in parts.items():
+        yield part, _in_unit(plan.seconds(operations, rate), step, TIMES)
+    yield "a step", _in_unit(step, step, TIMES)
+    evaluation = plan.seconds(plan.evaluation_operations(), rate)
+    yield "an evaluation", _in_unit(evaluation, evaluation, TIMES)
+    whole = plan.recipe.steps * step + plan.evaluations * evaluation
+    yield "in all", _in_unit(whole, whole, TIMES)
+    yield "rate of a bare product", f"{rate / 1e12:,.2f} TFLOP/s"
+
+
+def _in_unit(amount: float, scale: float, units: Units) -> str:
+    """An amount in the largest unit of which `scale` is at least one."""
+    size, unit = next((unit for unit in units if scale >= unit[0]), units[-1])
+    return f"{amount / size:,.2f} {unit}"

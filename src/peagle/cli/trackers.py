@@ -1,0 +1,92 @@
+"""Trackers that a training run can tell its figures: TensorBoard, and Weights & Biases."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peagle.cli.training_log import Entry, Tracker, scalars
+from peagle.errors import InputError
+
+if TYPE_CHECKING:
+    from peagle.train.recipe import Recipe
+
+RUN_ID = "wandb-id"
+"""File with the id by which Weights & Biases knows the run, so that it can go on."""
+
+
+@dataclass(frozen=True)
+class Tracking:
+    """Which trackers a run tells."""
+
+    tensorboard: bool = False
+    wandb: str | None = None
+    """The project."""
+
+    def check(self) -> None:
+        """Raise `InputError` when a library is not there, before anything is loaded."""
+        if self.tensorboard:
+            need("tensorboard", "--tensorboard")
+        if self.wandb is not None:
+            need("wandb", "--wandb", "wandb")
+
+    @contextmanager
+    def open(self, directory: Path, recipe: "Recipe", step: int) -> Iterator[list[Tracker]]:
+        """The trackers of a run that starts after `step`."""
+        with ExitStack() as stack:
+            trackers = []
+            if self.tensorboard:
+                trackers.append(stack.enter_context(_tensorboard(directory, step)))
+            if self.wandb is not None:
+                run = _wandb(self.wandb, directory, recipe, step)
+                trackers.append(stack.enter_context(run))
+            yield trackers
+
+
+def need(module: str, what: str, package: str = "peagle[train]") -> None:
+    """Raise `InputError` when a library that something needs is not installed."""
+    if find_spec(module) is None:
+        raise InputError(f"{what} needs {module}; pip install {package}")
+
+
+@contextmanager
+def _tensorboard(directory: Path, step: int) -> Iterator[Tracker]:
+    """Event files; what they hold past `step`, from a run that was lost, is hidden."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(directory), purge_step=step + 1, flush_secs=10) as writer:
+
+        def track(entry: Entry) -> None:
+            for name, value in scalars(entry).items():
+                writer.add_scalar(name, value, entry["step"])
+
+        yield track
+
+
+@contextmanager
+def _wandb(project: str, directory: Path, recipe: "Recipe", step: int) -> Iterator[Tracker]:
+    import wandb
+
+    try:
+        run = wandb.init(
+            project=project,
+            name=Path(recipe.output).name,
+            dir=directory,
+            config=recipe.model_dump(),
+            id=_run_id(directory / RUN_ID, fresh=step == 0),
+            resume="allow",
+        )
+    except wandb.Error as error:
+        raise InputError(f"--wandb {project}: {error}") from None
+    with run:
+        yield lambda entry: run.log(scalars(entry), step=entry["step"])
+
+
+def _run_id(path: Path, fresh: bool) -> str:
+    """The id in a file; a new one for a fresh run."""
+    if fresh or not path.exists():
+        path.write_text(secrets.token_hex(4), encoding="utf-8")
+    return path.read_text(encoding="utf-8")

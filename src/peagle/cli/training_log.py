@@ -1,0 +1,114 @@
+"""The log of a training run: its recipe, its figures and their curves, beside its output."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from peagle.cli.curves import draw_curves
+from peagle.errors import InputError
+
+if TYPE_CHECKING:
+    from peagle.train.recipe import Recipe
+    from peagle.train.trainer import Report
+
+METRICS, CURVES, RECIPE = "metrics.jsonl", "curves.png", "recipe.yaml"
+Entry = dict[str, Any]
+"""One report, as a line of `metrics.jsonl`."""
+Tracker = Callable[[Entry], None]
+"""Who else is told of every entry."""
+
+
+def log_directory(recipe: "Recipe") -> Path:
+    """OUTPUT.run, beside the recipe's output. Raises `InputError` when it cannot be made."""
+    output = Path(recipe.output)
+    directory = output.with_name(output.name + ".run")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{directory} cannot be written: {error.strerror}") from None
+    return directory
+
+
+class TrainingLog:
+    """Writes what is reported; on resume, after the entries up to the step it goes on from."""
+
+    def __init__(
+        self, directory: Path, recipe: "Recipe", step: int, trackers: Sequence[Tracker] = ()
+    ) -> None:
+        self._recipe, self._trackers = recipe, trackers
+        self._directory, self._metrics = directory, directory / METRICS
+        self._entries = [entry for entry in _read(self._metrics) if entry["step"] <= step]
+        self._before = self._entries[-1]["seconds"] if self._entries else 0.0
+        self._start, self._begun = time.perf_counter(), False
+
+    def add(self, report: "Report") -> None:
+        """Write a report down; after an evaluation the curves are drawn again."""
+        if not self._begun:
+            self._begin()
+        entry = self._entry(report)
+        self._entries.append(entry)
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(_line(entry))
+        if report.estimate is not None:
+            draw_curves(self._entries, self._recipe.loss, self._directory / CURVES)
+        for track in self._trackers:
+            track(entry)
+
+    def _begin(self) -> None:
+        """Replace what an earlier run wrote, not before this one has come so far."""
+        self._begun = True
+        _replace(self._metrics, "".join(map(_line, self._entries)))
+        text = yaml.safe_dump(self._recipe.model_dump(mode="json"), sort_keys=False)
+        _replace(self._directory / RECIPE, text)
+
+    def _entry(self, report: "Report") -> Entry:
+        from peagle.train.trainer import rate
+
+        estimate, recipe = report.estimate, self._recipe
+        return {
+            "step": report.step,
+            "loss": report.loss,
+            "learning_rate": recipe.learning_rate * rate(recipe, report.step - 1),
+            "acceptance_length": estimate.acceptance_length if estimate else None,
+            "accuracy": list(estimate.accuracy) if estimate else None,
+            "best": report.best,
+            "seconds": round(self._before + time.perf_counter() - self._start, 3),
+            "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+
+def scalars(entry: Entry) -> dict[str, float]:
+    """An entry's figures by name, those of each depth apart; the step and the times left out."""
+    names = ("loss", "learning_rate", "acceptance_length")
+    found = {name: entry[name] for name in names if entry[name] is not None}
+    depths = enumerate(entry["accuracy"] or ())
+    return found | {f"accuracy/depth_{depth}": share for depth, share in depths}
+
+
+def _read(path: Path) -> list[Entry]:
+    """Entries of a file, up to one that an interruption left unfinished."""
+    entries: list[Entry] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                entries.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return entries
+
+
+def _line(entry: Entry) -> str:
+    return json.dumps(entry) + "\n"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file in one rename."""
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(text, encoding="utf-8")
+    os.replace(scratch, path)

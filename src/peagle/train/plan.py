@@ -1,0 +1,331 @@
+"""What a run would take, counted before it begins: parameters, elements, memory, operations.
+
+Of the target only its configuration is read; both models are built without values. All counts are
+of one device.
+"""
+
+import copy
+import time
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from peagle.device import resolve_device, resolve_dtype
+from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.models.families import decoder_config
+from peagle.models.tokenizer import load_tokenizer
+from peagle.models.weights import model_directory, read_json
+from peagle.train.cod import depth_shares, sample_chains
+from peagle.train.conversations import Summary, read_documents
+from peagle.train.initial import check_mask_token, choose_trained, drafter_config
+from peagle.train.loss import CHUNK
+from peagle.train.optimizer import DraftOptimizer
+from peagle.train.packing import PackedRows
+from peagle.train.recipe import Recipe
+from peagle.train.run import split
+from peagle.train.work import Work
+
+PARTS = {
+    "embed": "embeddings",
+    "fc": "fc",
+    "mask_hidden": "fc",
+    "first": "layers",
+    "rest": "layers",
+    "norm": "head",
+    "head": "head",
+}
+"""What a parameter belongs to, by the first word of its name."""
+FLOAT32 = 4
+SCORES = 2
+"""Matrices of queries x keys that attention without FlexAttention keeps: scores and shares."""
+LOGITS = {True: 4, False: 9}
+"""Matrices of elements x vocabulary that exist at once, with compiled layers and without."""
+ATTAINED = {True: 0.6, False: 0.25}
+"""Share of a bare product's rate that a step reaches, with compiled layers (Qwen3-8B's sizes on an
+H200) and without (the bundled pair's on two cores)."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Numbers that are trained, and that stay as they are."""
+
+    trained: int
+    frozen: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run that has not begun."""
+
+    recipe: Recipe
+    device: torch.device
+    target: Decoder
+    """Without values."""
+    model: DraftModel
+    """Without values."""
+    summary: Summary
+    training: PackedRows
+    validation: PackedRows
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> Self:
+        """Read data and configuration. Raises `InputError` as the run itself would."""
+        device = resolve_device(recipe.device)
+        directory = model_directory(recipe.target, weights=False)
+        config = decoder_config(read_json(directory / "config.json"), str(directory))
+        training, validation, summary = _read_data(recipe, directory, config)
+        check_mask_token(recipe, training)
+        dtype = resolve_dtype("auto", device)
+        with torch.device("meta"):
+            target = Decoder(config, 1).to(dtype)
+            model = DraftModel(drafter_config(recipe, config), 1).to(dtype)
+        choose_trained(recipe, model)
+        return cls(recipe, device, target, model, summary, training, validation)
+
+    @property
+    def config(self) -> DrafterConfig:
+        """The drafter's."""
+        return self.model.config
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the layers compute in."""
+        return self.model.fc.weight.dtype
+
+    @property
+    def compiled(self) -> bool:
+        """Whether layers are compiled and attention leaves out what is masked."""
+        return self.device.type == "cuda"
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes of a GPU's memory."""
+        if self.device.type == "cpu":
+            return None
+        return torch.cuda.get_device_properties(self.device).total_memory
+
+    def resolved(self) -> dict[str, Any]:
+        """Every key of the recipe with the value that the run takes."""
+        shape = self.config.transformer
+        return self.recipe.model_dump() | {
+            "intermediate_size": shape.intermediate_size,
+            "qk_norm": shape.qk_norm,
+            "draft_vocab_size": self.config.draft_vocab_size,
+            "taps": self.config.taps,
+            "train_embeddings": not self.recipe.shares_embeddings,
+            "device": str(self.device),
+        }
+
+    def parameters(self) -> dict[str, Parameters]:
+        """The drafter's, by part."""
+        trained: Counter[str] = Counter()
+        frozen: Counter[str] = Counter()
+        for name, parameter in self.model.named_parameters():
+            counts = trained if parameter.requires_grad else frozen
+            counts[PARTS[name.partition(".")[0]]] += parameter.numel()
+        return {part: Parameters(trained[part], frozen[part]) for part in PARTS.values()}
+
+    @property
+    def shares(self) -> list[float]:
+        """Share of the anchors charged at each depth."""
+        recipe = self.recipe
+        if recipe.method == "eagle3":
+            return [1.0] * recipe.num_speculative_tokens
+        return depth_shares(recipe.num_speculative_tokens, recipe.cod_ratio, recipe.cod_floor)
+
+    @cached_property
+    def step(self) -> Work:
+        """An average step's work: the first's, on the rows and elements that it will draw."""
+        recipe, count = self.recipe, len(self.training)
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(recipe.seed))
+        rows = order[torch.arange(recipe.rows_per_step) % count]
+        return self._work(self.training, rows, self.shares)
+
+    @cached_property
+    def evaluation(self) -> Work:
+        """An evaluation's work: whole chains on every row held out."""
+        whole = [1.0] * self.recipe.num_speculative_tokens
+        return self._work(self.validation, torch.arange(len(self.validation)), whole)
+
+    def _work(self, data: PackedRows, rows: torch.Tensor, shares: list[float]) -> Work:
+        generator = torch.Generator().manual_seed(self.recipe.seed << 32)
+        batches = [data.batch(part) for part in rows.split(self.recipe.rows_per_pass)]
+        passes = [(batch, sample_chains(batch, shares, generator)) for batch in batches]
+        return Work.of(self.recipe, passes, dense=not self.compiled)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes at the fullest moment of a step, by what they are for."""
+        target = _bytes(self.target)
+        if self.config.reduced_vocabulary:
+            target += self.model.head.weight.nbytes  # the same rows of the target's head
+        tokens, deeper = self.step.largest_pass, self.step.largest_segment
+        features = tokens * (self.config.feature_size + self.config.target_hidden_size)
+        return {
+            "weights": _bytes(self.model),
+            **self._state(),
+            "target": target,
+            "features": features * self.dtype.itemsize,
+            "activations at depth 0": self._context_activations(tokens),
+            "activations deeper": self._activations(deeper, tokens + deeper * self.config.parallel),
+            "logits": self._logits(),
+        }
+
+    def _state(self) -> dict[str, int]:
+        """What training keeps beside the weights, found by a step without values."""
+        optimizer = DraftOptimizer(copy.deepcopy(self.model), self.recipe)
+        gradients = sum(gradient.nbytes for gradient in optimizer.gradients())
+        optimizer.step(0.0, 1.0)
+        kept = optimizer.state()
+        masters = sum(
+            kept.pop(f"{name}.master").nbytes * (parameter.dtype != torch.float32)
+            for name, parameter in self.model.named_parameters()
+            if parameter.requires_grad
+        )
+        state = sum(tensor.nbytes for tensor in kept.values())
+        return {"float32 weights": masters, "gradients": gradients, "optimizer": state}
+
+    def _context_activations(self, tokens: int) -> int:
+        """Those of depth 0, and the gradients on its keys and values, in float32."""
+        shape = self.config.transformer
+        keys_and_values = 2 * shape.num_key_value_heads * shape.head_dim
+        layers = shape.num_hidden_layers
+        gradients = tokens * layers * keys_and_values * FLOAT32 * self.config.parallel
+        if not (self.recipe.activation_checkpointing and self.config.parallel):
+            return self._activations(tokens, tokens) + gradients
+        inputs = tokens * layers * (shape.hidden_size + keys_and_values) * self.dtype.itemsize
+        return inputs + self._activations(tokens, tokens) // layers + gradients
+
+    def _activations(self, elements: int, keys: int) -> int:
+        """Those of some elements that attend to so many keys, in all layers."""
+        shape = self.config.transformer
+        numbers = shape.num_hidden_layers * kept_by_layer(shape, self.compiled)
+        kept = elements * (numbers + 2 * shape.hidden_size) * self.dtype.itemsize
+        if self.compiled:
+            return kept
+        scores = SCORES * elements * keys * shape.num_attention_heads * FLOAT32
+        return kept + scores * shape.num_hidden_layers
+
+    def _logits(self) -> int:
+        """One chunk's; and the head's gradient, kept for depth 0 and for what runs now."""
+        head, most = self.model.head.weight, max(self.step.largest_pass, self.step.largest_segment)
+        matrix = min(most, CHUNK) * self.config.draft_vocab_size * self.dtype.itemsize
+        gradients = 2 * head.numel() * FLOAT32 * head.requires_grad
+        return LOGITS[self.compiled] * matrix + gradients
+
+    def operations(self) -> dict[str, int]:
+        """Multiplications and additions of a step, by what computes them."""
+        layers = self._layer_operations(self.step, 6)
+        if self.recipe.activation_checkpointing and self.config.parallel:
+            layers += 2 * self.step.tokens * _in_products(self.model.first, self.model.rest)
+        head = self.model.head.weight
+        return {
+            "target": self._target_operations(self.step),
+            "draft layers": layers + 4 * self.step.tokens * self.model.fc.weight.numel(),
+            "head and loss": self._head_operations(self.step, 6 if head.requires_grad else 4),
+        }
+
+    def evaluation_operations(self) -> int:
+        """Those of one evaluation."""
+        work = self.evaluation
+        return (
+            self._target_operations(work)
+            + self._layer_operations(work, 2)
+            + self._head_operations(work, 2)
+        )
+
+    def _target_operations(self, work: Work) -> int:
+        shape = self.target.config
+        products = 2 * work.tokens * _in_products(self.target.layers)
+        return products + 4 * _width(shape) * shape.num_hidden_layers * work.target_pairs
+
+    def _layer_operations(self, work: Work, each: int) -> int:
+        """`each` for every parameter and element: 2 forward, 4 more for the gradients."""
+        shape = self.config.transformer
+        elements = work.tokens + work.deeper
+        products = each * elements * _in_products(self.model.first, self.model.rest)
+        return products + 2 * each * _width(shape) * shape.num_hidden_layers * work.draft_pairs
+
+    def _head_operations(self, work: Work, each: int) -> int:
+        """The drafter's head on every element; the target's twice on every place."""
+        head = self.model.head.weight.numel()
+        return each * sum(work.charged) * head + 2 * 2 * work.charged[0] * head
+
+    def seconds(self, operations: int, rate: float) -> float:
+        """Time for some operations where a bare product reaches a rate."""
+        return operations / (ATTAINED[self.compiled] * rate)
+
+    @property
+    def evaluations(self) -> int:
+        """How many the run makes."""
+        return -(-self.recipe.steps // self.recipe.evaluate_every)
+
+    def measure_rate(self, seconds: float = 0.3) -> float:
+        """Operations a second of the draft layers' largest product, measured on the device."""
+        weight = torch.randn(self.model.first.mlp.gate_up.weight.shape, dtype=self.dtype)
+        rows = torch.randn(self.step.largest_pass, weight.shape[1], dtype=self.dtype)
+        weight, rows = weight.to(self.device), rows.to(self.device)
+        done, start = -1, time.perf_counter()  # the first is for warming up
+        while done < 1 or time.perf_counter() - start < seconds:
+            F.linear(rows, weight)
+            if self.compiled:
+                torch.cuda.synchronize(self.device)
+            done += 1
+            start = time.perf_counter() if done == 0 else start
+        return done * 2 * len(rows) * weight.numel() / (time.perf_counter() - start)
+
+
+def _read_data(
+    recipe: Recipe, directory: Path, config: DecoderConfig
+) -> tuple[PackedRows, PackedRows, Summary]:
+    if recipe.row_length > config.max_position_embeddings:
+        raise InputError(
+            f"row_length {recipe.row_length} is above the target's context of "
+            f"{config.max_position_embeddings}"
+        )
+    documents, summary = read_documents(
+        recipe.data,
+        partial(load_tokenizer, directory),
+        recipe.row_length,
+        recipe.overlong,
+        config.vocab_size,
+    )
+    return *split(documents, recipe), summary
+
+
+def kept_by_layer(shape: DecoderConfig, compiled: bool) -> int:
+    """Numbers that one element leaves in a layer for its gradient.
+
+    With d, q, kv and m the widths of the stream, of queries, of keys and of the MLP: what goes into
+    both norms and comes out (4 d); queries, keys and values as projected, queries and keys turned
+    to their positions, and what attention drew (3 q + 3 kv); gate, up and their product (3 m).
+    Without compilation also what a norm is before its weight (2 d, and q + kv with QK norm) and
+    the gate's activation (m).
+    """
+    q, kv = _width(shape), shape.num_key_value_heads * shape.head_dim
+    kept = 4 * shape.hidden_size + 3 * (q + kv) + 3 * shape.intermediate_size
+    if compiled:
+        return kept
+    return kept + 2 * shape.hidden_size + (q + kv) * shape.qk_norm + shape.intermediate_size
+
+
+def _width(shape: DecoderConfig) -> int:
+    """Of all query heads together."""
+    return shape.num_attention_heads * shape.head_dim
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+def _in_products(*modules: nn.Module) -> int:
+    """Parameters that are matrices."""
+    parameters = (parameter for module in modules for parameter in module.parameters())
+    return sum(parameter.numel() for parameter in parameters if parameter.ndim == 2)

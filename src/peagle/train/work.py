@@ -1,0 +1,80 @@
+"""What some passes work on: elements, and how many of them at once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+
+from peagle.train.cod import Chains
+from peagle.train.packing import Batch
+from peagle.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Work:
+    """What goes through the models, and how much of it at once."""
+
+    tokens: int
+    """Through the target, and as depth 0 through the draft layers."""
+    charged: tuple[int, ...]
+    """Elements of each depth that have a loss."""
+    deeper: int
+    """Elements deeper than 0 that go through the draft layers, charged or not."""
+    target_pairs: int
+    draft_pairs: int
+    """Pairs of a query and a key, in one layer."""
+    largest_pass: int
+    """Tokens."""
+    largest_segment: int
+    """Elements deeper than 0 whose activations are kept at once."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, passes: Sequence[tuple[Batch, Chains]], dense: bool) -> Self:
+        """Count some passes. dense: attention computes what its mask hides, too."""
+        depths = recipe.num_speculative_tokens
+        through = [_through(recipe, chains) for _, chains in passes]
+        segments = [_segment(recipe, len(chains.deeper())) for chains in through]
+        context = [_context_pairs(batch, dense) for batch, _ in passes]
+        deeper = [
+            _deeper_pairs(batch, chains, segment if dense else None)
+            for (batch, _), chains, segment in zip(passes, through, segments, strict=True)
+        ]
+        lengths = torch.cat([chains.lengths for _, chains in passes])
+        return cls(
+            tokens=len(lengths),
+            charged=tuple(int((lengths > depth).sum()) for depth in range(depths)),
+            deeper=sum(len(chains.deeper()) for chains in through),
+            target_pairs=sum(context),
+            draft_pairs=sum(context) + sum(deeper),
+            largest_pass=max(len(batch) for batch, _ in passes),
+            largest_segment=max(segments),
+        )
+
+
+def _through(recipe: Recipe, chains: Chains) -> Chains:
+    """What goes through the layers: EAGLE-3 unrolls every token to every depth."""
+    if recipe.method == "peagle":
+        return chains
+    return Chains(torch.full_like(chains.lengths, recipe.num_speculative_tokens))
+
+
+def _segment(recipe: Recipe, deeper: int) -> int:
+    """Elements of the largest part of a pass; EAGLE-3's depths are kept together."""
+    if recipe.method == "eagle3":
+        return deeper
+    return -(-deeper // max(-(-deeper // recipe.elements_per_segment), 1))
+
+
+def _context_pairs(batch: Batch, dense: bool) -> int:
+    if dense and not batch.one_document:
+        return len(batch) ** 2
+    return int((batch.positions + 1).sum())
+
+
+def _deeper_pairs(batch: Batch, chains: Chains, segment: int | None) -> int:
+    """An element sees its anchor, what is before it, and its chain; or a segment sees all."""
+    deeper = chains.deeper()
+    if segment is not None:
+        return len(deeper) * (len(batch) + segment)
+    return int((batch.positions[deeper.anchors] + 1 + deeper.depths).sum())

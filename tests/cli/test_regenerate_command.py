@@ -1,0 +1,230 @@
+import collections
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from chat_templates import assistant, user
+from openai_stub import openai_stub, said
+
+from peagle.config import SamplingParams
+from peagle.llm import LLM
+
+TOKENS = 6
+
+
+@pytest.fixture
+def stub():
+    with openai_stub() as running:
+        yield running
+
+
+def write(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def chats(tmp_path):
+    return write(
+        tmp_path / "chats.jsonl",
+        {"messages": [user("def name(self):"), assistant("?"), user("return")]},
+        {"conversations": [{"from": "human", "value": "for item"}, {"from": "gpt", "value": "?"}]},
+        {"prompt": "for item in", "response": "?"},
+        {"messages": [user("word " * 600)]},
+    )
+
+
+@pytest.fixture
+def regenerate(peagle, pair, chats, tmp_path):
+    def run(*arguments):
+        size = ["--max-tokens", TOKENS, "--output", tmp_path / "out.jsonl"]
+        return peagle("regenerate", pair.target, chats, *size, *arguments)
+
+    return run
+
+
+def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, pair, chats, tmp_path):
+    result = regenerate()
+    assert result.code == 0
+    assert result.err == ""
+    assert result.out.startswith(f"3 conversations, {4 * TOKENS} tokens, ")
+    assert "0 end early, 1 left out: a prompt of" in result.out
+    lines = {line["source"]: line for line in read(tmp_path / "out.jsonl")}
+    assert lines.keys() == {f"{chats}:{number}" for number in (1, 2, 3)}
+    first, second = (lines[f"{chats}:{number}"]["messages"] for number in (1, 2))
+    texts = [
+        "<user>def name(self):<assistant>",
+        f"<user>def name(self):<assistant>{first[1]['content']}<user>return<assistant>",
+        "<user>for item<assistant>",
+        "for item in",
+    ]
+    how = SamplingParams(max_tokens=TOKENS)
+    answers = [completion.text for completion in LLM(pair.target).generate(texts, how)]
+    answered = [turn["content"] for turn in (first[1], first[3], second[1])]
+    assert [*answered, lines[f"{chats}:3"]["response"]] == answers
+
+
+def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_path):
+    found = []
+    drafter = json.dumps({"model": str(pair.peagle), "num_speculative_tokens": 3})
+    for more in ([], ["--speculative-config", drafter], ["--concurrency", 1]):
+        assert regenerate("--temperature", 1.0, "--seed", 5, "--dtype", "float32", *more).code == 0
+        found.append(sorted(read(tmp_path / "out.jsonl"), key=lambda line: line["source"]))
+        (tmp_path / "out.jsonl").unlink()
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_second_run_does_what_is_left(regenerate, tmp_path):
+    out = tmp_path / "out.jsonl"
+    assert regenerate("--limit", 1).out.startswith("1 conversations, 12 tokens")
+    before = out.read_text()
+    out.write_text(before + before[:20])
+    result = regenerate("--limit", 3)
+    assert result.out.startswith("2 conversations, 12 tokens")
+    assert "; 1 were there already" in result.out
+    assert out.read_text().startswith(before)
+    assert len({line["source"] for line in read(out)}) == len(read(out)) == 3
+
+
+def test_nothing_is_loaded_when_nothing_is_left(regenerate, monkeypatch):
+    assert regenerate("--limit", 1).code == 0
+    monkeypatch.setattr("peagle.cli.regenerate.load_llm", lambda *_: pytest.fail("loaded"))
+    assert regenerate("--limit", 1).out.startswith("0 conversations, 0 tokens, 0.0 tokens/s; 1 ")
+
+
+def test_an_endpoint_in_place_of_the_target(peagle, chats, stub, tmp_path, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    stub.reply = lambda body: said(f"{body['model']} {len(body.get('messages', []))}")
+    more = ["--endpoint", stub.url, "--model", "m", "--output", tmp_path / "out.jsonl"]
+    result = peagle("regenerate", chats, *more)
+    assert result.code == 0
+    assert result.out.startswith("4 conversations, 15 tokens, ")
+    lines = {line["source"]: line for line in read(tmp_path / "out.jsonl")}
+    said_by_it = [turn["content"] for turn in lines[f"{chats}:1"]["messages"][1::2]]
+    assert said_by_it == ["m 1", "m 3"]
+    assert lines[f"{chats}:3"]["response"] == "m 0"
+    assert {headers["authorization"] for _, headers, _ in stub.requests} == {"Bearer secret"}
+
+
+def command(source, stub, out):
+    arguments = [source, "--endpoint", stub.url, "--model", "m", "--concurrency", 3]
+    words = ["-m", "peagle.cli", "regenerate", *arguments, "--output", out]
+    return [sys.executable, *map(str, words)]
+
+
+def begin(source, stub, out, lines):
+    """A process of its own, stopped in no way yet, that has written some lines."""
+    process = subprocess.Popen(
+        command(source, stub, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(1000):
+        if out.exists() and out.read_bytes().count(b"\n") >= lines:
+            return process
+        time.sleep(0.01)
+    raise AssertionError(process.communicate())
+
+
+@pytest.fixture
+def slow(stub, tmp_path):
+    """Sixty conversations of two answers, from a server that takes its time."""
+
+    def reply(body):
+        time.sleep(0.02)
+        return said(f"{body['messages'][0]['content']} {len(body['messages'])}")
+
+    stub.reply = reply
+    lines = [{"messages": [user(f"q{n}"), assistant("?"), user("and?")]} for n in range(60)]
+    return write(tmp_path / "slow.jsonl", *lines)
+
+
+def test_killed_at_any_moment_it_continues_with_none_lost_and_none_twice(slow, stub, tmp_path):
+    out = tmp_path / "out.jsonl"
+    for lines in (5, 20, 40):
+        process = begin(slow, stub, out, lines)
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        assert out.read_bytes().count(b"\n") < 60
+        with out.open("ab") as file:
+            file.write(b'{"source": "' + os.fsencode(slow))  # as if it died while writing
+    asked_before = len(stub.requests)
+    done = subprocess.run(command(slow, stub, out), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(stub.requests) - asked_before < 60
+    counts = collections.Counter(line["source"] for line in read(out))
+    assert counts == {f"{slow}:{number}": 1 for number in range(1, 61)}
+    for line in read(out):
+        question = line["messages"][0]["content"]
+        answers = [f"{question} 1", f"{question} 3"]
+        assert [turn["content"] for turn in line["messages"][1::2]] == answers
+
+
+def test_ctrl_c_keeps_what_is_written_and_ends_with_130(slow, stub, tmp_path):
+    out = tmp_path / "out.jsonl"
+    process = begin(slow, stub, out, 4)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=20)
+    assert (process.returncode, printed, errors) == (130, "", "peagle: interrupted\n")
+    assert out.read_bytes().endswith(b"\n")
+    assert 4 <= len(read(out)) < 60
+
+
+BAD = [
+    ([], "{target} is the target; name the conversations' files behind it"),
+    (["absent.jsonl"], "absent.jsonl cannot be read: No such file"),
+    (["{chats}", "--endpoint", "http://x/v1"], "--endpoint and --model go together"),
+    (["{chats}", "--model", "m"], "--endpoint and --model go together"),
+    (["{chats}", "--max-tokens", "0"], "max_tokens"),
+    (["{chats}", "--concurrency", "0"], "max_num_seqs"),
+    (["{chats}", "--limit", "0"], "a limit of 0"),
+    (["{chats}", "--threads", "0"], "--threads 0"),
+    (["{chats}", "--speculative-config", "{{"], "speculative config is not JSON"),
+    (["{chats}", "--device", "abacus"], "device abacus"),
+    (["{bad}"], "bad.jsonl:2: the conversation has no user turn to answer"),
+]
+
+
+@pytest.mark.parametrize(("options", "complaint"), BAD)
+def test_bad_input(peagle, pair, chats, tmp_path, options, complaint):
+    bad = write(tmp_path / "bad.jsonl", {"prompt": "fine"}, {"messages": [assistant("alone")]})
+    options = [option.format(chats=chats, bad=bad) for option in options]
+    out = tmp_path / "out.jsonl"
+    result = peagle("regenerate", pair.target, *options, "--output", out)
+    assert (result.code, result.out) == (2, "")
+    assert len(result.err.splitlines()) == 1, result.err
+    assert complaint.format(target=pair.target) in result.err
+    assert not out.exists() or out.read_text() == ""
+
+
+def test_a_conversation_that_the_template_refuses_is_named_first(peagle, pair, tmp_path):
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    for name in ("tokenizer_config.json", "chat_template.jinja"):
+        if (target / name).exists():
+            text = (target / name).read_text()
+            begin_with = "{% if messages[0].role != 'user' %}{{ raise_exception('no') }}{% endif %}"
+            text = text.replace("{% for", begin_with + "{% for", 1)
+            (target / name).write_text(text)
+    system = {"role": "system", "content": "s"}
+    source = write(
+        tmp_path / "data.jsonl", {"messages": [user("a")]}, {"messages": [system, user("a")]}
+    )
+    result = peagle("regenerate", target, source, "--output", tmp_path / "out.jsonl")
+    assert result.code == 2
+    assert "data.jsonl:2: the chat template refuses this: no" in result.err
+    assert (tmp_path / "out.jsonl").read_text() == ""
+
+
+def test_the_help_shows_an_example_that_fits_a_line(peagle):
+    result = peagle("regenerate", "--help")
+    assert result.code == 0
+    examples = result.out[result.out.rindex("╯") :].splitlines()
+    assert sum("peagle regenerate" in line for line in examples) == 3

@@ -1,0 +1,210 @@
+import asyncio
+import datetime
+import email.utils
+import itertools
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from chat_templates import assistant, user
+from openai_stub import Reply, Stub, openai_stub, said
+
+from peagle import LLM, AsyncLLM, EngineConfig
+from peagle.bench.pair import bundled
+from peagle.config import SamplingParams
+from peagle.errors import InputError
+from peagle.regenerate import endpoint as module
+from peagle.regenerate.answers import Answer, ContextFullError
+from peagle.regenerate.endpoint import Endpoint, open_endpoint, seconds_to_wait
+from peagle.regenerate.engine import EngineAnswerer
+from peagle.server.app import create_app
+from peagle.server.settings import ServerSettings
+
+PARAMS = SamplingParams(max_tokens=9, seed=4)
+TOOLS = [{"type": "function", "function": {"name": "look"}}]
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with openai_stub() as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What was waited for, without waiting."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    monkeypatch.setattr(module, "asyncio", type("Clock", (), {"sleep": staticmethod(sleep)}))
+    return waited
+
+
+def ask(url: str, key: str | None = None, params: SamplingParams = PARAMS, **more: Any) -> Answer:
+    async def run() -> Answer:
+        async with open_endpoint(url, "m", key, 4) as endpoint:
+            return await endpoint.chat([user("a")], more.get("tools"), params)
+
+    return asyncio.run(run())
+
+
+def complete(url: str) -> Answer:
+    async def run() -> Answer:
+        async with open_endpoint(url, "m", None, 4) as endpoint:
+            return await endpoint.complete("x", PARAMS)
+
+    return asyncio.run(run())
+
+
+def test_what_is_asked_and_answered(stub: Stub):
+    assert ask(stub.url + "/", key="secret", tools=TOOLS) == Answer(assistant("fine"), 4)
+    path, headers, body = stub.requests[0]
+    assert path == "/v1/chat/completions"
+    assert headers["authorization"] == "Bearer secret"
+    assert body == {
+        "model": "m",
+        "messages": [user("a")],
+        "tools": TOOLS,
+        "max_tokens": 9,
+        "temperature": 0.0,
+    }
+    assert complete(stub.url) == Answer(assistant("fine"), 4)
+    path, headers, body = stub.requests[1]
+    assert path == "/v1/completions"
+    assert "authorization" not in headers
+    assert body == {"model": "m", "prompt": "x", "max_tokens": 9, "temperature": 0.0}
+    ask(stub.url, params=SamplingParams(temperature=0.5, seed=4))
+    assert stub.requests[2][2]["seed"] == 4
+
+
+def test_reasoning_and_calls_are_part_of_the_answer(stub: Stub):
+    stub.reply = lambda body: said("", reasoning_content="hm", tool_calls=[{"id": "1"}], role="x")
+    message = assistant("", reasoning_content="hm", tool_calls=[{"id": "1"}])
+    assert ask(stub.url) == Answer(message, 0)
+    stub.reply = lambda body: (200, {}, {"choices": [{"message": {"content": None}}]})
+    assert ask(stub.url) == Answer(assistant(""), 0)
+
+
+def replies(stub: Stub, *sequence: Reply) -> None:
+    """Give these, the last one for ever."""
+    waiting = itertools.chain(sequence, itertools.repeat(sequence[-1]))
+    stub.reply = lambda body: next(waiting)
+
+
+def test_a_busy_server_is_asked_again_when_it_says(stub: Stub, pauses: list[float]):
+    busy = {"error": {"message": "busy"}}
+    replies(stub, (429, {"Retry-After": "7"}, busy), (503, {}, busy), (500, {}, b"?"), said("ok"))
+    assert ask(stub.url).message["content"] == "ok"
+    assert pauses == [7.0, *module.PAUSES[1:3]]
+
+
+def test_a_server_that_stays_away(stub: Stub, pauses: list[float]):
+    replies(stub, (503, {}, {"error": {"message": "draining"}}))
+    with pytest.raises(InputError, match=r"does not answer: 503 draining; the same command conti"):
+        ask(stub.url)
+    assert pauses == list(module.PAUSES)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    with pytest.raises(InputError, match=rf"^{url} does not answer: "):
+        ask(url)
+
+
+REFUSALS: list[tuple[Reply, type[Exception], str]] = [
+    ((400, {}, {"error": {"message": "maximum context length is 5"}}), ContextFullError, "is 5"),
+    ((400, {}, {"message": "This model's Context is full"}), ContextFullError, "Context is full"),
+    ((400, {}, {"error": {"message": "bad role"}}), InputError, "/v1 refuses: 400 bad role"),
+    ((401, {}, {"error": {"message": "no key"}}), InputError, "/v1 refuses: 401 no key"),
+    ((404, {}, b"<html>context not found</html>"), InputError, "/v1 refuses: 404 <html>context"),
+    ((301, {"Location": "/"}, b""), InputError, "/v1 refuses: 301"),
+    ((200, {}, b"<html>"), InputError, "does not answer as OpenAI's API does"),
+    ((200, {}, {"choices": []}), InputError, "does not answer as OpenAI's API does"),
+    ((200, {}, {"choices": [{"message": "?"}]}), InputError, "does not answer as OpenAI's"),
+]
+
+
+@pytest.mark.parametrize(("reply", "error", "message"), REFUSALS)
+def test_refusals(
+    stub: Stub, pauses: list[float], reply: Reply, error: type[Exception], message: str
+):
+    replies(stub, reply)
+    for call in (ask, complete):
+        with pytest.raises(error, match=message):
+            call(stub.url)
+    assert not pauses
+
+
+def test_what_is_no_url():
+    with pytest.raises(InputError, match="endpoint localhost:8000 is no URL; give one such as"):
+        ask("localhost:8000")
+
+
+def test_how_long_a_server_asks_to_wait():
+    assert seconds_to_wait({}) is None
+    assert seconds_to_wait({"Retry-After": "soon"}) is None
+    assert seconds_to_wait({"Retry-After": "1.5"}) == 1.5
+    assert seconds_to_wait({"Retry-After": "-3"}) == 0.0
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60)
+    found = seconds_to_wait({"Retry-After": email.utils.format_datetime(then, usegmt=True)})
+    assert found is not None
+    assert 50 < found <= 60
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[AsyncLLM]:
+    """The bundled target with a small context."""
+    config = EngineConfig(dtype="float32", kv_cache_memory=1 << 26, max_model_len=64)
+    llm = AsyncLLM(lambda: LLM(bundled("target"), None, config))
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def url(llm: AsyncLLM) -> Iterator[str]:
+    """The same engine behind our own API."""
+    app = create_app(llm, ServerSettings(model_names=("m",)))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    server.should_exit = True
+    thread.join()
+
+
+def test_answers_are_the_engines(llm: AsyncLLM, url: str):
+    messages, how = [user("def f(x):")], SamplingParams(max_tokens=12, seed=1, temperature=0.9)
+
+    async def run(answerer: Endpoint | EngineAnswerer) -> list[Answer]:
+        return [
+            await answerer.chat(messages, None, how),
+            await answerer.complete("import os\n", PARAMS),
+        ]
+
+    async def by_endpoint() -> list[Answer]:
+        async with open_endpoint(url, "m", None, 4) as endpoint:
+            return await run(endpoint)
+
+    answers = asyncio.run(by_endpoint())
+    assert answers == asyncio.run(run(EngineAnswerer(llm)))
+    assert [answer.tokens for answer in answers] == [12, 9]
+
+
+def test_a_full_context_is_said_by_both(llm: AsyncLLM, url: str):
+    messages = [user("word " * 200)]
+    with pytest.raises(ContextFullError, match="the context holds 64"):
+        asyncio.run(EngineAnswerer(llm).chat(messages, None, PARAMS))
+
+    async def by_endpoint() -> None:
+        async with open_endpoint(url, "m", None, 4) as endpoint:
+            await endpoint.chat(messages, None, PARAMS)
+
+    with pytest.raises(ContextFullError, match="the context holds 64"):
+        asyncio.run(by_endpoint())

@@ -1,0 +1,183 @@
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chat_templates import assistant, user
+from hypothesis import given
+from hypothesis import strategies as st
+
+from peagle.config import SamplingParams
+from peagle.errors import InputError
+from peagle.regenerate.answers import Answer, ContextFullError
+from peagle.regenerate.output import open_output
+from peagle.regenerate.run import (
+    Conversation,
+    Outcome,
+    check_templates,
+    plan,
+    read_conversations,
+    regenerate,
+)
+from peagle.train.samples import Chat, Completion, Message
+
+PARAMS = SamplingParams(max_tokens=8, seed=3)
+SYSTEM = {"role": "system", "content": "be kind"}
+CALL = assistant("", tool_calls=[{"type": "function", "function": {"name": "look"}}])
+RESULT = {"role": "tool", "content": "seen"}
+
+
+class Counting:
+    """Answers with what it was asked, as often as the context allows."""
+
+    def __init__(self, context: int = 100) -> None:
+        self.context = context
+        self.running = self.most = 0
+        self.seeds: list[int | None] = []
+
+    async def chat(self, messages: Sequence[Message], tools: Any, params: SamplingParams) -> Answer:
+        return await self._answer(f"{len(messages)}: {messages[-1]['content']}", messages, params)
+
+    async def complete(self, prompt: str, params: SamplingParams) -> Answer:
+        return await self._answer(f"after {prompt}", prompt, params)
+
+    async def _answer(self, text: str, asked: Sequence[Any], params: SamplingParams) -> Answer:
+        if len(asked) > self.context:
+            raise ContextFullError(f"{len(asked)} is too long")
+        if "fail" in text:
+            raise InputError("the server refuses")
+        self.seeds.append(params.seed)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await asyncio.sleep(0.001)
+        self.running -= 1
+        return Answer({"role": "assistant", "content": text}, 5)
+
+
+def run(
+    path: Path, conversations: Sequence[Conversation], answerer: Counting, concurrency: int = 4
+) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    """The lines and the outcomes."""
+    outcomes: list[Outcome] = []
+    with open_output(path) as output:
+        job = regenerate(conversations, answerer, PARAMS, output, concurrency, outcomes.append)
+        asyncio.run(job)
+    return [json.loads(line) for line in path.read_text().splitlines()], outcomes
+
+
+def test_every_answer_is_the_targets_given_its_own_before(tmp_path: Path):
+    chat = Chat("a:1", (SYSTEM, user("x"), assistant("old"), user("y")), [{"type": "function"}])
+    lines, (outcome,) = run(tmp_path / "out", [chat], Counting())
+    said = [SYSTEM, user("x"), assistant("2: x"), user("y"), assistant("4: y")]
+    assert lines == [{"source": "a:1", "messages": said, "tools": [{"type": "function"}]}]
+    assert (outcome.tokens, outcome.problem) == (10, None)
+
+
+def test_a_prompt_is_completed(tmp_path: Path):
+    lines, _ = run(tmp_path / "out", [Completion("a:1", "x", "old")], Counting())
+    assert lines == [{"source": "a:1", "prompt": "x", "response": "after x"}]
+
+
+PLANS: list[tuple[list[Message], list[Message | None]]] = [
+    ([user("a"), assistant("b")], [user("a"), None]),
+    ([user("a")], [user("a"), None]),
+    ([assistant("a"), user("b")], [user("b"), None]),
+    ([user("a"), user("b"), assistant("c")], [user("a"), user("b"), None]),
+    ([user("a"), assistant("b"), assistant("c")], [user("a"), None]),
+    ([user("a"), CALL, RESULT, assistant("b")], [user("a"), CALL, RESULT, None]),
+    ([user("a"), CALL, RESULT], [user("a"), CALL, RESULT, None]),
+    ([SYSTEM, assistant("b")], [SYSTEM]),
+]
+
+
+@pytest.mark.parametrize(("messages", "turns"), PLANS)
+def test_where_the_target_answers(messages: list[Message], turns: list[Message | None]):
+    assert plan(Chat("a:1", tuple(messages))) == turns
+
+
+@given(st.lists(st.sampled_from([SYSTEM, user("q"), assistant("a"), CALL, RESULT]), max_size=8))
+def test_an_answer_follows_a_question_and_no_question_is_lost(messages: list[Message]):
+    turns = plan(Chat("a:1", tuple(messages)))
+    for before, turn in zip([None, *turns], turns, strict=False):
+        if turn is None:
+            assert before is not None
+            assert before["role"] in ("user", "tool")
+    kept = [message for message in messages if message != assistant("a")]
+    assert [turn for turn in turns if turn is not None] == kept
+    assert not turns or turns[-1] is None or turns[-1]["role"] not in ("user", "tool")
+
+
+def test_a_full_context_ends_a_conversation_at_its_last_answer(tmp_path: Path):
+    three = (user("x"), assistant("?"), user("y"), assistant("?"), user("z"))
+    chats = [Chat("a:1", three), Chat("a:2", (SYSTEM, SYSTEM, SYSTEM, SYSTEM, *three))]
+    prompt = Completion("a:3", "too long", None)
+    lines, outcomes = run(tmp_path / "out", [*chats, prompt], Counting(context=3))
+    said = [user("x"), assistant("1: x"), user("y"), assistant("3: y")]
+    assert lines == [{"source": "a:1", "messages": said}]
+    found = {(outcome.record is None, outcome.problem) for outcome in outcomes}
+    assert found == {(False, "5 is too long"), (True, "5 is too long"), (True, "8 is too long")}
+
+
+def test_concurrency_and_a_seed_of_its_own_for_every_answer(tmp_path: Path):
+    chats = [Chat(f"a:{n}", (user("x"), assistant("?"), user("y"))) for n in range(10)]
+    first, second, alone = Counting(), Counting(), Counting()
+    lines, _ = run(tmp_path / "first", chats, first, concurrency=3)
+    assert first.most == 3
+    assert sorted(line["source"] for line in lines) == sorted(chat.place for chat in chats)
+    assert len(set(first.seeds)) == 20
+    run(tmp_path / "second", chats[::-1], second)
+    assert sorted(second.seeds) == sorted(first.seeds)
+    run(tmp_path / "alone", chats[4:5], alone)
+    assert set(alone.seeds) <= set(first.seeds)
+
+
+def test_an_error_names_the_conversation_and_keeps_the_finished_ones(tmp_path: Path):
+    chats = [Chat(f"a:{n}", (user("fail" if n == 5 else "x"),)) for n in range(40)]
+    with pytest.raises(InputError, match=r"^a:5: the server refuses$"):
+        run(tmp_path / "out", chats, Counting(), concurrency=2)
+    lines = [json.loads(line) for line in (tmp_path / "out").read_text().splitlines()]
+    assert {line["source"] for line in lines} <= {f"a:{n}" for n in range(7)}
+    assert len(lines) >= 4
+
+
+def test_conversations_are_read_once_and_up_to_the_limit(tmp_path: Path):
+    file = tmp_path / "data.jsonl"
+    lines = [{"messages": [user("a")]}, {"prompt": "b"}, {"prompt": "c", "response": "d"}]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    found = read_conversations([str(file), str(file)])
+    assert [conversation.place for conversation in found] == [f"{file}:{n}" for n in (1, 2, 3)]
+    assert read_conversations([str(file)], limit=2) == found[:2]
+    with pytest.raises(InputError, match="a limit of 0 conversations leaves nothing"):
+        read_conversations([str(file)], limit=0)
+
+
+NOTHING_ASKED = [
+    ({"text": "a"}, r"data\.jsonl:1: needs messages, conversations or prompt to answer"),
+    ({"messages": [SYSTEM, assistant("a")]}, r"data\.jsonl:1: .* has no user turn to answer"),
+    ({"prompt": ""}, r"data\.jsonl:1: the prompt is empty"),
+    (None, r"data\.jsonl: no conversation in it"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), NOTHING_ASKED)
+def test_what_asks_nothing_is_named(tmp_path: Path, line: Any, message: str):
+    (tmp_path / "data.jsonl").write_text(json.dumps(line) if line else "")
+    with pytest.raises(InputError, match=message):
+        read_conversations([str(tmp_path / "data.jsonl")])
+
+
+def test_templates_are_tried_before_anything_runs():
+    rendered = []
+
+    def render(messages: Sequence[Message], tools: Any) -> None:
+        rendered.append([message["content"] for message in messages])
+        if messages[0]["role"] != "user":
+            raise InputError("begin with user")
+
+    fine = Chat("a:1", (user("a"), assistant("old"), user("b"), assistant("old")))
+    check_templates([fine, Completion("a:2", "x", None)], render)
+    assert rendered == [["a", "...", "b"]]
+    with pytest.raises(InputError, match=r"^a:3: begin with user$"):
+        check_templates([fine, Chat("a:3", (SYSTEM, user("a")))], render)
