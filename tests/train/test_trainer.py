@@ -243,6 +243,15 @@ def test_packed_documents_cost_what_they_cost_apart(
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+def test_eagle3_drops_nothing(recipe_for, tmp_path: Path):
+    """Its loss is a mean over all it is charged for, whatever P-EAGLE's ratio."""
+    losses = [
+        prepare(recipe_for(tmp_path / str(ratio), method="eagle3", cod_ratio=ratio)).gradient(0)
+        for ratio in (0.3, 1.0)
+    ]
+    assert torch.equal(*losses)
+
+
 def test_deep_tokens_can_weigh_less(recipe_for, tmp_path: Path):
     """With hardly any weight on the others, depth 0 alone is left."""
 

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-DARK, LIGHT, ACCENT, INK = "#0b3c5d", "#9cc9e8", "#d1495b", "#33383d"
+DEPTHS, SHALLOW, DEEP = "viridis", 0.15, 0.92
+"""Colours of the depths, from depth 0 to the deepest."""
+LINE, BEST, INK, GRID = "#39558c", "#d1495b", "#33383d", "#e3e6e8"
+FEW = 24
 LOSSES = {"kl": "KL divergence (nats)", "cross_entropy": "cross-entropy (nats)"}
-STYLE = {
+STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
@@ -20,7 +23,7 @@ STYLE = {
     "axes.spines.right": False,
     "axes.grid": True,
     "axes.axisbelow": True,
-    "grid.color": "#e3e6e8",
+    "grid.color": GRID,
     "grid.linewidth": 0.7,
     "text.color": INK,
     "xtick.color": INK,
@@ -32,7 +35,10 @@ STYLE = {
 
 
 def draw_curves(entries: Sequence[dict[str, Any]], loss: str, path: Path) -> None:
-    """Draw a run's log to a PNG, in one rename, so that a viewer never sees half of it."""
+    """Draw the entries of a run's log, of which at least one is an evaluation's.
+
+    The PNG appears in one rename, so that a viewer never sees half of it.
+    """
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -49,32 +55,45 @@ def draw_curves(entries: Sequence[dict[str, Any]], loss: str, path: Path) -> Non
 
 
 def _draw_loss(axes: "Axes", entries: Sequence[dict[str, Any]], name: str) -> None:
-    axes.plot([e["step"] for e in entries], [e["loss"] for e in entries], color=DARK)
-    axes.set(title="Training loss", xlabel="step", ylabel=name, xlim=(0, None), ylim=(0, None))
+    axes.plot([e["step"] for e in entries], [e["loss"] for e in entries], color=LINE)
+    axes.set(title="Training loss", ylabel=name, ylim=(0, None))
+    _measure_steps(axes)
 
 
 def _draw_accuracy(axes: "Axes", evaluations: Sequence[dict[str, Any]]) -> None:
-    """One line a depth, the deeper the lighter."""
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib import colormaps
 
-    shades = LinearSegmentedColormap.from_list("depths", (DARK, LIGHT))
-    steps, depths = [e["step"] for e in evaluations], len(evaluations[-1]["accuracy"])
-    for depth in range(depths):
+    steps, deepest = [e["step"] for e in evaluations], len(evaluations[-1]["accuracy"]) - 1
+    for depth in range(deepest + 1):
+        color = colormaps[DEPTHS](SHALLOW + (DEEP - SHALLOW) * depth / max(deepest, 1))
         shares = [100 * e["accuracy"][depth] for e in evaluations]
-        color = shades(depth / max(depths - 1, 1))
-        axes.plot(steps, shares, marker="o", color=color, label=str(depth))
-    axes.set(title="Agreement with the target, held out", xlabel="step", ylabel="elements (%)")
-    axes.set(xlim=(0, None), ylim=(0, 100))
-    axes.legend(title="depth", loc="upper left", bbox_to_anchor=(1, 1), handlelength=1.2)
+        axes.plot(steps, shares, _marks(evaluations), color=color, label=str(depth))
+    axes.set(title="Agreement with the target, held out", ylabel="elements (%)", ylim=(0, 100))
+    axes.legend(title="depth", loc="upper left", bbox_to_anchor=(1, 1.05), labelspacing=0.3)
+    _measure_steps(axes)
 
 
 def _draw_acceptance_length(axes: "Axes", evaluations: Sequence[dict[str, Any]]) -> None:
-    lengths = [e["acceptance_length"] for e in evaluations]
-    best = max(range(len(lengths)), key=lengths.__getitem__)
-    step = evaluations[best]["step"]
-    axes.plot([e["step"] for e in evaluations], lengths, marker="o", color=DARK)
-    axes.plot(step, lengths[best], "o", color=ACCENT, markersize=7)
-    label = f"best {lengths[best]:.2f}, step {step:,}"
-    axes.set_title(label, loc="right", color=ACCENT, fontsize=9)
-    axes.set(title="Acceptance length, estimated", xlabel="step", ylabel="tokens per cycle")
-    axes.set(xlim=(0, None), ylim=(1, None))
+    best = max(evaluations, key=lambda e: e["acceptance_length"])
+    step, longest = best["step"], best["acceptance_length"]
+    steps, lengths = ([e[key] for e in evaluations] for key in ("step", "acceptance_length"))
+    axes.plot(steps, lengths, _marks(evaluations), color=LINE)
+    label = f"best: {longest:.2f} at step {step:,}"
+    axes.plot(step, longest, "o", color=BEST, markersize=7, label=label)
+    axes.set(title="Acceptance length, estimated", ylabel="tokens per cycle", ylim=(1, None))
+    axes.legend(loc="lower right", handlelength=1)
+    _measure_steps(axes)
+
+
+def _marks(evaluations: Sequence[dict[str, Any]]) -> str:
+    """Lines, with a dot an evaluation as long as those are few."""
+    return "o-" if len(evaluations) <= FEW else "-"
+
+
+def _measure_steps(axes: "Axes") -> None:
+    """Steps from 0, in whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set(xlabel="step", xlim=(0, None))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.xaxis.set_major_formatter("{x:,.0f}")

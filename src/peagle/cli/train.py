@@ -2,18 +2,21 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 if TYPE_CHECKING:
     from peagle.cli.trackers import Tracking
+    from peagle.train.estimate import Estimate
     from peagle.train.recipe import Recipe
+    from peagle.train.snapshot import Progress
     from peagle.train.trainer import Report, Trainer, Watch
 
 EXAMPLE = """Examples:
@@ -69,34 +72,54 @@ def _help_training(recipe: "Recipe") -> None:
 
 
 def _train(recipe: "Recipe", tracking: "Tracking") -> None:
-    """Train, show it and log it."""
+    """Train, and say how it ended."""
     from peagle.cli.trackers import need
-    from peagle.cli.training_log import TrainingLog, log_directory
     from peagle.train.run import prepare
-    from peagle.train.snapshot import kept_step
-    from peagle.train.trainer import SNAPSHOT
 
     need("matplotlib", "peagle train")
     tracking.check()
-    console = Console(stderr=True)
-    trainer = prepare(recipe, lambda summary: console.print(str(summary), highlight=False))
-    directory, output = log_directory(recipe), Path(recipe.output)
-    snapshot = output.with_name(f"{output.name}.{SNAPSHOT}")
-    start = kept_step(snapshot) or 0
-    try:
-        with tracking.open(directory, recipe, start) as trackers, _stopping(trainer):
-            log = TrainingLog(directory, recipe, start, trackers)
-            with _progress(console, recipe.steps, start) as show:
-                progress = trainer.run(_both(log.add, show))
-    except KeyboardInterrupt:
-        progress = None
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    trainer = prepare(recipe, lambda summary: console.print(str(summary)))
+    progress = _run(trainer, tracking, console)
     if progress is None or progress.step < recipe.steps:
-        _say_where_it_goes_on(console, kept_step(snapshot))
+        console.print(_next(_kept_step(recipe)))
         raise typer.Exit(INTERRUPTED)
     console.print(
-        f"{output}: best estimated AL {progress.best_acceptance_length:.3f} "
-        f"at step {progress.best_step}; curves in {directory}"
+        f"{recipe.output}: best estimated AL {progress.best_acceptance_length:.3f} "
+        f"at step {progress.best_step}"
     )
+
+
+def _run(trainer: "Trainer", tracking: "Tracking", console: Console) -> "Progress | None":
+    """Run with a log and a bar; None when it was broken off."""
+    from peagle.cli.training_log import TrainingLog, log_directory
+
+    recipe = trainer.recipe
+    directory, start = log_directory(recipe), _kept_step(recipe) or 0
+    try:
+        with (
+            tracking.open(directory, recipe, start) as trackers,
+            _progress_bar(console, recipe.steps, start) as show,
+            _stopping(trainer),
+        ):
+            log = TrainingLog(directory, recipe, start, trackers)
+            return trainer.run(_both(log.add, show))
+    except KeyboardInterrupt:
+        return None
+
+
+def _kept_step(recipe: "Recipe") -> int | None:
+    from peagle.train.snapshot import kept_step
+    from peagle.train.trainer import SNAPSHOT
+
+    output = Path(recipe.output)
+    return kept_step(output.with_name(f"{output.name}.{SNAPSHOT}"))
+
+
+def _next(step: int | None) -> str:
+    if step is None:
+        return "no snapshot yet: the same command starts anew"
+    return f"the same command goes on from the snapshot at step {step}"
 
 
 def _both(one: "Watch", other: "Watch") -> "Watch":
@@ -108,36 +131,29 @@ def _both(one: "Watch", other: "Watch") -> "Watch":
 
 
 @contextmanager
-def _progress(console: Console, steps: int, start: int) -> Iterator[Callable[["Report"], None]]:
-    """A bar on a terminal, and a line an evaluation; the value is what to call with each report."""
-    columns = (
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
+def _progress_bar(console: Console, steps: int, start: int) -> "Iterator[Watch]":
+    """A bar on a terminal, and a line an evaluation; the value is what to call with a report."""
+    words = TextColumn("{task.description}")
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words)
     hidden = not console.is_terminal
-    with Progress(
-        *columns, console=console, disable=hidden, speed_estimate_period=LONG, transient=True
-    ) as bar:
+    with Bar(*columns, console=console, disable=hidden, speed_estimate_period=LONG) as bar:
         task, length = bar.add_task("", total=steps, completed=start), "-"
 
         def show(report: "Report") -> None:
             nonlocal length
             if report.estimate is not None:
                 length = f"{report.estimate.acceptance_length:.3f}"
-                console.print(_evaluation(report), highlight=False)
+                console.print(_evaluation(report, report.estimate))
             told = f"loss {report.loss:.4f}  AL {length}"
             bar.update(task, completed=report.step, description=told)
 
         yield show
 
 
-def _evaluation(report: "Report") -> str:
-    assert report.estimate is not None
-    rates = " ".join(f"{share:.3f}" for share in report.estimate.accuracy)
+def _evaluation(report: "Report", estimate: "Estimate") -> str:
+    rates = " ".join(f"{share:.3f}" for share in estimate.accuracy)
     return (
-        f"step {report.step}  loss {report.loss:.4f}  AL {report.estimate.acceptance_length:.3f}"
+        f"step {report.step}  loss {report.loss:.4f}  AL {estimate.acceptance_length:.3f}"
         f"  accuracy per depth {rates}{'  best' if report.best else ''}"
     )
 
@@ -159,10 +175,3 @@ def _stopping(trainer: "Trainer") -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _say_where_it_goes_on(console: Console, step: int | None) -> None:
-    if step is None:
-        console.print("no snapshot yet: the same command starts anew")
-    else:
-        console.print(f"the same command goes on from the snapshot at step {step}")

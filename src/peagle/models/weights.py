@@ -1,7 +1,7 @@
 """Strict reading and writing of safetensors directories."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -85,17 +85,23 @@ def safetensors_files(directory: Path) -> list[Path]:
     return files
 
 
-def read_tensors(directory: Path) -> dict[str, Tensor]:
-    """Every tensor of a directory. Raises `InputError` for a damaged file or a value not finite."""
-    return dict(_tensors(safetensors_files(directory)))
+def read_tensors(directory: Path, wanted: Container[str] | None = None) -> dict[str, Tensor]:
+    """Every tensor of a directory, or those wanted of them.
+
+    Raises `InputError` for a damaged file or a value not finite.
+    """
+    return dict(_tensors(safetensors_files(directory), wanted))
 
 
-def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
+def _tensors(
+    files: Iterable[Path], wanted: Container[str] | None
+) -> Iterator[tuple[str, Tensor]]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as shard:
                 for name in shard.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
-                    yield name, _finite(shard.get_tensor(name), name, file)
+                    if wanted is None or name in wanted:
+                        yield name, _finite(shard.get_tensor(name), name, file)
         except (SafetensorError, OSError) as error:
             raise InputError(f"{file} is damaged or cut short: {error}") from None
 

@@ -81,9 +81,9 @@ class _AddDense(torch.autograd.Function):
         rest_sum: Tensor,
         parts: Sequence[Dense],
     ) -> Tensor:
-        rows_first = rest.transpose(1, 2).clone(memory_format=torch.contiguous_format)
-        merged, total, kept = rows_first.transpose(1, 2), rest_sum.clone(), []
-        total, kept = rest_sum.clone(), []
+        merged = rest.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        total = rest_sum.clone()
+        kept: list[Any] = []
         join = _compiled_join() if query.is_cuda else _join
         for part in parts:
             rows, keys = (..., part.queries, slice(None)), (..., part.keys, slice(None))

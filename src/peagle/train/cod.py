@@ -48,6 +48,10 @@ class Chains:
             if len(part):
                 yield part
 
+    def padded(self, length: int) -> "Chains":
+        """The same with nothing charged behind, for a batch of so many tokens."""
+        return Chains(torch.cat((self.lengths, self.lengths.new_zeros(length - len(self.lengths)))))
+
     def weight(self, decay: float) -> float:
         """Sum of decay**depth over all elements: what a mean loss is divided by."""
         counts = torch.bincount(self.lengths)

@@ -1,15 +1,19 @@
 """What a drafter learns from: the target's hidden states over a batch, computed in process."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from peagle.models.decoder import Decoder
 from peagle.train.attention import Masked, causal
-from peagle.train.mask import Sight
-from peagle.train.packing import Batch
+from peagle.train.mask import BLOCK, Sight
+from peagle.train.packing import Batch, Document, pack
 from peagle.train.transfer import to_device
+
+Split = Literal["training", "validation"]
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,42 @@ class Features:
     """[length, feature_size] the residual streams that drafters read."""
     final: Tensor
     """[length, hidden_size] what the target's head turns into logits."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether all are numbers; waits for the device."""
+        return bool(self.tapped.isfinite().all() and self.final.isfinite().all())
+
+
+class FeatureSource(Protocol):
+    """Where the features of packed rows come from."""
+
+    def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
+        """Features of some rows of a split; batch: those rows, end to end and perhaps padded."""
+
+    def unreadable(self, documents: Sequence[Document]) -> Document | None:
+        """The first document of which the target's hidden states are not finite."""
+
+
+@dataclass(frozen=True)
+class TargetFeatures:
+    """Features by the target itself, whenever they are asked for."""
+
+    target: Decoder
+    taps: tuple[int, ...]
+
+    def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
+        return target_features(self.target, batch, self.taps)
+
+    def unreadable(self, documents: Sequence[Document]) -> Document | None:
+        """As in `FeatureSource`."""
+        device = self.target.embed.weight.device
+        for document in documents:
+            batch = pack([document], len(document.tokens)).batch(torch.arange(1))
+            features = target_features(self.target, padded_for(device, batch), self.taps)
+            if not features.finite:
+                return document
+        return None
 
 
 class DocumentAttend:
@@ -37,6 +77,11 @@ class DocumentAttend:
         parts = [fold(part) for part in (query, key, value)]
         attended = causal(*parts) if self._masked is None else self._masked(*parts)[0]
         return unfold(attended)
+
+
+def padded_for(device: torch.device, batch: Batch) -> Batch:
+    """A batch of a length that attention on the device can do."""
+    return batch.padded(BLOCK if device.type == "cuda" else 1)
 
 
 def fold(rows: Tensor) -> Tensor:

@@ -67,6 +67,11 @@ class PackedRows:
     documents: tuple[tuple[Document, ...], ...]
     """What each row was made of."""
 
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return self.tokens.shape[1]
+
     def batch(self, rows: Tensor) -> Batch:
         """Some rows, end to end."""
         parts = (self.tokens, self.positions, self.charged)

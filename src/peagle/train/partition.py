@@ -22,9 +22,9 @@ from peagle.train.mask import BLOCK, Sight
 from peagle.train.packing import Batch
 from peagle.train.transfer import to_device
 
-TILE = 1024
+TILE = 2048
 """Elements that see the same dense part of the context."""
-DENSE_ROWS, DENSE_KEYS = 128, 256
+DENSE_ROWS, DENSE_KEYS = 128, 128
 """Steps in which a dense part's sizes come."""
 Charge = Callable[["Pass"], Tensor]
 """The loss of a pass."""

@@ -11,6 +11,7 @@ from peagle.config import Config, NonNegativeInt, PositiveInt
 from peagle.errors import InputError
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
+FeatureDType = Literal["bfloat16", "fp8"]
 
 
 class Recipe(Config):
@@ -52,6 +53,13 @@ class Recipe(Config):
     loss: Literal["kl", "cross_entropy"] = "kl"
     """Against the target's distribution, or against its most likely token."""
 
+    features: Literal["online", "cached"] = "online"
+    """Hidden states of the target: computed at every step, or once and kept on disk."""
+    feature_cache: str | None = None
+    """Directory of the cached ones."""
+    feature_dtype: FeatureDType = "bfloat16"
+    """What they are cached in; fp8 is half the size, with a scale for each token and layer."""
+
     row_length: PositiveInt = 2048
     """Tokens in one packed row."""
     overlong: Literal["cut", "split", "drop"] = "cut"
@@ -82,6 +90,10 @@ class Recipe(Config):
             raise ValueError("method peagle needs mask_token_id, an id that never occurs in text")
         if self.method == "eagle3" and self.mask_token_id is not None:
             raise ValueError("method eagle3 has no mask slots; leave mask_token_id out")
+        if self.features == "cached" and self.feature_cache is None:
+            raise ValueError("cached features need feature_cache, a directory")
+        if self.features == "online" and self.model_fields_set & {"feature_cache", "feature_dtype"}:
+            raise ValueError("features are online; set features: cached, or leave out feature_...")
         return self
 
     @property

@@ -13,11 +13,10 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.train.cod import Chains, depth_shares, sample_chains
 from peagle.train.estimate import Agreement, Estimate
-from peagle.train.features import Features, target_features
+from peagle.train.features import Features, FeatureSource, TargetFeatures, padded_for
 from peagle.train.loss import LOSSES, Comparison
-from peagle.train.mask import BLOCK
 from peagle.train.optimizer import DraftOptimizer
-from peagle.train.packing import Batch, PackedRows, pack
+from peagle.train.packing import Batch, PackedRows
 from peagle.train.parallel import Ranks
 from peagle.train.partition import Charge, ParallelPass, Pass
 from peagle.train.recipe import Recipe
@@ -56,9 +55,12 @@ class Trainer:
         training: PackedRows,
         validation: PackedRows,
         ranks: Ranks = ALONE,
+        source: FeatureSource | None = None,
     ) -> None:
+        """Without a source the target computes the features; with one its layers are not used."""
         self.recipe, self.target, self.model = recipe, target, model
         self._training, self._validation = training, validation
+        self._source = source or TargetFeatures(target, model.config.taps)
         self._device = target.embed.weight.device
         self._compare = Comparison(model, target, LOSSES[recipe.loss])
         self.optimizer, self._ranks = DraftOptimizer(model, recipe), ranks
@@ -99,17 +101,24 @@ class Trainer:
 
     def gradient(self, step: int) -> Tensor:
         """Add up a step's gradient over passes and ranks; the share of each pass in its loss."""
-        recipe, generator = self.recipe, torch.Generator().manual_seed(self._seed(step))
-        batches = [self._batch(self._training, rows) for rows in self._rows(step)]
-        chains = [sample_chains(batch, self._shares(), generator) for batch in batches]
-        weight = max(sum(chain.weight(recipe.depth_decay) for chain in chains), 1.0)
+        passes = self._rows(step)
+        batches = [self._batch(self._training, rows) for rows in passes]
+        drawn = self._chains(step, torch.cat(list(passes)))
+        weight = max(drawn.weight(self.recipe.depth_decay), 1.0)
+        lengths = drawn.lengths.split([len(rows) * self._training.length for rows in passes])
         losses = torch.zeros(len(batches), device=self._device)
         for index in self._ranks.own(len(batches)):
-            features = target_features(self.target, batches[index], self.model.config.taps)
+            batch, chains = batches[index], Chains(lengths[index]).padded(len(batches[index]))
+            features = target_features(self.target, batch, self.model.config.taps)
             charge = self._charge(features, weight)
-            losses[index] = self._pass(batches[index], features, chains[index]).backward(charge)
+            losses[index] = self._pass(batch, features, chains).backward(charge)
         self._ranks.add_up([*self.optimizer.gradients(), losses])
         return losses
+
+    def _chains(self, step: int, rows: Tensor) -> Chains:
+        """One draw for all of a step's rows, however they are cut into passes."""
+        generator = torch.Generator().manual_seed((self.recipe.seed << 32) + step)
+        return sample_chains(self._training.batch(rows), self._shares(), generator)
 
     def _pass(
         self, batch: Batch, features: Features, chains: Chains
@@ -157,7 +166,7 @@ class Trainer:
         whole, generator = [1.0] * depths, torch.Generator()
         for rows in torch.arange(len(self._validation)).split(self.recipe.rows_per_pass):
             batch = self._batch(self._validation, rows)
-            features = target_features(self.target, batch, self.model.config.taps)
+            features = self._source("validation", rows, batch)
             agreement.begin(len(batch))
             for part in self._pass(
                 batch, features, sample_chains(batch, whole, generator)
@@ -167,7 +176,7 @@ class Trainer:
         return agreement.estimate()
 
     def _batch(self, rows: PackedRows, index: Tensor) -> Batch:
-        return rows.batch(index).padded(BLOCK if self._device.type == "cuda" else 1)
+        return padded_for(self._device, rows.batch(index))
 
     def _rows(self, step: int) -> Sequence[Tensor]:
         """The step's rows, pass by pass: every epoch goes through all in an order of its own."""
@@ -180,12 +189,11 @@ class Trainer:
         generator = torch.Generator().manual_seed(self.recipe.seed + epoch)
         return int(torch.randperm(count, generator=generator)[offset])
 
-    def _seed(self, step: int) -> int:
-        return (self.recipe.seed << 32) + step
-
     def _shares(self) -> list[float]:
+        """Share of the anchors at each depth; EAGLE-3 drops none."""
         recipe = self.recipe
-        return depth_shares(recipe.num_speculative_tokens, recipe.cod_ratio, recipe.cod_floor)
+        ratio = recipe.cod_ratio if self.model.config.parallel else 1.0
+        return depth_shares(recipe.num_speculative_tokens, ratio, recipe.cod_floor)
 
     def _mean(self, losses: list[Tensor]) -> float:
         """Mean of the collected losses, which it empties; one read from the device for all."""
@@ -201,14 +209,12 @@ class Trainer:
         """Name the documents of a pass, or those of them that the target itself cannot read."""
         rows = self._rows(step)[index].tolist()
         documents = [document for row in rows for document in self._training.documents[row]]
-        for document in documents:
-            batch = self._batch(pack([document], len(document.tokens)), torch.arange(1))
-            features = target_features(self.target, batch, self.model.config.taps)
-            if not (features.tapped.isfinite().all() and features.final.isfinite().all()):
-                raise InputError(
-                    f"the loss became {loss} at step {step + 1}: the target's hidden states of "
-                    f"{document.source or 'a document'} are not finite; leave it out"
-                )
+        unreadable = self._source.unreadable(documents)
+        if unreadable is not None:
+            raise InputError(
+                f"the loss became {loss} at step {step + 1}: the target's hidden states of "
+                f"{unreadable.source or 'a document'} are not finite; leave it out"
+            )
         names = ", ".join(document.source or "?" for document in documents[:5])
         raise InputError(
             f"the loss became {loss} at step {step + 1}, on {len(documents)} documents ({names} "

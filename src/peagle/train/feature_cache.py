@@ -1,0 +1,319 @@
+"""Hidden states of every packed row, computed once and kept in a directory.
+
+`manifest.json` says what they were made from. A shard is a safetensors file with the states of
+some rows; its name holds them and a checksum of its bytes, and it has that name when it is whole.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from peagle.drafters.model import DrafterConfig
+from peagle.errors import InputError
+from peagle.models.weights import read_json, safetensors_files
+from peagle.train.feature_format import restore, row_bytes, store
+from peagle.train.features import Features, FeatureSource, Split, padded_for
+from peagle.train.packing import Batch, Document, PackedRows
+from peagle.train.parallel import Ranks
+from peagle.train.recipe import Recipe
+
+VERSION = 1
+"""Of the format."""
+MANIFEST = "manifest.json"
+SHARD = 2**30
+"""About how many bytes a shard has; at least one row."""
+HEADER = 100 * 2**20
+"""The longest header of a safetensors file."""
+SAMPLES, SAMPLE = 256, 4096
+"""How many pieces of a file of weights tell it from another, and their bytes."""
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Rows of one split that are in one file."""
+
+    split: Split
+    rows: range
+
+    @property
+    def name(self) -> str:
+        """What its file's name begins with."""
+        return f"{self.split}-{self.rows.start}-{self.rows.stop}"
+
+
+class FeatureCache:
+    """The directory, as it is filled: by every rank some shards."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        config: DrafterConfig,
+        data: Mapping[Split, PackedRows],
+        device: torch.device,
+        ranks: Ranks,
+    ) -> None:
+        assert recipe.feature_cache is not None
+        self._recipe, self._config, self._data = recipe, config, data
+        self._device, self._ranks = device, ranks
+        self._directory = Path(recipe.feature_cache).expanduser()
+        self._row_bytes = row_bytes(config, recipe.row_length, recipe.feature_dtype)
+        self._rows_per_shard = max(SHARD // self._row_bytes, 1)
+        self._shards = [
+            Shard(split, range(len(rows))[start : start + self._rows_per_shard])
+            for split, rows in data.items()
+            for start in range(0, len(rows), self._rows_per_shard)
+        ]
+
+    def missing(self, target: Path, tell: Tell) -> list[Shard]:
+        """The shards to compute; the others were read once, and are what was written.
+
+        target: the target's directory. `tell` learns what there is to write. Raises `InputError`
+        for a directory of another making or without room.
+        """
+        try:
+            if self._ranks.first:
+                self._claim(made_from(self._recipe, target, self._config, self._data))
+            self._ranks.wait()
+            self._drop_damaged(tell)
+        except OSError as error:
+            raise InputError(f"feature_cache {self._directory} cannot be used: {error}") from None
+        self._ranks.wait()
+        found = self._found()
+        missing = [shard for shard in self._shards if shard.name not in found]
+        if self._ranks.first and missing:
+            self._check_room(missing, tell)
+        self._ranks.wait()
+        return missing
+
+    def fill(self, missing: Sequence[Shard], source: FeatureSource, tell: Tell) -> None:
+        """Compute shards. `tell` learns of every tenth of them.
+
+        Raises `InputError` when the disk is full, or for states that are not finite; finished
+        shards stay.
+        """
+        own = [missing[index] for index in self._ranks.own(len(missing))]
+        for done, shard in enumerate(own, start=1):
+            self._write(shard, self._compute(shard, source))
+            if done * 10 // len(own) > (done - 1) * 10 // len(own):
+                tell(f"features: {done} of {len(own)} shards are written")
+        self._ranks.wait()
+
+    def features(self, dtype: torch.dtype) -> "CachedFeatures":
+        """What a full cache holds, to compute with in a dtype."""
+        found = self._found()
+        files: dict[Split, list[Path]] = {split: [] for split in self._data}
+        for shard in self._shards:
+            files[shard.split].append(found[shard.name])
+        return CachedFeatures(files, self._rows_per_shard, self._device, dtype)
+
+    def _claim(self, expected: Mapping[str, object]) -> None:
+        """Begin a directory, or check that this run continues it; unfinished files go."""
+        manifest = self._directory / MANIFEST
+        self._directory.mkdir(parents=True, exist_ok=True)
+        if not manifest.exists():
+            self._refuse_foreign()
+            scratch = self._directory / f"{MANIFEST}.part"
+            scratch.write_text(json.dumps(expected, indent=2) + "\n", encoding="utf-8")
+            os.replace(scratch, manifest)
+        self._compare(read_json(manifest), expected)
+        for unfinished in self._directory.glob("*.part"):
+            unfinished.unlink()
+
+    def _refuse_foreign(self) -> None:
+        files = (path.name for path in self._directory.iterdir())
+        for name in files:
+            if not name.startswith(MANIFEST):
+                raise InputError(
+                    f"feature_cache {self._directory} holds other files ({name}); name a new "
+                    "directory"
+                )
+
+    def _compare(self, given: Mapping[str, object], expected: Mapping[str, object]) -> None:
+        differing = [name for name, value in expected.items() if given.get(name) != value]
+        if differing:
+            raise InputError(
+                f"feature_cache {self._directory} was made with other {', '.join(differing)}; "
+                "name another directory, or remove this one"
+            )
+
+    def _found(self) -> dict[str, Path]:
+        """Finished shards by the names of `Shard`."""
+        files = self._directory.glob("*.safetensors")
+        return {path.name.partition(".")[0]: path for path in files}
+
+    def _drop_damaged(self, tell: Tell) -> None:
+        """Remove files of this rank's shards that do not hold what was written."""
+        found, shards = self._found(), self._shards
+        mine = [shards[index].name for index in self._ranks.own(len(shards))]
+        paths = [found[name] for name in mine if name in found]
+        if paths:
+            tell(f"features: checking {len(paths)} shards in {self._directory}")
+        with ThreadPoolExecutor() as pool:
+            sums = list(pool.map(_checksum, paths))
+        for path, found_sum in zip(paths, sums, strict=True):
+            if path.name.split(".")[1] != found_sum:
+                path.unlink()
+                tell(f"{path} is damaged; its rows are computed again")
+
+    def _check_room(self, missing: Sequence[Shard], tell: Tell) -> None:
+        wanted = self._row_bytes * sum(len(shard.rows) for shard in missing)
+        free = shutil.disk_usage(self._directory).free
+        tell(
+            f"features: {_size(wanted)} to write to {self._directory}, {_size(free)} are free; "
+            f"{len(self._shards) - len(missing)} of {len(self._shards)} shards are there"
+        )
+        if wanted > free:
+            raise InputError(
+                f"feature_cache {self._directory} lacks {_size(wanted - free)} of the "
+                f"{_size(wanted)} that the features take; make room, name another directory or "
+                "set feature_dtype to fp8"
+            )
+
+    def _compute(self, shard: Shard, source: FeatureSource) -> dict[str, Tensor]:
+        """A shard's tensors, [rows, row_length, ...] each."""
+        passes = torch.tensor(shard.rows).split(self._recipe.rows_per_pass)
+        parts = [self._pass(shard.split, rows, source) for rows in passes]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _pass(self, split: Split, rows: Tensor, source: FeatureSource) -> dict[str, Tensor]:
+        data = self._data[split]
+        batch = data.batch(rows)
+        features = source(split, rows, padded_for(self._device, batch))
+        features = Features(features.tapped[: len(batch)], features.final[: len(batch)])
+        if not features.finite:
+            documents = [document for row in rows.tolist() for document in data.documents[row]]
+            named = source.unreadable(documents) or documents[0]
+            raise InputError(
+                f"the target's hidden states of {named.source or 'a document'} are not finite; "
+                "leave it out"
+            )
+        stored = store(features, self._recipe.feature_dtype)
+        return {name: value.unflatten(0, (len(rows), -1)) for name, value in stored.items()}
+
+    def _write(self, shard: Shard, tensors: dict[str, Tensor]) -> None:
+        """Give a shard its name when all of it is on disk."""
+        scratch = self._directory / f"{shard.name}.{os.getpid()}.part"
+        try:
+            save_file(tensors, scratch)
+            name = f"{shard.name}.{_checksum(scratch)}.safetensors"
+            os.replace(scratch, self._directory / name)
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"features cannot be written to {self._directory}: {error}; make room, and the "
+                "same command goes on with the shards that are missing"
+            ) from None
+        finally:
+            scratch.unlink(missing_ok=True)
+
+
+class CachedFeatures:
+    """The features of a full cache, read where they are mapped into memory."""
+
+    def __init__(
+        self,
+        files: Mapping[Split, Sequence[Path]],
+        rows_per_file: int,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        self._files, self._rows_per_file = files, rows_per_file
+        self._device, self._dtype = device, dtype
+        self._opened: dict[Path, Any] = {}
+
+    def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
+        """Features of some rows; those of padding behind them are zeros."""
+        stored = [self._row(split, row) for row in rows.tolist()]
+        joined = {
+            name: self._join([row[name] for row in stored], len(batch)) for name in stored[0]
+        }
+        return restore(joined, self._dtype)
+
+    def unreadable(self, documents: Sequence[Document]) -> Document | None:
+        """None: features were checked before they were written."""
+        return None
+
+    def _row(self, split: Split, row: int) -> dict[str, Tensor]:
+        """A row's tensors as they are on disk, [row_length, ...]."""
+        index, offset = divmod(row, self._rows_per_file)
+        path = self._files[split][index]
+        if path not in self._opened:
+            self._opened[path] = safe_open(path, framework="pt")
+        file = self._opened[path]
+        return {name: file.get_slice(name)[offset] for name in file.keys()}  # noqa: SIM118
+
+    def _join(self, parts: Sequence[Tensor], length: int) -> Tensor:
+        """Rows end to end on the device, in a copy that nobody waits for."""
+        filled, cuda = sum(map(len, parts)), self._device.type == "cuda"
+        shape = (length, *parts[0].shape[1:])
+        joined = torch.empty(shape, dtype=parts[0].dtype, pin_memory=cuda)
+        torch.cat(list(parts), out=joined[:filled])
+        joined[filled:].zero_()
+        return joined.to(self._device, non_blocking=True)
+
+
+def cache_bytes(recipe: Recipe, config: DrafterConfig, rows: int) -> int:
+    """What the features of so many packed rows take on disk."""
+    return rows * row_bytes(config, recipe.row_length, recipe.feature_dtype)
+
+
+def made_from(
+    recipe: Recipe, target: Path, config: DrafterConfig, data: Mapping[Split, PackedRows]
+) -> dict[str, object]:
+    """All that features depend on, by the names that a message gives them."""
+    described = json.dumps(read_json(target / "config.json"), sort_keys=True).encode()
+    return {
+        "format": VERSION,
+        "target configuration": _digest([described]),
+        "target weights": _digest(map(_fingerprint, safetensors_files(target))),
+        "taps": sorted(config.taps),
+        "row_length": recipe.row_length,
+        "feature_dtype": recipe.feature_dtype,
+        **{f"{split} rows": _rows_digest(rows) for split, rows in data.items()},
+    }
+
+
+def _rows_digest(rows: PackedRows) -> str:
+    parts = (rows.tokens, rows.positions, rows.charged)
+    return _digest(memoryview(part.flatten().numpy()) for part in parts)
+
+
+def _fingerprint(path: Path) -> bytes:
+    """What tells a file of weights from another without reading it whole."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header = min(int.from_bytes(file.read(8), "little"), HEADER)
+        pieces = [f"{path.name} {size} ".encode(), file.read(header)]
+        for place in range(0, size, max(size // SAMPLES, 1)):
+            file.seek(place)
+            pieces.append(file.read(SAMPLE))
+    return b"".join(pieces)
+
+
+def _digest(parts: Iterable[bytes | memoryview]) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _checksum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _size(count: int) -> str:
+    """Bytes as a person reads them."""
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,0 +1,67 @@
+"""The curves as drawn, looked at as axes rather than as pixels."""
+
+from pathlib import Path
+
+import pytest
+from matplotlib.figure import Figure
+
+from peagle.cli.curves import FEW, draw_curves
+
+
+def entry(step: int, length: float | None = None) -> dict:
+    accuracy = None if length is None else [0.8, 0.5, 0.2]
+    return {"step": step, "loss": 5.0 / step, "accuracy": accuracy, "acceptance_length": length}
+
+
+@pytest.fixture
+def figure(monkeypatch) -> list[Figure]:
+    """The figures that are saved."""
+    saved: list[Figure] = []
+    save = Figure.savefig
+
+    def remember(self, *arguments, **options):
+        saved.append(self)
+        save(self, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", remember)
+    return saved
+
+
+def test_three_panels_with_units(figure: list[Figure], tmp_path: Path):
+    found = [entry(10), entry(20, 2.5), entry(30), entry(40, 3.5), entry(50, 3.0)]
+    draw_curves(found, "cross_entropy", tmp_path / "curves.png")
+    loss, accuracy, length = figure[0].axes
+    assert [axes.get_xlabel() for axes in figure[0].axes] == ["step"] * 3
+    assert [axes.get_ylabel() for axes in figure[0].axes] == [
+        "cross-entropy (nats)",
+        "elements (%)",
+        "tokens per cycle",
+    ]
+    assert list(loss.lines[0].get_xdata()) == [10, 20, 30, 40, 50]
+    assert [line.get_label() for line in accuracy.lines] == ["0", "1", "2"]
+    assert list(accuracy.lines[1].get_ydata()) == [50.0] * 3
+    assert len({line.get_color() for line in accuracy.lines}) == 3
+    assert list(length.lines[1].get_xdata()) == [40]
+    assert length.lines[1].get_label() == "best: 3.50 at step 40"
+
+
+def test_one_evaluation_and_many(figure: list[Figure], tmp_path: Path):
+    for count, mark in ((1, "o"), (FEW + 1, "None")):
+        draw_curves([entry(i + 1, 2.0) for i in range(count)], "kl", tmp_path / "curves.png")
+        assert figure[-1].axes[1].lines[0].get_marker() == mark
+
+
+def test_it_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch):
+    path = tmp_path / "curves.png"
+    draw_curves([entry(10, 2.0)], "kl", path)
+    first = path.read_bytes()
+    assert first.startswith(b"\x89PNG")
+
+    def cut_short(self, place, **_):
+        Path(place).write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Figure, "savefig", cut_short)
+    with pytest.raises(OSError, match="no space left"):
+        draw_curves([entry(10, 2.0), entry(20, 3.0)], "kl", path)
+    assert path.read_bytes() == first

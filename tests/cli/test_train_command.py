@@ -1,0 +1,313 @@
+"""`peagle train`: the dry run, what it shows and logs, how it stops and goes on."""
+
+import io
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from rich.console import Console
+
+from peagle.cli import train as module
+from peagle.cli.trackers import RUN_ID
+from peagle.train.estimate import Estimate
+from peagle.train.recipe import Recipe
+from peagle.train.run import prepare
+from peagle.train.trainer import Report, Trainer, rate
+
+STEPS, EVERY = 30, 20
+REPORTED = [10, 20, 30]
+FIGURES = {"loss", "learning_rate", "acceptance_length", "accuracy"}
+ENTRY = FIGURES | {"step", "best", "seconds", "time"}
+FAKE_WANDB = """
+class Error(Exception):
+    pass
+
+told = []
+
+class Run:
+    def __enter__(self):
+        return self
+    def __exit__(self, *_):
+        told.append("finished")
+    def log(self, figures, step):
+        told.append((step, figures))
+
+def init(**settings):
+    if settings["project"] == "closed":
+        raise Error("no key\\nlog in first")
+    told.append(settings)
+    return Run()
+"""
+
+
+@pytest.fixture
+def recipe(recipe_for, tmp_path: Path) -> Path:
+    """A recipe's file, in a directory that holds nothing else."""
+    given = recipe_for(tmp_path / "out", steps=STEPS, evaluate_every=EVERY)
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(given.model_dump(mode="json", exclude_defaults=True)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(recipe_for, tmp_path_factory) -> list[Report]:
+    """The reports of a run that nothing stopped."""
+    output = tmp_path_factory.mktemp("whole") / "out"
+    reports: list[Report] = []
+    prepare(recipe_for(output, steps=STEPS, evaluate_every=EVERY)).run(reports.append)
+    return reports
+
+
+def entries(recipe: Path) -> list[dict]:
+    lines = (recipe.parent / "out.run" / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Does something once, when a step begins."""
+
+    def arrange(step: int, act) -> None:
+        gradient, waiting = Trainer.gradient, [act]
+
+        def watched(self, at):
+            if at + 1 == step and waiting:
+                waiting.pop()()
+            return gradient(self, at)
+
+        monkeypatch.setattr(Trainer, "gradient", watched)
+
+    return arrange
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class TestDryRun:
+    def test_it_prints_what_the_run_would_take_and_writes_nothing(self, peagle, recipe):
+        result = peagle("train", recipe, "--dry-run", "learning_rate=2e-3")
+        assert (result.code, result.err) == (0, "")
+        lines = [" ".join(line.split()) for line in result.out.splitlines()]
+        assert {"learning_rate 0.002", "weight_decay 0.0 (default)", "cod_ratio 0.8 (default)"} < {
+            *lines
+        }
+        assert "intermediate_size 128 (default)" in lines
+        assert "taps [1, 2, 3]" in lines
+        assert "the run 30 steps of 4 rows, 4.3 epochs" in lines
+        assert any(line.startswith("read 64 documents, 3072 tokens, 2688") for line in lines)
+        assert "held out 8 documents in 4 rows of 96, 100.0% full" in lines
+        assert "embeddings 6,144 0" in lines
+        for title in ("Recipe", "Data", "Elements of a step", "Memory on cpu", "Time on one cpu"):
+            assert title in lines
+        assert sorted(recipe.parent.iterdir()) == [recipe]
+
+    def test_frozen_parts_and_depths(self, peagle, recipe):
+        result = peagle("train", recipe, "--dry-run", "train_head=false", "cod_ratio=0.5")
+        lines = [line.split() for line in result.out.splitlines()]
+        assert ["head", "64", "6,144"] in lines
+        shares = [words[1] for words in lines if len(words) == 3 and words[0] in "0123"]
+        assert shares == ["1.000", "0.500", "0.250", "0.125"]
+
+    def test_what_the_run_would_refuse_is_refused(self, peagle, recipe):
+        result = peagle("train", recipe, "--dry-run", "row_length=300")
+        assert (result.code, result.out) == (2, "")
+        assert "above the target's context" in result.err
+
+
+class TestLog:
+    def test_a_run_is_written_down(self, peagle, recipe):
+        result = peagle("train", recipe)
+        assert (result.code, result.out) == (0, "")
+        found = entries(recipe)
+        assert [entry["step"] for entry in found] == REPORTED
+        assert all(entry.keys() == ENTRY for entry in found)
+        given = Recipe.load(recipe)
+        for entry in found:
+            assert entry["learning_rate"] == given.learning_rate * rate(given, entry["step"] - 1)
+            assert (entry["accuracy"] is not None) == (entry["step"] in (20, 30))
+        assert found[1]["best"]
+        assert [len(entry["accuracy"]) for entry in found[1:]] == [4, 4]
+        seconds = [entry["seconds"] for entry in found]
+        assert seconds == sorted(seconds)
+        directory = recipe.parent / "out.run"
+        assert Recipe.load(directory / "recipe.yaml") == given
+        assert (directory / "curves.png").read_bytes().startswith(b"\x89PNG")
+        assert {path.name for path in directory.iterdir()} == {
+            "curves.png",
+            "metrics.jsonl",
+            "recipe.yaml",
+        }
+
+    def test_it_is_shown(self, peagle, recipe):
+        lines = peagle("train", recipe).err.splitlines()
+        assert lines[0].startswith("64 documents")
+        last = entries(recipe)[-1]
+        length = f"AL {last['acceptance_length']:.3f}"
+        assert lines[-2].startswith(f"step 30  loss {last['loss']:.4f}  {length}  accuracy per de")
+        assert lines[-1].startswith(f"{recipe.parent / 'out'}: best estimated AL ")
+
+    def test_another_run_begins_another_log(self, peagle, recipe):
+        peagle("train", recipe)
+        peagle("train", recipe, "steps=10")
+        assert [entry["step"] for entry in entries(recipe)] == [10]
+
+    def test_a_snapshot_that_is_refused_leaves_the_log(self, peagle, recipe, at_step):
+        at_step(25, interrupt)
+        peagle("train", recipe)
+        before = {path: path.read_bytes() for path in (recipe.parent / "out.run").iterdir()}
+        result = peagle("train", recipe, "steps=40")
+        assert result.code == 2
+        assert "is from another recipe" in result.err
+        assert {path: path.read_bytes() for path in (recipe.parent / "out.run").iterdir()} == before
+
+    def test_a_directory_that_cannot_be_made(self, peagle, recipe):
+        (recipe.parent / "out.run").touch()
+        result = peagle("train", recipe)
+        assert result.code == 2
+        assert "out.run cannot be written" in result.err
+
+    def test_other_ranks_are_silent(self, peagle, recipe, monkeypatch):
+        monkeypatch.setenv("RANK", "1")
+        result = peagle("train", recipe)
+        assert (result.code, result.out, result.err) == (0, "", "")
+        assert (recipe.parent / "out" / "model.safetensors").exists()
+        assert not (recipe.parent / "out.run").exists()
+
+    def test_without_matplotlib_nothing_begins(self, peagle, recipe, monkeypatch):
+        monkeypatch.setattr("peagle.cli.trackers.find_spec", lambda _: None)
+        result = peagle("train", recipe)
+        assert (result.code, result.err) == (
+            2,
+            "peagle: peagle train needs matplotlib; pip install peagle[train]\n",
+        )
+
+
+class TestStopping:
+    def test_ctrl_c_keeps_the_step_it_is_at(self, peagle, recipe, at_step, whole):
+        handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+        at_step(25, interrupt)
+        result = peagle("train", recipe)
+        assert result.code == 130
+        assert result.err.splitlines()[-2:] == [
+            "the same command goes on from the snapshot at step 25",
+            "peagle: interrupted",
+        ]
+        assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+        assert peagle("train", recipe).code == 0
+        found = entries(recipe)
+        assert [entry["step"] for entry in found] == REPORTED
+        assert found[-1]["accuracy"] == list(whole[-1].estimate.accuracy)
+
+    def test_sigterm_does_too(self, peagle, recipe, at_step):
+        at_step(5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        assert "from the snapshot at step 5" in peagle("train", recipe).err
+
+    def test_a_second_ctrl_c_ends_at_once(self, peagle, recipe, at_step):
+        def twice() -> None:
+            interrupt()
+            interrupt()
+
+        at_step(25, twice)
+        result = peagle("train", recipe)
+        assert result.code == 130
+        assert "from the snapshot at step 20" in result.err
+
+    def test_before_the_first_snapshot(self, peagle, recipe, at_step):
+        def broken() -> None:
+            raise KeyboardInterrupt
+
+        at_step(5, broken)
+        result = peagle("train", recipe)
+        assert result.err.splitlines()[-2] == "no snapshot yet: the same command starts anew"
+
+    def test_what_a_lost_run_wrote_after_its_snapshot_is_dropped(
+        self, peagle, recipe, at_step, monkeypatch, whole
+    ):
+        """It was lost at step 30 and in the middle of a line; the snapshot is of step 20."""
+
+        def lost() -> None:
+            raise RuntimeError
+
+        at_step(STEPS, lost)
+        with pytest.raises(RuntimeError):
+            peagle("train", recipe)
+        with (recipe.parent / "out.run" / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(entries(recipe)[-1] | {"step": 29}) + '\n{"step": 30, "lo')
+        monkeypatch.undo()
+        assert peagle("train", recipe).code == 0
+        found = entries(recipe)
+        assert [entry["step"] for entry in found] == REPORTED
+        assert [entry["loss"] for entry in found] == [report.loss for report in whole]
+        assert found[2]["seconds"] > found[1]["seconds"] > 0
+
+
+class TestTrackers:
+    def test_tensorboard_has_every_figure_once(self, peagle, recipe, at_step):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        at_step(25, interrupt)
+        peagle("train", recipe, "--tensorboard")
+        peagle("train", recipe, "--tensorboard")
+        events = EventAccumulator(str(recipe.parent / "out.run")).Reload()
+        depths = [f"accuracy/depth_{depth}" for depth in range(4)]
+        names = ["loss", "learning_rate", "acceptance_length", *depths]
+        assert sorted(events.Tags()["scalars"]) == sorted(names)
+        found = entries(recipe)
+        for name in ("loss", "acceptance_length"):
+            told = {scalar.step: scalar.value for scalar in events.Scalars(name)}
+            known = {entry["step"]: entry[name] for entry in found if entry[name] is not None}
+            assert told == pytest.approx(known)
+
+    @pytest.fixture
+    def wandb(self, tmp_path_factory, monkeypatch):
+        """A stand-in that remembers what it is told."""
+        site = tmp_path_factory.mktemp("site")
+        (site / "wandb.py").write_text(FAKE_WANDB)
+        monkeypatch.syspath_prepend(site)
+        import wandb
+
+        yield wandb
+        sys.modules.pop("wandb")
+
+    def test_wandb_is_told_and_told_on(self, peagle, recipe, at_step, wandb):
+        at_step(15, interrupt)
+        peagle("train", recipe, "--wandb", "mine")
+        peagle("train", recipe, "--wandb", "mine")
+        begun = [told for told in wandb.told if isinstance(told, dict)]
+        assert [(told["project"], told["name"]) for told in begun] == [("mine", "out")] * 2
+        assert begun[0]["config"] == Recipe.load(recipe).model_dump()
+        assert begun[0]["id"] == begun[1]["id"]
+        assert begun[0]["id"] == (recipe.parent / "out.run" / RUN_ID).read_text()
+        logged = [told for told in wandb.told if isinstance(told, tuple)]
+        assert [step for step, _ in logged] == [entry["step"] for entry in entries(recipe)]
+        assert wandb.told.count("finished") == 2
+        peagle("train", recipe, "--wandb", "mine", "steps=10")
+        assert wandb.told[-3]["id"] != begun[0]["id"]
+
+    def test_what_wandb_refuses_is_said(self, peagle, recipe, wandb):
+        result = peagle("train", recipe, "--wandb", "closed")
+        assert result.code == 2
+        assert result.err.splitlines()[-1] == "peagle: --wandb closed: no key log in first"
+
+    def test_without_wandb(self, peagle, recipe):
+        result = peagle("train", recipe, "--wandb", "mine")
+        assert result.code == 2
+        assert result.err == "peagle: --wandb needs wandb; pip install wandb\n"
+        assert list(recipe.parent.iterdir()) == [recipe]
+
+
+def test_the_bar_tells_loss_time_left_and_the_last_acceptance_length():
+    console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
+    with module._progress_bar(console, steps=1000, start=100) as show:
+        show(Report(110, 1.5, Estimate((0.5, 0.25), 1.75), True))
+        show(Report(120, 1.25, None, False))
+    text = console.file.getvalue()
+    assert "step 110  loss 1.5000  AL 1.750  accuracy per depth 0.500 0.250  best" in text
+    assert "120/1000" in text
+    assert "loss 1.2500  AL 1.750" in text
+    assert "0:00:0" in text

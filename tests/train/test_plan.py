@@ -1,0 +1,236 @@
+"""What a run would take, against hand-computed numbers and against the run itself."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from peagle.drafters.model import DraftModel
+from peagle.errors import InputError
+from peagle.models import weights
+from peagle.ops.rope import rotation_at
+from peagle.train import trainer as trainer_module
+from peagle.train.packing import Document, pack
+from peagle.train.plan import PARTS, Plan, kept_by_layer
+from peagle.train.run import prepare
+
+CHANGES = [
+    {},
+    {"method": "eagle3"},
+    {"optimizer": "muon", "num_hidden_layers": 2, "qk_norm": False},
+    {"draft_vocab_size": 40, "train_head": False},
+]
+
+
+@pytest.fixture
+def by_hand(recipe_for, tmp_path: Path) -> Plan:
+    """One row of one document: 12 tokens, of which 3 are a prompt; whole chains of 3 depths."""
+    recipe = recipe_for(
+        tmp_path / "out", cod_ratio=1.0, num_speculative_tokens=3, rows_per_step=1, row_length=12
+    )
+    rows = pack([Document.answered(tuple(range(12)), 3)], 12)
+    return dataclasses.replace(Plan.of(recipe), training=rows, validation=rows)
+
+
+def on_gpu(plan: Plan) -> Plan:
+    """The same plan as it would be on a GPU."""
+    plan.model.to(torch.bfloat16).embed.float()
+    return dataclasses.replace(plan, device=torch.device("cuda"))
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_parameters_and_state_are_the_real_runs(recipe_for, tmp_path: Path, changes):
+    recipe = recipe_for(tmp_path / "out", **changes)
+    plan, trainer = Plan.of(recipe), prepare(recipe)
+    trainer.gradient(0)
+    gradients = sum(gradient.nbytes for gradient in trainer.optimizer.gradients())
+    trainer.optimizer.step(1e-3, 1.0)
+    state = trainer.optimizer.state()
+    for part, numbers in plan.parameters().items():
+        of_part = [
+            parameter
+            for name, parameter in trainer.model.named_parameters()
+            if PARTS[name.split(".")[0]] == part
+        ]
+        assert numbers.trained == sum(p.numel() for p in of_part if p.requires_grad)
+        assert numbers.trained + numbers.frozen == sum(p.numel() for p in of_part)
+    memory = plan.memory()
+    assert memory["weights"] == sum(p.nbytes for p in trainer.model.parameters())
+    assert memory["gradients"] == gradients
+    kept = sum(value.nbytes for name, value in state.items() if not name.endswith(".master"))
+    assert memory["optimizer"] == kept
+    assert memory["float32 weights"] == 0
+    target = sum(p.nbytes for p in trainer.target.parameters())
+    assert memory["target"] - target in (0, 40 * 64 * 4 if "draft_vocab_size" in changes else 0)
+
+
+@pytest.mark.parametrize("changes", [{}, {"rows_per_pass": 3, "cod_floor": 0.5}])
+def test_a_step_is_the_first_one_that_the_run_takes(
+    recipe_for, tmp_path: Path, monkeypatch, changes
+):
+    recipe = recipe_for(tmp_path / "out", **changes)
+    drawn = []
+
+    def sample(*arguments):
+        drawn.append(sample_chains(*arguments))
+        return drawn[-1]
+
+    sample_chains = trainer_module.sample_chains
+    monkeypatch.setattr(trainer_module, "sample_chains", sample)
+    prepare(recipe).gradient(0)
+    lengths = torch.cat([chains.lengths for chains in drawn])
+    step = Plan.of(recipe).step
+    assert step.charged == tuple(int((lengths > depth).sum()) for depth in range(4))
+    assert step.tokens == len(lengths)
+    assert step.deeper == sum(step.charged[1:])
+
+
+def test_memory_by_hand(by_hand: Plan):
+    """12 tokens, 15 deeper elements; d = q = 64, kv = 32, m = 128; one layer with QK norm."""
+    memory = on_gpu(by_hand).memory()
+    trained = 96 * 64 + 3 * 64 * 64 + 3 * 64 + 64 + 96 * 64 + 45056 + 3 * 64 + 2 * 16
+    kept = 4 * 64 + 3 * (64 + 32) + 3 * 128
+    assert memory == {
+        "weights": 2 * trained + 2 * 96 * 64,
+        "float32 weights": 4 * (trained - 96 * 64),
+        "gradients": 4 * trained,
+        "optimizer": 8 * trained + 4 * len(list(by_hand.model.parameters())),
+        "target": memory["target"],
+        "features": 12 * 4 * 64 * 2,
+        "activations at depth 0": 12 * (kept + 2 * 64) * 2 + 12 * 2 * 32 * 4,
+        "activations deeper": 15 * (kept + 2 * 64) * 2,
+        "logits": 4 * 15 * 96 * 2 + 2 * 96 * 64 * 4,
+    }
+
+
+def test_without_flex_attention_the_scores_are_kept(by_hand: Plan):
+    heads, scores = 4, 2
+    kept = 6 * 64 + 4 * (64 + 32) + 4 * 128
+    expected = 15 * (kept + 2 * 64) * 4 + scores * 15 * (12 + 15) * heads * 4
+    assert by_hand.memory()["activations deeper"] == expected
+
+
+def test_operations_by_hand(by_hand: Plan):
+    """Two a product forward, six with both gradients; attention's two products a pair."""
+    layer = 64 * 128 + 64 * 64 + 3 * 64 * 128
+    first = layer + 64 * 128
+    pairs = 78 + 52 + 49
+    head = 64 * 96
+    plan = on_gpu(by_hand)
+    assert plan.operations() == {
+        "target": 2 * 12 * 4 * layer + 4 * 64 * 4 * 78,
+        "draft layers": 6 * 27 * first + 12 * 64 * pairs + 4 * 12 * 3 * 64 * 64,
+        "head and loss": 6 * 24 * head + 4 * 9 * head,
+    }
+    assert plan.evaluation_operations() == sum(
+        (
+            2 * 12 * 4 * layer + 4 * 64 * 4 * 78,
+            2 * 27 * first + 4 * 64 * pairs,
+            2 * 24 * head + 4 * 9 * head,
+        )
+    )
+    assert plan.seconds(600, 1000.0) == 1.0
+
+
+def test_recomputing_takes_less_memory_and_more_operations(recipe_for, tmp_path: Path):
+    plans = [
+        on_gpu(
+            Plan.of(
+                recipe_for(tmp_path / "out", num_hidden_layers=4, activation_checkpointing=again)
+            )
+        )
+        for again in (False, True)
+    ]
+    kept, recomputed = (plan.memory()["activations at depth 0"] for plan in plans)
+    assert recomputed < 0.5 * kept
+    fewer, more = (plan.operations()["draft layers"] for plan in plans)
+    assert fewer < more < 1.34 * fewer
+
+
+@pytest.mark.parametrize("qk_norm", [True, False])
+def test_a_layer_keeps_what_the_formula_says(qk_norm: bool):
+    config = tiny.drafter_config(parallel=True, qk_norm=qk_norm)
+    model, rows = DraftModel(config, 256), 64
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    rotation = rotation_at(model.rotations, torch.arange(rows))
+    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *rotation)}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    stream = torch.randn(rows, 64, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.rest[0](stream, rotation, 1, tiny.causal)
+    sizes = [t.untyped_storage().nbytes() for place, t in kept.items() if place not in known]
+    numbers = sum(sizes) / stream.element_size() / rows
+    assert numbers == pytest.approx(kept_by_layer(config.transformer, compiled=False), rel=0.03)
+
+
+def test_the_recipe_with_what_the_run_takes_for_it(recipe_for, tmp_path: Path):
+    recipe = recipe_for(tmp_path / "out", method="eagle3", taps=None)
+    resolved = Plan.of(recipe).resolved()
+    assert list(resolved) == list(type(recipe).model_fields)
+    found = {key: value for key, value in resolved.items() if value != getattr(recipe, key)}
+    assert found == {
+        "intermediate_size": 128,
+        "qk_norm": True,
+        "draft_vocab_size": 96,
+        "taps": (1, 2),
+        "train_embeddings": False,
+        "device": "cpu",
+    }
+
+
+def test_a_rate_is_measured(by_hand: Plan):
+    assert by_hand.measure_rate(0.01) > 1e6
+
+
+def test_the_weights_are_not_needed(recipe_for, targets, tmp_path: Path):
+    target = shutil.copytree(targets["easy"].directory, tmp_path / "target")
+    (target / "model.safetensors").unlink()
+    plan = Plan.of(recipe_for(tmp_path / "out", target=str(target)))
+    tensors = load_file(targets["easy"].directory / "model.safetensors")
+    assert plan.memory()["target"] == sum(tensor.nbytes for tensor in tensors.values())
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_hub_is_not_asked_for_weights(recipe_for, targets, tmp_path: Path, monkeypatch):
+    def answer(name: str, allow_patterns: list[str]) -> str:
+        assert not [pattern for pattern in allow_patterns if "safetensors" in pattern]
+        return str(targets["easy"].directory)
+
+    monkeypatch.setattr(weights, "snapshot_download", answer)
+    assert Plan.of(recipe_for(tmp_path / "out", target="owner/name")).step.tokens == 4 * 96
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"row_length": 300}, "row_length 300 is above the target's context of 256"),
+        ({"validation_documents": 64}, "64 documents, and 64 are to be held out"),
+        ({"taps": (9,)}, "aux layers"),
+    ],
+)
+def test_it_refuses_what_the_run_refuses(recipe_for, tmp_path: Path, changes, complaint: str):
+    for begin in (Plan.of, prepare):
+        with pytest.raises(InputError, match=complaint):
+            begin(recipe_for(tmp_path / "out", **changes))
+
+
+def test_a_mask_token_in_the_data(recipe_for, tmp_path: Path):
+    data = tmp_path / "data.jsonl"
+    line = json.dumps({"prompt_token_ids": [1], "token_ids": [2, tiny.MASK, 3]})
+    data.write_text("\n".join([line] * 9))
+    recipe = recipe_for(tmp_path / "out", data=(str(data),))
+    for begin in (Plan.of, prepare):
+        with pytest.raises(InputError, match="occurs in the data; choose an unused id"):
+            begin(recipe)
