@@ -99,6 +99,8 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_recipe_keys_in_the_training_page_exist() -> None:
     from peagle.train.recipe import Recipe
 
-    [(_, recipe)] = [block for block in blocks("yaml") if block[0] == "train.md"]
-    keys = {line.split(":")[0] for line in recipe.splitlines()}
-    assert keys <= Recipe.model_fields.keys()
+    lines = [
+        line for name, text in blocks("yaml") if name == "train.md" for line in text.splitlines()
+    ]
+    assert lines
+    assert {line.split(":")[0] for line in lines} <= Recipe.model_fields.keys()

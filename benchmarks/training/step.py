@@ -51,6 +51,7 @@ def main(
     seconds[steps // 2 :] = [_timed(work.step) for _ in range(steps - steps // 2)]
     median = sorted(seconds[steps // 2 :])[(steps - steps // 2) // 2]
     result = machine() | {
+        "gpu": torch.cuda.get_device_name(),
         "length": length,
         "elements_per_segment": segment,
         "activation_checkpointing": checkpoint,

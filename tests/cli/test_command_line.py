@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ["demo", "generate", "bench", "check", "train"]
+COMMANDS = ["demo", "generate", "bench", "check", "train", "regenerate"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -113,6 +113,14 @@ class TestDryRun:
         shares = [words[1] for words in lines if len(words) == 3 and words[0] in "0123"]
         assert shares == ["1.000", "0.500", "0.250", "0.125"]
 
+    def test_cached_features(self, peagle, recipe):
+        cache = recipe.parent / "cache"
+        result = peagle("train", recipe, "--dry-run", "features=cached", f"feature_cache={cache}")
+        lines = [" ".join(line.split()) for line in result.out.splitlines()]
+        assert "features 1.50 MiB on disk" in lines
+        assert any(line.startswith("features, once ") for line in lines)
+        assert not cache.exists()
+
     def test_what_the_run_would_refuse_is_refused(self, peagle, recipe):
         result = peagle("train", recipe, "--dry-run", "row_length=300")
         assert (result.code, result.out) == (2, "")

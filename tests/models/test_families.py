@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peagle.errors import InputError
-from peagle.models.families import load_decoder
+from peagle.models.families import load_decoder, load_ends
 
 Values = dict[str, Any]
 
@@ -117,3 +117,22 @@ def test_the_longest_length_can_be_set(directory: Path):
     decoder = load_decoder(directory, torch.float32, tiny.CPU, max_length=40)
     assert decoder.rotations.shape[0] == 40
     assert tiny.load_target(directory).rotations.shape[0] == 256
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_ends_alone_are_those_of_the_whole(tmp_path: Path, tied: bool):
+    """And of the layers nothing is read, damaged as they may be."""
+    whole = tiny.load_target(tiny.save_target(tmp_path, tie_word_embeddings=tied))
+    change_tensors(tmp_path, lambda t: t["model.layers.1.mlp.up_proj.weight"].fill_(torch.inf))
+    ends = load_ends(tmp_path, torch.float32, tiny.CPU)
+    assert ends.config == whole.config
+    assert not len(ends.layers)
+    expected = whole.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in ends.state_dict().items())
+    assert {name.split(".")[0] for name in ends.state_dict()} == {"embed", "norm", "head"}
+
+
+def test_ends_that_are_missing_are_named(directory: Path):
+    change_tensors(directory, lambda t: t.pop("model.norm.weight"))
+    with pytest.raises(InputError, match=r"missing tensors: model\.norm\.weight"):
+        load_ends(directory, torch.float32, tiny.CPU)

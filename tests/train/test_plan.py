@@ -138,6 +138,20 @@ def test_operations_by_hand(by_hand: Plan):
     assert plan.seconds(600, 1000.0) == 1.0
 
 
+def test_cached_features_are_computed_once(recipe_for, tmp_path: Path):
+    """64 documents of 48 tokens are 32 rows of two; the target's layers are not kept in memory."""
+    cache = str(tmp_path / "cache")
+    online = Plan.of(recipe_for(tmp_path / "out"))
+    cached = Plan.of(recipe_for(tmp_path / "out", features="cached", feature_cache=cache))
+    assert (online.disk, online.caching_operations()) == (0, 0)
+    assert cached.disk == 32 * 96 * 4 * 64 * 2
+    assert cached.caching_operations() == online.operations()["target"] * 32 // 4
+    assert cached.operations() == online.operations() | {"target": 0}
+    layers = sum(parameter.nbytes for parameter in online.target.layers.parameters())
+    assert online.memory()["target"] - cached.memory()["target"] == layers
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_recomputing_takes_less_memory_and_more_operations(recipe_for, tmp_path: Path):
     plans = [
         on_gpu(

@@ -20,6 +20,11 @@ def test_a_recipe_and_its_overrides(tmp_path: Path):
     assert recipe.data == ("a.jsonl",)
 
 
+@pytest.mark.parametrize("path", sorted(Path("recipes").rglob("*.yaml")), ids=str)
+def test_the_projects_own_recipes_are_valid(path: Path):
+    assert Recipe.load(path).steps > 1000
+
+
 def test_who_shares_the_targets_embeddings(tmp_path: Path):
     """P-EAGLE learns its own, for the mask token's sake; EAGLE-3 need not."""
     eagle3 = ENOUGH.replace("mask_token_id: 1", "method: eagle3")
@@ -49,6 +54,10 @@ BAD = [
     (ENOUGH, ("elements_per_segment=0",), "elements_per_segment: "),
     (ENOUGH, ("overlong=wrap",), "overlong: "),
     (ENOUGH, ("method=medusa",), "method: "),
+    (ENOUGH, ("features=cached",), "cached features need feature_cache, a directory"),
+    (ENOUGH, ("feature_cache=c",), "have no effect on online features"),
+    (ENOUGH, ("feature_dtype=fp8",), "have no effect on online features"),
+    (ENOUGH, ("features=cached", "feature_cache=c", "feature_dtype=int8"), "feature_dtype: "),
     (ENOUGH, ("method=eagle3",), "eagle3 has no mask slots; leave mask_token_id out"),
     (ENOUGH, ("mask_token_id=null",), "peagle needs mask_token_id"),
 ]

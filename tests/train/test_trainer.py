@@ -357,3 +357,14 @@ class TestPrepare:
         )
         with pytest.raises(InputError, match="has no usable tokenizer"):
             prepare(recipe)
+
+
+def test_embeddings_can_stay_the_targets(targets, recipe_for, tmp_path: Path):
+    """P-EAGLE without embeddings of its own: its directory leaves them to the target's."""
+    recipe = recipe_for(tmp_path / "out", train_embeddings=False, steps=20)
+    trainer, reports = prepare(recipe), []
+    before = trainer.model.embed.weight.clone()
+    trainer.run(reports.append)
+    assert reports[-1].loss < reports[0].loss
+    assert torch.equal(trainer.model.embed.weight, before)
+    assert "embed_tokens.weight" not in load_file(tmp_path / "out" / "model.safetensors")

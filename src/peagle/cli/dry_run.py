@@ -65,13 +65,15 @@ def _data(plan: "Plan") -> Iterable[Row]:
     yield "to train on", _packed(plan.training)
     yield "held out", _packed(plan.validation)
     yield "the run", f"{recipe.steps:,} steps of {recipe.rows_per_step} rows, {epochs:.1f} epochs"
+    if plan.disk:
+        yield "features", f"{_in_unit(plan.disk, plan.disk, SIZES)} on disk"
 
 
 def _packed(rows: "PackedRows") -> str:
     documents = [document for row in rows.documents for document in row]
     share = sum(len(document.tokens) for document in documents) / rows.tokens.numel()
-    length = rows.tokens.shape[1]
-    return f"{len(documents):,} documents in {len(rows):,} rows of {length:,}, {share:.1%} full"
+    shape = f"{len(rows):,} rows of {rows.length:,}"
+    return f"{len(documents):,} documents in {shape}, {share:.1%} full"
 
 
 def _elements(plan: "Plan") -> Iterable[Row]:
@@ -107,7 +109,10 @@ def _time(plan: "Plan") -> Iterable[Row]:
     yield "a step", _in_unit(step, step, TIMES)
     evaluation = plan.seconds(plan.evaluation_operations(), rate)
     yield "an evaluation", _in_unit(evaluation, evaluation, TIMES)
-    whole = plan.recipe.steps * step + plan.evaluations * evaluation
+    caching = plan.seconds(plan.caching_operations(), rate)
+    if caching:
+        yield "features, once", _in_unit(caching, caching, TIMES)
+    whole = caching + plan.recipe.steps * step + plan.evaluations * evaluation
     yield "in all", _in_unit(whole, whole, TIMES)
     yield "rate of a bare product", f"{rate / 1e12:,.2f} TFLOP/s"
 

@@ -48,7 +48,8 @@ class Tracking:
 
 def need(module: str, what: str, package: str = "peagle[train]") -> None:
     """Raise `InputError` when a library that something needs is not installed."""
-    if find_spec(module) is None:
+    found = find_spec(module)
+    if found is None or found.origin is None:  # a directory ./wandb is no library
         raise InputError(f"{what} needs {module}; pip install {package}")
 
 

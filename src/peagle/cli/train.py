@@ -47,8 +47,7 @@ def train(
 ) -> None:
     """Train a drafter; the best one so far is always in the recipe's output directory.
 
-    OUTPUT.run beside it holds the figures and their curves. A run that was stopped goes on when the
-    same command is given again.
+    OUTPUT.run beside it holds figures and curves. The same command continues a stopped run.
     """
     from peagle.cli.dry_run import print_plan
     from peagle.cli.trackers import Tracking
@@ -79,7 +78,7 @@ def _train(recipe: "Recipe", tracking: "Tracking") -> None:
     need("matplotlib", "peagle train")
     tracking.check()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    trainer = prepare(recipe, lambda summary: console.print(str(summary)))
+    trainer = prepare(recipe, lambda told: console.print(str(told)))
     progress = _run(trainer, tracking, console)
     if progress is None or progress.step < recipe.steps:
         console.print(_next(_kept_step(recipe)))

@@ -1,10 +1,12 @@
 """Hugging Face configurations and tensor names of each target family -> our decoder."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
@@ -163,8 +165,34 @@ def load_decoder(
     config = decoder_config(read_json(directory / "config.json"), str(directory))
     with torch.device("meta"):
         decoder = Decoder(config, max_length)
+    return _filled(decoder, directory, read_tensors(directory), dtype, device)
+
+
+def load_ends(directory: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+    """A target's embeddings, final norm and head, without the layers between them.
+
+    Raises `InputError` as `load_decoder` does.
+    """
+    config = decoder_config(read_json(directory / "config.json"), str(directory))
+    ends = replace(config, num_hidden_layers=0)
+    with torch.device("meta"):
+        decoder = Decoder(ends, 1)
+    names = {name for rule in decoder_rules(ends) for name in rule.theirs}
+    decoder = _filled(decoder, directory, read_tensors(directory, names), dtype, device)
+    decoder.config = config
+    return decoder
+
+
+def _filled(
+    decoder: Decoder,
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Decoder:
+    """A decoder with the values of a directory's tensors."""
+    config = decoder.config
     ignored = ["lm_head.weight"] if config.tie_word_embeddings else []
-    tensors = read_tensors(directory)
     try:
         assemble(decoder, decoder_rules(config), tensors, ignored)
     except InputError as error:

@@ -93,9 +93,7 @@ def read_tensors(directory: Path, wanted: Container[str] | None = None) -> dict[
     return dict(_tensors(safetensors_files(directory), wanted))
 
 
-def _tensors(
-    files: Iterable[Path], wanted: Container[str] | None
-) -> Iterator[tuple[str, Tensor]]:
+def _tensors(files: Iterable[Path], wanted: Container[str] | None) -> Iterator[tuple[str, Tensor]]:
     for file in files:
         try:
             with safe_open(file, framework="pt") as shard:

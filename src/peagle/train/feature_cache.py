@@ -21,9 +21,10 @@ from torch import Tensor
 
 from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
+from peagle.models.decoder import Decoder
 from peagle.models.weights import read_json, safetensors_files
 from peagle.train.feature_format import restore, row_bytes, store
-from peagle.train.features import Features, FeatureSource, Split, padded_for
+from peagle.train.features import Features, Split, TargetFeatures, padded_for
 from peagle.train.packing import Batch, Document, PackedRows
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
@@ -98,12 +99,13 @@ class FeatureCache:
         self._ranks.wait()
         return missing
 
-    def fill(self, missing: Sequence[Shard], source: FeatureSource, tell: Tell) -> None:
+    def fill(self, missing: Sequence[Shard], target: Decoder, tell: Tell) -> None:
         """Compute shards. `tell` learns of every tenth of them.
 
         Raises `InputError` when the disk is full, or for states that are not finite; finished
         shards stay.
         """
+        source = TargetFeatures(target, self._config.taps)
         own = [missing[index] for index in self._ranks.own(len(missing))]
         for done, shard in enumerate(own, start=1):
             self._write(shard, self._compute(shard, source))
@@ -182,13 +184,13 @@ class FeatureCache:
                 "set feature_dtype to fp8"
             )
 
-    def _compute(self, shard: Shard, source: FeatureSource) -> dict[str, Tensor]:
+    def _compute(self, shard: Shard, source: TargetFeatures) -> dict[str, Tensor]:
         """A shard's tensors, [rows, row_length, ...] each."""
         passes = torch.tensor(shard.rows).split(self._recipe.rows_per_pass)
         parts = [self._pass(shard.split, rows, source) for rows in passes]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    def _pass(self, split: Split, rows: Tensor, source: FeatureSource) -> dict[str, Tensor]:
+    def _pass(self, split: Split, rows: Tensor, source: TargetFeatures) -> dict[str, Tensor]:
         data = self._data[split]
         batch = data.batch(rows)
         features = source(split, rows, padded_for(self._device, batch))
@@ -236,9 +238,7 @@ class CachedFeatures:
     def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
         """Features of some rows; those of padding behind them are zeros."""
         stored = [self._row(split, row) for row in rows.tolist()]
-        joined = {
-            name: self._join([row[name] for row in stored], len(batch)) for name in stored[0]
-        }
+        joined = {name: self._join([row[name] for row in stored], len(batch)) for name in stored[0]}
         return restore(joined, self._dtype)
 
     def unreadable(self, documents: Sequence[Document]) -> Document | None:
@@ -287,7 +287,7 @@ def made_from(
 
 def _rows_digest(rows: PackedRows) -> str:
     parts = (rows.tokens, rows.positions, rows.charged)
-    return _digest(memoryview(part.flatten().numpy()) for part in parts)
+    return _digest(part.flatten().numpy().data for part in parts)
 
 
 def _fingerprint(path: Path) -> bytes:

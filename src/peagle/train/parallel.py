@@ -50,6 +50,12 @@ class Ranks:
             assert work is not None
             work.wait()
 
+    def any(self, flag: bool, device: torch.device) -> bool:
+        """Whether some rank says so; all hear the same answer."""
+        said = torch.tensor(float(flag), device=device)
+        self.add_up([said])
+        return bool(said)
+
     def wait(self) -> None:
         """Until every rank is here."""
         if self.size > 1:

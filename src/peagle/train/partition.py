@@ -93,15 +93,16 @@ class ParallelPass:
         """
         first, shared = self._context()
         losses = [charge(first)]
-        collected = [torch.zeros_like(t, dtype=torch.float32) for t in shared.tensors]
+        learnt = [tensor for tensor in shared.tensors if tensor.requires_grad]
+        collected = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in learnt]
         for elements in self._chains.segments(self._limit):
             borrowed = _borrow(shared)
             losses.append(charge(self._segment(elements, borrowed)))
             losses[-1].backward()
             _collect(borrowed, collected)
             losses[-1] = losses[-1].detach()
-        outer = [c.to(t.dtype) for c, t in zip(collected, shared.tensors, strict=True)]
-        torch.autograd.backward([losses[0], *shared.tensors], [torch.ones_like(losses[0]), *outer])
+        outer = [c.to(t.dtype) for c, t in zip(collected, learnt, strict=True)]
+        torch.autograd.backward([losses[0], *learnt], [torch.ones_like(losses[0]), *outer])
         return torch.stack(losses).sum().detach()
 
     def _context(self) -> tuple[Pass, Shared]:
@@ -212,7 +213,7 @@ def _borrow(shared: Shared) -> Shared:
     """The same tensors as leaves, so that a segment's graph ends at them."""
 
     def leaf(tensor: Tensor) -> Tensor:
-        return tensor.detach().requires_grad_()
+        return tensor.detach().requires_grad_(tensor.requires_grad)
 
     return Shared(
         [leaf(key) for key in shared.keys],
@@ -223,7 +224,9 @@ def _borrow(shared: Shared) -> Shared:
 
 
 def _collect(borrowed: Shared, collected: list[Tensor]) -> None:
-    for tensor, sum_so_far in zip(borrowed.tensors, collected, strict=True):
+    """Add the gradients of a segment; a tensor that it did not use has none."""
+    learnt = [tensor for tensor in borrowed.tensors if tensor.requires_grad]
+    for tensor, sum_so_far in zip(learnt, collected, strict=True):
         if tensor.grad is not None:
             sum_so_far += tensor.grad
 

@@ -8,8 +8,7 @@ import copy
 import time
 from collections import Counter
 from dataclasses import dataclass
-from functools import cached_property, partial
-from pathlib import Path
+from functools import cached_property
 from typing import Any, Self
 
 import torch
@@ -18,19 +17,18 @@ from torch.nn import functional as F
 
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import decoder_config
-from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory, read_json
-from peagle.train.cod import depth_shares, sample_chains
-from peagle.train.conversations import Summary, read_documents
+from peagle.train.cod import Chains, depth_shares, sample_chains
+from peagle.train.conversations import Summary
+from peagle.train.feature_cache import cache_bytes
 from peagle.train.initial import check_mask_token, choose_trained, drafter_config
 from peagle.train.loss import CHUNK
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
-from peagle.train.run import split
+from peagle.train.run import read_rows
 from peagle.train.work import Work
 
 PARTS = {
@@ -81,7 +79,7 @@ class Plan:
         device = resolve_device(recipe.device)
         directory = model_directory(recipe.target, weights=False)
         config = decoder_config(read_json(directory / "config.json"), str(directory))
-        training, validation, summary = _read_data(recipe, directory, config)
+        training, validation, summary = read_rows(recipe, directory, config)
         check_mask_token(recipe, training)
         dtype = resolve_dtype("auto", device)
         with torch.device("meta"):
@@ -157,13 +155,30 @@ class Plan:
 
     def _work(self, data: PackedRows, rows: torch.Tensor, shares: list[float]) -> Work:
         generator = torch.Generator().manual_seed(self.recipe.seed << 32)
-        batches = [data.batch(part) for part in rows.split(self.recipe.rows_per_pass)]
-        passes = [(batch, sample_chains(batch, shares, generator)) for batch in batches]
+        drawn = sample_chains(data.batch(rows), shares, generator).lengths
+        passes = [
+            (data.batch(part), Chains(lengths))
+            for part, lengths in zip(
+                rows.split(self.recipe.rows_per_pass),
+                drawn.split(self.recipe.rows_per_pass * data.length),
+                strict=True,
+            )
+        ]
         return Work.of(self.recipe, passes, dense=not self.compiled)
+
+    @property
+    def disk(self) -> int:
+        """Bytes of the features that are kept on disk."""
+        rows = len(self.training) + len(self.validation)
+        return cache_bytes(self.recipe, self.config, rows) if self._cached else 0
+
+    @property
+    def _cached(self) -> bool:
+        return self.recipe.features == "cached"
 
     def memory(self) -> dict[str, int]:
         """Bytes at the fullest moment of a step, by what they are for."""
-        target = _bytes(self.target)
+        target = _bytes(self.target) - _bytes(self.target.layers) * self._cached
         if self.config.reduced_vocabulary:
             target += self.model.head.weight.nbytes  # the same rows of the target's head
         tokens, deeper = self.step.largest_pass, self.step.largest_segment
@@ -227,7 +242,7 @@ class Plan:
             layers += 2 * self.step.tokens * _in_products(self.model.first, self.model.rest)
         head = self.model.head.weight
         return {
-            "target": self._target_operations(self.step),
+            "target": self._target_operations(self.step) * (not self._cached),
             "draft layers": layers + 4 * self.step.tokens * self.model.fc.weight.numel(),
             "head and loss": self._head_operations(self.step, 6 if head.requires_grad else 4),
         }
@@ -236,10 +251,16 @@ class Plan:
         """Those of one evaluation."""
         work = self.evaluation
         return (
-            self._target_operations(work)
+            self._target_operations(work) * (not self._cached)
             + self._layer_operations(work, 2)
             + self._head_operations(work, 2)
         )
+
+    def caching_operations(self) -> int:
+        """Those of features that are computed once, before the first step."""
+        rows = len(self.training) + len(self.validation)
+        a_step = self._target_operations(self.step) * self._cached
+        return a_step * rows // self.recipe.rows_per_step
 
     def _target_operations(self, work: Work) -> int:
         shape = self.target.config
@@ -280,24 +301,6 @@ class Plan:
             done += 1
             start = time.perf_counter() if done == 0 else start
         return done * 2 * len(rows) * weight.numel() / (time.perf_counter() - start)
-
-
-def _read_data(
-    recipe: Recipe, directory: Path, config: DecoderConfig
-) -> tuple[PackedRows, PackedRows, Summary]:
-    if recipe.row_length > config.max_position_embeddings:
-        raise InputError(
-            f"row_length {recipe.row_length} is above the target's context of "
-            f"{config.max_position_embeddings}"
-        )
-    documents, summary = read_documents(
-        recipe.data,
-        partial(load_tokenizer, directory),
-        recipe.row_length,
-        recipe.overlong,
-        config.vocab_size,
-    )
-    return *split(documents, recipe), summary
 
 
 def kept_by_layer(shape: DecoderConfig, compiled: bool) -> int:

@@ -92,8 +92,12 @@ class Recipe(Config):
             raise ValueError("method eagle3 has no mask slots; leave mask_token_id out")
         if self.features == "cached" and self.feature_cache is None:
             raise ValueError("cached features need feature_cache, a directory")
-        if self.features == "online" and self.model_fields_set & {"feature_cache", "feature_dtype"}:
-            raise ValueError("features are online; set features: cached, or leave out feature_...")
+        kept = self.feature_cache is not None or self.feature_dtype != "bfloat16"
+        if self.features == "online" and kept:
+            raise ValueError(
+                "feature_cache and feature_dtype have no effect on online features; leave them out "
+                "or set features to cached"
+            )
         return self
 
     @property

@@ -5,45 +5,79 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
-from peagle.models.families import load_decoder
+from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.models.families import decoder_config, load_decoder, load_ends
 from peagle.models.tokenizer import load_tokenizer
-from peagle.models.weights import model_directory
+from peagle.models.weights import model_directory, read_json
 from peagle.train.conversations import Summary, read_documents
-from peagle.train.initial import initial_drafter
+from peagle.train.feature_cache import FeatureCache
+from peagle.train.features import FeatureSource, Split
+from peagle.train.initial import check_mask_token, drafter_config, initial_drafter
 from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
 from peagle.train.trainer import Trainer
 
 
-def prepare(recipe: Recipe, on_data: Callable[[Summary], None] = lambda _: None) -> Trainer:
-    """Load and check everything that a run needs, before its first step.
+def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: None) -> Trainer:
+    """Load and check everything that a run needs, before its first step; fill its feature cache.
 
-    `on_data` is told what the data came to. Raises `InputError` for a target, data or output that
-    cannot be used.
+    `tell` learns what the data came to, and what the cache takes and how far it is. Raises
+    `InputError` for a target, data, output or cache that cannot be used.
     """
     _check_output(Path(recipe.output))
     ranks, device = Ranks.join(resolve_device(recipe.device))
     directory = model_directory(recipe.target)
-    target = load_decoder(directory, resolve_dtype("auto", device), device)
-    if recipe.row_length > target.config.max_position_embeddings:
+    config = decoder_config(read_json(directory / "config.json"), str(directory))
+    training, validation, summary = read_rows(recipe, directory, config)
+    tell(summary)
+    source = None
+    if recipe.features == "online":
+        target = load_decoder(directory, resolve_dtype("auto", device), device)
+    else:
+        check_mask_token(recipe, training)
+        data: dict[Split, PackedRows] = {"training": training, "validation": validation}
+        cache = FeatureCache(recipe, drafter_config(recipe, config), data, device, ranks)
+        target, source = _cached(cache, directory, device, tell)
+    model = initial_drafter(recipe, target, training)
+    return Trainer(recipe, target, model, training, validation, ranks, source)
+
+
+def _cached(
+    cache: FeatureCache, directory: Path, device: torch.device, tell: Callable[[str], None]
+) -> tuple[Decoder, FeatureSource]:
+    """A target without its layers, and its features; with them only while there are some to add."""
+    dtype = resolve_dtype("auto", device)
+    missing = cache.missing(directory, tell)
+    if missing:
+        cache.fill(missing, load_decoder(directory, dtype, device), tell)
+    return load_ends(directory, dtype, device), cache.features(dtype)
+
+
+def read_rows(
+    recipe: Recipe, directory: Path, config: DecoderConfig
+) -> tuple[PackedRows, PackedRows, Summary]:
+    """Rows to train on, rows held out, and what the data came to.
+
+    Raises `InputError` for data that cannot be used and a row longer than the target's context.
+    """
+    if recipe.row_length > config.max_position_embeddings:
         raise InputError(
             f"row_length {recipe.row_length} is above the target's context of "
-            f"{target.config.max_position_embeddings}"
+            f"{config.max_position_embeddings}"
         )
     documents, summary = read_documents(
         recipe.data,
         partial(load_tokenizer, directory),
         recipe.row_length,
         recipe.overlong,
-        target.config.vocab_size,
+        config.vocab_size,
     )
-    on_data(summary)
-    training, validation = split(documents, recipe)
-    model = initial_drafter(recipe, target, training)
-    return Trainer(recipe, target, model, training, validation, ranks)
+    return *split(documents, recipe), summary
 
 
 def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, PackedRows]:

@@ -26,6 +26,8 @@ from peagle.train.unroll import SequentialPass
 
 SNAPSHOT = "snapshot.safetensors"
 ALONE = Ranks()
+REPORT_EVERY = 10
+"""Steps."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,9 @@ class Trainer:
             last = step + 1 == self.recipe.steps
             if last or (step + 1) % self.recipe.evaluate_every == 0:
                 self._evaluate(watch, losses)
-            elif len(losses) == 10:
+            elif len(losses) == REPORT_EVERY:
                 watch(Report(step + 1, self._mean(losses), None, False))
-            if self._stopping:
+            if self._told_to_stop():
                 self._keep()
                 return self._progress
         if self._ranks.first:
@@ -98,6 +100,14 @@ class Trainer:
     def stop(self) -> None:
         """End `run` after the step it is at, with a snapshot; for signal handlers."""
         self._stopping = True
+
+    def _told_to_stop(self) -> bool:
+        """Ranks agree every ten steps, since asking one another makes them wait."""
+        if self._ranks.size == 1:
+            return self._stopping
+        return self._progress.step % REPORT_EVERY == 0 and self._ranks.any(
+            self._stopping, self._device
+        )
 
     def gradient(self, step: int) -> Tensor:
         """Add up a step's gradient over passes and ranks; the share of each pass in its loss."""
@@ -109,7 +119,7 @@ class Trainer:
         losses = torch.zeros(len(batches), device=self._device)
         for index in self._ranks.own(len(batches)):
             batch, chains = batches[index], Chains(lengths[index]).padded(len(batches[index]))
-            features = target_features(self.target, batch, self.model.config.taps)
+            features = self._source("training", passes[index], batch)
             charge = self._charge(features, weight)
             losses[index] = self._pass(batch, features, chains).backward(charge)
         self._ranks.add_up([*self.optimizer.gradients(), losses])
