@@ -15,7 +15,7 @@ from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.models import weights
 from peagle.ops.rope import rotation_at
-from peagle.train import trainer as trainer_module
+from peagle.train import schedule
 from peagle.train.packing import Document, pack
 from peagle.train.plan import PARTS, Plan, kept_by_layer
 from peagle.train.run import prepare
@@ -81,8 +81,8 @@ def test_a_step_is_the_first_one_that_the_run_takes(
         drawn.append(sample_chains(*arguments))
         return drawn[-1]
 
-    sample_chains = trainer_module.sample_chains
-    monkeypatch.setattr(trainer_module, "sample_chains", sample)
+    sample_chains = schedule.sample_chains
+    monkeypatch.setattr(schedule, "sample_chains", sample)
     prepare(recipe).gradient(0)
     lengths = torch.cat([chains.lengths for chains in drawn])
     step = Plan.of(recipe).step

@@ -113,8 +113,7 @@ class _AddDense(torch.autograd.Function):
 
 def _join(merged: Tensor, total: Tensor, drawn: Tensor, log_sum: Tensor) -> None:
     """Merge (drawn, log_sum) into (merged, total), in place."""
-    share = torch.sigmoid(log_sum - total)[..., None].to(merged.dtype)
-    merged.copy_(merged + (drawn - merged) * share)
+    merged.copy_(merge((drawn, log_sum), (merged, total)))
     total.copy_(torch.logaddexp(total, log_sum))
 
 
@@ -225,7 +224,7 @@ def _flex() -> Any:
 
 def _flex_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Weighed:
     """Rows come in blocks, [1, heads, blocks, BLOCK, head_dim], so that the compiler knows that
-    nothing is left over whatever their number; its backward kernel is 1.6 times as quick then."""
+    nothing is left over whatever their number: its backward kernel takes 15 % less time then."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     attended, aux = flex_attention(

@@ -196,7 +196,7 @@ class FeatureCache:
         features = source(split, rows, padded_for(self._device, batch))
         features = Features(features.tapped[: len(batch)], features.final[: len(batch)])
         if not features.finite:
-            documents = [document for row in rows.tolist() for document in data.documents[row]]
+            documents = data.documents_of(rows)
             named = source.unreadable(documents) or documents[0]
             raise InputError(
                 f"the target's hidden states of {named.source or 'a document'} are not finite; "

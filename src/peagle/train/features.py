@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peagle.models.decoder import Decoder
 from peagle.train.attention import Masked, causal
-from peagle.train.mask import BLOCK, Sight
+from peagle.train.mask import Sight, rows_in_step
 from peagle.train.packing import Batch, Document, pack
 from peagle.train.transfer import to_device
 
@@ -81,7 +81,7 @@ class DocumentAttend:
 
 def padded_for(device: torch.device, batch: Batch) -> Batch:
     """A batch of a length that attention on the device can do."""
-    return batch.padded(BLOCK if device.type == "cuda" else 1)
+    return batch.padded(rows_in_step(device))
 
 
 def fold(rows: Tensor) -> Tensor:

@@ -14,6 +14,11 @@ KINDS = ("kv", "q", "full_kv", "full_q")
 """FlexAttention's lists of blocks: in part and whole, by query and by key."""
 
 
+def rows_in_step(device: torch.device) -> int:
+    """Of what number queries and keys must be multiples: FlexAttention works on whole blocks."""
+    return BLOCK if device.type == "cuda" else 1
+
+
 @dataclass(frozen=True)
 class Sight:
     """Two intervals of keys for every query; nothing of size queries x keys. On the CPU.

@@ -77,6 +77,10 @@ class PackedRows:
         parts = (self.tokens, self.positions, self.charged)
         return Batch(*(part[rows].flatten() for part in parts))
 
+    def documents_of(self, rows: Tensor) -> list[Document]:
+        """What some rows were made of."""
+        return [document for row in rows.tolist() for document in self.documents[row]]
+
     def __len__(self) -> int:
         return self.tokens.shape[0]
 

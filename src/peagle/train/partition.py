@@ -18,7 +18,7 @@ from peagle.drafters.model import DraftModel, LayerCall, call_plainly
 from peagle.train.attention import Dense, Masked, add_dense
 from peagle.train.cod import Chains, Elements
 from peagle.train.features import DocumentAttend, Features, fold, unfold
-from peagle.train.mask import BLOCK, Sight
+from peagle.train.mask import BLOCK, Sight, rows_in_step
 from peagle.train.packing import Batch
 from peagle.train.transfer import to_device
 
@@ -77,7 +77,7 @@ class ParallelPass:
         self._chains, self._limit = chains, limit
         self._device = features.tapped.device
         self._call = _compiled() if self._device.type == "cuda" else call_plainly
-        self._first_call = partial(recomputed, self._call) if recompute else self._call
+        self._first_call = partial(_recomputed, self._call) if recompute else self._call
 
     def passes(self) -> Iterator[Pass]:
         """All passes, in one graph: the plain twin of `backward`."""
@@ -122,7 +122,7 @@ class ParallelPass:
 
     def _segment(self, elements: Elements, shared: Shared) -> Pass:
         """Mask slots: one input for all of them, told apart by their positions alone."""
-        rows = elements.padded(BLOCK if self._device.type == "cuda" else 1)
+        rows = elements.padded(rows_in_step(self._device))
         (positions,) = to_device(self._device, self._batch.positions[rows.anchors] + rows.depths)
         attend = SegmentAttend(Reach.of(rows, self._batch), shared, self._device)
         hidden = self._model.layers(
@@ -231,7 +231,7 @@ def _collect(borrowed: Shared, collected: list[Tensor]) -> None:
             sum_so_far += tensor.grad
 
 
-def recomputed(call: LayerCall, *arguments: Any) -> Tensor:
+def _recomputed(call: LayerCall, *arguments: Any) -> Tensor:
     """Call a layer without keeping what is inside it."""
     result: Tensor = checkpoint(call, *arguments, use_reentrant=False)
     return result

@@ -7,12 +7,13 @@ of one device.
 import copy
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peagle.device import resolve_device, resolve_dtype
@@ -20,7 +21,7 @@ from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import decoder_config
 from peagle.models.weights import model_directory, read_json
-from peagle.train.cod import Chains, depth_shares, sample_chains
+from peagle.train.cod import Chains, sample_chains
 from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
 from peagle.train.initial import check_mask_token, choose_trained, drafter_config
@@ -29,6 +30,7 @@ from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
 from peagle.train.run import read_rows
+from peagle.train.schedule import Schedule
 from peagle.train.work import Work
 
 PARTS = {
@@ -134,37 +136,29 @@ class Plan:
     @property
     def shares(self) -> list[float]:
         """Share of the anchors charged at each depth."""
-        recipe = self.recipe
-        if recipe.method == "eagle3":
-            return [1.0] * recipe.num_speculative_tokens
-        return depth_shares(recipe.num_speculative_tokens, recipe.cod_ratio, recipe.cod_floor)
+        return self._schedule.shares
+
+    @property
+    def _schedule(self) -> Schedule:
+        return Schedule(self.recipe, self.training)
 
     @cached_property
     def step(self) -> Work:
         """An average step's work: the first's, on the rows and elements that it will draw."""
-        recipe, count = self.recipe, len(self.training)
-        order = torch.randperm(count, generator=torch.Generator().manual_seed(recipe.seed))
-        rows = order[torch.arange(recipe.rows_per_step) % count]
-        return self._work(self.training, rows, self.shares)
+        passes, chains = self._schedule.passes(0), self._schedule.chains(0)
+        return self._work(self.training, passes, chains)
 
     @cached_property
     def evaluation(self) -> Work:
         """An evaluation's work: whole chains on every row held out."""
-        whole = [1.0] * self.recipe.num_speculative_tokens
-        return self._work(self.validation, torch.arange(len(self.validation)), whole)
+        whole, generator = [1.0] * self.recipe.num_speculative_tokens, torch.Generator()
+        passes = torch.arange(len(self.validation)).split(self.recipe.rows_per_pass)
+        chains = [sample_chains(self.validation.batch(p), whole, generator) for p in passes]
+        return self._work(self.validation, passes, chains)
 
-    def _work(self, data: PackedRows, rows: torch.Tensor, shares: list[float]) -> Work:
-        generator = torch.Generator().manual_seed(self.recipe.seed << 32)
-        drawn = sample_chains(data.batch(rows), shares, generator).lengths
-        passes = [
-            (data.batch(part), Chains(lengths))
-            for part, lengths in zip(
-                rows.split(self.recipe.rows_per_pass),
-                drawn.split(self.recipe.rows_per_pass * data.length),
-                strict=True,
-            )
-        ]
-        return Work.of(self.recipe, passes, dense=not self.compiled)
+    def _work(self, data: PackedRows, passes: Sequence[Tensor], chains: Sequence[Chains]) -> Work:
+        pairs = [(data.batch(rows), drawn) for rows, drawn in zip(passes, chains, strict=True)]
+        return Work.of(self.recipe, pairs, dense=not self.compiled)
 
     @property
     def disk(self) -> int:

@@ -1,6 +1,6 @@
-"""The training loop: one device, float32 weights, bfloat16 compute on a GPU."""
+"""The training loop: float32 weights, bfloat16 compute on a GPU."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
 from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
-from peagle.train.cod import Chains, depth_shares, sample_chains
+from peagle.train.cod import Chains, sample_chains
 from peagle.train.estimate import Agreement, Estimate
 from peagle.train.features import Features, FeatureSource, TargetFeatures, padded_for
 from peagle.train.loss import LOSSES, Comparison
@@ -20,6 +20,7 @@ from peagle.train.packing import Batch, PackedRows
 from peagle.train.parallel import Ranks
 from peagle.train.partition import Charge, ParallelPass, Pass
 from peagle.train.recipe import Recipe
+from peagle.train.schedule import Schedule
 from peagle.train.snapshot import Progress, load_snapshot, save_snapshot
 from peagle.train.transfer import to_device
 from peagle.train.unroll import SequentialPass
@@ -62,6 +63,7 @@ class Trainer:
         """Without a source the target computes the features; with one its layers are not used."""
         self.recipe, self.target, self.model = recipe, target, model
         self._training, self._validation = training, validation
+        self._schedule = Schedule(recipe, training)
         self._source = source or TargetFeatures(target, model.config.taps)
         self._device = target.embed.weight.device
         self._compare = Comparison(model, target, LOSSES[recipe.loss])
@@ -111,24 +113,16 @@ class Trainer:
 
     def gradient(self, step: int) -> Tensor:
         """Add up a step's gradient over passes and ranks; the share of each pass in its loss."""
-        passes = self._rows(step)
-        batches = [self._batch(self._training, rows) for rows in passes]
-        drawn = self._chains(step, torch.cat(list(passes)))
-        weight = max(drawn.weight(self.recipe.depth_decay), 1.0)
-        lengths = drawn.lengths.split([len(rows) * self._training.length for rows in passes])
-        losses = torch.zeros(len(batches), device=self._device)
-        for index in self._ranks.own(len(batches)):
-            batch, chains = batches[index], Chains(lengths[index]).padded(len(batches[index]))
+        passes, chains = self._schedule.passes(step), self._schedule.chains(step)
+        weight = max(sum(drawn.weight(self.recipe.depth_decay) for drawn in chains), 1.0)
+        losses = torch.zeros(len(passes), device=self._device)
+        for index in self._ranks.own(len(passes)):
+            batch = self._batch(self._training, passes[index])
             features = self._source("training", passes[index], batch)
-            charge = self._charge(features, weight)
-            losses[index] = self._pass(batch, features, chains).backward(charge)
+            run = self._pass(batch, features, chains[index].padded(len(batch)))
+            losses[index] = run.backward(self._charge(features, weight))
         self._ranks.add_up([*self.optimizer.gradients(), losses])
         return losses
-
-    def _chains(self, step: int, rows: Tensor) -> Chains:
-        """One draw for all of a step's rows, however they are cut into passes."""
-        generator = torch.Generator().manual_seed((self.recipe.seed << 32) + step)
-        return sample_chains(self._training.batch(rows), self._shares(), generator)
 
     def _pass(
         self, batch: Batch, features: Features, chains: Chains
@@ -188,23 +182,6 @@ class Trainer:
     def _batch(self, rows: PackedRows, index: Tensor) -> Batch:
         return padded_for(self._device, rows.batch(index))
 
-    def _rows(self, step: int) -> Sequence[Tensor]:
-        """The step's rows, pass by pass: every epoch goes through all in an order of its own."""
-        count, wanted = len(self._training), self.recipe.rows_per_step
-        index = [self._row_at(place, count) for place in range(step * wanted, (step + 1) * wanted)]
-        return torch.tensor(index).split(self.recipe.rows_per_pass)
-
-    def _row_at(self, place: int, count: int) -> int:
-        epoch, offset = divmod(place, count)
-        generator = torch.Generator().manual_seed(self.recipe.seed + epoch)
-        return int(torch.randperm(count, generator=generator)[offset])
-
-    def _shares(self) -> list[float]:
-        """Share of the anchors at each depth; EAGLE-3 drops none."""
-        recipe = self.recipe
-        ratio = recipe.cod_ratio if self.model.config.parallel else 1.0
-        return depth_shares(recipe.num_speculative_tokens, ratio, recipe.cod_floor)
-
     def _mean(self, losses: list[Tensor]) -> float:
         """Mean of the collected losses, which it empties; one read from the device for all."""
         table = torch.stack(losses).cpu()
@@ -217,8 +194,7 @@ class Trainer:
 
     def _refuse(self, step: int, index: int, loss: float) -> None:
         """Name the documents of a pass, or those of them that the target itself cannot read."""
-        rows = self._rows(step)[index].tolist()
-        documents = [document for row in rows for document in self._training.documents[row]]
+        documents = self._training.documents_of(self._schedule.passes(step)[index])
         unreadable = self._source.unreadable(documents)
         if unreadable is not None:
             raise InputError(
