@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import interpreted  # noqa: F401 (before anything imports Triton)
 import pytest
 import tiny
 import torch
@@ -57,6 +58,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     root = tmp_path_factory.mktemp("targets")
     directories = {
         "qwen3": tiny.save_target(root / "qwen3"),
+        "qwen3_moe": tiny.save_target(root / "qwen3_moe", "qwen3_moe"),
         "llama": tiny.save_target(root / "llama", "llama"),
         "easy": tiny.save_target(root / "easy", layer_std=0.03),
     }

@@ -1,6 +1,7 @@
 """Tiny random models for tests: targets by transformers, drafters by us; and ways to run them."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from transformers import (
     LlamaForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
 )
 
 from peagle.config import EngineConfig, SamplingParams
@@ -23,6 +26,7 @@ from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.drafters.eagle3 import SequentialDrafter
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.peagle import ParallelDrafter
+from peagle.engine import engine as engine_module
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import Request
@@ -44,6 +48,17 @@ SIZES = {
     "eos_token_id": 0,
     "bos_token_id": 0,
 }
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 40,
+    "norm_topk_prob": True,
+}
+KINDS = {
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM, SIZES),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {**SIZES, **EXPERTS}),
+    "llama": (LlamaConfig, LlamaForCausalLM, SIZES),
+}
 TAPS = (1, 2, 3)
 MASK = VOCAB - 1
 CPU = torch.device("cpu")
@@ -61,9 +76,8 @@ def save_target(
     A small `layer_std` makes the next token depend mostly on the newest one: easy to draft for.
     """
     torch.manual_seed(seed)
-    kinds = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
-    config_type, model_type = kinds[family]
-    model = model_type(config_type(**{**SIZES, **changes}))
+    config_type, model_type, sizes = KINDS[family]
+    model = model_type(config_type(**{**sizes, **changes}))
     for name, parameter in model.named_parameters():
         if "norm" not in name:
             torch.nn.init.normal_(parameter, std=layer_std if ".layers." in name else 0.15)
@@ -173,6 +187,19 @@ def random_drafter_for(decoder: Decoder, directory: Path, config: DrafterConfig)
 def engine_config(**changes: Any) -> EngineConfig:
     """Defaults but for the memory, which tiny models hardly need."""
     return EngineConfig(**{"kv_cache_memory": 1 << 22, **changes})
+
+
+def resident(wanted: bool) -> AbstractContextManager[Any]:
+    """Engines made within run, on request, the cycle that a GPU captures, here uncaptured."""
+    return mock.patch.object(engine_module, "captures_cycles", return_value=wanted)
+
+
+def engine(
+    target: Decoder, drafter: Drafter | None, k: int, on_device: bool, config: EngineConfig
+) -> Engine:
+    """An engine, `resident` on request."""
+    with resident(on_device):
+        return Engine(target, drafter, k, config)
 
 
 def run(

@@ -112,16 +112,20 @@ class SamplingParams(Config):
         )
 
     @property
-    def plain_greedy(self) -> bool:
-        """Whether the next token is simply the argmax of the target's logits."""
+    def logits_unchanged(self) -> bool:
+        """Whether a token depends on its row's logits, temperature and filters alone."""
         return not (
-            self.temperature > 0.0
-            or self.penalized
+            self.penalized
             or self.logit_bias
             or self.min_tokens
             or self.logprobs is not None
             or self.structured_outputs is not None
         )
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the next token is simply the argmax of the target's logits."""
+        return self.temperature == 0.0 and self.logits_unchanged
 
 
 class SpeculativeConfig(Config):

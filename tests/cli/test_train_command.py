@@ -1,18 +1,23 @@
 """`peagle train`: the dry run, what it shows and logs, how it stops and goes on."""
 
+import gc
 import io
 import json
 import os
+import shutil
 import signal
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
 import yaml
 from rich.console import Console
+from tiny_pair import save_tokenizer
 
 from peagle.cli import train as module
 from peagle.cli.trackers import RUN_ID
+from peagle.errors import InputError
 from peagle.train.estimate import Estimate
 from peagle.train.recipe import Recipe
 from peagle.train.run import prepare
@@ -156,8 +161,8 @@ class TestLog:
         assert lines[0].startswith("64 documents")
         last = entries(recipe)[-1]
         length = f"AL {last['acceptance_length']:.3f}"
-        assert lines[-2].startswith(f"step 30  loss {last['loss']:.4f}  {length}  accuracy per de")
-        assert lines[-1].startswith(f"{recipe.parent / 'out'}: best estimated AL ")
+        assert lines[-3].startswith(f"step 30  loss {last['loss']:.4f}  {length}  accuracy per de")
+        assert lines[-2].startswith(f"{recipe.parent / 'out'}: best estimated AL ")
 
     def test_another_run_begins_another_log(self, peagle, recipe):
         peagle("train", recipe)
@@ -193,6 +198,70 @@ class TestLog:
             2,
             "peagle: peagle train needs matplotlib; pip install peagle[train]\n",
         )
+
+
+class TestEngineLength:
+    """At the end of a run, beside the estimate."""
+
+    @pytest.fixture
+    def recipe(self, recipe_for, targets, tmp_path: Path) -> Path:
+        """As above, for a target with a tokenizer, which the engine needs."""
+        target = tmp_path / "target"
+        shutil.copytree(targets["easy"].directory, target)
+        save_tokenizer(target)
+        given = recipe_for(tmp_path / "out", target=str(target))
+        path = tmp_path / "recipe.yaml"
+        path.write_text(yaml.safe_dump(given.model_dump(mode="json", exclude_defaults=True)))
+        return path
+
+    def test_it_is_near_the_estimate(self, peagle, recipe):
+        lines = peagle("train", recipe).err.splitlines()
+        logged = entries(recipe)[-1]
+        length = logged["engine_acceptance_length"]
+        assert logged.keys() == {"step", "engine_acceptance_length", "seconds", "time"}
+        assert lines[-1] == (
+            f"the engine's AL {length:.3f} (8 held-out prompts, greedy, 128 tokens at most)"
+        )
+        estimated = max(e["acceptance_length"] or 0 for e in entries(recipe)[:-1])
+        assert length == pytest.approx(estimated, rel=0.15)
+        assert length > 1.3, "too weak a drafter to show anything"
+
+    def test_it_is_measured_without_the_trainer(self, peagle, recipe, monkeypatch):
+        """There is no room for two targets."""
+        trainers = []
+
+        def prepared(*arguments):
+            trainer = prepare(*arguments)
+            trainers.append(weakref.ref(trainer))
+            return trainer
+
+        def measured(recipe, prompts):
+            gc.collect()
+            assert [trainer() for trainer in trainers] == [None]
+            raise InputError("enough")
+
+        monkeypatch.setattr("peagle.train.run.prepare", prepared)
+        monkeypatch.setattr("peagle.cli.engine_length.measure_engine", measured)
+        assert peagle("train", recipe).err.endswith("the engine's AL was not measured: enough\n")
+
+    def test_data_without_prompts(self, peagle, recipe, tmp_path: Path):
+        path = tmp_path / "text.jsonl"
+        lines = (json.dumps({"prompt_token_ids": [], "token_ids": [i + 2] * 40}) for i in range(60))
+        path.write_text("\n".join(lines))
+        result = peagle("train", recipe, f"data=[{path}]", "steps=10")
+        assert result.code == 0
+        assert result.err.splitlines()[-1] == (
+            "the engine's AL was not measured: no held-out conversation has a prompt"
+        )
+
+    def test_a_target_without_a_tokenizer(self, peagle, recipe):
+        for path in (recipe.parent / "target").glob("tokenizer*"):
+            path.unlink()
+        result = peagle("train", recipe, "steps=10")
+        assert result.code == 0
+        assert "the engine's AL was not measured" in result.err.splitlines()[-1]
+        assert "has no usable tokenizer" in result.err.splitlines()[-1]
+        assert "engine_acceptance_length" not in entries(recipe)[-1]
 
 
 class TestStopping:

@@ -1,7 +1,7 @@
 """Invariant 1: greedy output with speculation equals greedy output without it, in float32."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
@@ -47,6 +47,8 @@ class Case:
     max_num_batched_tokens: int
     max_num_seqs: int
     prefix_caching: bool
+    resident: bool
+    """Whether the cycle runs as it does on a GPU, on state that stays on the device."""
 
 
 @st.composite
@@ -55,7 +57,7 @@ def cases(draw: st.DrawFn) -> Case:
     batch = draw(st.lists(prompts, min_size=1, max_size=5))
     own = st.none() | st.integers(0, k)
     return Case(
-        family=draw(st.sampled_from(["qwen3", "llama", "easy"])),
+        family=draw(st.sampled_from(["qwen3", "qwen3_moe", "llama", "easy"])),
         parallel=draw(st.booleans()),
         layers=draw(st.integers(1, 2)),
         qk_norm=draw(st.booleans()),
@@ -68,6 +70,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_num_batched_tokens=draw(st.sampled_from([1, 5, 24, 2048])),
         max_num_seqs=draw(st.sampled_from([1, 3, 64])),
         prefix_caching=draw(st.booleans()),
+        resident=draw(st.booleans()),
     )
 
 
@@ -78,10 +81,11 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
     )
     blocks = -(-LONGEST // case.block_size) + (case.spare_blocks or 0)
     memory = 1 << 22 if case.spare_blocks is None else blocks * case.block_size * per_token
-    return Engine(
+    return tiny.engine(
         target.decoder,
         drafter,
         case.k,
+        case.resident,
         tiny.engine_config(
             max_model_len=LONGEST,
             block_size=case.block_size,
@@ -120,11 +124,13 @@ TIGHT = Case(
     max_num_batched_tokens=24,
     max_num_seqs=64,
     prefix_caching=False,
+    resident=False,
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=120)
 @example(TIGHT)
+@example(replace(TIGHT, resident=True))
 @given(cases())
 def test_speculation_changes_no_token(targets, trained, drafter_of, plain, case: Case):
     """Any drafter, K, batch, chunk size, room and cache state; the second round hits the cache."""
@@ -144,7 +150,7 @@ def test_speculation_changes_no_token(targets, trained, drafter_of, plain, case:
         assert tiny.outputs(tiny.run(engine, case.prompts, params)) == expected
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "easy"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "easy"])
 def test_greedy_equals_transformers_generate(targets, plain, family: str):
     for length in (1, 2, 17, 64):
         prompt = tuple(SHARED[1][:length])
@@ -168,14 +174,18 @@ def test_the_trained_drafters_are_really_accepted(targets, trained, method: str)
     assert sum(r.speculation.accepted for r in requests) > 30
 
 
+@pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
-def test_preempted_requests_continue_where_they_were(targets, trained, plain, method: str):
-    engine = engine_of(targets["easy"], trained[method].drafter, TIGHT)
+def test_preempted_requests_continue_where_they_were(
+    targets, trained, plain, method: str, resident: bool
+):
+    case = replace(TIGHT, resident=resident)
+    engine = engine_of(targets["easy"], trained[method].drafter, case)
     how = SamplingParams(max_tokens=NEW)
     requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(TIGHT.prompts)]
     preempted = 0
     while engine.busy:
         engine.step()
-        preempted += any(r.status is Status.WAITING and r.output for r in requests)
+        preempted += any(r.status is Status.WAITING and r.admissions for r in requests)
     assert preempted, "the case leaves room enough; make it tighter"
     assert tiny.outputs(requests) == [plain("easy", prompt) for prompt in TIGHT.prompts]

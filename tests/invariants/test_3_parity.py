@@ -47,7 +47,7 @@ def assert_parity(directory: Path, dtype: torch.dtype = torch.float32, atol: flo
 
 @st.composite
 def configs(draw: st.DrawFn) -> dict[str, Any]:
-    family = draw(st.sampled_from(["llama", "qwen3"]))
+    family = draw(st.sampled_from(list(tiny.KINDS)))
     kv_heads = draw(st.sampled_from([1, 2, 3]))
     changes = {
         "family": family,
@@ -67,6 +67,14 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
     }
     if family == "llama":
         changes["mlp_bias"] = draw(st.booleans())
+    if family == "qwen3_moe":
+        experts = draw(st.integers(1, 9))
+        changes |= {
+            "num_experts": experts,
+            "num_experts_per_tok": draw(st.integers(1, experts)),
+            "moe_intermediate_size": draw(st.sampled_from([8, 40])),
+            "norm_topk_prob": draw(st.booleans()),
+        }
     return changes
 
 
@@ -122,7 +130,7 @@ def test_bfloat16_weights(tmp_path: Path, dtype: torch.dtype):
     assert_parity(tmp_path / "half", dtype, atol=1e-4 if dtype == torch.float32 else 0.3)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("family", tiny.KINDS)
 @pytest.mark.parametrize("budget", [7, 2048])
 def test_the_paged_engine_computes_the_same(targets, family: str, budget: int):
     """Log-probabilities through paged attention, in chunks or not, batched or not."""

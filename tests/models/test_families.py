@@ -1,6 +1,7 @@
 """What a target's directory may hold; that it computes the right thing is invariant 3's test."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
+from peagle.drafters.checkpoint import load_drafter
 from peagle.errors import InputError
-from peagle.models.families import load_decoder, load_ends
+from peagle.models.families import decoder_rules, load_decoder, load_ends
+from peagle.models.weights import disassemble
 
 Values = dict[str, Any]
 
@@ -38,8 +41,8 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "architecture",
         lambda c: c.update(architectures=["GptOssForCausalLM"]),
-        "architecture GptOssForCausalLM is not supported; peagle runs LlamaForCausalLM and "
-        "Qwen3ForCausalLM; vLLM serves other targets",
+        "architecture GptOssForCausalLM is not supported; peagle runs LlamaForCausalLM, "
+        "Qwen3ForCausalLM, Qwen3MoeForCausalLM; vLLM serves other targets",
     ),
     ("none", lambda c: c.pop("architectures"), "architecture none is not supported"),
     ("missing key", lambda c: c.pop("intermediate_size"), "config.json lacks intermediate_size"),
@@ -86,6 +89,88 @@ def test_configurations_that_cannot_be_run(
         tiny.load_target(directory)
     assert str(directory) in str(caught.value)
     assert "wrong kind: " not in str(caught.value) or "wrong kind" in message
+
+
+EXPERT_CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
+    (
+        "sparse step",
+        lambda c: c.update(decoder_sparse_step=2),
+        r"dense layers among those with experts \(decoder_sparse_step 2, mlp_only_layers \[\]\) "
+        "are not supported; vLLM serves them",
+    ),
+    ("dense layers", lambda c: c.update(mlp_only_layers=[0]), r"mlp_only_layers \[0\]"),
+    ("missing", lambda c: c.pop("moe_intermediate_size"), "json lacks moe_intermediate_size"),
+    ("missing count", lambda c: c.pop("num_local_experts"), "json lacks num_experts"),
+    ("kind", lambda c: c.update(num_experts_per_tok="few"), "a value of the wrong kind"),
+    ("none", lambda c: c.update(num_local_experts=0), "num_experts is 0; it must be at least 1"),
+    (
+        "none per token",
+        lambda c: c.update(num_experts_per_tok=0),
+        "num_experts_per_tok is 0; it must be at least 1",
+    ),
+    (
+        "too many per token",
+        lambda c: c.update(num_experts_per_tok=9),
+        "num_experts_per_tok is 9; it must be at most num_experts, 8",
+    ),
+    (
+        "sizes",
+        lambda c: c.update(moe_intermediate_size=48),
+        r"experts\.0\.down_proj\.weight has shape \[64, 40\], expected \[64, 48\]",
+    ),
+    (
+        "fewer experts",
+        lambda c: c.update(num_local_experts=7),
+        r"unexpected tensors: .*experts\.7\.down_proj\.weight.*"
+        r"mlp\.gate\.weight has shape \[8, 64\], expected \[7, 64\]",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [c[1:] for c in EXPERT_CONFIGS], ids=[c[0] for c in EXPERT_CONFIGS]
+)
+def test_experts_that_cannot_be_run(
+    tmp_path: Path, change: Callable[[Values], object], message: str
+):
+    directory = tiny.save_target(tmp_path / "target", "qwen3_moe")
+    change_config(directory, change)
+    with pytest.raises(InputError, match=message) as caught:
+        tiny.load_target(directory)
+    assert str(directory) in str(caught.value)
+
+
+def test_published_directories_count_experts_under_another_name(tmp_path: Path):
+    directory = tiny.save_target(tmp_path, "qwen3_moe")
+    saved = tiny.load_target(directory).config
+    change_config(directory, lambda c: c.update(num_experts=c.pop("num_local_experts")))
+    assert tiny.load_target(directory).config == saved
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path: Path):
+    directory = tiny.save_target(tmp_path, "qwen3_moe")
+    name = "model.layers.2.mlp.experts.5.up_proj.weight"
+    change_tensors(directory, lambda t: t.pop(name))
+    with pytest.raises(InputError, match=f"missing tensors: {re.escape(name)}$"):
+        tiny.load_target(directory)
+
+
+@pytest.mark.parametrize("family", tiny.KINDS)
+def test_a_decoder_is_taken_apart_into_the_tensors_it_came_from(tmp_path: Path, family: str):
+    directory = tiny.save_target(tmp_path, family)
+    decoder = tiny.load_target(directory)
+    again = disassemble(decoder, decoder_rules(decoder.config))
+    saved = load_file(directory / "model.safetensors")
+    assert again.keys() == saved.keys()
+    assert all(torch.equal(again[name], value) for name, value in saved.items())
+
+
+def test_a_drafter_of_a_target_with_experts_is_dense(tmp_path: Path):
+    target = tiny.load_target(tiny.save_target(tmp_path / "target", "qwen3_moe"))
+    tiny.save_random_drafter(tmp_path / "drafter", tiny.drafter_config(parallel=True))
+    change_config(tmp_path / "drafter", lambda c: c.update(tiny.EXPERTS))
+    drafter = load_drafter(tmp_path / "drafter", target)
+    assert not drafter.config.transformer.num_experts
 
 
 WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [

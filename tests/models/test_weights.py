@@ -114,6 +114,28 @@ def test_parts_are_stacked_in_order_and_taken_apart_again():
     }
 
 
+def test_parts_of_two_leading_dimensions():
+    """As those of experts are: a gate and an up of each."""
+    module = nn.Module()
+    module.weight = nn.Parameter(torch.empty(2, 3, 2))
+    rules = [TensorRule("weight", ("a", "b", "c", "d"), (1, 2, 1, 2), leading=2)]
+    sizes = {"a": 1, "b": 2, "c": 1, "d": 2}
+    tensors = {name: torch.full((size, 2), float(ord(name))) for name, size in sizes.items()}
+    assemble(module, rules, tensors)
+    assert "".join(chr(int(value)) for value in module.weight[..., 0].flatten()) == "abbcdd"
+    again = disassemble(module, rules)
+    assert all(torch.equal(again[name], value) for name, value in tensors.items())
+    with pytest.raises(InputError, match=r"d has shape \[1, 2\], expected \[2, 2\]"):
+        assemble(module, rules, {**tensors, "d": torch.ones(1, 2)})
+
+
+def test_parts_in_another_type():
+    module = nn.Linear(3, 5, bias=False)
+    rules = [TensorRule("weight", ("w",), (5,))]
+    assemble(module, rules, {"w": torch.ones(5, 3)}, dtype=torch.bfloat16)
+    assert module.weight.dtype == torch.bfloat16
+
+
 def test_every_problem_is_named_in_one_message():
     module = nn.Linear(3, 5)
     rules = [TensorRule("weight", ("q", "k"), (2, 3)), TensorRule("bias", ("b",), (5,))]

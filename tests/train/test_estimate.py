@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
-from peagle.train.cod import Elements
-from peagle.train.estimate import Agreement
+from peagle.train.estimate import Estimate, cycles
 from peagle.train.packing import Document, pack
 from peagle.train.trainer import Trainer
 
@@ -78,31 +77,24 @@ def test_estimates_do_not_depend_on_the_passes(
     )
 
 
-@given(st.lists(st.lists(st.booleans(), max_size=3), max_size=30))
+@given(st.lists(st.lists(st.booleans(), max_size=3), min_size=1, max_size=30))
 def test_the_walk_goes_from_one_whole_chain_to_the_next(chains: list[list[bool]]):
     """Two batches, in which each anchor's chain says depth by depth whether they agree."""
-    agreement, expected = Agreement(3), []
-    for batch in (chains, [[True, False, True]]):
-        agreement.begin(len(batch))
-        for depth in range(3):
-            anchors = [anchor for anchor, chain in enumerate(batch) if len(chain) > depth]
-            elements = Elements(torch.tensor(anchors, dtype=torch.int64), torch.tensor(depth))
-            agreement.add(elements, torch.tensor([batch[anchor][depth] for anchor in anchors]))
+    batches, expected = [chains, [[True, False, True]]], []
+    tables = [torch.tensor([[*chain, -1, -1, -1][:3] for chain in batch]) for batch in batches]
+    for batch in batches:
         anchor = 0
         while anchor < len(batch):
             whole = len(batch[anchor]) == 3
             expected += [[*batch[anchor], False].index(False) + 1] if whole else []
             anchor += expected[-1] if whole else 1
-    estimate = agreement.estimate()
+    assert [tokens for table in tables for tokens in cycles(table)] == expected
+    estimate = Estimate.of(tables)
     assert estimate.acceptance_length == pytest.approx(sum(expected) / len(expected))
     for depth, share in enumerate(estimate.accuracy):
-        said = [chain[depth] for chain in [*chains, [True, False, True]] if len(chain) > depth]
+        said = [chain[depth] for batch in batches for chain in batch if len(chain) > depth]
         assert share == pytest.approx(sum(said) / len(said))
 
 
-def test_nothing_seen_is_nothing_accepted():
-    agreement = Agreement(3)
-    agreement.begin(10)
-    estimate = agreement.estimate()
-    assert estimate.accuracy == (0.0, 0.0, 0.0)
-    assert estimate.acceptance_length == 1.0
+def test_nothing_asked_is_nothing_accepted():
+    assert Estimate.of([torch.full((10, 3), -1)]) == Estimate((0.0, 0.0, 0.0), 1.0)

@@ -94,6 +94,7 @@ def sizes_of_the_dense_part(request: pytest.FixtureRequest, monkeypatch: pytest.
     """Steps small enough that there is a dense part, and so large that there is none."""
     for name, step in zip(("TILE", "DENSE_ROWS", "DENSE_KEYS"), request.param, strict=True):
         monkeypatch.setattr(partition, name, step)
+    monkeypatch.setattr(partition, "DENSE_PAIRS", 1)
 
 
 @pytest.fixture

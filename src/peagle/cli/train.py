@@ -12,8 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from peagle.errors import InputError
+
 if TYPE_CHECKING:
     from peagle.cli.trackers import Tracking
+    from peagle.cli.training_log import TrainingLog
     from peagle.train.estimate import Estimate
     from peagle.train.recipe import Recipe
     from peagle.train.snapshot import Progress
@@ -72,39 +75,52 @@ def _help_training(recipe: "Recipe") -> None:
 
 def _train(recipe: "Recipe", tracking: "Tracking") -> None:
     """Train, and say how it ended."""
+    from peagle.cli.engine_length import held_out_prompts
     from peagle.cli.trackers import need
+    from peagle.cli.training_log import TrainingLog, log_directory
     from peagle.train.run import prepare
 
     need("matplotlib", "peagle train")
     tracking.check()
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     trainer = prepare(recipe, lambda told: console.print(str(told)))
-    progress = _run(trainer, tracking, console)
-    if progress is None or progress.step < recipe.steps:
-        console.print(_next(_kept_step(recipe)))
-        raise typer.Exit(INTERRUPTED)
-    console.print(
-        f"{recipe.output}: best estimated AL {progress.best_acceptance_length:.3f} "
-        f"at step {progress.best_step}"
-    )
+    start = _kept_step(recipe) or 0
+    directory = log_directory(recipe)
+    with tracking.open(directory, recipe, start) as trackers:
+        log = TrainingLog(directory, recipe, start, trackers)
+        ended = _run(trainer, log, console, start)
+        if ended is None or ended.step < recipe.steps:
+            console.print(_next(_kept_step(recipe)))
+            raise typer.Exit(INTERRUPTED)
+        length, step = ended.best_acceptance_length, ended.best_step
+        console.print(f"{recipe.output}: best estimated AL {length:.3f} at step {step}")
+        prompts = held_out_prompts(trainer.validation)
+        del trainer  # its target makes room for the engine's
+        _check_estimate(recipe, prompts, log, console)
 
 
-def _run(trainer: "Trainer", tracking: "Tracking", console: Console) -> "Progress | None":
-    """Run with a log and a bar; None when it was broken off."""
-    from peagle.cli.training_log import TrainingLog, log_directory
-
-    recipe = trainer.recipe
-    directory, start = log_directory(recipe), _kept_step(recipe) or 0
+def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -> "Progress | None":
+    """Run with a bar; None when it was broken off."""
     try:
-        with (
-            tracking.open(directory, recipe, start) as trackers,
-            _progress_bar(console, recipe.steps, start) as show,
-            _stopping(trainer),
-        ):
-            log = TrainingLog(directory, recipe, start, trackers)
+        with _progress_bar(console, trainer.recipe.steps, start) as show, _stopping(trainer):
             return trainer.run(_both(log.add, show))
     except KeyboardInterrupt:
         return None
+
+
+def _check_estimate(
+    recipe: "Recipe", prompts: "list[tuple[int, ...]]", log: "TrainingLog", console: Console
+) -> None:
+    """Show and log the engine's own AL of the best drafter, or why there is none."""
+    from peagle.cli.engine_length import measure_engine
+
+    try:
+        measured = measure_engine(recipe, prompts)
+    except InputError as error:
+        console.print(f"the engine's AL was not measured: {error}")
+        return
+    console.print(str(measured))
+    log.add_engine(recipe.steps, measured.acceptance_length)
 
 
 def _kept_step(recipe: "Recipe") -> int | None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 METRICS, CURVES, RECIPE = "metrics.jsonl", "curves.png", "recipe.yaml"
 Entry = dict[str, Any]
-"""One report, as a line of `metrics.jsonl`."""
+"""A line of `metrics.jsonl`: one report, or what the engine measured at the end."""
 Tracker = Callable[[Entry], None]
 """Who else is told of every entry."""
 
@@ -53,10 +53,17 @@ class TrainingLog:
             self._begin()
         entry = self._entry(report)
         self._entries.append(entry)
-        with self._metrics.open("a", encoding="utf-8") as file:
-            file.write(_line(entry))
+        self._write(entry)
         if report.estimate is not None:
             draw_curves(self._entries, self._recipe.loss, self._directory / CURVES)
+
+    def add_engine(self, step: int, acceptance_length: float) -> None:
+        """Write down what the engine measured of the best drafter, at the end."""
+        self._write({"step": step, "engine_acceptance_length": acceptance_length, **self._now()})
+
+    def _write(self, entry: Entry) -> None:
+        with self._metrics.open("a", encoding="utf-8") as file:
+            file.write(_line(entry))
         for track in self._trackers:
             track(entry)
 
@@ -78,6 +85,11 @@ class TrainingLog:
             "acceptance_length": estimate.acceptance_length if estimate else None,
             "accuracy": list(estimate.accuracy) if estimate else None,
             "best": report.best,
+            **self._now(),
+        }
+
+    def _now(self) -> Entry:
+        return {
             "seconds": round(self._before + time.perf_counter() - self._start, 3),
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -85,9 +97,9 @@ class TrainingLog:
 
 def scalars(entry: Entry) -> dict[str, float]:
     """An entry's figures by name, those of each depth apart; the step and the times left out."""
-    names = ("loss", "learning_rate", "acceptance_length")
-    found = {name: entry[name] for name in names if entry[name] is not None}
-    depths = enumerate(entry["accuracy"] or ())
+    names = ("loss", "learning_rate", "acceptance_length", "engine_acceptance_length")
+    found = {name: entry[name] for name in names if entry.get(name) is not None}
+    depths = enumerate(entry.get("accuracy") or ())
     return found | {f"accuracy/depth_{depth}": share for depth, share in depths}
 
 

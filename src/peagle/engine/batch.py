@@ -21,12 +21,15 @@ class Scheduled:
     """Target rows: the chunk's length, or K + 1."""
     drafts: int
     """K of this step; 0 for a prefill chunk."""
+    start: int
+    """Position of its first row; for a request on the device, the furthest that it can be."""
+    completes: bool
+    """Whether the last row's logits give the request its next token."""
 
     @property
-    def completes(self) -> bool:
-        """Whether the last row's logits give the request its next token."""
-        known = self.request.total - self.request.computed
-        return self.rows - self.drafts == known
+    def stop(self) -> int:
+        """Position behind its last row."""
+        return self.start + self.rows
 
 
 @dataclass(frozen=True)

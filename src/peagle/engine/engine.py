@@ -9,9 +9,10 @@ from peagle.drafters.drafter import Drafter
 from peagle.engine.batch import Scheduled
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.constraint import Constraint
-from peagle.engine.kv_cache import kv_bytes_per_token
+from peagle.engine.kv_cache import KVCache, kv_bytes_per_token
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.request_table import RequestTable
+from peagle.engine.resident_runner import ResidentRunner, captures_cycles
 from peagle.engine.runner import CycleResult, Runner
 from peagle.engine.scheduler import Scheduler
 from peagle.errors import InputError
@@ -40,6 +41,9 @@ class Load:
 class Engine:
     """Runs requests on one device; single-threaded, driven by calls to `step`.
 
+    `synthetic` accepts so many drafts a cycle on average whatever the target says, on a GPU: it
+    measures time, and its text means nothing.
+
     Raises `InputError` when the memory given holds no single sequence.
     """
 
@@ -50,6 +54,7 @@ class Engine:
         k: int,
         config: EngineConfig,
         end_tokens: Sequence[int] = (),
+        synthetic: float | None = None,
     ) -> None:
         assert (drafter is None) == (k == 0), "a drafter comes with its K"
         self.k, self.end_tokens = k, tuple(end_tokens)
@@ -58,9 +63,16 @@ class Engine:
         num_blocks = _num_blocks(target, drafter, config, memory)
         self.max_length = _max_length(target, config, num_blocks, memory)
         size = config.block_size
-        table = RequestTable(config.max_num_seqs, self.max_length, size, device)
+        spare = int(captures_cycles(device))
+        table = RequestTable(config.max_num_seqs + spare, self.max_length, size, device)
         self.pool = BlockPool(num_blocks)
-        self.runner = Runner(target, drafter, table, num_blocks * size)
+        caches = _caches(target, drafter, table, num_blocks * size)
+        self.runner = Runner(target, drafter, caches)
+        self.resident: ResidentRunner | None = None
+        """Runs the requests whose tokens the device chooses by itself, where it can."""
+        if captures_cycles(device):
+            self.resident = ResidentRunner(target, drafter, k, table, caches, synthetic)
+            self.resident.capture()
         self.scheduler = Scheduler(
             self.pool,
             table,
@@ -108,6 +120,7 @@ class Engine:
         request = Request(request_id, list(prompt), params, seed & MAX_SEED, k, constraint)
         ends = () if params.ignore_eos else self.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))
+        request.on_device = self.resident is not None and params.logits_unchanged
         self._added += 1
         self._requests[request_id] = request
         self.scheduler.add(request)
@@ -121,9 +134,17 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """One cycle for as many requests as fit; what each of them got."""
-        work = self.scheduler.schedule()
-        results = self.runner.run(work) if work else []
-        return [self._advance(item, result) for item, result in zip(work, results, strict=True)]
+        return [self._advance(*done) for done in self._run(self.scheduler.schedule())]
+
+    def _run(self, work: list[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
+        """Start the work; what has come of it, or of earlier work."""
+        done: list[tuple[Scheduled, CycleResult]] = []
+        if self.resident is not None:
+            done += self.resident.run([item for item in work if item.request.on_device])
+            work = [item for item in work if not item.request.on_device]
+        if work:
+            done += zip(work, self.runner.run(work), strict=True)
+        return done
 
     def _advance(self, item: Scheduled, result: CycleResult) -> RequestOutput:
         """Apply one request's result: its lengths, its tokens, and whether it ends."""
@@ -132,6 +153,8 @@ class Engine:
             request.drafter_computed += len(request.features)
         request.features = result.features
         request.computed += item.rows - item.drafts + result.accepted
+        if request.on_device:
+            request.drafter_computed = request.computed - len(result.tokens)
         request.speculation.record(item.drafts, result.accepted)
         new, reason = _until_end(request, result.tokens, self.max_length)
         request.tokens += new
@@ -168,10 +191,22 @@ def _until_end(
     """New tokens up to and with the one that ends the request, and why it ends."""
     allowed = min(request.params.max_tokens - request.output_length, max_length - request.total)
     for index, token in enumerate(tokens[:allowed]):
+        if token < 0:
+            return tokens[:index], "error"
         enough = request.output_length + index + 1 > request.params.min_tokens
         if token in request.stop_ids and enough:
             return tokens[: index + 1], "stop"
     return tokens[:allowed], "length" if len(tokens) >= allowed else None
+
+
+def _caches(
+    target: Decoder, drafter: Drafter | None, table: RequestTable, slots: int
+) -> tuple[KVCache, KVCache | None]:
+    dtype = target.embed.weight.dtype
+    of_target = KVCache(target.config, table, slots, dtype)
+    if drafter is None:
+        return of_target, None
+    return of_target, KVCache(drafter.model.config.transformer, table, slots, dtype)
 
 
 def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:

@@ -20,7 +20,7 @@ def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
 
 
 class KVCache:
-    """Every layer's cache in one tensor [layers, 2, slots, kv_heads, head_dim]."""
+    """Every layer's cache in one `tensor` [layers, 2, slots, kv_heads, head_dim]."""
 
     def __init__(
         self, config: DecoderConfig, table: RequestTable, slots: int, dtype: torch.dtype
@@ -28,17 +28,17 @@ class KVCache:
         layers, heads = config.num_hidden_layers, config.num_key_value_heads
         shape = (layers, 2, slots, heads, config.head_dim)
         self._table = table
-        self._cache = torch.zeros(shape, dtype=dtype, device=table.slots.device)
+        self.tensor = torch.zeros(shape, dtype=dtype, device=table.slots.device)
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""
         if len(spans) == 1:
             run = self._table.run(spans[0].row)
             if run is not None:
-                attention = RunAttend(self._cache, run, spans[0])
+                attention = RunAttend(self.tensor, run, spans[0])
                 return attention.positions, attention
-        rows = gather_rows(self._table, spans, self._cache.dtype)
-        return rows.positions, PagedAttend(self._cache, rows)
+        rows = gather_rows(self._table, spans, self.tensor.dtype)
+        return rows.positions, PagedAttend(self.tensor, rows)
 
 
 class PagedAttend:

@@ -110,6 +110,16 @@ class Request:
         """Blocks that the pool knows by their hash."""
         self.row = -1
         """The request's row in the request table while it runs."""
+        self.on_device = False
+        """Whether the device chooses its tokens by itself."""
+        self.resident = False
+        """Whether its newest tokens live on the device, so that a step needs none from here."""
+        self.ahead = 0
+        """Positions that launched steps may add to `computed`, at most."""
+        self.promised = 0
+        """Output tokens that launched steps bring, at least."""
+        self.admissions = 0
+        """How often it was admitted: what was launched before the last time is void."""
         self.stop_ids: frozenset[int] = frozenset()
         """Token ids that end this request."""
         self.logprobs: list[TokenLogprobs] = []
@@ -141,6 +151,11 @@ class Request:
         return self.computed == self.total - 1 and self.output_length > 0
 
     @property
+    def furthest(self) -> int:
+        """Positions that are computed once everything launched is done, at most."""
+        return self.computed + self.ahead
+
+    @property
     def speculates(self) -> bool:
         """Whether a drafter works for this request."""
         return self.k > 0
@@ -148,13 +163,26 @@ class Request:
     def admit(self, row: int) -> None:
         """Begin to run in a row of the request table, from the prefix that is `computed`."""
         self.status, self.row = Status.RUNNING, row
+        self.admissions += 1
         if self.admitted is None:
             self.admitted, self.cached = time.perf_counter(), self.computed
 
+    def launch(self, rows: int, completes: bool) -> None:
+        """Note a step that was started and whose outcome is not known yet."""
+        self.ahead += rows
+        self.promised += completes
+        self.resident |= completes
+
+    def land(self, rows: int, completes: bool) -> None:
+        """The outcome of such a step is known; `computed` and `tokens` follow."""
+        self.ahead -= rows
+        self.promised -= completes
+
     def forget_cache(self) -> None:
         """Go back to having no KV at all, as after a preemption; the tokens stay."""
-        self.computed = self.drafter_computed = 0
+        self.computed = self.drafter_computed = self.ahead = self.promised = 0
         self.features = None
+        self.resident = False
         self.blocks = []
         self.remembered = 0
         self.row = -1

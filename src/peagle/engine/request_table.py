@@ -5,12 +5,16 @@ from torch import Tensor
 
 
 class RequestTable:
-    """`slots` [rows, max_length]: the cache slot of every position of every running request."""
+    """`slots` [rows, max_length]: the cache slot of every position of every running request.
+
+    `limits` [rows]: how many positions of each row have one.
+    """
 
     def __init__(self, rows: int, max_length: int, block_size: int, device: torch.device) -> None:
         self.block_size = block_size
         blocks = -(-max_length // block_size)
         self.slots = torch.zeros(rows, blocks * block_size, dtype=torch.int64, device=device)
+        self.limits = torch.zeros(rows, dtype=torch.int64, device=device)
         self._offsets = torch.arange(block_size, device=device)
         self._free = list(range(rows - 1, -1, -1))
         self._first_blocks: list[int | None] = [None] * rows
@@ -27,6 +31,7 @@ class RequestTable:
     def leave(self, row: int) -> None:
         """Give a row back."""
         self._free.append(row)
+        self.limits[row] = 0
 
     def append(self, row: int, position: int, blocks: list[int]) -> None:
         """Record the blocks that hold a request's positions from `position`, a block's first."""
@@ -39,6 +44,7 @@ class RequestTable:
         starts = torch.tensor(blocks, device=self.slots.device) * self.block_size
         slots = (starts[:, None] + self._offsets).view(-1)
         self.slots[row, position : position + len(slots)] = slots
+        self.limits[row] = position + len(slots)
 
     def run(self, row: int) -> int | None:
         """The first slot of a request whose positions lie in the cache one after another."""

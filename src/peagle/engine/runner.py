@@ -11,7 +11,6 @@ from peagle.engine.batch import Scheduled
 from peagle.engine.cycle import accept, draft, verify
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import TokenLogprobs
-from peagle.engine.request_table import RequestTable
 from peagle.engine.sampler import choose, logprobs
 from peagle.models.decoder import Decoder
 
@@ -32,24 +31,19 @@ class Runner:
     """Turns scheduled work into chosen tokens: draft, verify, accept."""
 
     def __init__(
-        self, target: Decoder, drafter: Drafter | None, table: RequestTable, num_slots: int
+        self, target: Decoder, drafter: Drafter | None, caches: tuple[KVCache, KVCache | None]
     ) -> None:
         self.target, self.drafter = target, drafter
-        weight = target.embed.weight
-        self.device, dtype = weight.device, weight.dtype
-        self._memory = KVCache(target.config, table, num_slots, dtype)
-        self._taps: tuple[int, ...] = ()
-        if drafter is not None:
-            shape = drafter.model.config.transformer
-            self._drafter_memory = KVCache(shape, table, num_slots, dtype)
-            self._taps = drafter.model.config.taps
+        self.device = target.embed.weight.device
+        self._memory, self._drafter_memory = caches
+        self._taps = () if drafter is None else drafter.model.config.taps
 
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[CycleResult]:
         """One cycle for every scheduled request, in their order."""
         drafts = self._draft(work)
         tokens, sampled = self._inputs(work, drafts)
-        spans = [Span(item.request.row, item.request.computed, item.rows) for item in work]
+        spans = [Span(item.request.row, item.start, item.rows) for item in work]
         positions, attend = self._memory.open(spans)
         taps = self._taps if any(item.request.speculates for item in work) else ()
         seen = verify(self.target, tokens, positions, attend, sampled, taps)
@@ -74,7 +68,7 @@ class Runner:
     def _draft(self, work: Sequence[Scheduled]) -> Tensor:
         """Drafts of every request that wants some [sum(drafts)]; also fills the drafter's cache."""
         pending = [item for item in work if item.request.features is not None]
-        if self.drafter is None or not pending:
+        if self.drafter is None or self._drafter_memory is None or not pending:
             return torch.empty(0, dtype=torch.int64, device=self.device)
         spans, following, features = [], [], []
         for item in pending:
@@ -96,7 +90,7 @@ class Runner:
         places: list[int] = []
         for item in work:
             request, first = item.request, len(tokens)
-            tokens += request.tokens[request.computed : request.computed + item.rows - item.drafts]
+            tokens += request.tokens[item.start : item.stop - item.drafts]
             places += range(len(tokens), len(tokens) + item.drafts)
             tokens += [0] * item.drafts
             if item.completes:

@@ -8,20 +8,23 @@ from torch.nn import functional as F
 
 from peagle.engine.batch import Scheduled
 from peagle.engine.request import Request, TokenLogprobs
+from peagle.ops.choice import argmax
 from peagle.ops.sampling import SamplingRows, penalize, sample
 
 
 def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
     """A token for every sampled row. logits: [sum(drafts + 1), vocab]; drafts: [sum(drafts)]."""
     if all(item.request.params.plain_greedy for item in work):
-        return logits.argmax(dim=-1)
+        return argmax(logits)
     shares = logits.split([item.drafts + 1 for item in work])
     proposals = drafts.split([item.drafts for item in work])
     processed = [
         _processed(item.request, share, proposal)
         for item, share, proposal in zip(work, shares, proposals, strict=True)
     ]
-    return sample(torch.cat(processed), _sampling_rows(work, logits.device))
+    scores = torch.cat(processed)
+    drawn = sample(scores, _sampling_rows(work, logits.device))
+    return torch.where(argmax(scores) < 0, -1, drawn)
 
 
 def logprobs(request: Request, logits: Tensor, tokens: Sequence[int]) -> list[TokenLogprobs]:

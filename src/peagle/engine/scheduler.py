@@ -44,7 +44,7 @@ class Scheduler:
         work: list[Scheduled] = []
         before = list(self.running)
         for request in before:
-            if request.status is Status.RUNNING and budget > 0:
+            if request.status is Status.RUNNING and budget > 0 and not self._will_end(request):
                 item = self._grow(request, budget)
                 if item is not None:
                     work.append(item)
@@ -81,7 +81,7 @@ class Scheduler:
         """Rows for a running request, preempting younger ones for blocks; None if it had to go."""
         while True:
             item = self._share(request, budget)
-            if self._hold(request, request.computed + item.rows):
+            if self._hold(request, min(item.stop, self.max_length)):
                 return item
             victim = self.running[-1]
             self._preempt(victim)
@@ -110,11 +110,22 @@ class Scheduler:
         return item
 
     def _share(self, request: Request, budget: int) -> Scheduled:
-        known = request.total - request.computed
+        start = request.furthest
+        if request.resident:
+            return Scheduled(request, 1 + request.k, request.k, start, completes=True)
+        known = request.total - start
         if not request.decoding or request.features is None:
-            return Scheduled(request, min(known, budget), 0)
+            rows = min(known, budget)
+            return Scheduled(request, rows, 0, start, completes=rows == known)
         drafts = max(min(request.k, self.max_length - request.total, budget - 1), 0)
-        return Scheduled(request, 1 + drafts, drafts)
+        return Scheduled(request, 1 + drafts, drafts, start, completes=True)
+
+    def _will_end(self, request: Request) -> bool:
+        """Whether what is already launched brings a request to its last token."""
+        left = min(
+            request.params.max_tokens - request.output_length, self.max_length - request.total
+        )
+        return 0 < left <= request.promised
 
     def _hold(self, request: Request, length: int) -> bool:
         """Make sure that the request has blocks for `length` positions."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
+from peagle.ops.moe import Experts
 from peagle.ops.norm import HeadNorm, RMSNorm
 from peagle.ops.packing import Part
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
@@ -35,6 +36,11 @@ class DecoderConfig:
     attention_bias: bool = False
     """Biases on q, k, v and the output projection."""
     mlp_bias: bool = False
+    num_experts: int = 0
+    """Experts in place of each layer's MLP; 0 is one dense MLP of intermediate_size."""
+    num_experts_per_tok: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = False
 
 
 class Embedding(Part):
@@ -86,6 +92,19 @@ class MLP(Part):
         return self.down(F.silu(gate) * up)
 
 
+def feed_forward(config: DecoderConfig) -> MLP | Experts:
+    """A layer's MLP, or its experts: [rows, hidden_size] -> the same."""
+    if not config.num_experts:
+        return MLP(config)
+    return Experts(
+        config.hidden_size,
+        config.moe_intermediate_size,
+        config.num_experts,
+        config.num_experts_per_tok,
+        config.norm_topk_prob,
+    )
+
+
 class DecoderLayer(nn.Module):
     """A pre-norm block on the residual stream [rows, hidden_size]."""
 
@@ -94,7 +113,7 @@ class DecoderLayer(nn.Module):
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.attention = Attention(config, config.hidden_size)
         self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
+        self.mlp = feed_forward(config)
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         x = x + self.attention(self.input_norm(x), rotation, layer, attend)

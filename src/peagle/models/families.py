@@ -1,6 +1,7 @@
 """Hugging Face configurations and tensor names of each target family -> our decoder."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,12 @@ from peagle.models.weights import TensorRule, assemble, read_json, read_tensors
 from peagle.ops.packing import pack
 from peagle.ops.rope import RopeConfig
 
-FAMILIES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+FAMILIES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
@@ -27,15 +33,17 @@ def decoder_config(values: Mapping[str, Any], source: str) -> DecoderConfig:
     if architecture not in FAMILIES:
         raise InputError(
             f"{source}: architecture {architecture} is not supported; peagle runs "
-            f"{' and '.join(sorted(FAMILIES))}; vLLM serves other targets with the same drafter"
+            f"{', '.join(sorted(FAMILIES))}; vLLM serves other targets with the same drafter"
         )
-    return transformer_config(values, FAMILIES[architecture], source)
+    family = FAMILIES[architecture]
+    config = transformer_config(values, family, source)
+    return _with_experts(config, values, source) if family == "qwen3_moe" else config
 
 
 def transformer_config(values: Mapping[str, Any], model_type: str, source: str) -> DecoderConfig:
-    """The sizes of a Llama- or Qwen3-style transformer, target or drafter."""
+    """The sizes of a dense Llama- or Qwen3-style transformer, target or drafter."""
     _refuse_unsupported(values, source)
-    try:
+    with _reading(source):
         heads = int(values["num_attention_heads"])
         config = DecoderConfig(
             vocab_size=int(values["vocab_size"]),
@@ -49,24 +57,47 @@ def transformer_config(values: Mapping[str, Any], model_type: str, source: str) 
             rope=rope_config(values, source),
             max_position_embeddings=int(values.get("max_position_embeddings", 2048)),
             tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-            qk_norm=model_type == "qwen3",
+            qk_norm=model_type in ("qwen3", "qwen3_moe"),
             attention_bias=bool(values.get("attention_bias", False)),
             mlp_bias=bool(values.get("mlp_bias", False)),
         )
+    _refuse_impossible(config, source)
+    return config
+
+
+def _with_experts(config: DecoderConfig, values: Mapping[str, Any], source: str) -> DecoderConfig:
+    """The same transformer with experts in every layer."""
+    _refuse_dense_layers(values, source)
+    with _reading(source):
+        # transformers 5 writes Qwen3-MoE's count under Mixtral's name
+        count = "num_local_experts" if "num_local_experts" in values else "num_experts"
+        config = replace(
+            config,
+            num_experts=int(values[count]),
+            num_experts_per_tok=int(values["num_experts_per_tok"]),
+            moe_intermediate_size=int(values["moe_intermediate_size"]),
+            norm_topk_prob=bool(values.get("norm_topk_prob", False)),
+        )
+    _refuse_impossible_experts(config, source)
+    return config
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Errors of reading a configuration's values, said in its user's words."""
+    try:
+        yield
     except InputError:
         raise
     except KeyError as error:
         raise InputError(f"{source}: config.json lacks {error.args[0]}") from None
     except (TypeError, ValueError) as error:
         raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
-    _refuse_impossible(config, source)
-    return config
 
 
 def _refuse_impossible(config: DecoderConfig, source: str) -> None:
-    for name, value in vars(config).items():
-        if type(value) is int and value < 1:
-            raise InputError(f"{source}: {name} is {value}; it must be at least 1")
+    sizes = [name for name in vars(config) if name not in EXPERT_SIZES]
+    _refuse_below_one(config, sizes, source)
     if config.num_attention_heads % config.num_key_value_heads:
         raise InputError(
             f"{source}: {config.num_attention_heads} attention heads cannot share "
@@ -74,6 +105,31 @@ def _refuse_impossible(config: DecoderConfig, source: str) -> None:
         )
     if config.head_dim % 2:
         raise InputError(f"{source}: head_dim {config.head_dim} is odd; rotary positions pair up")
+
+
+def _refuse_impossible_experts(config: DecoderConfig, source: str) -> None:
+    _refuse_below_one(config, EXPERT_SIZES, source)
+    if config.num_experts_per_tok > config.num_experts:
+        raise InputError(
+            f"{source}: num_experts_per_tok is {config.num_experts_per_tok}; it must be at most "
+            f"num_experts, {config.num_experts}"
+        )
+
+
+def _refuse_below_one(config: DecoderConfig, names: Iterable[str], source: str) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if type(value) is int and value < 1:
+            raise InputError(f"{source}: {name} is {value}; it must be at least 1")
+
+
+def _refuse_dense_layers(values: Mapping[str, Any], source: str) -> None:
+    step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers") or []
+    if step != 1 or dense:
+        raise InputError(
+            f"{source}: dense layers among those with experts (decoder_sparse_step {step}, "
+            f"mlp_only_layers {dense}) are not supported; vLLM serves them"
+        )
 
 
 def _refuse_unsupported(values: Mapping[str, Any], source: str) -> None:
@@ -134,12 +190,28 @@ def layer_rules(config: DecoderConfig, ours: str, theirs: str) -> list[TensorRul
     attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     linear("attention.qkv", attention, (q, kv, kv), config.attention_bias)
     linear("attention.out", ("self_attn.o_proj",), (hidden,), config.attention_bias)
-    linear("mlp.gate_up", ("mlp.gate_proj", "mlp.up_proj"), (inner, inner), config.mlp_bias)
-    linear("mlp.down", ("mlp.down_proj",), (hidden,), config.mlp_bias)
+    if config.num_experts:
+        rules += _expert_rules(config, f"{ours}.mlp", f"{theirs}.mlp")
+    else:
+        linear("mlp.gate_up", ("mlp.gate_proj", "mlp.up_proj"), (inner, inner), config.mlp_bias)
+        linear("mlp.down", ("mlp.down_proj",), (hidden,), config.mlp_bias)
     if config.qk_norm:
         norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
         rules.append(rule("attention.qk_norm.weight", norms, (config.head_dim,) * 2))
     return rules
+
+
+def _expert_rules(config: DecoderConfig, ours: str, theirs: str) -> list[TensorRule]:
+    """The router of a layer and its experts, which the file has one by one."""
+    experts = [f"{theirs}.experts.{index}" for index in range(config.num_experts)]
+    gate_up = tuple(f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up"))
+    down = tuple(f"{expert}.down_proj.weight" for expert in experts)
+    inner, hidden = config.moe_intermediate_size, config.hidden_size
+    return [
+        TensorRule(f"{ours}.router", (f"{theirs}.gate.weight",), (config.num_experts,)),
+        TensorRule(f"{ours}.gate_up", gate_up, (inner,) * len(gate_up), leading=2),
+        TensorRule(f"{ours}.down", down, (hidden,) * len(down), leading=2),
+    ]
 
 
 def decoder_rules(config: DecoderConfig) -> list[TensorRule]:
@@ -194,7 +266,7 @@ def _filled(
     config = decoder.config
     ignored = ["lm_head.weight"] if config.tie_word_embeddings else []
     try:
-        assemble(decoder, decoder_rules(config), tensors, ignored)
+        assemble(decoder, decoder_rules(config), tensors, ignored, dtype, device)
     except InputError as error:
         raise InputError(f"{directory} does not match its config.json: {error}") from None
     if config.tie_word_embeddings:

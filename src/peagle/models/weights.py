@@ -24,6 +24,8 @@ class TensorRule:
     theirs: tuple[str, ...]
     sizes: tuple[int, ...]
     """Length of each of `theirs` along dimension 0."""
+    leading: int = 1
+    """Leading dimensions of ours that `theirs` lie along: 2 for parts of every expert."""
 
 
 def model_directory(name: str, weights: bool = True) -> Path:
@@ -115,9 +117,12 @@ def assemble(
     rules: Iterable[TensorRule],
     tensors: Mapping[str, Tensor],
     ignored: Iterable[str] = (),
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
 ) -> None:
-    """Give a module its parameters from a file's tensors.
+    """Give a module its parameters from a file's tensors, in their own type or another.
 
+    Each goes to the device before the next is made, so that a large model is not in memory twice.
     Raises `InputError` naming every missing, unexpected and misshapen tensor at once.
     """
     rules = list(rules)
@@ -125,8 +130,12 @@ def assemble(
     problems = _problems(rules, shapes, tensors, set(ignored))
     if problems:
         raise InputError("; ".join(problems))
-    state = {rule.ours: torch.cat([tensors[name] for name in rule.theirs]) for rule in rules}
-    state = {name: value.reshape(shapes[name]) for name, value in state.items()}
+    state = {
+        rule.ours: torch.cat([tensors[name] for name in rule.theirs])
+        .to(device=device, dtype=dtype)
+        .reshape(shapes[rule.ours])
+        for rule in rules
+    }
     module.load_state_dict(state, strict=False, assign=True)
 
 
@@ -137,7 +146,7 @@ def _problems(
     ignored: set[str],
 ) -> list[str]:
     expected = {
-        name: (size, *shapes[rule.ours][1:])
+        name: (size, *shapes[rule.ours][rule.leading :])
         for rule in rules
         for name, size in zip(rule.theirs, rule.sizes, strict=True)
     }
@@ -158,6 +167,6 @@ def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Ten
     state = dict(module.named_parameters())
     tensors: dict[str, Tensor] = {}
     for rule in rules:
-        parts = state[rule.ours].detach().cpu().split(rule.sizes)
+        parts = state[rule.ours].detach().cpu().flatten(0, rule.leading - 1).split(rule.sizes)
         tensors.update(zip(rule.theirs, (part.contiguous() for part in parts), strict=True))
     return tensors

@@ -33,14 +33,19 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     return torch.where(greedy, choices, drawn)
 
 
-def distribution(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """Probabilities after temperature, then min-p, top-k and top-p. [rows, vocab], float64."""
+def distribution(logits: Tensor, rows: SamplingRows, filtered: bool | None = None) -> Tensor:
+    """Probabilities after temperature, then min-p, top-k and top-p. [rows, vocab], float64.
+
+    filtered: whether any row has a top-k or a top-p; None looks, which waits for the device.
+    """
     temperature = torch.where(rows.temperature == 0, 1.0, rows.temperature)
     scaled = logits.double() / temperature[:, None]
     probabilities = scaled.softmax(dim=-1)
     floor = rows.min_p[:, None] * probabilities.amax(dim=-1, keepdim=True)
     scaled = scaled.masked_fill(probabilities < floor, float("-inf"))
-    if bool((rows.top_k > 0).any()) or bool((rows.top_p < 1).any()):
+    if filtered is None:
+        filtered = bool((rows.top_k > 0).any()) or bool((rows.top_p < 1).any())
+    if filtered:
         scaled = _keep_top(scaled, rows)
     return scaled.softmax(dim=-1)
 

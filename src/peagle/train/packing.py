@@ -23,6 +23,11 @@ class Document:
         """A prompt and its one response."""
         return cls(tuple(tokens), ((prompt_length, len(tokens)),))
 
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """What is before the first response."""
+        return self.tokens[: self.responses[0][0]]
+
 
 @dataclass(frozen=True)
 class Batch:

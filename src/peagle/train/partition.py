@@ -26,6 +26,8 @@ TILE = 2048
 """Elements that see the same dense part of the context."""
 DENSE_ROWS, DENSE_KEYS = 128, 128
 """Steps in which a dense part's sizes come."""
+DENSE_PAIRS = 2**20
+"""Pairs of a query and a key under which a dense part's calls cost more than it saves."""
 Charge = Callable[["Pass"], Tensor]
 """The loss of a pass."""
 
@@ -73,7 +75,7 @@ class ParallelPass:
         limit: deeper elements that run together; recompute: keep only the layers' inputs of depth
         0, and run each layer again when its gradient is due.
         """
-        self._model, self._batch, self._features = model, batch, features
+        self.model, self._batch, self.features = model, batch, features
         self._chains, self._limit = chains, limit
         self._device = features.tapped.device
         self._call = _compiled() if self._device.type == "cuda" else call_plainly
@@ -105,15 +107,19 @@ class ParallelPass:
         torch.autograd.backward([losses[0], *learnt], [torch.ones_like(losses[0]), *outer])
         return torch.stack(losses).sum().detach()
 
+    def slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
+        """Embeddings and features of mask slots, [1, hidden_size] each: all have the same."""
+        return shared.mask_embedding, shared.mask_feature
+
     def _context(self) -> tuple[Pass, Shared]:
         """Depth 0 at every token, charged or not."""
-        model, batch = self._model, self._batch
+        model, batch = self.model, self._batch
         charged = self._chains.charged
         following, positions, places = to_device(
             self._device, batch.tokens.roll(-1), batch.positions, charged
         )
         attend = ContextAttend(batch, self._device)
-        features = model.project(self._features.tapped)
+        features = model.project(self.features.tapped)
         embeddings = model.embed(following).to(features.dtype)
         hidden = model.layers(embeddings, features, positions, attend, self._first_call)
         first = Pass(Elements(charged, torch.zeros_like(charged)), hidden[places])
@@ -121,13 +127,11 @@ class ParallelPass:
         return first, Shared(list(keys), list(values), *model.mask_slot())
 
     def _segment(self, elements: Elements, shared: Shared) -> Pass:
-        """Mask slots: one input for all of them, told apart by their positions alone."""
+        """Mask slots, told apart by their positions alone."""
         rows = elements.padded(rows_in_step(self._device))
         (positions,) = to_device(self._device, self._batch.positions[rows.anchors] + rows.depths)
         attend = SegmentAttend(Reach.of(rows, self._batch), shared, self._device)
-        hidden = self._model.layers(
-            shared.mask_embedding, shared.mask_feature, positions, attend, self._call
-        )
+        hidden = self.model.layers(*self.slots(rows, shared), positions, attend, self._call)
         return Pass(elements, hidden[: len(elements)])
 
 
@@ -182,7 +186,7 @@ def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
     rows = sharing.clamp(max=TILE) // DENSE_ROWS * DENSE_ROWS
     keys = (anchors[begin] - document) // DENSE_KEYS * DENSE_KEYS
     for tile, start, count, width in torch.stack((begin, document, rows, keys), 1).tolist():
-        if count and width:
+        if count * width >= DENSE_PAIRS:
             yield Dense(slice(tile, tile + count), slice(start, start + width))
 
 

@@ -1,6 +1,6 @@
 """The training loop: float32 weights, bfloat16 compute on a GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.train.cod import Chains, sample_chains
-from peagle.train.estimate import Agreement, Estimate
+from peagle.train.estimate import Estimate
 from peagle.train.features import Features, FeatureSource, TargetFeatures, padded_for
 from peagle.train.loss import LOSSES, Comparison
 from peagle.train.optimizer import DraftOptimizer
@@ -50,6 +50,9 @@ Watch = Callable[[Report], None]
 class Trainer:
     """Trains one drafter by a recipe; `run` continues wherever the output's snapshot ends."""
 
+    parallel_pass: type[ParallelPass] = ParallelPass
+    """How a P-EAGLE drafter is run; a study of other mask slots puts its own here."""
+
     def __init__(
         self,
         recipe: Recipe,
@@ -62,7 +65,7 @@ class Trainer:
     ) -> None:
         """Without a source the target computes the features; with one its layers are not used."""
         self.recipe, self.target, self.model = recipe, target, model
-        self._training, self._validation = training, validation
+        self._training, self.validation = training, validation
         self._schedule = Schedule(recipe, training)
         self._source = source or TargetFeatures(target, model.config.taps)
         self._device = target.embed.weight.device
@@ -130,7 +133,7 @@ class Trainer:
         recipe = self.recipe
         if self.model.config.parallel:
             limits = recipe.elements_per_segment, recipe.activation_checkpointing
-            return ParallelPass(self.model, batch, features, chains, *limits)
+            return self.parallel_pass(self.model, batch, features, chains, *limits)
         return SequentialPass(self.model, batch, features, recipe.num_speculative_tokens)
 
     def _charge(self, features: Features, weight: float) -> Charge:
@@ -162,22 +165,27 @@ class Trainer:
             save_snapshot(self._snapshot, self.optimizer, self._progress, name)
         self._ranks.wait()
 
-    @torch.no_grad()
     def estimate(self) -> Estimate:
-        """Accuracy and acceptance length on the held-out documents, whole chains everywhere."""
+        """Accuracy and acceptance length on the held-out documents."""
+        return Estimate.of(table for _, table in self.agreement())
+
+    @torch.no_grad()
+    def agreement(self) -> Iterator[tuple[Batch, Tensor]]:
+        """Held-out batches, and whether drafter and target agree there, on whole chains everywhere.
+
+        [length, depths] of each anchor and depth: 1 they do, 0 they do not, -1 nothing to ask.
+        """
         depths = self.recipe.num_speculative_tokens
-        agreement = Agreement(depths)
         whole, generator = [1.0] * depths, torch.Generator()
-        for rows in torch.arange(len(self._validation)).split(self.recipe.rows_per_pass):
-            batch = self._batch(self._validation, rows)
+        for rows in torch.arange(len(self.validation)).split(self.recipe.rows_per_pass):
+            batch = self._batch(self.validation, rows)
             features = self._source("validation", rows, batch)
-            agreement.begin(len(batch))
-            for part in self._pass(
-                batch, features, sample_chains(batch, whole, generator)
-            ).passes():
+            run = self._pass(batch, features, sample_chains(batch, whole, generator))
+            table = torch.full((len(batch), depths), -1, dtype=torch.int8)
+            for part in run.passes():
                 agrees = self._compare.agrees(part.hidden, features.final, part.elements.places)
-                agreement.add(part.elements, agrees)
-        return agreement.estimate()
+                table[part.elements.anchors, part.elements.depths] = agrees.to("cpu", torch.int8)
+            yield batch, table
 
     def _batch(self, rows: PackedRows, index: Tensor) -> Batch:
         return padded_for(self._device, rows.batch(index))

@@ -1,0 +1,126 @@
+"""P-EAGLE against EAGLE-3 on the bundled target: the same conversations, steps and tokens.
+
+    python benchmarks/training/compare.py train answers.jsonl --out drafters --seconds 200
+    python benchmarks/training/compare.py measure drafters --prompts HumanEval.jsonl.gz --out FILE
+
+`measure` decodes greedily with the engine, in float32 on a CPU; every drafter answers the same
+prompts, over which the intervals are taken.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import held_out
+import typer
+from ablations import BASE, RECIPES, brief
+from sweep import Arm, K, Sweep
+
+from peagle import LLM, SamplingParams, SpeculativeConfig
+from peagle.bench.pair import bundled
+from peagle.bench.prompts import Prompt, load_prompts
+from peagle.bench.report import machine
+from peagle.config import EngineConfig
+from peagle.train.recipe import Recipe
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+EAGLE3 = {
+    "method": "eagle3",
+    "mask_token_id": None,
+    "num_hidden_layers": 1,
+    "intermediate_size": None,
+}
+"""recipes/demo/eagle3.yaml where it differs from peagle.yaml."""
+WIDE = {"intermediate_size": 896}
+ARMS = {
+    arm.name: arm
+    for arm in (
+        Arm("eagle3", EAGLE3),
+        Arm("peagle"),
+        Arm("wide", WIDE),
+        Arm("wide_ce", {**WIDE, "loss": "cross_entropy"}),
+        Arm("wide_normed", {**WIDE, "norm_before_residual": True}),
+        Arm("wide_fast", {**WIDE, "learning_rate": 4e-3}),
+        Arm("wide_shallow", {**WIDE, "depth_decay": 0.8}),
+        Arm("wide_dense", {**WIDE, "cod_ratio": 1.0}),
+        Arm("wide_begun", WIDE, inherits=True),
+        Arm("wider", {"intermediate_size": 1280}),
+    )
+}
+
+
+@app.command()
+def train(
+    data: Annotated[Path, typer.Argument(help="The target's answers, recipes/demo step 5.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="key=value of the recipe.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory of the drafters.")] = ...,
+    arms: Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}.")] = "eagle3,peagle",
+    steps: Annotated[int, typer.Option(help="Steps of each drafter, at most.")] = 10_000,
+    seconds: Annotated[
+        float | None, typer.Option(help="As many steps as the slowest takes in this time.")
+    ] = None,
+    gpus: Annotated[int, typer.Option(help="GPUs that the drafters are spread over.")] = 1,
+) -> None:
+    """Train drafters, all at once on one device."""
+    given = [f"data=[{data}]", f"output={out}", f"steps={steps}", *BASE, *(overrides or [])]
+    sweep = Sweep.read(Recipe.load(RECIPES / "peagle.yaml", given), seconds, keep=True)
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "training.jsonl").open("a") as file:
+        for result in sweep.run([ARMS[name] for name in arms.split(",")], gpus):
+            print(brief(result), flush=True)
+            print(json.dumps(result), file=file, flush=True)
+
+
+@app.command()
+def measure(
+    drafters: Annotated[Path, typer.Argument(help="Directory of drafters, eagle3 among them.")],
+    prompts: Annotated[list[str], typer.Option(help="Prompt files, or bundled.")] = ["bundled"],  # noqa: B006
+    limit: Annotated[int | None, typer.Option(help="Only the first prompts of each.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
+    target: Annotated[Path | None, typer.Option(help="Another target's directory.")] = None,
+    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
+) -> None:
+    """Acceptance length of each drafter at K = 5, and how far it is from EAGLE-3's."""
+    asked = [prompt for source in prompts for prompt in load_prompts(source, limit)]
+    model = str(target or bundled("target"))
+    places = sorted(path.parent for path in drafters.glob("*/config.json"))
+    counts = {place.name: decode(model, place, asked, max_tokens) for place in places}
+    result = machine() | {
+        "prompts": list(prompts),
+        "count": len(asked),
+        "max_tokens": max_tokens,
+        "k": K,
+        "drafters": {name: summary(counts[name], counts["eagle3"]) for name in counts},
+    }
+    for name, figures in result["drafters"].items():
+        print(f"{name:16} {json.dumps(figures)}")
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def decode(
+    target: str, drafter: Path, prompts: Sequence[Prompt], max_tokens: int
+) -> list[tuple[int, int]]:
+    """Tokens and cycles of each prompt's answer, greedy and never cut short."""
+    config = EngineConfig(device="cpu", dtype="float32", max_num_seqs=8)
+    how = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    llm = LLM(target, SpeculativeConfig(model=str(drafter), num_speculative_tokens=K), config)
+    tokens = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    did = [completion.speculation for completion in llm.generate(tokens, how)]
+    return [(each.cycles + each.accepted, each.cycles) for each in did]
+
+
+def summary(counts: held_out.Counts, reference: held_out.Counts) -> dict[str, Any]:
+    """AL, its interval, and its paired difference to the reference."""
+    by, low, high = held_out.difference(counts, reference)
+    return {
+        "acceptance_length": round(held_out.acceptance_length(counts), 4),
+        "interval": [round(bound, 4) for bound in held_out.interval(counts)],
+        "difference": round(by, 4),
+        "difference_interval": [round(low, 4), round(high, 4)],
+    }
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,158 @@
+"""Models of a published size with random weights, to measure time where acceptance is synthetic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from peagle.config import EngineConfig
+from peagle.device import resolve_device, resolve_dtype
+from peagle.drafters.drafter import Drafter
+from peagle.drafters.eagle3 import SequentialDrafter
+from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.peagle import ParallelDrafter
+from peagle.engine.engine import Engine
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.ops.packing import pack
+from peagle.ops.rope import RopeConfig
+
+STD = 0.02
+DRAFT_VOCABULARY = 32_000
+MASK_TOKEN = 151_643
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A target's sizes, and those in which its drafters differ."""
+
+    target: DecoderConfig
+    draft_intermediate_size: int
+
+
+_QWEN3_8B = DecoderConfig(
+    vocab_size=151_936,
+    hidden_size=4096,
+    intermediate_size=12_288,
+    num_hidden_layers=36,
+    num_attention_heads=32,
+    num_key_value_heads=8,
+    head_dim=128,
+    rope=RopeConfig(theta=1e6),
+    max_position_embeddings=40_960,
+    qk_norm=True,
+)
+_QWEN3_30B_A3B = replace(
+    _QWEN3_8B,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_hidden_layers=48,
+    num_key_value_heads=4,
+    num_experts=128,
+    num_experts_per_tok=8,
+    moe_intermediate_size=768,
+    norm_topk_prob=True,
+)
+_TINY = replace(
+    _QWEN3_8B,
+    vocab_size=512,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=6,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    max_position_embeddings=1024,
+)
+SHAPES = {
+    "qwen3-8b": Shape(_QWEN3_8B, 12_288),
+    "qwen3-30b-a3b": Shape(_QWEN3_30B_A3B, 8192),
+    "tiny": Shape(_TINY, 128),
+}
+
+
+def shape_of(name: str) -> Shape:
+    """The sizes of a name. Raises `InputError`."""
+    if name not in SHAPES:
+        raise InputError(f"shape {name} is not known; choose one of {', '.join(SHAPES)}")
+    return SHAPES[name]
+
+
+def random_target(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
+    """A target with random weights, ready for inference."""
+    with torch.device("meta"):
+        decoder = Decoder(config)
+    _fill(decoder, device, dtype)
+    return decoder
+
+
+def random_drafter(
+    shape: Shape, parallel: bool, layers: int, device: torch.device, dtype: torch.dtype
+) -> Drafter:
+    """A dense drafter with random weights for a shape's target."""
+    target = shape.target
+    transformer = replace(
+        target,
+        intermediate_size=shape.draft_intermediate_size,
+        num_hidden_layers=layers,
+        qk_norm=False,
+        num_experts=0,
+    )
+    depth = target.num_hidden_layers
+    vocabulary = min(DRAFT_VOCABULARY, target.vocab_size)
+    config = DrafterConfig(
+        transformer=transformer,
+        target_hidden_size=target.hidden_size,
+        taps=(2, depth // 2, depth - 3),
+        draft_vocab_size=vocabulary,
+        mask_token_id=min(MASK_TOKEN, target.vocab_size - 1) if parallel else None,
+    )
+    with torch.device("meta"):
+        model = DraftModel(config, target.max_position_embeddings)
+    _fill(model, device, dtype)
+    return ParallelDrafter(model) if parallel else SequentialDrafter(model)
+
+
+def random_engine(
+    name: str,
+    method: str,
+    k: int,
+    layers: int,
+    synthetic: float | None,
+    config: EngineConfig,
+) -> Engine:
+    """An engine over a shape; `method` is none, eagle3 or peagle; see `Engine` for `synthetic`.
+
+    Raises `InputError` for an unknown shape and for memory that does not suffice.
+    """
+    shape, device = shape_of(name), resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    target = random_target(shape.target, device, dtype)
+    if method == "none":
+        return Engine(target, None, 0, config)
+    drafter = random_drafter(shape, method == "peagle", layers, device, dtype)
+    return Engine(target, drafter, k, config, synthetic=synthetic)
+
+
+def random_prompts(count: int, length: int, vocab_size: int, seed: int = 1) -> Sequence[list[int]]:
+    """Prompts of random tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(10, vocab_size - 1, (count, length), generator=generator)
+    prompts: list[list[int]] = drawn.tolist()
+    return prompts
+
+
+def _fill(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+    """Weights of normal deviation `STD`, norms of one, on the device."""
+    generator = torch.Generator(device).manual_seed(0)
+    for owner in module.modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            value = torch.empty(parameter.shape, device=device, dtype=dtype)
+            if parameter.dim() > 1 or name == "mask_hidden":
+                value.normal_(0.0, STD, generator=generator)
+            else:
+                value.fill_(1.0)
+            setattr(owner, name, nn.Parameter(value, requires_grad=False))
+    module.to(device).eval()
+    pack(module)

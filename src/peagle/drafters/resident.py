@@ -1,0 +1,134 @@
+"""Drafting from state that stays on the device: the same drafters, for a captured cycle."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.drafter import Drafter
+from peagle.drafters.model import DraftModel
+from peagle.drafters.peagle import ParallelDrafter
+from peagle.models.fused import AttendProduct, FusedLayers
+from peagle.ops import residual
+from peagle.ops.cached_attention import PassRows
+from peagle.ops.choice import argmax
+from peagle.ops.norm import rms_norm
+from peagle.ops.resident import DraftInputs, FirstNorms, Resident, draft_inputs
+from peagle.ops.residual import Normed
+
+OpenPass = Callable[[PassRows], AttendProduct]
+"""The drafter's KV cache: the attention of one pass over some rows."""
+
+
+class ResidentDrafter(Protocol):
+    """Proposes K tokens for each of some rows of the request table."""
+
+    model: DraftModel
+    layers: FusedLayers
+
+    def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
+        """Drafts as target ids: [requests, K]."""
+        ...
+
+
+class ResidentParallel:
+    """P-EAGLE: pending rows and mask slots in one pass."""
+
+    def __init__(self, model: DraftModel, k: int) -> None:
+        self.model, self.k = model, k
+        self.layers = fused_drafter(model)
+        self._norms = first_norms(model)
+
+    def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
+        inputs = draft_inputs(state, requests, self.k - 1, self._norms)
+        hidden = _pass(self, inputs, open_pass)
+        return best(self.model, hidden).view(len(requests), self.k)
+
+
+class ResidentSequential:
+    """EAGLE-3: one pass over the pending rows, then K - 1 of one row a request."""
+
+    def __init__(self, model: DraftModel, k: int) -> None:
+        self.model, self.k = model, k
+        self.layers = fused_drafter(model)
+        self._norms = first_norms(model)
+
+    def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
+        inputs = draft_inputs(state, requests, 0, self._norms)
+        hidden = _pass(self, inputs, open_pass)
+        columns = [best(self.model, hidden)]
+        one_each = torch.arange(len(requests), device=requests.device)
+        for step in range(1, self.k):
+            state_of_step = replace(
+                state,
+                computed=state.computed[requests] + step,
+                pending=torch.ones_like(one_each),
+                emitted=columns[-1][:, None],
+                features=self.model.feedback(hidden)[:, None],
+            )
+            inputs = draft_inputs(state_of_step, one_each, 0, self._norms)
+            inputs = replace(inputs, rows=replace(inputs.rows, requests=requests))
+            hidden = _pass(self, inputs, open_pass)
+            columns.append(best(self.model, hidden))
+        return torch.stack(columns, dim=1)
+
+
+def resident_drafter(drafter: Drafter, k: int) -> ResidentDrafter:
+    """The form of a drafter that a captured cycle runs."""
+    kind = ResidentParallel if isinstance(drafter, ParallelDrafter) else ResidentSequential
+    return kind(drafter.model, k)
+
+
+def fused_drafter(model: DraftModel) -> FusedLayers:
+    """The layers of a drafter."""
+    layers = [model.first, *model.rest]
+    return FusedLayers(layers, model.norm, model.config.transformer, model.rotations)
+
+
+def first_norms(model: DraftModel) -> FirstNorms:
+    """What stands in front of a drafter's first layer."""
+    first, mask_token = model.first, model.config.mask_token_id
+    if mask_token is None:
+        mask_feature = torch.zeros_like(first.hidden_norm.weight)
+    else:
+        mask_feature = model.mask_slot()[1][0].contiguous()
+    return FirstNorms(
+        embedding=model.embed.weight,
+        input_weight=first.input_norm.weight,
+        hidden_weight=first.hidden_norm.weight,
+        eps=model.config.transformer.rms_norm_eps,
+        before_residual=model.config.norm_before_residual,
+        mask_token=mask_token or 0,
+        mask_feature=mask_feature,
+    )
+
+
+def known_inputs(model: DraftModel, tokens: Tensor, features: Tensor) -> tuple[Tensor, Normed]:
+    """The first layer's stream and input for rows without mask slots.
+
+    tokens: [rows], those after each position; features: [rows, hidden_size], projected.
+    """
+    first = model.first
+    embedded = rms_norm(model.embed(tokens), first.input_norm.weight, first.input_norm.eps)
+    scaled = rms_norm(features, first.hidden_norm.weight, first.hidden_norm.eps)
+    stream = scaled if model.config.norm_before_residual else features
+    return stream, Normed(torch.cat((embedded, scaled), dim=-1), None, first.input_norm.eps)
+
+
+def best(model: DraftModel, hidden: Tensor) -> Tensor:
+    """The drafter's most likely tokens as target ids. hidden: [rows, hidden_size] streams."""
+    logits = residual.linear(residual.normed(hidden, model.norm), model.head)
+    # logits that are no numbers draft the first token, which the target will judge
+    return model.target_ids(argmax(logits).clamp(min=0))
+
+
+def _pass(
+    drafter: ResidentParallel | ResidentSequential, inputs: DraftInputs, open_pass: OpenPass
+) -> Tensor:
+    """The residual streams of the rows that drafts are read at: [reads, hidden_size]."""
+    eps = drafter.model.config.transformer.rms_norm_eps
+    attend = open_pass(inputs.rows)
+    stream, _ = drafter.layers(inputs.stream, Normed(inputs.x, None, eps), attend)
+    return stream.index_select(0, inputs.reads.flatten())

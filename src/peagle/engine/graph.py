@@ -1,0 +1,85 @@
+"""The cycle captured once a batch size, so that the host launches it in one call."""
+
+import bisect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peagle.engine.resident_cycle import ResidentCycle, SamplingTable
+from peagle.ops.resident import Resident
+
+Run = Callable[[], None]
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Sizes that are captured: close together where a cycle's cost grows with each request."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 257, 16), *range(288, most + 32, 32)]
+    return [*(size for size in sizes if size < most), most]
+
+
+class CycleGraphs:
+    """Runs the cycle for any rows of the request table; on a CPU without a graph.
+
+    A batch is filled up to the next size with `spare`, a row that belongs to no request.
+    """
+
+    def __init__(
+        self, cycle: ResidentCycle, state: Resident, sampling: SamplingTable, spare: int, most: int
+    ) -> None:
+        self._cycle, self._state, self._sampling = cycle, state, sampling
+        self._spare, self._sizes = spare, batch_sizes(most)
+        device = state.computed.device
+        self._requests = {
+            size: torch.full((size,), spare, dtype=torch.int64, device=device)
+            for size in self._sizes
+        }
+        self._named: dict[int, list[int]] = {}
+        self._captured: dict[tuple[int, bool], Run] = {}
+        self._pool: Any = None
+
+    def capture(self) -> None:
+        """Capture every size for greedy requests; sampled ones are captured when first met."""
+        for size in reversed(self._sizes):
+            self._prepared(size, False)
+
+    def run(self, rows: Sequence[int], sampled: bool) -> None:
+        """One cycle for some rows of the request table."""
+        size = self._sizes[bisect.bisect_left(self._sizes, len(rows))]
+        named = [*rows, *[self._spare] * (size - len(rows))]
+        run = self._prepared(size, sampled)
+        if self._named.get(size) != named:
+            self._requests[size].copy_(torch.tensor(named))
+            self._named[size] = named
+        run()
+
+    def _prepared(self, size: int, sampled: bool) -> Run:
+        key = (size, sampled)
+        if key not in self._captured:
+            self._captured[key] = self._capture(size, sampled)
+        return self._captured[key]
+
+    def _capture(self, size: int, sampled: bool) -> Run:
+        requests = self._requests[size]
+
+        def run() -> None:
+            self._cycle.run(self._state, requests, self._sampling if sampled else None)
+
+        if not requests.is_cuda:
+            return run
+        requests.fill_(self._spare)
+        self._named.pop(size, None)
+        return self._graph(run, requests)
+
+    def _graph(self, run: Run, requests: Tensor) -> Run:
+        stream = torch.cuda.Stream(requests.device)
+        stream.wait_stream(torch.cuda.current_stream(requests.device))
+        with torch.cuda.stream(stream):
+            run()  # compiles kernels and makes their workspaces outside the graph's memory
+        torch.cuda.current_stream(requests.device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            run()
+        self._pool = self._pool or graph.pool()
+        return graph.replay

@@ -1,0 +1,130 @@
+"""One cycle on state that stays on the device: draft, verify, accept. Tensors only, no waiting.
+
+What a CUDA graph captures. Nothing here may depend on a value that only the device knows, so every
+batch runs all K drafts of all its rows; a request that wants fewer accepts fewer.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.resident import ResidentDrafter
+from peagle.models.decoder import Decoder
+from peagle.models.fused import AttendProduct, Taps, fused_target
+from peagle.ops import residual
+from peagle.ops.cached_attention import PassRows, cached_attention
+from peagle.ops.choice import argmax
+from peagle.ops.resident import Resident, settle, verify_inputs
+from peagle.ops.sampling import SamplingRows, distribution, draw, uniforms
+
+
+@dataclass(frozen=True)
+class SamplingTable:
+    """How each row of the request table samples: each [table rows]."""
+
+    temperature: Tensor
+    """0 is greedy."""
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+
+
+class ResidentCycle:
+    """Target, drafter and their caches, run for any rows of the request table."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        drafter: ResidentDrafter | None,
+        k: int,
+        caches: tuple[Tensor, Tensor | None],
+        synthetic: float | None = None,
+    ) -> None:
+        self.target, self.drafter, self.k = target, drafter, k
+        self.layers = fused_target(target)
+        self.target_cache, self.drafter_cache = caches
+        self.synthetic = synthetic
+        """Drafts accepted a cycle whatever the target says; None: by the target."""
+
+    def run(self, state: Resident, requests: Tensor, sampling: SamplingTable | None) -> None:
+        """Draft, verify and accept for some requests. requests: [requests] table rows."""
+        drafts = self.draft(state, requests)
+        logits, features = self.verify(state, requests, drafts)
+        chosen = argmax(logits)
+        if sampling is not None:
+            chosen = self._draw(state, requests, sampling, logits, chosen)
+        chosen = chosen.view(len(requests), self.k + 1)
+        settle(state, requests, drafts, chosen, features, self.synthetic)
+
+    def draft(self, state: Resident, requests: Tensor) -> Tensor:
+        """[requests, K] drafts."""
+        if self.drafter is None:
+            return torch.empty(len(requests), 0, dtype=torch.int64, device=requests.device)
+        return self.drafter.propose(state, requests, self.open_drafter)
+
+    def verify(
+        self, state: Resident, requests: Tensor, drafts: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits [requests * (K + 1), vocab] and projected features of the same rows."""
+        norm = self.layers.layers[0].input_norm
+        embedding = self.target.embed.weight
+        rows, x, scaled = verify_inputs(state, requests, drafts, embedding, norm.weight, norm.eps)
+        taps = self._taps(len(x))
+        first = residual.Normed(scaled, None, norm.eps)
+        _, last = self.layers(x, first, self.open_target(rows), taps)
+        logits = residual.linear(last, self.target.head)
+        if taps is None or self.drafter is None:
+            return logits, None
+        return logits, self.drafter.model.project(taps.into)
+
+    def open_target(self, rows: PassRows) -> AttendProduct:
+        """The target's attention for one pass over cached requests."""
+        return lambda layer, qkv, heads: cached_attention(
+            qkv, heads, self.target_cache[layer], rows
+        )
+
+    def open_drafter(self, rows: PassRows) -> AttendProduct:
+        """The drafter's."""
+        cache = self.drafter_cache
+        assert cache is not None
+        return lambda layer, qkv, heads: cached_attention(qkv, heads, cache[layer], rows)
+
+    def _taps(self, rows: int) -> Taps | None:
+        if self.drafter is None:
+            return None
+        config = self.drafter.model.config
+        embedding = self.target.embed.weight
+        return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
+
+    def _draw(
+        self,
+        state: Resident,
+        requests: Tensor,
+        sampling: SamplingTable,
+        logits: Tensor,
+        greedy: Tensor,
+    ) -> Tensor:
+        offsets = torch.arange(1, self.k + 2, device=requests.device)
+        positions = state.computed[requests][:, None] + offsets
+        return choose(logits, greedy, sampling, requests.repeat_interleave(self.k + 1), positions)
+
+
+def choose(
+    logits: Tensor, greedy: Tensor, sampling: SamplingTable, requests: Tensor, positions: Tensor
+) -> Tensor:
+    """A token a row by its request's parameters, `greedy` where it is greedy or no number (-1).
+
+    requests: [rows] table rows; positions: where in its sequence each token will stand.
+    """
+    rows = SamplingRows(
+        temperature=sampling.temperature[requests],
+        top_k=sampling.top_k[requests],
+        top_p=sampling.top_p[requests],
+        min_p=sampling.min_p[requests],
+        seeds=sampling.seeds[requests],
+        positions=positions.flatten(),
+    )
+    drawn = draw(distribution(logits, rows, filtered=True), uniforms(rows.seeds, rows.positions))
+    return torch.where((rows.temperature == 0) | (greedy < 0), greedy, drawn)

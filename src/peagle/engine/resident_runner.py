@@ -1,0 +1,178 @@
+"""The device's owner on a GPU: launches steps, and reads what they emitted one step behind."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.drafter import Drafter
+from peagle.drafters.resident import resident_drafter
+from peagle.engine.batch import Scheduled
+from peagle.engine.graph import CycleGraphs
+from peagle.engine.kv_cache import KVCache
+from peagle.engine.prefill import Ends, Prefill
+from peagle.engine.request_table import RequestTable
+from peagle.engine.resident_cycle import ResidentCycle, SamplingTable, choose
+from peagle.engine.runner import CycleResult
+from peagle.models.decoder import Decoder
+from peagle.ops.choice import argmax
+from peagle.ops.resident import Resident
+from peagle.ops.triton import AVAILABLE
+
+
+def captures_cycles(device: torch.device) -> bool:
+    """Whether a whole cycle can run on a device by itself: on a GPU with Triton."""
+    return device.type == "cuda" and AVAILABLE
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A launched step: whom it works for, and where its results will be."""
+
+    work: tuple[Scheduled, ...]
+    admissions: tuple[int, ...]
+    """Of each request when it was launched."""
+    results: Tensor
+    """[table rows, K + 2] in the host's memory once `arrived` has happened."""
+    arrived: torch.cuda.Event | None
+
+
+class ResidentRunner:
+    """Requests whose tokens the device chooses by itself; nothing on the host waits for a token.
+
+    A step's prompt chunks run as they come, then one captured cycle for all requests beyond their
+    prompt. What a step emitted is returned by the call after it.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        drafter: Drafter | None,
+        k: int,
+        table: RequestTable,
+        caches: tuple[KVCache, KVCache | None],
+        synthetic: float | None = None,
+    ) -> None:
+        self._k, self._spare = k, table.admit()
+        drafting = None if drafter is None else resident_drafter(drafter, k)
+        of_target, of_drafter = caches
+        tensors = (of_target.tensor, None if of_drafter is None else of_drafter.tensor)
+        cycle = ResidentCycle(target, drafting, k, tensors, synthetic)
+        self._state = _fresh_state(target, drafter, k, table)
+        self._sampling = _fresh_sampling(table)
+        rows = len(table.limits)
+        self._graphs = CycleGraphs(cycle, self._state, self._sampling, self._spare, rows - 1)
+        self._prefill = Prefill(cycle, table)
+        self._flight: Flight | None = None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Make ready what can be before the first request."""
+        self._graphs.capture()
+
+    @torch.inference_mode()
+    def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
+        """Launch a step; return what the one before it brought to requests that still run."""
+        flight, self._flight = self._flight, self._launch(work) if work else None
+        return [] if flight is None else _landed(flight)
+
+    def _launch(self, work: Sequence[Scheduled]) -> Flight:
+        chunks = [item for item in work if not item.request.resident]
+        cycles = [item for item in work if item.request.resident]
+        if cycles:
+            rows = [item.request.row for item in cycles]
+            self._graphs.run(rows, any(item.request.params.temperature > 0 for item in cycles))
+        if chunks:
+            self._start(sorted(chunks, key=lambda item: (item.start > 0, item.rows)))
+        for item in work:
+            item.request.launch(item.rows, item.completes)
+        admissions = tuple(item.request.admissions for item in work)
+        return Flight(tuple(work), admissions, *self._fetch())
+
+    def _start(self, chunks: list[Scheduled]) -> None:
+        """Run chunks, and hand requests whose prompt is complete over to the cycle."""
+        ends = self._prefill.run(chunks)
+        begun = [item for item in chunks if item.completes]
+        if begun:
+            self._enter(begun, ends)
+
+    def _enter(self, begun: list[Scheduled], ends: Ends) -> None:
+        state, sampling = self._state, self._sampling
+        device = state.computed.device
+        requests = [item.request for item in begun]
+
+        def column(values: list[int] | list[float]) -> Tensor:
+            return torch.tensor(values, device=device)
+
+        rows = column([request.row for request in requests])
+        for name in ("temperature", "top_k", "top_p", "min_p"):
+            values = [max(getattr(request.params, name), 0) for request in requests]
+            table = getattr(sampling, name)
+            table[rows] = column(values).to(table.dtype)
+        sampling.seeds[rows] = column([request.seed for request in requests])
+        lengths = column([item.stop for item in begun])
+        chosen = argmax(ends.logits)
+        if any(request.params.temperature > 0 for request in requests):
+            chosen = choose(ends.logits, chosen, sampling, rows, lengths)
+        state.computed[rows], state.pending[rows] = lengths, 1
+        state.emitted[rows, 0], state.cycles[rows] = chosen.clamp(min=0), 0
+        state.ks[rows] = column([request.k for request in requests])
+        state.results[rows, 0], state.results[rows, 1] = 0, chosen
+        if ends.features is not None:
+            state.features[rows, 0] = ends.features
+
+    def _fetch(self) -> tuple[Tensor, torch.cuda.Event | None]:
+        """A copy of all results on its way to the host."""
+        results = self._state.results
+        if not results.is_cuda:
+            return results.clone(), None
+        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
+        host.copy_(results, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+        return host, arrived
+
+
+def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
+    if flight.arrived is not None:
+        flight.arrived.synchronize()
+    results = flight.results.tolist()
+    landed = []
+    for item, admissions in zip(flight.work, flight.admissions, strict=True):
+        request = item.request
+        if request.row < 0 or request.admissions != admissions or request.finish_reason:
+            continue
+        request.land(item.rows, item.completes)
+        accepted, *tokens = results[request.row]
+        new = tokens[: accepted + 1] if item.completes else []
+        landed.append((item, CycleResult(new, accepted if new else 0, None, [])))
+    return landed
+
+
+def _fresh_state(target: Decoder, drafter: Drafter | None, k: int, table: RequestTable) -> Resident:
+    rows, device = len(table.limits), table.limits.device
+    width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.int64, device=device)
+
+    return Resident(
+        slots=table.slots,
+        limits=table.limits,
+        computed=zeros(rows) + 1,
+        pending=zeros(rows) + 1,
+        emitted=zeros(rows, k + 1),
+        features=target.embed.weight.new_zeros(rows, k + 1, width),
+        ks=zeros(rows) + k,
+        cycles=zeros(rows),
+        results=zeros(rows, k + 2),
+    )
+
+
+def _fresh_sampling(table: RequestTable) -> SamplingTable:
+    def column(dtype: torch.dtype) -> Tensor:
+        return torch.zeros(len(table.limits), dtype=dtype, device=table.limits.device)
+
+    real, whole = torch.float32, torch.int64
+    return SamplingTable(column(real), column(whole), column(real), column(real), column(whole))

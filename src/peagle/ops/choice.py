@@ -1,0 +1,28 @@
+"""The most likely token of each row."""
+
+import functools
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from peagle.ops.triton import serve
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from peagle.ops.triton import choice
+
+    return choice
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Index of each row's largest number, the first of equals; -1 where one is not a number.
+
+    logits: [rows, vocab]; result: [rows] int64.
+    """
+    if serve(logits):
+        found: Tensor = _kernels().argmax(logits)
+        return found
+    best = logits.argmax(dim=-1)  # a NaN counts as the largest
+    return torch.where(logits.gather(-1, best[:, None])[:, 0].isnan(), -1, best)

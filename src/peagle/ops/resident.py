@@ -1,0 +1,178 @@
+"""A cycle's inputs and outcome, read from and written to state that stays on the device.
+
+The rows of the request table that a batch names may repeat: a batch is filled up with a row that
+belongs to no request and has no cache slots (`limits` 0). Its state means nothing and stays small.
+"""
+
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from peagle.ops.cached_attention import PassRows
+from peagle.ops.norm import rms_norm
+from peagle.ops.triton import serve
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    from peagle.ops.triton import resident
+
+    return resident
+
+
+@dataclass(frozen=True)
+class Resident:
+    """What the device knows of each live request, by its row in the request table."""
+
+    slots: Tensor
+    """[table rows, positions] as in `PassRows`."""
+    limits: Tensor
+    """[table rows] as in `PassRows`."""
+    computed: Tensor
+    """[table rows] positions whose keys the target has; the newest token's position."""
+    pending: Tensor
+    """[table rows] positions before `computed` that the drafter has not seen: 1 to K + 1."""
+    emitted: Tensor
+    """[table rows, K + 1] the tokens after those positions; the last of them is the newest."""
+    features: Tensor
+    """[table rows, K + 1, hidden_size] projected features of those positions."""
+    ks: Tensor
+    """[table rows] most drafts that a request accepts."""
+    cycles: Tensor
+    """[table rows] verifications so far, which synthetic acceptance counts by."""
+    results: Tensor
+    """[table rows, K + 2] accepted drafts, then the emitted tokens; -1: logits that are none."""
+
+
+@dataclass(frozen=True)
+class DraftInputs:
+    """What a drafter's first layer reads, one request's rows after another's."""
+
+    rows: PassRows
+    x: Tensor
+    """[most rows, 2 * hidden_size] normed embeddings beside normed features."""
+    stream: Tensor
+    """[most rows, hidden_size]"""
+    reads: Tensor
+    """[requests, reads] rows whose output is wanted: the newest token's, then the mask slots'."""
+
+
+@dataclass(frozen=True)
+class FirstNorms:
+    """The drafter's tables and norms in front of its first layer."""
+
+    embedding: Tensor
+    """[vocab, hidden_size]"""
+    input_weight: Tensor
+    hidden_weight: Tensor
+    eps: float
+    before_residual: bool
+    """Whether the residual stream begins with the normed feature."""
+    mask_token: int
+    mask_feature: Tensor
+    """[hidden_size], projected; unused where no mask slots are asked for."""
+
+
+def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorms) -> DraftInputs:
+    """Each request's pending positions with their real features, then `masks` mask slots.
+
+    Rows stand without gaps, so those of rejected drafts take no room; behind the last row of all
+    anything may stand. requests: [requests] table rows.
+    """
+    if serve(state.computed):
+        inputs: DraftInputs = _kernels().draft_inputs(state, requests, masks, norms)
+        return inputs
+    width = state.emitted.shape[1]
+    most = (width + masks) * len(requests)
+    hidden = norms.embedding.shape[1]
+    x = norms.embedding.new_zeros(most, 2 * hidden)
+    stream = norms.embedding.new_zeros(most, hidden)
+    pending = state.pending[requests]
+    counts = pending + masks
+    firsts = counts.cumsum(0) - counts
+    for request, first, count in zip(requests, firsts.tolist(), pending.tolist(), strict=True):
+        masked = torch.full((masks,), norms.mask_token, device=x.device)
+        tokens = torch.cat((state.emitted[request, :count], masked))
+        slots = norms.mask_feature.expand(masks, hidden)
+        feature = torch.cat((state.features[request, :count], slots))
+        embedded = rms_norm(norms.embedding[tokens], norms.input_weight, norms.eps)
+        scaled = rms_norm(feature, norms.hidden_weight, norms.eps)
+        x[first : first + len(tokens)] = torch.cat((embedded, scaled), dim=1)
+        stream[first : first + len(tokens)] = scaled if norms.before_residual else feature
+    starts = state.computed[requests] - pending
+    reads = (firsts + pending - 1)[:, None] + torch.arange(masks + 1, device=x.device)
+    rows = PassRows(state.slots, state.limits, requests, starts, firsts, counts, width + masks)
+    return DraftInputs(rows, x, stream, reads)
+
+
+def verify_inputs(
+    state: Resident, requests: Tensor, drafts: Tensor, embedding: Tensor, weight: Tensor, eps: float
+) -> tuple[PassRows, Tensor, Tensor]:
+    """The target's rows: each request's newest token, then its drafts [requests, K].
+
+    Returns the rows, their embeddings [requests * (K + 1), hidden_size], and those normed.
+    """
+    if serve(state.computed):
+        found: tuple[PassRows, Tensor, Tensor] = _kernels().verify_inputs(
+            state, requests, drafts, embedding, weight, eps
+        )
+        return found
+    newest = state.emitted[requests, state.pending[requests] - 1]
+    tokens = torch.cat((newest[:, None], drafts), dim=1)
+    count = tokens.shape[1]
+    x = embedding[tokens.flatten()]
+    firsts = torch.arange(len(requests), device=x.device) * count
+    rows = PassRows(
+        state.slots,
+        state.limits,
+        requests,
+        state.computed[requests],
+        firsts,
+        torch.full_like(firsts, count),
+        count,
+    )
+    return rows, x, rms_norm(x, weight, eps)
+
+
+def settle(
+    state: Resident,
+    requests: Tensor,
+    drafts: Tensor,
+    chosen: Tensor,
+    features: Tensor | None,
+    synthetic: float | None = None,
+) -> None:
+    """Accept each request's longest confirmed prefix, and make it the state of the next cycle.
+
+    drafts: [requests, K]; chosen: [requests, K + 1], what the target takes after each prefix, -1
+    where its logits are no numbers; features: [requests * (K + 1), hidden_size], projected, None
+    without a drafter. With `synthetic`, so many drafts a cycle are accepted on average whatever the
+    target says, which measures time and nothing else.
+    """
+    if serve(state.computed):
+        _kernels().settle(state, requests, drafts, chosen, features, synthetic)
+        return
+    for index, row in enumerate(requests.tolist()):
+        proposed, taken = drafts[index], chosen[index]
+        agreed = int((proposed == taken[:-1]).long().cumprod(dim=0).sum())
+        if synthetic is not None:
+            agreed = _synthetic(int(state.cycles[row]), synthetic)
+        accepted = min(agreed, int(state.ks[row]))
+        emitted = torch.cat((proposed[:accepted], taken[accepted : accepted + 1]))
+        state.results[row, 0] = accepted
+        state.results[row, 1 : accepted + 2] = emitted
+        state.emitted[row, : accepted + 1] = emitted.clamp(min=0)
+        lives = bool(state.limits[row] > 0)
+        state.pending[row] = accepted + 1 if lives else 1
+        state.computed[row] = state.computed[row] + accepted + 1 if lives else 1
+        state.cycles[row] += 1
+        if features is not None:
+            width = chosen.shape[1]
+            state.features[row] = features[index * width : (index + 1) * width]
+
+
+def _synthetic(cycle: int, mean: float) -> int:
+    return int((cycle + 1) * mean + 1e-4) - int(cycle * mean + 1e-4)

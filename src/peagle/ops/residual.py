@@ -1,0 +1,93 @@
+"""The four products of a decoder layer, each with the norm, gate or addition around it.
+
+A residual stream passes between them in two forms: itself, and times the next norm's weight. The
+factor that is missing from the second, one over its root mean square, is a number a row, so it is
+applied to the product that follows: with few rows no pass over the stream is left.
+"""
+
+import functools
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from peagle.ops.linear import Linear
+from peagle.ops.norm import RMSNorm, rms_norm
+from peagle.ops.triton import serve
+
+
+@functools.cache
+def _kernels() -> ModuleType:
+    """The kernels' module, imported where a GPU asks for it."""
+    from peagle.ops.triton import residual
+
+    return residual
+
+
+@dataclass(frozen=True)
+class Normed:
+    """The input of a product: a stream times its norm's weight."""
+
+    x: Tensor
+    """[rows, width]"""
+    squares: Tensor | None
+    """[parts, rows] sums of squares of the stream; None where x is already divided by its rms."""
+    eps: float
+
+    def scale(self) -> Tensor:
+        """What x still has to be multiplied by: [rows, 1] in float32."""
+        if self.squares is None:
+            return torch.ones(len(self.x), 1, device=self.x.device)
+        mean = self.squares.sum(dim=0)[: len(self.x), None] / self.x.shape[1]
+        return torch.rsqrt(mean + self.eps)
+
+
+def normed(x: Tensor, norm: RMSNorm) -> Normed:
+    """`norm` of a stream. x: [rows, width]."""
+    if serve(x):
+        return Normed(_kernels().rms_norm(x, norm.weight, norm.eps), None, norm.eps)
+    return Normed(rms_norm(x, norm.weight, norm.eps), None, norm.eps)
+
+
+def linear(x: Normed, layer: Linear) -> Tensor:
+    """`x @ weight.T + bias`: [rows, out_features]."""
+    if serve(x.x) and _kernels().few(x.x):
+        return _kernels().linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
+    return _product(x, layer)
+
+
+def gated(x: Normed, gate_up: Linear) -> Tensor:
+    """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2]."""
+    if serve(x.x) and gate_up.bias is None:
+        if _kernels().few(x.x):
+            return _kernels().gated(x.x, x.squares, x.eps, gate_up.weight)
+        return _kernels().silu_mul(_product(x, gate_up))
+    gate, up = _product(x, gate_up).chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
+    """`stream + layer(x)`, and the same under the next norm. stream: [rows, hidden_size]."""
+    if serve(x):
+        return _add_fast(x, layer, stream, norm)
+    total = stream + F.linear(x, layer.weight, layer.bias)
+    return total, normed(total, norm)
+
+
+def _add_fast(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
+    if _kernels().few(x):
+        total, scaled, squares = _kernels().add(x, layer.weight, layer.bias, stream, norm.weight)
+        return total, Normed(scaled, squares, norm.eps)
+    total = torch.addmm(stream, x, layer.weight.t())
+    if layer.bias is not None:
+        total += layer.bias
+    return total, normed(total, norm)
+
+
+def _product(x: Normed, layer: Linear) -> Tensor:
+    product = F.linear(x.x, layer.weight)
+    if x.squares is not None:
+        product = (product * x.scale()).to(product.dtype)
+    return product if layer.bias is None else product + layer.bias

@@ -1,0 +1,369 @@
+"""A mixture of experts in a few launches: route, gate and up of every expert, down, sum.
+
+A *pair* is one row at one of its experts: row * top_k + choice. Pairs are ordered by expert and cut
+into *blocks* of pairs of one expert; a program multiplies one block by a strip of that expert's
+weight. How many blocks there are is known on the device alone: a launch has programs for as many as
+there could be, and those too many return at once. So nothing waits for the host, shapes depend on
+the number of rows only, and a CUDA graph can hold it all.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional as F
+
+ROUTED = 4
+"""Rows that one program routes where they are many."""
+CHUNK = 4096
+"""Pairs that a program lays out at a time."""
+
+
+@dataclass(frozen=True)
+class Strip:
+    """What a program of a product works on."""
+
+    columns: int
+    """Outputs of the weight."""
+    depth: int
+    """Inputs in one step, side by side in memory; half as many where they are four bytes each."""
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Sizes for some number of pairs an expert."""
+
+    block: int
+    """Most pairs in a block."""
+    gate_up: Strip
+    """Its columns are the gate's; as many of up come along."""
+    down: Strip
+
+
+# With few pairs an expert, reading weights takes all the time: strips are thin, so that many are
+# under way. With many the tensor cores take it: tiles are large, so that each read serves often.
+FEW = Tiles(16, Strip(16, 128, 4, 4), Strip(32, 128, 4, 4))
+SOME = Tiles(64, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
+MANY = Tiles(128, Strip(128, 64, 8, 3), Strip(128, 64, 8, 3))
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where every pair goes, on the device; int32 but for the weights."""
+
+    weights: Tensor
+    """[pairs] the router's, in the rows' type"""
+    order: Tensor
+    """[pairs] by expert, those of one expert by row"""
+    blocks: Tensor
+    """[most blocks, 3] a block's expert, its first place in `order` and the one past its last"""
+    count: Tensor
+    """[1] how many blocks there are"""
+    top_k: int
+    block: int
+    """Most pairs in a block."""
+
+
+def moe(
+    x: Tensor, router_weight: Tensor, gate_up: Tensor, down: Tensor, top_k: int, normalize: bool
+) -> Tensor:
+    """The same as `peagle.ops.moe.moe`, with every sum taken in float32.
+
+    x, result: [rows, hidden] in bfloat16, float16 or float32; router_weight: [experts, hidden];
+    gate_up: [experts, 2 * inner, hidden], gate before up; down: [experts, hidden, inner]. The
+    weights must be contiguous.
+    """
+    rows, (experts, hidden, inner) = len(x), down.shape
+    tiles = tiles_for(rows * top_k / experts, x.dtype)
+    routing = route(F.linear(x, router_weight), top_k, normalize, tiles.block)
+    activated = x.new_empty(rows * top_k, inner)
+    _launch(_gate_up_kernel, tiles.gate_up, routing, x.contiguous(), gate_up, activated)
+    outputs = x.new_empty(rows * top_k, hidden)
+    _launch(_down_kernel, tiles.down, routing, activated, down, outputs)
+    return outputs.view(rows, top_k, hidden).sum(dim=1)
+
+
+def tiles_for(pairs_an_expert: float, dtype: torch.dtype) -> Tiles:
+    """The tiles for so many pairs, were all experts asked equally often."""
+    # exact float32 products run outside the tensor cores, where large tiles outgrow the registers
+    if pairs_an_expert <= 8 or dtype == torch.float32:
+        return FEW
+    return SOME if pairs_an_expert <= 64 else MANY
+
+
+def most_blocks(pairs: int, experts: int, block: int) -> int:
+    """How many blocks there are when pairs fall on experts in the worst way."""
+    begun = min(pairs, experts)
+    return begun + (pairs - begun) // block
+
+
+def route(logits: Tensor, top_k: int, normalize: bool, block: int) -> Routing:
+    """Every row's experts, and the blocks that they make. logits: [rows, experts], contiguous."""
+    rows, experts = logits.shape
+    pairs = rows * top_k
+    order = logits.new_empty(pairs, dtype=torch.int32)
+    blocks = logits.new_empty(most_blocks(pairs, experts, block), 3, dtype=torch.int32)
+    count = logits.new_empty(1, dtype=torch.int32)
+    routing = Routing(logits.new_empty(pairs), order, blocks, count, top_k, block)
+    sizes = {"EXPERTS": experts, "BLOCK_E": max(32, triton.next_power_of_2(experts))}
+    choice = {**sizes, "TOP_K": top_k, "NORMALIZE": normalize}
+    laid = (order, blocks, count)
+    if rows <= block:  # then no expert has more than one block
+        _route_few_kernel[(1,)](logits, routing.weights, *laid, rows, BLOCK_R=block, **choice)
+        return routing
+    chosen, programs = torch.empty_like(order), triton.cdiv(rows, ROUTED)
+    _route_kernel[(programs,)](logits, routing.weights, chosen, rows, BLOCK_R=ROUTED, **choice)
+    _layout_kernel[(experts,)](
+        chosen, *laid, pairs, BLOCK_M=block, CHUNK=CHUNK, **sizes, num_warps=8
+    )
+    return routing
+
+
+def _launch(
+    kernel: Any, strip: Strip, routing: Routing, x: Tensor, weight: Tensor, out: Tensor
+) -> None:
+    """Fill out [pairs, columns] from x [rows or pairs, depth] and weight [experts, ..., depth]."""
+    columns = out.shape[1]
+    kernel[(triton.cdiv(columns, strip.columns), len(routing.blocks))](
+        x,
+        weight,
+        out,
+        routing.weights,
+        routing.order,
+        routing.blocks,
+        routing.count,
+        COLUMNS=columns,
+        DEPTH=weight.shape[2],
+        TOP_K=routing.top_k,
+        BLOCK_M=routing.block,
+        BLOCK_N=strip.columns,
+        BLOCK_K=strip.depth * 2 // max(2, x.element_size()),
+        num_warps=strip.warps,
+        num_stages=strip.stages,
+    )
+
+
+@triton.jit
+def _choose(
+    logits,
+    row,
+    rows,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+):
+    """Of some rows [R, BLOCK_E]: an expert's choice + 1, or 0 if it has none; and its weight."""
+    expert = tl.arange(0, BLOCK_E)[None, :]
+    real = expert < EXPERTS
+    at = logits + row[:, None] * EXPERTS + expert
+    scores = tl.load(at, mask=real & (row[:, None] < rows), other=0.0).to(tl.float32)
+    scores = tl.where(real, scores, float("-inf"))
+    scores = tl.exp(scores - tl.max(scores, axis=1)[:, None])
+    scores /= tl.sum(scores, axis=1)[:, None]
+    # a row that is not a number still gets experts, all different, and only its own result is lost
+    scores = tl.where(scores == scores, scores, 0.0)
+    left = tl.where(real, scores, -1.0)
+    choice = tl.zeros(scores.shape, tl.int32)
+    for index in tl.static_range(TOP_K):
+        best = expert == tl.argmax(left, axis=1)[:, None]
+        choice = tl.where(best, index + 1, choice)
+        left = tl.where(best, -2.0, left)
+    kept = tl.where(choice > 0, scores, 0.0)
+    if NORMALIZE:
+        kept /= tl.sum(kept, axis=1)[:, None]
+    return choice, kept
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _route_few_kernel(
+    logits,
+    weights,
+    order,
+    blocks,
+    count,
+    rows,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """Weights and layout of all rows at once, when an expert's pairs fit a block."""
+    row = tl.arange(0, BLOCK_R)
+    choice, kept = _choose(logits, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
+    taken = (choice > 0) & (row[:, None] < rows)
+    pair = row[:, None] * TOP_K + choice - 1
+    tl.store(weights + pair, kept, mask=taken)
+    ones = taken.to(tl.int32)
+    pairs = tl.sum(ones, axis=0)
+    first = tl.cumsum(pairs, axis=0) - pairs
+    tl.store(order + first[None, :] + tl.cumsum(ones, axis=0) - ones, pair, mask=taken)
+    asked = (pairs > 0).to(tl.int32)
+    block = blocks + 3 * (tl.cumsum(asked, axis=0) - asked)
+    tl.store(block, tl.arange(0, BLOCK_E), mask=pairs > 0)
+    tl.store(block + 1, first, mask=pairs > 0)
+    tl.store(block + 2, first + pairs, mask=pairs > 0)
+    tl.store(count, tl.sum(asked, axis=0))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _route_kernel(
+    logits,
+    weights,
+    chosen,
+    rows,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    TOP_K: tl.constexpr,
+    NORMALIZE: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+):
+    """The weight and the expert of every pair of BLOCK_R rows."""
+    row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    choice, kept = _choose(logits, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
+    taken = (choice > 0) & (row[:, None] < rows)
+    pair = row[:, None] * TOP_K + choice - 1
+    expert = tl.arange(0, BLOCK_E)[None, :] + tl.zeros(choice.shape, tl.int32)
+    tl.store(weights + pair, kept, mask=taken)
+    tl.store(chosen + pair, expert, mask=taken)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _layout_kernel(
+    chosen,
+    order,
+    blocks,
+    count,
+    pairs,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """One expert's part of the order, and its blocks. chosen: [pairs] experts."""
+    own, each, place = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, CHUNK)
+    counts = tl.zeros([BLOCK_E], tl.int32)
+    start = 0
+    while start < pairs:  # the interpreter has no range over numbers that a kernel is given
+        inside = start + place < pairs
+        expert = tl.load(chosen + start + place, mask=inside, other=0)
+        counts += tl.histogram(expert, BLOCK_E, mask=inside)
+        start += CHUNK
+    first = tl.sum(tl.where(each < own, counts, 0), axis=0)
+    past = first + tl.sum(tl.where(each == own, counts, 0), axis=0)
+    at, start = first, 0
+    while start < pairs:
+        expert = tl.load(chosen + start + place, mask=start + place < pairs, other=-1)
+        mine = (expert == own).to(tl.int32)
+        tl.store(order + at + tl.cumsum(mine, axis=0) - 1, start + place, mask=mine > 0)
+        at += tl.sum(mine, axis=0)
+        start += CHUNK
+    block = tl.sum(tl.where(each < own, tl.cdiv(counts, BLOCK_M), 0), axis=0)
+    while first < past:
+        tl.store(blocks + 3 * block, own)
+        tl.store(blocks + 3 * block + 1, first)
+        tl.store(blocks + 3 * block + 2, tl.minimum(first + BLOCK_M, past))
+        first += BLOCK_M
+        block += 1
+    if own == EXPERTS - 1:
+        tl.store(count, block)
+
+
+@triton.jit
+def _block(blocks, block, BLOCK_M: tl.constexpr):
+    """A block's expert, its places in the order (its last one repeated), and which are real."""
+    expert = tl.load(blocks + 3 * block).to(tl.int64)
+    place = tl.load(blocks + 3 * block + 1) + tl.arange(0, BLOCK_M)
+    past = tl.load(blocks + 3 * block + 2)
+    return expert, tl.minimum(place, past - 1).to(tl.int64), place < past
+
+
+@triton.jit
+def _read(at, inside, WHOLE: tl.constexpr):
+    if WHOLE:
+        return tl.load(at)
+    else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
+        return tl.load(at, mask=inside, other=0.0)
+
+
+@triton.jit
+def _gate_up_kernel(
+    x,
+    weight,
+    out,
+    weights,
+    order,
+    blocks,
+    count,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """silu(x @ gate.T) * (x @ up.T) of a block's pairs. x: [rows, depth]; out: [places, columns]"""
+    if tl.program_id(1) >= tl.load(count):
+        return
+    expert, place, real = _block(blocks, tl.program_id(1), BLOCK_M)
+    row = tl.load(order + place) // TOP_K
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    step = tl.arange(0, BLOCK_K)
+    x_at = x + row.to(tl.int64)[:, None] * DEPTH + step[None, :]
+    own = expert * (2 * COLUMNS) + tl.minimum(column, COLUMNS - 1)
+    gate_at = weight + own[None, :] * DEPTH + step[:, None]
+    gate = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    up = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, DEPTH, BLOCK_K):
+        inside = step < DEPTH - k
+        rows = _read(x_at + k, inside[None, :], DEPTH % BLOCK_K == 0)
+        part = _read(gate_at + k, inside[:, None], DEPTH % BLOCK_K == 0)
+        gate = tl.dot(rows, part, gate, input_precision="ieee")
+        part = _read(gate_at + (COLUMNS * DEPTH + k), inside[:, None], DEPTH % BLOCK_K == 0)
+        up = tl.dot(rows, part, up, input_precision="ieee")
+    activated = gate * tl.sigmoid(gate) * up
+    out_at = out + place[:, None] * COLUMNS + column[None, :]
+    tl.store(out_at, activated, mask=real[:, None] & (column < COLUMNS)[None, :])
+
+
+@triton.jit
+def _down_kernel(
+    x,
+    weight,
+    out,
+    weights,
+    order,
+    blocks,
+    count,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """(x @ down.T) * router weight of a block's pairs. x: [places, depth]; out: [pairs, columns]"""
+    if tl.program_id(1) >= tl.load(count):
+        return
+    expert, place, real = _block(blocks, tl.program_id(1), BLOCK_M)
+    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    step = tl.arange(0, BLOCK_K)
+    x_at = x + place[:, None] * DEPTH + step[None, :]
+    own = expert * COLUMNS + tl.minimum(column, COLUMNS - 1)
+    down_at = weight + own[None, :] * DEPTH + step[:, None]
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for k in range(0, DEPTH, BLOCK_K):
+        inside = step < DEPTH - k
+        rows = _read(x_at + k, inside[None, :], DEPTH % BLOCK_K == 0)
+        part = _read(down_at + k, inside[:, None], DEPTH % BLOCK_K == 0)
+        total = tl.dot(rows, part, total, input_precision="ieee")
+    pair = tl.load(order + place).to(tl.int64)
+    total *= tl.load(weights + pair).to(tl.float32)[:, None]
+    out_at = out + pair[:, None] * COLUMNS + column[None, :]
+    tl.store(out_at, total, mask=real[:, None] & (column < COLUMNS)[None, :])

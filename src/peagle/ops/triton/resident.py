@@ -1,0 +1,292 @@
+"""Expansion of accepted tokens into a pass's rows, and acceptance, each in one launch."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.cached_attention import PassRows
+from peagle.ops.resident import DraftInputs, FirstNorms, Resident
+
+
+def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorms) -> DraftInputs:
+    """As the reference."""
+    batch, width = len(requests), state.emitted.shape[1]
+    hidden = norms.embedding.shape[1]
+    most = batch * (width + masks)
+    x = norms.embedding.new_empty(most, 2 * hidden)
+    stream = norms.embedding.new_empty(most, hidden)
+    starts, firsts, counts = (requests.new_empty(batch, dtype=torch.int64) for _ in range(3))
+    reads = requests.new_empty(batch, masks + 1, dtype=torch.int64)
+    _draft_inputs[(most,)](
+        requests,
+        state.computed,
+        state.pending,
+        state.emitted,
+        state.features,
+        norms.embedding,
+        norms.input_weight,
+        norms.hidden_weight,
+        norms.mask_feature,
+        x,
+        stream,
+        starts,
+        firsts,
+        counts,
+        reads,
+        batch,
+        masks,
+        width,
+        hidden,
+        norms.mask_token,
+        norms.eps,
+        BATCH=triton.next_power_of_2(batch),
+        HIDDEN=triton.next_power_of_2(hidden),
+        READS=triton.next_power_of_2(masks + 1),
+        BEFORE=norms.before_residual,
+        num_warps=8,
+    )
+    rows = PassRows(state.slots, state.limits, requests, starts, firsts, counts, width + masks)
+    return DraftInputs(rows, x, stream, reads)
+
+
+def verify_inputs(
+    state: Resident, requests: Tensor, drafts: Tensor, embedding: Tensor, weight: Tensor, eps: float
+) -> tuple[PassRows, Tensor, Tensor]:
+    """As the reference."""
+    batch, count, hidden = len(requests), drafts.shape[1] + 1, embedding.shape[1]
+    x, scaled = (embedding.new_empty(batch * count, hidden) for _ in range(2))
+    starts, firsts, counts = (requests.new_empty(batch, dtype=torch.int64) for _ in range(3))
+    _verify_inputs[(batch * count,)](
+        requests,
+        state.computed,
+        state.pending,
+        state.emitted,
+        drafts,
+        embedding,
+        weight,
+        x,
+        scaled,
+        starts,
+        firsts,
+        counts,
+        count,
+        state.emitted.shape[1],
+        hidden,
+        eps,
+        HIDDEN=triton.next_power_of_2(hidden),
+        num_warps=8,
+    )
+    rows = PassRows(state.slots, state.limits, requests, starts, firsts, counts, count)
+    return rows, x, scaled
+
+
+def settle(
+    state: Resident,
+    requests: Tensor,
+    drafts: Tensor,
+    chosen: Tensor,
+    features: Tensor | None,
+    synthetic: float | None = None,
+) -> None:
+    """As the reference."""
+    batch, count = chosen.shape
+    hidden = 1 if features is None else features.shape[1]
+    _settle[(batch, count)](
+        requests,
+        drafts,
+        chosen,
+        chosen if features is None else features,
+        state.computed,
+        state.pending,
+        state.emitted,
+        state.features,
+        state.limits,
+        state.ks,
+        state.cycles,
+        state.results,
+        0.0 if synthetic is None else synthetic,
+        state.emitted.shape[1],
+        hidden,
+        COUNT=count,
+        WIDTH=triton.next_power_of_2(count),
+        HIDDEN=triton.next_power_of_2(hidden),
+        FEATURES=features is not None,
+        SYNTHETIC=synthetic is not None,
+        num_warps=4,
+    )
+
+
+@triton.jit
+def _scale(x, eps, hidden):
+    return tl.rsqrt(tl.sum(x * x, 0) / hidden + eps)
+
+
+@triton.jit
+def _draft_inputs(
+    requests,
+    computed,
+    pending,
+    emitted,
+    features,
+    embedding,
+    input_weight,
+    hidden_weight,
+    mask_feature,
+    x,
+    stream,
+    starts,
+    firsts,
+    counts,
+    reads,
+    batch,
+    masks,
+    width,
+    hidden,
+    mask_token,
+    eps,
+    BATCH: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    READS: tl.constexpr,
+    BEFORE: tl.constexpr,
+):
+    row = tl.program_id(0)
+    member = tl.arange(0, BATCH)
+    live = member < batch
+    table_rows = tl.load(requests + member, mask=live, other=0)
+    count = tl.load(pending + table_rows, mask=live, other=0).to(tl.int32)
+    rows = tl.where(live, count + masks, 0)
+    ends = tl.cumsum(rows, 0)
+    if row >= tl.sum(rows, 0):
+        return
+    index = tl.sum((ends <= row).to(tl.int32), 0)
+    chosen = member == index
+    mine = tl.sum(tl.where(chosen, table_rows, 0), 0).to(tl.int64)
+    known = tl.sum(tl.where(chosen, count, 0), 0)
+    first = tl.sum(tl.where(chosen, ends - rows, 0), 0)
+    place = row - first
+    if place == 0:
+        tl.store(starts + index, tl.load(computed + mine) - known)
+        tl.store(firsts + index, first.to(tl.int64))
+        tl.store(counts + index, (known + masks).to(tl.int64))
+        read = tl.arange(0, READS)
+        at = reads + index * (masks + 1) + read
+        tl.store(at, (first + known - 1 + read).to(tl.int64), mask=read <= masks)
+    real = place < known
+    column = tl.arange(0, HIDDEN)
+    inside = column < hidden
+    token = tl.load(emitted + mine * width + place, mask=real, other=mask_token)
+    word = tl.load(embedding + token * hidden + column, mask=inside, other=0.0).to(tl.float32)
+    seen = tl.load(
+        features + (mine * width + place) * hidden + column, mask=inside & real, other=0.0
+    ).to(tl.float32)
+    masked = tl.load(mask_feature + column, mask=inside & (place >= known), other=0.0)
+    feature = seen + masked.to(tl.float32)
+    left = tl.load(input_weight + column, mask=inside, other=0.0).to(tl.float32)
+    right = tl.load(hidden_weight + column, mask=inside, other=0.0).to(tl.float32)
+    kind = x.dtype.element_ty
+    at = row.to(tl.int64) * 2 * hidden + column
+    scaled = (feature * _scale(feature, eps, hidden) * right).to(kind)
+    tl.store(x + at, (word * _scale(word, eps, hidden) * left).to(kind), mask=inside)
+    tl.store(x + at + hidden, scaled, mask=inside)
+    at = row.to(tl.int64) * hidden + column
+    if BEFORE:
+        tl.store(stream + at, scaled, mask=inside)
+    else:
+        tl.store(stream + at, feature.to(kind), mask=inside)
+
+
+@triton.jit
+def _verify_inputs(
+    requests,
+    computed,
+    pending,
+    emitted,
+    drafts,
+    embedding,
+    weight,
+    x,
+    scaled,
+    starts,
+    firsts,
+    counts,
+    count,
+    width,
+    hidden,
+    eps,
+    HIDDEN: tl.constexpr,
+):
+    row = tl.program_id(0)
+    index, place = row // count, row % count
+    mine = tl.load(requests + index).to(tl.int64)
+    newest = tl.load(pending + mine) - 1
+    if place == 0:
+        tl.store(starts + index, tl.load(computed + mine))
+        tl.store(firsts + index, row.to(tl.int64))
+        tl.store(counts + index, tl.cast(count, tl.int64))
+    first = tl.load(emitted + mine * width + newest, mask=place == 0, other=0)
+    later = tl.load(drafts + index * (count - 1) + place - 1, mask=place > 0, other=0)
+    token = first + later
+    column = tl.arange(0, HIDDEN)
+    inside = column < hidden
+    word = tl.load(embedding + token * hidden + column, mask=inside, other=0.0)
+    at = row.to(tl.int64) * hidden + column
+    tl.store(x + at, word, mask=inside)
+    value = word.to(tl.float32)
+    factor = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    value = value * _scale(value, eps, hidden) * factor
+    tl.store(scaled + at, value.to(x.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _settle(
+    requests,
+    drafts,
+    chosen,
+    features,
+    computed,
+    pending,
+    emitted,
+    kept,
+    limits,
+    ks,
+    cycles,
+    results,
+    synthetic,
+    width,
+    hidden,
+    COUNT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    HIDDEN: tl.constexpr,
+    FEATURES: tl.constexpr,
+    SYNTHETIC: tl.constexpr,
+):
+    index, place = tl.program_id(0), tl.program_id(1)
+    mine = tl.load(requests + index).to(tl.int64)
+    if FEATURES:
+        column = tl.arange(0, HIDDEN)
+        inside = column < hidden
+        at = (index * COUNT + place).to(tl.int64) * hidden + column
+        value = tl.load(features + at, mask=inside)
+        tl.store(kept + (mine * width + place) * hidden + column, value, mask=inside)
+    if place > 0:
+        return
+    step = tl.arange(0, WIDTH)
+    taken = tl.load(chosen + index * COUNT + step, mask=step < COUNT, other=-1)
+    proposed = tl.load(drafts + index * (COUNT - 1) + step, mask=step < COUNT - 1, other=-2)
+    # the first disagreement; past the last draft there always is one
+    agreed = tl.min(tl.where((proposed != taken) | (step >= COUNT - 1), step, WIDTH), 0)
+    cycle = tl.load(cycles + mine)
+    if SYNTHETIC:
+        after = ((cycle + 1).to(tl.float32) * synthetic + 1e-4).to(tl.int32)
+        agreed = after - (cycle.to(tl.float32) * synthetic + 1e-4).to(tl.int32)
+    accepted = tl.minimum(agreed, tl.load(ks + mine).to(tl.int32))
+    token = tl.where(step < accepted, proposed, taken)
+    shown = step <= accepted
+    tl.store(results + mine * (width + 1), accepted.to(tl.int64))
+    tl.store(results + mine * (width + 1) + 1 + step, token, mask=shown)
+    tl.store(emitted + mine * width + step, tl.maximum(token, 0), mask=shown)
+    lives = tl.load(limits + mine) > 0
+    tl.store(pending + mine, tl.where(lives, accepted + 1, 1).to(tl.int64))
+    tl.store(computed + mine, tl.where(lives, tl.load(computed + mine) + accepted + 1, 1))
+    tl.store(cycles + mine, cycle + 1)

@@ -1,0 +1,235 @@
+"""Small-row products with the norm before them and the addition behind them in the same launch.
+
+With one to 32 rows a product is bound by reading its weight, and every further launch costs what
+some 10 MB of reading take. Tile sizes were measured on an H200 (docs/log.md).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+FEW_ROWS = 32
+"""Up to here the kernels below read a weight faster than cuBLAS does."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one program reads: output columns, columns of the weight a step, warps, stages."""
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+NARROW = Tile(32, 128, 4, 7)
+"""For a few thousand outputs: one program on each multiprocessor."""
+MEDIUM = Tile(32, 128, 4, 5)
+WIDE = Tile(64, 128, 4, 3)
+"""For tens of thousands of outputs."""
+SMALL = Tile(16, 16, 1, 2)
+"""For widths that the others do not divide: tiny models."""
+
+
+def few(x: Tensor) -> bool:
+    """Whether `linear`, `gated` and `add` below are made for this many rows. x: [rows, width]."""
+    return len(x) <= FEW_ROWS and x.shape[1] % SMALL.depth == 0
+
+
+def linear(
+    x: Tensor, squares: Tensor | None, eps: float, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """`(x / rms) @ weight.T + bias`; squares: the parts of the sum of squares, None for no rms."""
+    out = x.new_empty(len(x), len(weight))
+    _launch(x, squares, eps, weight, bias, out)
+    return out
+
+
+def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Tensor) -> Tensor:
+    """silu(gate) * up of the two halves of a product: [rows, len(weight) / 2]."""
+    out = x.new_empty(len(x), len(weight) // 2)
+    _launch(x, squares, eps, weight, None, out, gated=True)
+    return out
+
+
+def add(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stream: Tensor, norm_weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`stream + x @ weight.T + bias`, that times norm_weight, and the parts of its squares."""
+    out, scaled = torch.empty_like(stream), torch.empty_like(stream)
+    tile = _tile(len(weight), x.shape[1], False)
+    parts = triton.cdiv(len(weight), tile.columns)
+    squares = torch.empty(parts, _padded(len(x)), device=x.device, dtype=torch.float32)
+    _launch(x, None, 0.0, weight, bias, out, (stream, norm_weight, scaled, squares))
+    return out, scaled, squares
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As the reference; x: [rows, width] with any row stride."""
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    width = x.shape[1]
+    block = triton.next_power_of_2(width)
+    _rms_norm[(len(x),)](
+        x, weight, out, width, x.stride(0), eps, BLOCK=block, num_warps=8 if block > 2048 else 4
+    )
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [rows, 2 * width]."""
+    rows, width = len(gate_up), gate_up.shape[1] // 2
+    out = gate_up.new_empty(rows, width)
+    block = min(2048, triton.next_power_of_2(width))
+    _silu_mul[(rows, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block)
+    return out
+
+
+def _tile(outputs: int, depth: int, gate: bool) -> Tile:
+    if depth % NARROW.depth:
+        return SMALL
+    if gate or outputs >= 16384:
+        return WIDE
+    return NARROW if outputs <= 4096 else MEDIUM
+
+
+def _padded(rows: int) -> int:
+    return max(16, triton.next_power_of_2(rows))
+
+
+def _launch(
+    x: Tensor,
+    squares: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    addition: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
+    gated: bool = False,
+) -> None:
+    rows, depth = x.shape
+    outputs = out.shape[1]
+    tile = _tile(outputs, depth, gated)
+    stream, norm_weight, scaled, sums = addition or (out, out, out, out)
+    _product[(triton.cdiv(outputs, tile.columns),)](
+        x,
+        out if squares is None else squares,
+        weight,
+        out if bias is None else bias,
+        stream,
+        norm_weight,
+        out,
+        scaled,
+        sums,
+        rows,
+        outputs,
+        depth,
+        0 if squares is None else len(squares),
+        eps,
+        ROWS=_padded(rows),
+        COLUMNS=tile.columns,
+        DEPTH=tile.depth,
+        PARTS=1 if squares is None else triton.next_power_of_2(len(squares)),
+        SCALED=squares is not None,
+        BIAS=bias is not None,
+        GATED=gated,
+        ADDS=addition is not None,
+        num_warps=tile.warps,
+        num_stages=tile.stages,
+    )
+
+
+@triton.jit
+def _product(
+    x,
+    squares,
+    weight,
+    bias,
+    stream,
+    norm_weight,
+    out,
+    scaled,
+    sums,
+    rows,
+    outputs,
+    depth,
+    parts,
+    eps,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+    ADDS: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    row = tl.arange(0, ROWS)
+    column = tile * COLUMNS + tl.arange(0, COLUMNS)
+    step = tl.arange(0, DEPTH)
+    real = (row < rows)[:, None]
+    inside = (column < outputs)[None, :]
+    # columns past the end read the last one: no mask in the loop
+    source = tl.minimum(column, outputs - 1).to(tl.int64)
+    x_at = x + row[:, None] * depth + step[None, :]
+    weight_at = weight + source[None, :] * depth + step[:, None]
+    up_at = weight_at + tl.cast(outputs, tl.int64) * depth
+    total = tl.zeros([ROWS, COLUMNS], tl.float32)
+    up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for k in range(0, depth, DEPTH):
+        a = tl.load(x_at + k, mask=real, other=0.0)
+        w = tl.load(weight_at + k, eviction_policy="evict_first")
+        total = tl.dot(a, w, total, input_precision="ieee")
+        if GATED:
+            u = tl.load(up_at + k, eviction_policy="evict_first")
+            up = tl.dot(a, u, up, input_precision="ieee")
+    if SCALED:
+        part = tl.arange(0, PARTS)
+        found = tl.load(
+            squares + part[:, None] * ROWS + row[None, :], mask=(part < parts)[:, None], other=0.0
+        )
+        factor = tl.rsqrt(tl.sum(found, 0) / depth + eps)
+        total = total * factor[:, None]
+        up = up * factor[:, None]
+    if BIAS:
+        total += tl.load(bias + source).to(tl.float32)[None, :]
+    if GATED:
+        total = total * tl.sigmoid(total) * up
+    place = row[:, None] * outputs + column[None, :]
+    keep = real & inside
+    if ADDS:
+        before = tl.load(stream + place, mask=keep, other=0.0).to(tl.float32)
+        total = total.to(out.dtype.element_ty).to(tl.float32) + before
+    y = total.to(out.dtype.element_ty)
+    tl.store(out + place, y, mask=keep)
+    if ADDS:
+        stored = tl.where(keep, y.to(tl.float32), 0.0)
+        factor = tl.load(norm_weight + source).to(tl.float32)
+        tl.store(scaled + place, (stored * factor[None, :]).to(out.dtype.element_ty), mask=keep)
+        tl.store(sums + tile * ROWS + row, tl.sum(stored * stored, 1))
+
+
+@triton.jit
+def _rms_norm(x, weight, out, width, stride, eps, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(x + row * stride + column, mask=inside, other=0.0).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, (value * factor * scale).to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(
+        out + row * width + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), inside
+    )

@@ -1,0 +1,7 @@
+"""The studies of training import one another by name, as scripts of one directory do."""
+
+import sys
+from pathlib import Path
+
+STUDIES = Path(__file__).parents[2] / "benchmarks" / "training"
+sys.path.insert(0, str(STUDIES))

@@ -1,0 +1,108 @@
+"""The cycle that a GPU captures, run uncaptured: what the lossless invariant does not cover."""
+
+import pytest
+import tiny
+import torch
+
+from peagle.config import SamplingParams
+from peagle.engine.engine import Engine
+
+PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
+SAMPLED = [
+    SamplingParams(temperature=1.2, seed=3, max_tokens=12),
+    SamplingParams(max_tokens=12),
+    SamplingParams(temperature=0.8, top_k=5, top_p=0.9, min_p=0.02, seed=4, max_tokens=12),
+    SamplingParams(temperature=0.7, seed=5, max_tokens=12, num_speculative_tokens=0),
+]
+
+
+def engine_of(target, drafter, resident: bool, **changes) -> Engine:
+    k = 4 if drafter else 0
+    return tiny.engine(target.decoder, drafter, k, resident, tiny.engine_config(**changes))
+
+
+@pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
+def test_same_seeds_same_tokens_as_the_plain_runner(targets, trained, method: str):
+    drafter = None if method == "none" else trained[method].drafter
+    params = SAMPLED
+    if method == "none":
+        params = [how.model_copy(update={"num_speculative_tokens": None}) for how in SAMPLED]
+    plain, resident = (
+        tiny.run(engine_of(targets["easy"], drafter, on_device), PROMPTS, params)
+        for on_device in (False, True)
+    )
+    assert tiny.outputs(resident) == tiny.outputs(plain)
+    for one, other in zip(resident, plain, strict=True):
+        assert one.speculation == other.speculation
+
+
+def test_requests_that_need_the_host_run_beside_those_that_do_not(targets, trained):
+    params = [
+        SamplingParams(max_tokens=10, logprobs=2),
+        SamplingParams(max_tokens=10),
+        SamplingParams(max_tokens=10, repetition_penalty=1.3),
+        SamplingParams(max_tokens=10, min_tokens=3),
+    ]
+    plain, mixed = (
+        tiny.run(engine_of(targets["easy"], trained["peagle"].drafter, on), PROMPTS, params)
+        for on in (False, True)
+    )
+    assert tiny.outputs(mixed) == tiny.outputs(plain)
+    assert [r.on_device for r in mixed] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_logits_that_are_no_numbers_end_their_request_alone(targets, trained, resident: bool):
+    """A token that the embedding turns into NaN: whoever meets it fails, its neighbours do not."""
+    target, bad = targets["easy"], PROMPTS[0][0]
+    engine = engine_of(target, trained["peagle"].drafter, resident)
+    prompts = [[t if t != bad else t + 1 for t in prompt] for prompt in PROMPTS]
+    expected = tiny.outputs(tiny.run(engine, prompts, SamplingParams(max_tokens=8)))
+    engine = engine_of(target, trained["peagle"].drafter, resident)
+    kept = target.decoder.embed.weight[bad].clone()
+    try:
+        with torch.no_grad():
+            target.decoder.embed.weight[bad] = float("nan")
+        poisoned = [[bad, *prompts[0]], *prompts[1:]]
+        requests = tiny.run(engine, poisoned, SamplingParams(max_tokens=8))
+    finally:
+        with torch.no_grad():
+            target.decoder.embed.weight[bad] = kept
+    assert requests[0].finish_reason == "error"
+    assert requests[0].output == []
+    healthy = [pair for pair in zip(requests, expected, strict=True) if bad not in pair[1]][1:]
+    assert healthy
+    for request, output in healthy:
+        assert (request.output, request.finish_reason) == (output, "length")
+
+
+def test_an_aborted_request_leaves_the_flight_behind(targets, trained):
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
+    how = SamplingParams(max_tokens=20)
+    expected = tiny.outputs(tiny.run(engine, PROMPTS, how))
+    requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(PROMPTS)]
+    engine.step()
+    engine.abort("1")
+    engine.step()
+    engine.abort("2")
+    again = engine.add("again", PROMPTS[2], how)
+    tiny.finish(engine)
+    assert [requests[0].output, requests[3].output] == [expected[0], expected[3]]
+    assert again.output == expected[2]
+
+
+def test_a_last_token_known_to_come_starts_no_further_cycle(targets, trained):
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
+    engine.add("one", PROMPTS[0], SamplingParams(max_tokens=1))
+    assert engine.step() == []
+    assert engine.scheduler.schedule() == []
+    assert [len(output.new_tokens) for output in engine.step()] == [1]
+
+
+def test_synthetic_acceptance_emits_the_length_asked_for(targets, trained):
+    drafter = trained["peagle"].drafter
+    with tiny.resident(True):
+        engine = Engine(targets["easy"].decoder, drafter, 4, tiny.engine_config(), synthetic=1.75)
+    request = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=45))[0]
+    assert request.speculation.acceptance_length == pytest.approx(2.75, abs=0.06)
+    assert set(request.speculation.accepted_per_cycle) == {1, 2}

@@ -1,0 +1,158 @@
+import pytest
+import torch
+from torch import Tensor
+
+from peagle.ops import moe as reference
+from peagle.ops.moe import Experts
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+SHAPES = [(6, 2), (5, 5), (24, 4), (1, 1)]
+"""Experts and how many of them a row has."""
+ROWS = [0, 1, 5, 16, 17, 33]
+"""Up to 16 all are routed at once, and an expert's fit one block."""
+
+
+def made(experts: int, hidden: int, inner: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A router's weight, and the experts' gate and up, and down."""
+    sizes = ((experts, hidden), (experts, 2 * inner, hidden), (experts, hidden, inner))
+    router, gate_up, down = (torch.randn(size) * size[-1] ** -0.5 for size in sizes)
+    return router, gate_up, down
+
+
+def assert_equal_to_the_reference(
+    x: Tensor, weights: tuple[Tensor, ...], top_k: int, normalize: bool, atol: float = 1e-5
+) -> None:
+    from peagle.ops.triton import moe as kernels
+
+    result = kernels.moe(x, *weights, top_k, normalize)
+    expected = reference.moe(x, *weights, top_k, normalize)
+    torch.testing.assert_close(result, expected, atol=atol, rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize(("experts", "top_k"), SHAPES)
+def test_any_rows_and_experts(device: torch.device, rows: int, experts: int, top_k: int):
+    x = torch.randn(rows, 40).to(device)
+    weights = tuple(weight.to(device) for weight in made(experts, 40, 24))
+    assert_equal_to_the_reference(x, weights, top_k, normalize=experts % 2 == 0)
+
+
+@pytest.mark.parametrize(("hidden", "inner"), [(128, 64), (192, 16), (33, 130)])
+def test_sizes_of_several_steps_and_strips(device: torch.device, hidden: int, inner: int):
+    x = torch.randn(7, hidden).to(device)
+    weights = tuple(weight.to(device) for weight in made(4, hidden, inner))
+    assert_equal_to_the_reference(x, weights, 2, normalize=True)
+
+
+@pytest.mark.parametrize(("rows", "tiles"), [(9, "FEW"), (100, "SOME"), (300, "MANY")])
+def test_half_the_bytes_and_every_size_of_tile(device: torch.device, rows: int, tiles: str):
+    """In float16; the interpreter computes bfloat16 wrongly."""
+    from peagle.ops.triton import moe as kernels
+
+    assert kernels.tiles_for(rows * 2 / 8, torch.float16) is getattr(kernels, tiles)
+    x = torch.randn(rows, 64).to(device).half()
+    weights = tuple(weight.to(device).half() for weight in made(8, 64, 32))
+    assert_equal_to_the_reference(x, weights, 2, normalize=True, atol=4e-3)
+
+
+@pytest.mark.parametrize("rows", [4, 30])
+def test_rows_that_all_ask_the_same_experts(device: torch.device, rows: int):
+    """So one expert has several blocks, and most have none."""
+    x = torch.randn(1, 40).expand(rows, 40).to(device)
+    weights = tuple(weight.to(device) for weight in made(16, 40, 24))
+    assert_equal_to_the_reference(x, weights, 3, normalize=True)
+
+
+@pytest.mark.parametrize("rows", [4, 30])
+def test_experts_equally_likely(device: torch.device, rows: int):
+    x = torch.randn(rows, 40).to(device)
+    router, gate_up, down = (weight.to(device) for weight in made(8, 40, 24))
+    router[1::2] = router[::2]
+    assert_equal_to_the_reference(x, (router, gate_up, down), 3, normalize=True)
+
+
+@pytest.mark.parametrize("rows", [6, 20])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_row_that_is_not_a_number_harms_no_other(device: torch.device, rows: int):
+    from peagle.ops.triton import moe as kernels
+
+    x = torch.randn(rows, 40).to(device)
+    weights = tuple(weight.to(device) for weight in made(8, 40, 24))
+    expected = kernels.moe(x, *weights, 3, True)
+    x[2] = float("nan")
+    result = kernels.moe(x, *weights, 3, True)
+    others = [row for row in range(rows) if row != 2]
+    torch.testing.assert_close(result[others], expected[others], atol=0, rtol=0)
+    assert result[2].isnan().all()
+
+
+@pytest.mark.parametrize("rows", [0, 1, 16, 17, 70])
+@pytest.mark.parametrize("block", [16, 64])
+def test_blocks_cover_every_pair_once(
+    device: torch.device, rows: int, block: int, monkeypatch: pytest.MonkeyPatch
+):
+    from peagle.ops.triton import moe as kernels
+
+    monkeypatch.setattr(kernels, "CHUNK", 64)
+    logits = torch.randn(rows, 12).to(device)
+    routing = kernels.route(logits, 4, True, block)
+    assert sorted(routing.order.tolist()) == list(range(rows * 4))
+    chosen = logits.softmax(dim=-1).topk(4).indices.flatten()
+    laid, count = 0, int(routing.count)
+    for expert, first, past in routing.blocks[:count].tolist():
+        assert first == laid
+        assert 0 < past - first <= block
+        assert bool((chosen.sort().values[first:past] == expert).all())
+        laid = past
+    assert laid == rows * 4
+    assert count <= kernels.most_blocks(rows * 4, 12, block)
+
+
+def test_the_module_takes_the_kernels_where_they_serve(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    from peagle.ops.triton import moe as kernels
+
+    monkeypatch.setattr(reference, "serve", lambda x: True)
+    module = Experts(40, 24, 8, 3, normalize=True).requires_grad_(False)
+    module.router.data, module.gate_up.data, module.down.data = made(8, 40, 24)
+    module, x = module.to(device), torch.randn(4, 40).to(device)
+    expected = kernels.moe(x, module.router, module.gate_up, module.down, 3, True)
+    assert torch.equal(module(x), expected)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "experts", "most"), [(0, 8, 0), (8, 8, 8), (24, 8, 9), (3, 8, 3)]
+)
+def test_the_worst_number_of_blocks(pairs: int, experts: int, most: int):
+    from peagle.ops.triton.moe import most_blocks
+
+    assert most_blocks(pairs, experts, 16) == most
+
+
+@on_a_gpu
+@pytest.mark.parametrize("rows", [1, 8, 64, 500, 4096])
+def test_bfloat16_at_a_real_model_s_sizes(rows: int):
+    gpu = torch.device("cuda")
+    x = torch.randn(rows, 2048).to(gpu).bfloat16()
+    weights = tuple(weight.to(gpu).bfloat16() for weight in made(128, 2048, 768))
+    assert_equal_to_the_reference(x, weights, 8, normalize=True, atol=0.02)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("rows", [4, 100])
+def test_a_graph_follows_its_input(rows: int):
+    """Captured with one routing and replayed with another."""
+    gpu = torch.device("cuda")
+    module = Experts(128, 64, 16, 4, normalize=True).to(gpu).requires_grad_(False)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    x = torch.randn(rows, 128, device=gpu)
+    module(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = module(x)
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    weights = (module.router, module.gate_up, module.down)
+    torch.testing.assert_close(result, reference.moe(x, *weights, 4, True), atol=1e-4, rtol=1e-4)

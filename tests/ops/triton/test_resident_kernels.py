@@ -1,0 +1,138 @@
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from peagle.ops import resident as reference
+from peagle.ops.resident import FirstNorms, Resident
+
+K, HIDDEN, VOCAB, ROWS = 3, 24, 50, 4
+
+
+@pytest.fixture
+def state(device: torch.device) -> Resident:
+    torch.manual_seed(5)
+    return moved(
+        Resident(
+            slots=torch.arange(ROWS * 64).view(ROWS, 64),
+            limits=torch.tensor([64, 64, 0, 64]),
+            computed=torch.tensor([7, 11, 20, 0]),
+            pending=torch.tensor([1, 4, 2, 1]),
+            emitted=torch.randint(0, VOCAB, (ROWS, K + 1)),
+            features=torch.randn(ROWS, K + 1, HIDDEN),
+            ks=torch.tensor([3, 3, 1, 3]),
+            cycles=torch.tensor([0, 5, 9, 2]),
+            results=torch.full((ROWS, K + 2), -7),
+        ),
+        device,
+    )
+
+
+def moved(value, device):  # type: ignore[no-untyped-def]
+    changes = {f.name: getattr(value, f.name) for f in fields(value)}
+    return replace(value, **{k: v.to(device) for k, v in changes.items() if torch.is_tensor(v)})
+
+
+def twin(state: Resident) -> Resident:
+    """A copy on the CPU, which the reference works on."""
+    return Resident(*(v.detach().cpu().clone() for v in vars(state).values()))
+
+
+def same(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one.cpu(), other.cpu(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("masks", [0, K - 1])
+@pytest.mark.parametrize("before", [False, True])
+def test_draft_inputs(state: Resident, device: torch.device, masks: int, before: bool) -> None:
+    from peagle.ops.triton import resident as kernel
+
+    norms = FirstNorms(
+        torch.randn(VOCAB, HIDDEN),
+        torch.rand(HIDDEN),
+        torch.rand(HIDDEN),
+        1e-6,
+        before,
+        VOCAB - 1,
+        torch.randn(HIDDEN),
+    )
+    requests = torch.tensor([2, 0, 1])
+    ours = kernel.draft_inputs(state, requests.to(device), masks, moved(norms, device))
+    theirs = reference.draft_inputs(twin(state), requests, masks, norms)
+    total = int(theirs.rows.counts.sum())
+    for name in ("starts", "firsts", "counts"):
+        same(getattr(ours.rows, name), getattr(theirs.rows, name))
+    assert ours.rows.most == theirs.rows.most
+    same(ours.reads, theirs.reads)
+    same(ours.x[:total], theirs.x[:total])
+    same(ours.stream[:total], theirs.stream[:total])
+
+
+def test_verify_inputs(state: Resident, device: torch.device) -> None:
+    from peagle.ops.triton import resident as kernel
+
+    embedding, weight = torch.randn(VOCAB, HIDDEN), torch.rand(HIDDEN)
+    requests, drafts = torch.tensor([1, 3]), torch.tensor([[4, 5, 6], [7, 8, 9]])
+    ours = kernel.verify_inputs(
+        state,
+        requests.to(device),
+        drafts.to(device),
+        embedding.to(device),
+        weight.to(device),
+        1e-6,
+    )
+    theirs = reference.verify_inputs(twin(state), requests, drafts, embedding, weight, 1e-6)
+    for name in ("starts", "firsts", "counts"):
+        same(getattr(ours[0], name), getattr(theirs[0], name))
+    same(ours[1], theirs[1])
+    same(ours[2], theirs[2])
+
+
+@pytest.mark.parametrize("synthetic", [None, 1.94])
+@pytest.mark.parametrize("with_features", [False, True])
+def test_settle(
+    state: Resident, device: torch.device, synthetic: float | None, with_features: bool
+) -> None:
+    from peagle.ops.triton import resident as kernel
+
+    requests = torch.tensor([0, 2, 1])
+    drafts = torch.tensor([[4, 5, 6], [7, 8, 9], [1, 2, 3]])
+    chosen = torch.tensor([[4, 5, 9, 9], [7, 8, 9, 3], [-1, 2, 3, 4]])
+    features = torch.randn(3 * (K + 1), HIDDEN) if with_features else None
+    expected = twin(state)
+    reference.settle(expected, requests, drafts, chosen, features, synthetic)
+    kernel.settle(
+        state,
+        requests.to(device),
+        drafts.to(device),
+        chosen.to(device),
+        None if features is None else features.to(device),
+        synthetic,
+    )
+    for field in fields(Resident):
+        same(getattr(state, field.name), getattr(expected, field.name))
+
+
+def test_settle_without_drafts(state: Resident, device: torch.device) -> None:
+    from peagle.ops.triton import resident as kernel
+
+    requests, drafts = torch.tensor([1, 0]), torch.empty(2, 0, dtype=torch.int64)
+    chosen = torch.tensor([[8], [9]])
+    expected = twin(state)
+    reference.settle(expected, requests, drafts, chosen, None)
+    kernel.settle(state, requests.to(device), drafts.to(device), chosen.to(device), None)
+    for field in fields(Resident):
+        same(getattr(state, field.name), getattr(expected, field.name))
+
+
+@pytest.mark.parametrize("vocab", [10, 5000])
+def test_argmax_takes_the_first_of_equals_and_names_nan(device: torch.device, vocab: int) -> None:
+    from peagle.ops.triton import choice
+
+    logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(2))
+    logits[0, [3, vocab - 1]] = 9.0
+    logits[2, vocab // 2] = float("nan")
+    expected = [*logits[:2].argmax(dim=-1).tolist(), -1, int(logits[3].argmax())]
+    assert expected[0] == 3
+    assert choice.argmax(logits.to(device)).tolist() == expected

@@ -1,0 +1,55 @@
+import pytest
+import torch
+from torch.nn import functional as F
+
+from peagle.ops.norm import rms_norm
+
+
+def draw(*shape: int, device: torch.device) -> torch.Tensor:
+    return torch.randn(*shape, device="cpu").to(device)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(3)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17])
+@pytest.mark.parametrize(("depth", "outputs"), [(128, 96), (48, 48)])
+def test_products_equal_norm_product_and_addition(
+    device: torch.device, rows: int, depth: int, outputs: int
+) -> None:
+    from peagle.ops.triton import residual
+
+    x, first = draw(rows, depth, device=device), draw(outputs, depth, device=device)
+    stream, scale = draw(rows, outputs, device=device), draw(outputs, device=device)
+    bias = draw(outputs, device=device)
+    total, scaled, squares = residual.add(x, first, bias, stream, scale)
+    expected = stream + F.linear(x, first, bias)
+    torch.testing.assert_close(total, expected, rtol=1e-4, atol=1e-4)
+
+    second = draw(2 * 24, outputs, device=device)
+    normed = rms_norm(expected, scale, 1e-5)
+    product = residual.linear(scaled, squares, 1e-5, second, None)
+    torch.testing.assert_close(product, F.linear(normed, second), rtol=1e-4, atol=1e-4)
+    gate, up = F.linear(normed, second).chunk(2, dim=-1)
+    swiglu = residual.gated(scaled, squares, 1e-5, second)
+    torch.testing.assert_close(swiglu, F.silu(gate) * up, rtol=1e-4, atol=1e-4)
+
+
+def test_norm_takes_rows_with_a_stride(device: torch.device) -> None:
+    from peagle.ops.triton import residual
+
+    wide, weight = draw(5, 3 * 40, device=device), draw(40, device=device)
+    middle = wide[:, 40:80]
+    torch.testing.assert_close(
+        residual.rms_norm(middle, weight, 1e-6), rms_norm(middle, weight, 1e-6)
+    )
+
+
+def test_silu_mul(device: torch.device) -> None:
+    from peagle.ops.triton import residual
+
+    both = draw(3, 2 * 50, device=device)
+    gate, up = both.chunk(2, dim=-1)
+    torch.testing.assert_close(residual.silu_mul(both), F.silu(gate) * up)
