@@ -248,6 +248,7 @@ def propose(drafter: Drafter, target: Decoder, tokens: Sequence[int], k: int) ->
     model, known = drafter.model, len(tokens) - 1
     table = RequestTable(1, 64, 8, CPU)
     table.append(table.admit(), 0, [3, 1, 0, 2, 5, 4, 7, 6])
+    table.flush()
     memory = KVCache(model.config.transformer, table, 64, torch.float32)
     _, features = run_target(target, tokens, model.config.taps)
     assert features is not None

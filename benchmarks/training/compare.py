@@ -33,6 +33,7 @@ EAGLE3 = {
 }
 """recipes/demo/eagle3.yaml where it differs from peagle.yaml."""
 WIDE = {"intermediate_size": 896}
+"""The target's own, as EAGLE-3's."""
 ARMS = {
     arm.name: arm
     for arm in (
@@ -42,8 +43,8 @@ ARMS = {
         Arm("wide_ce", {**WIDE, "loss": "cross_entropy"}),
         Arm("wide_normed", {**WIDE, "norm_before_residual": True}),
         Arm("wide_fast", {**WIDE, "learning_rate": 4e-3}),
-        Arm("wide_shallow", {**WIDE, "depth_decay": 0.8}),
         Arm("wide_dense", {**WIDE, "cod_ratio": 1.0}),
+        Arm("wide_near", {**WIDE, "cod_ratio": 1.0, "num_speculative_tokens": 6}),
         Arm("wide_begun", WIDE, inherits=True),
         Arm("wider", {"intermediate_size": 1280}),
     )

@@ -106,7 +106,7 @@ class Sweep:
         context = multiprocessing.get_context("fork")
         pace, results = Pace(context, len(arms), self.seconds), context.SimpleQueue()
         processes = [
-            context.Process(target=self._report, args=(arm, pace, results, index % gpus))
+            context.Process(target=self._report, args=(arm, pace, results, (index, gpus)))
             for index, arm in enumerate(arms)
         ]
         for process in processes:
@@ -117,8 +117,10 @@ class Sweep:
             process.terminate()  # of an arm that failed, and would wait for the others
             process.join()
 
-    def _report(self, arm: Arm, pace: Pace, results: Any, gpu: int) -> None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    def _report(self, arm: Arm, pace: Pace, results: Any, place: tuple[int, int]) -> None:
+        index, gpus = place
+        if gpus > 1:
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(index % gpus)
         try:
             results.put(self._train(arm, pace))
         except Exception as error:  # whatever it was, the other arms go on

@@ -24,6 +24,7 @@ def attended(blocks: list[int], counts: list[int]) -> list[torch.Tensor]:
     table = RequestTable(1, 12, BLOCK, torch.device("cpu"))
     row, start, results = table.admit(), 0, []
     table.append(row, 0, blocks)
+    table.flush()
     cache = KVCache(SHAPE, table, 12 * BLOCK, torch.float32)
     generator = torch.Generator().manual_seed(0)
     for count in counts:

@@ -9,6 +9,8 @@ def test_positions_map_to_the_slots_of_their_blocks():
     row = table.admit()
     table.append(row, 0, [5, 2])
     table.append(row, 8, [7])
+    table.flush()
+    assert table.limits.tolist() == [12 if i == row else 0 for i in range(2)]
     slots = [20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31]
     assert table.slots[row].tolist() == slots
     assert table.context(torch.tensor([row]), 6).tolist() == [slots[:6]]

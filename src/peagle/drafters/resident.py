@@ -43,7 +43,7 @@ class ResidentParallel:
 
     def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
         inputs = draft_inputs(state, requests, self.k - 1, self._norms)
-        hidden = _pass(self, inputs, open_pass)
+        _, hidden = _pass(self, inputs, open_pass)
         return best(self.model, hidden).view(len(requests), self.k)
 
 
@@ -57,7 +57,7 @@ class ResidentSequential:
 
     def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
         inputs = draft_inputs(state, requests, 0, self._norms)
-        hidden = _pass(self, inputs, open_pass)
+        stream, hidden = _pass(self, inputs, open_pass)
         columns = [best(self.model, hidden)]
         one_each = torch.arange(len(requests), device=requests.device)
         for step in range(1, self.k):
@@ -66,11 +66,11 @@ class ResidentSequential:
                 computed=state.computed[requests] + step,
                 pending=torch.ones_like(one_each),
                 emitted=columns[-1][:, None],
-                features=self.model.feedback(hidden)[:, None],
+                features=self.model.feedback(stream)[:, None],
             )
             inputs = draft_inputs(state_of_step, one_each, 0, self._norms)
             inputs = replace(inputs, rows=replace(inputs.rows, requests=requests))
-            hidden = _pass(self, inputs, open_pass)
+            stream, hidden = _pass(self, inputs, open_pass)
             columns.append(best(self.model, hidden))
         return torch.stack(columns, dim=1)
 
@@ -117,18 +117,17 @@ def known_inputs(model: DraftModel, tokens: Tensor, features: Tensor) -> tuple[T
     return stream, Normed(torch.cat((embedded, scaled), dim=-1), None, first.input_norm.eps)
 
 
-def best(model: DraftModel, hidden: Tensor) -> Tensor:
-    """The drafter's most likely tokens as target ids. hidden: [rows, hidden_size] streams."""
-    logits = residual.linear(residual.normed(hidden, model.norm), model.head)
-    # logits that are no numbers draft the first token, which the target will judge
-    return model.target_ids(argmax(logits).clamp(min=0))
+def best(model: DraftModel, hidden: Normed) -> Tensor:
+    """The drafter's most likely tokens as target ids, from its final norm's output."""
+    logits = residual.linear(hidden, model.head)
+    return argmax(logits, model.d2t)
 
 
 def _pass(
     drafter: ResidentParallel | ResidentSequential, inputs: DraftInputs, open_pass: OpenPass
-) -> Tensor:
-    """The residual streams of the rows that drafts are read at: [reads, hidden_size]."""
+) -> tuple[Tensor, Normed]:
+    """The residual stream [reads, hidden_size] at the rows drafts are read at, and its norm."""
     eps = drafter.model.config.transformer.rms_norm_eps
     attend = open_pass(inputs.rows)
-    stream, _ = drafter.layers(inputs.stream, Normed(inputs.x, None, eps), attend)
-    return stream.index_select(0, inputs.reads.flatten())
+    first = Normed(inputs.x, None, eps)
+    return drafter.layers(inputs.stream, first, attend, reads=inputs.reads.flatten())

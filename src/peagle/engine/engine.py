@@ -67,7 +67,7 @@ class Engine:
         table = RequestTable(config.max_num_seqs + spare, self.max_length, size, device)
         self.pool = BlockPool(num_blocks)
         caches = _caches(target, drafter, table, num_blocks * size)
-        self.runner = Runner(target, drafter, caches)
+        self.runner = Runner(target, drafter, table, caches)
         self.resident: ResidentRunner | None = None
         """Runs the requests whose tokens the device chooses by itself, where it can."""
         if captures_cycles(device):

@@ -18,6 +18,8 @@ class RequestTable:
         self._offsets = torch.arange(block_size, device=device)
         self._free = list(range(rows - 1, -1, -1))
         self._first_blocks: list[int | None] = [None] * rows
+        self._unwritten: list[tuple[int, int, int]] = []
+        """Row, block index and block of what the device does not know yet."""
 
     @property
     def free_rows(self) -> int:
@@ -30,6 +32,7 @@ class RequestTable:
 
     def leave(self, row: int) -> None:
         """Give a row back."""
+        self._unwritten = [place for place in self._unwritten if place[0] != row]
         self._free.append(row)
         self.limits[row] = 0
 
@@ -41,10 +44,17 @@ class RequestTable:
             range(first + index, first + index + len(blocks))
         )
         self._first_blocks[row] = first if in_order else None
-        starts = torch.tensor(blocks, device=self.slots.device) * self.block_size
-        slots = (starts[:, None] + self._offsets).view(-1)
-        self.slots[row, position : position + len(slots)] = slots
-        self.limits[row] = position + len(slots)
+        self._unwritten += [(row, index + i, block) for i, block in enumerate(blocks)]
+
+    def flush(self) -> None:
+        """Bring the device up to date: one copy, however many requests have grown."""
+        if not self._unwritten:
+            return
+        rows, indices, blocks = torch.tensor(self._unwritten, device=self.slots.device).unbind(1)
+        self._unwritten.clear()
+        places = indices[:, None] * self.block_size + self._offsets
+        self.slots[rows[:, None], places] = blocks[:, None] * self.block_size + self._offsets
+        self.limits.scatter_reduce_(0, rows, places[:, -1] + 1, "amax")
 
     def run(self, row: int) -> int | None:
         """The first slot of a request whose positions lie in the cache one after another."""

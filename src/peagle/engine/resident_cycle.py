@@ -13,7 +13,7 @@ from peagle.drafters.resident import ResidentDrafter
 from peagle.models.decoder import Decoder
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
-from peagle.ops.cached_attention import PassRows, cached_attention
+from peagle.ops.cached_attention import Heads, PassRows, attend, store
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident, settle, verify_inputs
 from peagle.ops.sampling import SamplingRows, distribution, draw, uniforms
@@ -81,15 +81,13 @@ class ResidentCycle:
 
     def open_target(self, rows: PassRows) -> AttendProduct:
         """The target's attention for one pass over cached requests."""
-        return lambda layer, qkv, heads: cached_attention(
-            qkv, heads, self.target_cache[layer], rows
-        )
+        return lambda layer, qkv, heads: _attend(qkv, heads, self.target_cache[layer], rows)
 
     def open_drafter(self, rows: PassRows) -> AttendProduct:
         """The drafter's."""
         cache = self.drafter_cache
         assert cache is not None
-        return lambda layer, qkv, heads: cached_attention(qkv, heads, cache[layer], rows)
+        return lambda layer, qkv, heads: _attend(qkv, heads, cache[layer], rows)
 
     def _taps(self, rows: int) -> Taps | None:
         if self.drafter is None:
@@ -109,6 +107,11 @@ class ResidentCycle:
         offsets = torch.arange(1, self.k + 2, device=requests.device)
         positions = state.computed[requests][:, None] + offsets
         return choose(logits, greedy, sampling, requests.repeat_interleave(self.k + 1), positions)
+
+
+def _attend(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
+    query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
+    return attend(query, heads, cache, rows)
 
 
 def choose(

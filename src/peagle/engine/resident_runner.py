@@ -54,7 +54,7 @@ class ResidentRunner:
         caches: tuple[KVCache, KVCache | None],
         synthetic: float | None = None,
     ) -> None:
-        self._k, self._spare = k, table.admit()
+        self._table, self._spare = table, table.admit()
         drafting = None if drafter is None else resident_drafter(drafter, k)
         of_target, of_drafter = caches
         tensors = (of_target.tensor, None if of_drafter is None else of_drafter.tensor)
@@ -78,6 +78,7 @@ class ResidentRunner:
         return [] if flight is None else _landed(flight)
 
     def _launch(self, work: Sequence[Scheduled]) -> Flight:
+        self._table.flush()
         chunks = [item for item in work if not item.request.resident]
         cycles = [item for item in work if item.request.resident]
         if cycles:

@@ -11,6 +11,7 @@ from peagle.engine.batch import Scheduled
 from peagle.engine.cycle import accept, draft, verify
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import TokenLogprobs
+from peagle.engine.request_table import RequestTable
 from peagle.engine.sampler import choose, logprobs
 from peagle.models.decoder import Decoder
 
@@ -31,16 +32,22 @@ class Runner:
     """Turns scheduled work into chosen tokens: draft, verify, accept."""
 
     def __init__(
-        self, target: Decoder, drafter: Drafter | None, caches: tuple[KVCache, KVCache | None]
+        self,
+        target: Decoder,
+        drafter: Drafter | None,
+        table: RequestTable,
+        caches: tuple[KVCache, KVCache | None],
     ) -> None:
         self.target, self.drafter = target, drafter
         self.device = target.embed.weight.device
+        self._table = table
         self._memory, self._drafter_memory = caches
         self._taps = () if drafter is None else drafter.model.config.taps
 
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[CycleResult]:
         """One cycle for every scheduled request, in their order."""
+        self._table.flush()
         drafts = self._draft(work)
         tokens, sampled = self._inputs(work, drafts)
         spans = [Span(item.request.row, item.start, item.rows) for item in work]

@@ -54,17 +54,25 @@ class FusedLayers:
         self._next_norms = [*(layer.input_norm for layer in self.layers[1:]), last_norm]
 
     def __call__(
-        self, stream: Tensor, first: Normed, attend: AttendProduct, taps: Taps | None = None
+        self,
+        stream: Tensor,
+        first: Normed,
+        attend: AttendProduct,
+        taps: Taps | None = None,
+        reads: Tensor | None = None,
     ) -> tuple[Tensor, Normed]:
         """The residual stream [rows, hidden_size] behind the last layer, and its final norm.
 
-        `first` is what the first layer's q, k, v product reads.
+        `first` is what the first layer's q, k, v product reads; `reads` the rows that are wanted,
+        None for all: the others end at the last layer's keys and values.
         """
         if taps is not None:
             taps.keep(0, stream)
         x = first
+        last = len(self.layers) - 1
         for index, layer in enumerate(self.layers):
-            stream, x = self._layer(index, layer, stream, x, attend)
+            kept = reads if index == last else None
+            stream, x = self._layer(index, layer, stream, x, attend, kept)
             if taps is not None:
                 taps.keep(index + 1, stream)
         return stream, x
@@ -78,10 +86,18 @@ class FusedLayers:
         attend(last, residual.linear(x, self.layers[last].attention.qkv), self.heads[last])
 
     def _layer(
-        self, index: int, layer: Block, stream: Tensor, x: Normed, attend: AttendProduct
+        self,
+        index: int,
+        layer: Block,
+        stream: Tensor,
+        x: Normed,
+        attend: AttendProduct,
+        reads: Tensor | None = None,
     ) -> tuple[Tensor, Normed]:
         qkv = residual.linear(x, layer.attention.qkv)
         attended = attend(index, qkv, self.heads[index])
+        if reads is not None:
+            attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
         stream, x = residual.add(attended, layer.attention.out, stream, layer.post_norm)
         if isinstance(layer.mlp, Experts):
             stream = stream + layer.mlp(residual.normed(stream, layer.post_norm).x)

@@ -1,4 +1,7 @@
-"""From a layer's q, k, v product to attended values: QK norm, rotation, cache write, attention."""
+"""From a layer's q, k, v product to attended values: QK norm, rotation, cache write, attention.
+
+`store` and `attend` follow one another: all keys are in the cache before a row looks at any.
+"""
 
 import functools
 from dataclasses import dataclass
@@ -43,8 +46,6 @@ class PassRows:
 
     slots: Tensor
     """[table rows, positions] cache slot of every position of every request."""
-    limits: Tensor
-    """[table rows] positions of a request that have a slot; nothing is written past them."""
     requests: Tensor
     """[requests] row in `slots`."""
     starts: Tensor
@@ -53,41 +54,53 @@ class PassRows:
     """[requests] that row's place among the rows."""
     counts: Tensor
     """[requests] number of its rows."""
+    positions: Tensor
+    """[rows]"""
+    writes: Tensor
+    """[rows] cache slot of each row; -1: the row's keys are kept nowhere."""
     most: int
     """No request brings more rows than this."""
 
 
-def cached_attention(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
-    """Write the rows' keys and values into the cache, and attend to all a request has so far.
+def store(
+    qkv: Tensor, heads: Heads, cache: Tensor, positions: Tensor, writes: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm and rotate rows, and write their keys and values into the cache.
 
-    qkv: [rows, (query + 2 * key_value) * size]; cache: [2, slots, key_value, size]. Returns
-    [rows, query * size]; rows that belong to no request hold anything.
+    qkv: [rows, (query + 2 * key_value) * size], whose place a kernel may take for its results;
+    cache: [2, slots, key_value, size]; positions, writes: as in `PassRows`. Returns queries, keys
+    and values, each [rows, heads, size].
     """
     if serve(qkv):
-        attended: Tensor = _kernels().cached_attention(qkv, heads, cache, rows)
-        return attended
-    out = torch.zeros(len(qkv), heads.query * heads.size, dtype=qkv.dtype, device=qkv.device)
-    for index, request in enumerate(rows.requests.tolist()):
-        first, count = int(rows.firsts[index]), int(rows.counts[index])
-        positions = int(rows.starts[index]) + torch.arange(count, device=qkv.device)
-        limit, slots = int(rows.limits[request]), rows.slots[request]
-        share = qkv[first : first + count]
-        out[first : first + count] = _one(share, positions, heads, cache, slots, limit)
-    return out
-
-
-def _one(
-    qkv: Tensor, positions: Tensor, heads: Heads, cache: Tensor, slots: Tensor, limit: int
-) -> Tensor:
+        stored: tuple[Tensor, Tensor, Tensor] = _kernels().store(
+            qkv, heads, cache, positions, writes
+        )
+        return stored
     query, key, value = rotate(qkv, positions, heads)
-    before = slots[: int(positions[0])]
-    keys, values = (
-        torch.cat((side[before], fresh)) for side, fresh in zip(cache, (key, value), strict=True)
-    )
-    kept = int((positions < limit).sum())
-    cache[0, slots[positions[:kept]]] = key[:kept]
-    cache[1, slots[positions[:kept]]] = value[:kept]
-    return attend_plainly(query, keys, values, positions, heads)
+    kept = writes >= 0
+    cache[0, writes[kept]], cache[1, writes[kept]] = key[kept], value[kept]
+    return query, key, value
+
+
+def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
+    """Each row's attention to all that its request has in the cache up to its own position.
+
+    query: [rows, heads, size], with any row stride. Returns [rows, heads * size]; rows that belong
+    to no request or have no slot hold anything.
+    """
+    if serve(query):
+        attended: Tensor = _kernels().attend(query, heads, cache, rows)
+        return attended
+    out = query.new_zeros(len(query), heads.query * heads.size)
+    columns = (rows.requests, rows.starts, rows.firsts, rows.counts)
+    for request, start, first, count in zip(*(c.tolist() for c in columns), strict=True):
+        context = rows.slots[request, : start + count]
+        positions = torch.arange(start, start + len(context[start:]), device=query.device)
+        seen = query[first : first + len(positions)]
+        out[first : first + len(positions)] = attend_plainly(
+            seen, cache[0, context], cache[1, context], positions, heads
+        )
+    return out
 
 
 def rotate(qkv: Tensor, positions: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,21 +133,3 @@ def attend_plainly(
         scores = torch.cat((scores, sinks), dim=-1)
     shares = scores.softmax(dim=-1)[..., : len(key)]
     return torch.einsum("hqk,khd->qhd", shares, value).flatten(1).to(query.dtype)
-
-
-def store(
-    qkv: Tensor, heads: Heads, cache: Tensor, positions: Tensor, slots: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Write rows' keys and values into the cache, and give all three back as `rotate` does.
-
-    qkv: as in `cached_attention`, whose place the kernel takes for its results; positions, slots:
-    [rows].
-    """
-    if serve(qkv):
-        stored: tuple[Tensor, Tensor, Tensor] = _kernels().store(
-            qkv, heads, cache, positions, slots
-        )
-        return stored
-    query, key, value = rotate(qkv, positions, heads)
-    cache[0, slots], cache[1, slots] = key, value
-    return query, key, value

@@ -16,13 +16,18 @@ def _kernels() -> ModuleType:
     return choice
 
 
-def argmax(logits: Tensor) -> Tensor:
+def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
     """Index of each row's largest number, the first of equals; -1 where one is not a number.
 
-    logits: [rows, vocab]; result: [rows] int64.
+    logits: [rows, vocab]; result: [rows] int64. With a draft vocabulary's offsets [vocab] they are
+    added to the index, and a row that is no numbers counts as the vocabulary's first token.
     """
     if serve(logits):
-        found: Tensor = _kernels().argmax(logits)
+        found: Tensor = _kernels().argmax(logits, offsets)
         return found
     best = logits.argmax(dim=-1)  # a NaN counts as the largest
-    return torch.where(logits.gather(-1, best[:, None])[:, 0].isnan(), -1, best)
+    best = torch.where(logits.gather(-1, best[:, None])[:, 0].isnan(), -1, best)
+    if offsets is None:
+        return best
+    best = best.clamp(min=0)
+    return best + offsets[best]

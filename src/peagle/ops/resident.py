@@ -28,9 +28,9 @@ class Resident:
     """What the device knows of each live request, by its row in the request table."""
 
     slots: Tensor
-    """[table rows, positions] as in `PassRows`."""
+    """[table rows, positions] cache slot of every position of every request."""
     limits: Tensor
-    """[table rows] as in `PassRows`."""
+    """[table rows] positions of a request that have a slot; nothing is written past them."""
     computed: Tensor
     """[table rows] positions whose keys the target has; the newest token's position."""
     pending: Tensor
@@ -104,7 +104,7 @@ def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorm
         stream[first : first + len(tokens)] = scaled if norms.before_residual else feature
     starts = state.computed[requests] - pending
     reads = (firsts + pending - 1)[:, None] + torch.arange(masks + 1, device=x.device)
-    rows = PassRows(state.slots, state.limits, requests, starts, firsts, counts, width + masks)
+    rows = _placed(state, requests, starts, counts, most, width + masks)
     return DraftInputs(rows, x, stream, reads)
 
 
@@ -124,17 +124,25 @@ def verify_inputs(
     tokens = torch.cat((newest[:, None], drafts), dim=1)
     count = tokens.shape[1]
     x = embedding[tokens.flatten()]
-    firsts = torch.arange(len(requests), device=x.device) * count
-    rows = PassRows(
-        state.slots,
-        state.limits,
-        requests,
-        state.computed[requests],
-        firsts,
-        torch.full_like(firsts, count),
-        count,
-    )
+    counts = torch.full_like(requests, count)
+    rows = _placed(state, requests, state.computed[requests], counts, len(x), count)
     return rows, x, rms_norm(x, weight, eps)
+
+
+def _placed(
+    state: Resident, requests: Tensor, starts: Tensor, counts: Tensor, total: int, most: int
+) -> PassRows:
+    """Requests' rows one after another among `total`, each with its position and slot."""
+    positions = torch.zeros(total, dtype=torch.int64, device=starts.device)
+    writes = torch.full_like(positions, -1)
+    firsts = counts.cumsum(0) - counts
+    columns = (requests, starts, firsts, counts)
+    for row, start, first, count in zip(*(c.tolist() for c in columns), strict=True):
+        own = torch.arange(start, start + count, device=starts.device)
+        positions[first : first + count] = own
+        kept = int((own < state.limits[row]).sum())
+        writes[first : first + kept] = state.slots[row, own[:kept]]
+    return PassRows(state.slots, requests, starts, firsts, counts, positions, writes, most)
 
 
 def settle(

@@ -80,10 +80,9 @@ def _add_fast(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[
     if _kernels().few(x):
         total, scaled, squares = _kernels().add(x, layer.weight, layer.bias, stream, norm.weight)
         return total, Normed(scaled, squares, norm.eps)
-    total = torch.addmm(stream, x, layer.weight.t())
-    if layer.bias is not None:
-        total += layer.bias
-    return total, normed(total, norm)
+    product = F.linear(x, layer.weight, layer.bias)
+    total, scaled = _kernels().add_rms_norm(stream, product, norm.weight, norm.eps)
+    return total, Normed(scaled, None, norm.eps)
 
 
 def _product(x: Normed, layer: Linear) -> Tensor:

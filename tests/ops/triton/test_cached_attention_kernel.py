@@ -1,60 +1,89 @@
 import pytest
 import torch
+from torch import Tensor
 
 from peagle.ops import cached_attention as reference
 from peagle.ops.cached_attention import Heads, PassRows
 from peagle.ops.rope import RopeConfig, rope_table
 
-
-def heads_of(device: torch.device, **changes: object) -> Heads:
-    table = rope_table(RopeConfig(), 16, 400).to(device)
-    weight = torch.rand(32, device="cpu").to(device) + 0.5
-    values = {"norm_weight": weight, "window": None, "sinks": None, **changes}
-    return Heads(4, 2, 16, table, eps=1e-6, **values)
+LENGTH, HEADS, KV_HEADS, SIZE = 400, 4, 2, 16
 
 
-def pass_rows(device: torch.device, starts: list[int], counts: list[int], most: int) -> PassRows:
-    def index(values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, device=device)
+def heads_of(**changes: object) -> Heads:
+    values = {"norm_weight": torch.rand(2 * SIZE) + 0.5, "window": None, "sinks": None, **changes}
+    table = rope_table(RopeConfig(), SIZE, LENGTH)
+    return Heads(HEADS, KV_HEADS, SIZE, table, eps=1e-6, **values)
 
-    order = torch.randperm(2 * 400, generator=torch.Generator().manual_seed(1))
+
+def pass_rows(starts: list[int], counts: list[int], most: int) -> PassRows:
+    """Requests with disjoint slots in no order; the last request's last row has none."""
+    order = torch.randperm(len(starts) * LENGTH).view(len(starts), LENGTH)
     firsts = [sum(counts[:i]) for i in range(len(counts))]
-    limits = [400, starts[1] + 2] + [400] * (len(starts) - 2)
-    return PassRows(
-        order.view(2, 400).repeat(2, 1)[: len(starts)].to(device),
-        index(limits),
-        index(list(range(len(starts)))),
-        index(starts),
-        index(firsts),
-        index(counts),
-        most,
+    spans = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]
+    writes = torch.cat([order[i, span] for i, span in enumerate(spans)])
+    writes[-1] = -1
+    columns = (list(range(len(starts))), starts, firsts, counts)
+    return PassRows(order, *map(torch.tensor, columns), torch.cat(spans), writes, most)
+
+
+def on(device: torch.device, value):  # type: ignore[no-untyped-def]
+    moved = {k: v.to(device) if torch.is_tensor(v) else v for k, v in vars(value).items()}
+    return type(value)(**moved)
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one.cpu(), other.cpu(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("norm", [True, False])
+def test_store(device: torch.device, norm: bool) -> None:
+    from peagle.ops.triton import cached_attention as kernel
+
+    heads = heads_of() if norm else heads_of(norm_weight=None)
+    rows = pass_rows([3, 60], [2, 5], 5)
+    qkv, cache = torch.randn(7, 8 * SIZE), torch.randn(2, 2 * LENGTH, KV_HEADS, SIZE)
+    ours, theirs = cache.clone().to(device), cache.clone()
+    found = kernel.store(
+        qkv.clone().to(device),
+        on(device, heads),
+        ours,
+        rows.positions.to(device),
+        rows.writes.to(device),
     )
+    expected = reference.store(qkv, heads, theirs, rows.positions, rows.writes)
+    for one, other in zip(found, expected, strict=True):
+        close(one, other)
+    close(ours, theirs)
+    assert not torch.equal(theirs, cache)
 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"norm_weight": None}, {"window": 70}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}],
-    ids=["qk-norm", "plain", "window", "sinks"],
+    [{}, {"window": 70}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}],
+    ids=["plain", "window", "sinks"],
 )
 @pytest.mark.parametrize(
     ("starts", "counts", "most"),
-    [([0, 5], [3, 4], 8), ([300, 64], [1, 5], 5), ([129, 250], [14, 9], 14)],
+    [([0, 5], [3, 4], 8), ([300, 64], [1, 5], 5), ([129, 250], [14, 9], 14), ([398], [4], 4)],
 )
-def test_equals_the_reference(
+def test_attend(
     device: torch.device, changes: dict, starts: list[int], counts: list[int], most: int
 ) -> None:
     from peagle.ops.triton import cached_attention as kernel
 
-    torch.manual_seed(0)
-    changes = {k: v.to(device) if torch.is_tensor(v) else v for k, v in changes.items()}
-    heads, rows = heads_of(device, **changes), pass_rows(device, starts, counts, most)
-    qkv = torch.randn(sum(counts), 8 * 16, device="cpu").to(device)
-    cache = torch.randn(2, 800, 2, 16, device="cpu").to(device)
-    cpu_rows = PassRows(*(v.cpu() if torch.is_tensor(v) else v for v in vars(rows).values()))
-    cpu_heads = Heads(**{k: v.cpu() if torch.is_tensor(v) else v for k, v in vars(heads).items()})
-    expected_cache = cache.cpu().clone()
-    expected = reference.cached_attention(qkv.cpu(), cpu_heads, expected_cache, cpu_rows)
+    heads = heads_of(**changes)
+    inside = [min(n, LENGTH - s) for s, n in zip(starts, counts, strict=True)]
+    rows = pass_rows(starts, inside, most)
+    query = torch.randn(sum(inside), 8, SIZE)[:, :HEADS]
+    cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, SIZE)
+    expected = reference.attend(query, heads, cache, rows)
     for _ in range(2):  # a second launch finds the arrival counters as the first one did
-        attended = kernel.cached_attention(qkv, heads, cache, rows)
-        torch.testing.assert_close(attended.cpu(), expected, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(cache.cpu(), expected_cache, rtol=1e-5, atol=1e-5)
+        close(
+            kernel.attend(query.to(device), on(device, heads), cache.to(device), on(device, rows)),
+            expected,
+        )

@@ -126,7 +126,7 @@ def test_settle_without_drafts(state: Resident, device: torch.device) -> None:
         same(getattr(state, field.name), getattr(expected, field.name))
 
 
-@pytest.mark.parametrize("vocab", [10, 5000])
+@pytest.mark.parametrize("vocab", [10, 5000, 20_000])
 def test_argmax_takes_the_first_of_equals_and_names_nan(device: torch.device, vocab: int) -> None:
     from peagle.ops.triton import choice
 
@@ -136,3 +136,6 @@ def test_argmax_takes_the_first_of_equals_and_names_nan(device: torch.device, vo
     expected = [*logits[:2].argmax(dim=-1).tolist(), -1, int(logits[3].argmax())]
     assert expected[0] == 3
     assert choice.argmax(logits.to(device)).tolist() == expected
+    offsets = torch.arange(vocab) * 2
+    shifted = choice.argmax(logits.to(device), offsets.to(device)).tolist()
+    assert shifted == [3 * max(token, 0) for token in expected]

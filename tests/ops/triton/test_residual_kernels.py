@@ -53,3 +53,12 @@ def test_silu_mul(device: torch.device) -> None:
     both = draw(3, 2 * 50, device=device)
     gate, up = both.chunk(2, dim=-1)
     torch.testing.assert_close(residual.silu_mul(both), F.silu(gate) * up)
+
+
+def test_add_rms_norm(device: torch.device) -> None:
+    from peagle.ops.triton import residual
+
+    stream, x, weight = (draw(*shape, device=device) for shape in ((5, 48), (5, 48), (48,)))
+    total, out = residual.add_rms_norm(stream, x, weight, 1e-6)
+    torch.testing.assert_close(total, stream + x)
+    torch.testing.assert_close(out, rms_norm(stream + x, weight, 1e-6))

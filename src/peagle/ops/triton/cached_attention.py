@@ -1,9 +1,8 @@
-"""Attention of decoding in one launch: QK norm, rotation, KV write, split KV and its merge.
+"""Attention of decoding: QK norm, rotation and KV write in one launch, split KV in another.
 
-A program takes one request, one key-value head and a part of the context; all query heads of the
-group and all rows of the request share its keys. The part that comes last in the context also takes
-the rows' own keys, straight from the product. Whichever program of a request and head is the last
-to finish merges the parts.
+A program of `attend` takes one request, one key-value head and a part of the context; all query
+heads of the group and all rows of the request share its keys. Whichever program of a request and
+head is the last to finish merges the parts.
 """
 
 import functools
@@ -14,42 +13,43 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import Heads, PassRows
+from peagle.ops.triton.launch import begin, overlap
 
 KEYS = 64
 """Context positions a step."""
-PROGRAMS = 264
-"""Two on each of an H200's multiprocessors."""
+PROGRAMS = 528
+"""Four on each of an H200's multiprocessors."""
+MOST_PARTS = 8
+"""Of one request's context: merging takes longer with each."""
 
 
-def cached_attention(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
+def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
     """As the reference."""
     requests, group = len(rows.requests), heads.query // heads.key_value
     queries = max(triton.next_power_of_2(rows.most), triton.cdiv(16, group))
-    fresh = max(16, triton.next_power_of_2(rows.most))
-    splits = _splits(requests * heads.key_value, rows.slots.shape[1])
-    out = qkv.new_empty(len(qkv), heads.query * heads.size)
-    parts = requests * heads.key_value * splits * queries * group
-    partial = torch.empty(parts, heads.size + 2, dtype=torch.float32, device=qkv.device)
-    norm = heads.norm_weight
-    _attend[(requests, heads.key_value, splits)](
-        qkv,
+    parts = _parts(requests * heads.key_value, rows.slots.shape[1])
+    out = query.new_empty(len(query), heads.query * heads.size)
+    partial = torch.empty(
+        requests * heads.key_value * parts * queries * group * (heads.size + 2),
+        dtype=torch.float32,
+        device=query.device,
+    )
+    _attend[(requests, heads.key_value, parts)](
+        query,
         cache,
         rows.slots,
-        rows.limits,
         rows.requests,
         rows.starts,
         rows.firsts,
         rows.counts,
-        heads.rotations,
-        qkv if norm is None else norm,
-        qkv if heads.sinks is None else heads.sinks,
+        query if heads.sinks is None else heads.sinks,
         out,
         partial,
-        _arrivals(qkv.device, requests * heads.key_value),
+        _arrivals(query.device, requests * heads.key_value),
+        query.stride(0),
         cache.stride(0),
         rows.slots.stride(0),
-        len(heads.rotations),
-        heads.eps,
+        rows.slots.shape[1],
         heads.size**-0.5,
         0 if heads.window is None else heads.window,
         HEADS=heads.query,
@@ -57,21 +57,20 @@ def cached_attention(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -
         SIZE=heads.size,
         GROUP=group,
         QUERIES=queries,
-        FRESH=fresh,
         KEYS=KEYS,
-        SPLITS=splits,
-        NORM=norm is not None,
+        PARTS=parts,
         WINDOW=heads.window is not None,
         SINKS=heads.sinks is not None,
+        **overlap(query),
         num_warps=8 if queries * group > 64 else 4,
-        num_stages=2,
+        num_stages=4 if queries * group <= 64 else 3,
     )
     return out
 
 
-def _splits(programs: int, context: int) -> int:
+def _parts(pairs: int, context: int) -> int:
     """Parts of a context, a power of two, so that there is work for every multiprocessor."""
-    wanted = min(PROGRAMS // programs, triton.cdiv(context, KEYS), 32)
+    wanted = min(PROGRAMS // pairs, triton.cdiv(context, KEYS), MOST_PARTS)
     return 1 << max(wanted.bit_length() - 1, 0)
 
 
@@ -99,39 +98,22 @@ def _normed_rotated(
 
 
 @triton.jit
-def _accumulate(q, k, v, seen, top, total, attended, scale):
-    """One step of the online softmax. k, v: [keys, size]; seen: [queries, keys]."""
-    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-    scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1))
-    safe = tl.where(higher == float("-inf"), 0.0, higher)
-    shares = tl.exp(scores - safe[:, None])
-    fade = tl.exp(top - safe)
-    attended = attended * fade[:, None]
-    attended = tl.dot(shares.to(v.dtype), v, attended, input_precision="ieee")
-    return higher, total * fade + tl.sum(shares, 1), attended
-
-
-@triton.jit
 def _attend(
-    qkv,
+    query,
     cache,
     slots,
-    limits,
     requests,
     starts,
     firsts,
     counts,
-    rotations,
-    norm_weight,
     sinks,
     out,
     partial,
     arrivals,
+    query_stride,
     side_stride,
     slots_stride,
-    last_position,
-    eps,
+    most_slots,
     scale,
     window,
     HEADS: tl.constexpr,
@@ -139,105 +121,91 @@ def _attend(
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     QUERIES: tl.constexpr,
-    FRESH: tl.constexpr,
     KEYS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    NORM: tl.constexpr,
+    PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    begin(OVERLAP)
     request, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     table_row = tl.load(requests + request).to(tl.int64)
     start = tl.load(starts + request).to(tl.int32)
     first = tl.load(firsts + request).to(tl.int64)
     count = tl.load(counts + request).to(tl.int32)
-    tiles = tl.cdiv(start, KEYS)
-    share = tl.maximum(tl.cdiv(tiles, SPLITS), 1)
-    active = tl.maximum(tl.cdiv(tiles, share), 1)
+    stop = tl.minimum(start + count, most_slots)
+    tiles = tl.cdiv(stop, KEYS)
+    share = tl.cdiv(tiles, PARTS)
+    active = tl.cdiv(tiles, share)
     if split >= active:
         return
-    width: tl.constexpr = (HEADS + 2 * KV_HEADS) * SIZE
     lane = tl.arange(0, SIZE)[None, :]
     index = tl.arange(0, QUERIES * GROUP)
     row, head = index // GROUP, kv_head * GROUP + index % GROUP
     own = (row < count)[:, None]
-    position = start + row
-    q = _normed_rotated(
-        qkv,
-        ((first + row) * width + head * SIZE)[:, None],
-        own,
-        norm_weight,
-        rotations,
-        tl.minimum(position, last_position - 1)[:, None],
-        eps,
-        SIZE,
-        NORM,
-    ).to(cache.dtype.element_ty)
+    position = (start + row)[:, None]
+    at = ((first + row) * query_stride + head * SIZE)[:, None] + lane
+    q = tl.load(query + at, mask=own, other=0.0)
     top = tl.full([QUERIES * GROUP], float("-inf"), tl.float32)
     total = tl.zeros([QUERIES * GROUP], tl.float32)
     attended = tl.zeros([QUERIES * GROUP, SIZE], tl.float32)
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
         key_position = tile * KEYS + tl.arange(0, KEYS)
-        known = key_position < start
+        known = key_position < stop
         slot = tl.load(slots + table_row * slots_stride + key_position, mask=known, other=0)
-        at = ((slot.to(tl.int64) * KV_HEADS + kv_head) * SIZE)[:, None] + lane
-        k = tl.load(cache + at, mask=known[:, None], other=0.0)
-        v = tl.load(cache + side_stride + at, mask=known[:, None], other=0.0)
-        seen = known[None, :] & own
+        key_at = ((slot.to(tl.int64) * KV_HEADS + kv_head) * SIZE)[:, None] + lane
+        k = tl.load(cache + key_at, mask=known[:, None], other=0.0)
+        v = tl.load(cache + side_stride + key_at, mask=known[:, None], other=0.0)
+        seen = known[None, :] & own & (key_position[None, :] <= position)
         if WINDOW:
-            seen = seen & (key_position[None, :] > position[:, None] - window)
-        top, total, attended = _accumulate(q, k, v, seen, top, total, attended, scale)
-    if split == active - 1:
-        fresh = tl.arange(0, FRESH)
-        real = fresh < count
-        key_position = start + fresh
-        at = ((first + fresh) * width + (HEADS + kv_head) * SIZE)[:, None]
-        k = _normed_rotated(
-            qkv,
-            at,
-            real[:, None],
-            norm_weight + SIZE,
-            rotations,
-            tl.minimum(key_position, last_position - 1)[:, None],
-            eps,
-            SIZE,
-            NORM,
-        ).to(cache.dtype.element_ty)
-        v = tl.load(qkv + at + KV_HEADS * SIZE + lane, mask=real[:, None], other=0.0)
-        writes = real & (key_position < tl.load(limits + table_row))
-        slot = tl.load(slots + table_row * slots_stride + key_position, mask=writes, other=0)
-        at = ((slot.to(tl.int64) * KV_HEADS + kv_head) * SIZE)[:, None] + lane
-        tl.store(cache + at, k, mask=writes[:, None])
-        tl.store(cache + side_stride + at, v, mask=writes[:, None])
-        seen = real[None, :] & (fresh[None, :] <= row[:, None]) & own
-        if WINDOW:
-            seen = seen & (key_position[None, :] > position[:, None] - window)
-        top, total, attended = _accumulate(q, k, v, seen, top, total, attended, scale)
-    pair = request * KV_HEADS + kv_head
+            seen = seen & (key_position[None, :] > position - window)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        shares = tl.exp(scores - safe[:, None])
+        fade = tl.exp(top - safe)
+        attended = tl.dot(shares.to(v.dtype), v, attended * fade[:, None], input_precision="ieee")
+        total = total * fade + tl.sum(shares, 1)
+        top = higher
     if active > 1:
-        part = partial + (pair * SPLITS * QUERIES * GROUP + index).to(tl.int64) * (SIZE + 2)
-        step: tl.constexpr = QUERIES * GROUP * (SIZE + 2)
-        tl.store(part[:, None] + split * step + lane, attended)
-        tl.store(part + split * step + SIZE, top)
-        tl.store(part + split * step + SIZE + 1, total)
+        pair = request * KV_HEADS + kv_head
+        width: tl.constexpr = SIZE + 2
+        step: tl.constexpr = QUERIES * GROUP * width
+        base = partial + pair.to(tl.int64) * PARTS * step + index * width
+        mine = base + split * step
+        tl.store(mine[:, None] + lane, attended)
+        tl.store(mine + SIZE, top)
+        tl.store(mine + SIZE + 1, total)
         tl.debug_barrier()
         if tl.atomic_add(arrivals + pair, 1, sem="acq_rel") != active - 1:
             return
         tl.store(arrivals + pair, 0)
         tl.debug_barrier()
+        # the highest of all parts first, so that nothing waits for the part before
         top = tl.full([QUERIES * GROUP], float("-inf"), tl.float32)
+        for other in tl.static_range(PARTS):
+            found = tl.load(
+                base + other * step + SIZE,
+                mask=(index >= 0) & (other < active),
+                other=float("-inf"),
+                cache_modifier=".cg",
+            )
+            top = tl.maximum(top, found)
+        safe = tl.where(top == float("-inf"), 0.0, top)
         total = tl.zeros([QUERIES * GROUP], tl.float32)
         attended = tl.zeros([QUERIES * GROUP, SIZE], tl.float32)
-        for other in range(active):
-            other_top = tl.load(part + other * step + SIZE, cache_modifier=".cg")
-            other_total = tl.load(part + other * step + SIZE + 1, cache_modifier=".cg")
-            other_attended = tl.load(part[:, None] + other * step + lane, cache_modifier=".cg")
-            higher = tl.maximum(top, other_top)
-            safe = tl.where(higher == float("-inf"), 0.0, higher)
-            mine, theirs = tl.exp(top - safe), tl.exp(other_top - safe)
-            total = total * mine + other_total * theirs
-            attended = attended * mine[:, None] + other_attended * theirs[:, None]
-            top = higher
+        for other in tl.static_range(PARTS):
+            there = (index >= 0) & (other < active)
+            part = base + other * step
+            level = tl.load(part + SIZE, mask=there, other=float("-inf"), cache_modifier=".cg")
+            mass = tl.load(part + SIZE + 1, mask=there, other=0.0, cache_modifier=".cg")
+            value = tl.load(
+                part[:, None] + lane, mask=there[:, None], other=0.0, cache_modifier=".cg"
+            )
+            weight = tl.exp(level - safe)
+            total += mass * weight
+            attended += value * weight[:, None]
     if SINKS:
         total += tl.exp(tl.load(sinks + head).to(tl.float32) - top)
     y = attended / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -246,7 +214,7 @@ def _attend(
 
 
 def store(
-    qkv: Tensor, heads: Heads, cache: Tensor, positions: Tensor, slots: Tensor
+    qkv: Tensor, heads: Heads, cache: Tensor, positions: Tensor, writes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As the reference, in the product's place."""
     norm, total = heads.norm_weight, heads.query + 2 * heads.key_value
@@ -254,16 +222,18 @@ def store(
         qkv,
         cache,
         positions,
-        slots,
+        writes,
         heads.rotations,
         qkv if norm is None else norm,
         cache.stride(0),
+        len(heads.rotations) - 1,
         heads.eps,
         HEADS=heads.query,
         KV_HEADS=heads.key_value,
         SIZE=heads.size,
         TOTAL=triton.next_power_of_2(total),
         NORM=norm is not None,
+        **overlap(qkv),
         num_warps=4,
     )
     both = qkv.view(len(qkv), total, heads.size)
@@ -276,24 +246,27 @@ def _store(
     qkv,
     cache,
     positions,
-    slots,
+    writes,
     rotations,
     norm_weight,
     side_stride,
+    last_position,
     eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     TOTAL: tl.constexpr,
     NORM: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    begin(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     head = tl.arange(0, TOTAL)[:, None]
     lane = tl.arange(0, SIZE)[None, :]
     turned = head < HEADS + KV_HEADS
     weight = norm_weight + tl.where(head < HEADS, 0, SIZE)
     at = row * (HEADS + 2 * KV_HEADS) * SIZE + head * SIZE
-    position = tl.load(positions + row)
+    position = tl.minimum(tl.load(positions + row), last_position)
     x = _normed_rotated(qkv, at, turned, weight, rotations, position, eps, SIZE, NORM)
     x = x.to(cache.dtype.element_ty)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
@@ -301,8 +274,9 @@ def _store(
     # every element is read before any is overwritten
     tl.debug_barrier()
     tl.store(qkv + at + lane, x, mask=turned)
-    slot = tl.load(slots + row).to(tl.int64) * KV_HEADS * SIZE
-    key_at = slot + (head - HEADS) * SIZE + lane
-    tl.store(cache + key_at, x, mask=turned & (head >= HEADS))
-    value_at = side_stride + slot + (head - HEADS - KV_HEADS) * SIZE + lane
-    tl.store(cache + value_at, v, mask=is_value)
+    write = tl.load(writes + row).to(tl.int64)
+    kept = write >= 0
+    key_at = (write * KV_HEADS + head - HEADS) * SIZE + lane
+    tl.store(cache + key_at, x, mask=turned & (head >= HEADS) & kept)
+    value_at = side_stride + key_at - KV_HEADS * SIZE
+    tl.store(cache + value_at, v, mask=is_value & kept)

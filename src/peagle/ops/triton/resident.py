@@ -16,7 +16,7 @@ def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorm
     most = batch * (width + masks)
     x = norms.embedding.new_empty(most, 2 * hidden)
     stream = norms.embedding.new_empty(most, hidden)
-    starts, firsts, counts = (requests.new_empty(batch, dtype=torch.int64) for _ in range(3))
+    rows = _empty_rows(state, requests, most, width + masks)
     reads = requests.new_empty(batch, masks + 1, dtype=torch.int64)
     _draft_inputs[(most,)](
         requests,
@@ -30,10 +30,9 @@ def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorm
         norms.mask_feature,
         x,
         stream,
-        starts,
-        firsts,
-        counts,
+        *_places(state, rows),
         reads,
+        state.slots.stride(0),
         batch,
         masks,
         width,
@@ -46,7 +45,6 @@ def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorm
         BEFORE=norms.before_residual,
         num_warps=8,
     )
-    rows = PassRows(state.slots, state.limits, requests, starts, firsts, counts, width + masks)
     return DraftInputs(rows, x, stream, reads)
 
 
@@ -56,7 +54,7 @@ def verify_inputs(
     """As the reference."""
     batch, count, hidden = len(requests), drafts.shape[1] + 1, embedding.shape[1]
     x, scaled = (embedding.new_empty(batch * count, hidden) for _ in range(2))
-    starts, firsts, counts = (requests.new_empty(batch, dtype=torch.int64) for _ in range(3))
+    rows = _empty_rows(state, requests, batch * count, count)
     _verify_inputs[(batch * count,)](
         requests,
         state.computed,
@@ -67,9 +65,8 @@ def verify_inputs(
         weight,
         x,
         scaled,
-        starts,
-        firsts,
-        counts,
+        *_places(state, rows),
+        state.slots.stride(0),
         count,
         state.emitted.shape[1],
         hidden,
@@ -77,8 +74,19 @@ def verify_inputs(
         HIDDEN=triton.next_power_of_2(hidden),
         num_warps=8,
     )
-    rows = PassRows(state.slots, state.limits, requests, starts, firsts, counts, count)
     return rows, x, scaled
+
+
+def _empty_rows(state: Resident, requests: Tensor, rows: int, most: int) -> PassRows:
+    starts, firsts, counts = (torch.empty_like(requests) for _ in range(3))
+    positions, writes = (requests.new_empty(rows) for _ in range(2))
+    return PassRows(state.slots, requests, starts, firsts, counts, positions, writes, most)
+
+
+def _places(state: Resident, rows: PassRows) -> tuple[Tensor, ...]:
+    """What the kernels read to place rows, and what they write."""
+    written = (rows.starts, rows.firsts, rows.counts, rows.positions, rows.writes)
+    return (state.slots, state.limits, *written)
 
 
 def settle(
@@ -123,6 +131,15 @@ def _scale(x, eps, hidden):
 
 
 @triton.jit
+def _place(row, mine, position, slots, limits, positions, writes, slots_stride):
+    """Note a row's position and its cache slot."""
+    kept = position < tl.load(limits + mine)
+    slot = tl.load(slots + mine * slots_stride + position, mask=kept, other=-1)
+    tl.store(positions + row, position)
+    tl.store(writes + row, slot)
+
+
+@triton.jit
 def _draft_inputs(
     requests,
     computed,
@@ -135,10 +152,15 @@ def _draft_inputs(
     mask_feature,
     x,
     stream,
+    slots,
+    limits,
     starts,
     firsts,
     counts,
+    positions,
+    writes,
     reads,
+    slots_stride,
     batch,
     masks,
     width,
@@ -158,6 +180,8 @@ def _draft_inputs(
     rows = tl.where(live, count + masks, 0)
     ends = tl.cumsum(rows, 0)
     if row >= tl.sum(rows, 0):
+        tl.store(positions + row, tl.zeros([], tl.int64))
+        tl.store(writes + row, tl.full([], -1, tl.int64))
         return
     index = tl.sum((ends <= row).to(tl.int32), 0)
     chosen = member == index
@@ -165,8 +189,10 @@ def _draft_inputs(
     known = tl.sum(tl.where(chosen, count, 0), 0)
     first = tl.sum(tl.where(chosen, ends - rows, 0), 0)
     place = row - first
+    start = tl.load(computed + mine) - known
+    _place(row, mine, start + place, slots, limits, positions, writes, slots_stride)
     if place == 0:
-        tl.store(starts + index, tl.load(computed + mine) - known)
+        tl.store(starts + index, start)
         tl.store(firsts + index, first.to(tl.int64))
         tl.store(counts + index, (known + masks).to(tl.int64))
         read = tl.arange(0, READS)
@@ -207,9 +233,14 @@ def _verify_inputs(
     weight,
     x,
     scaled,
+    slots,
+    limits,
     starts,
     firsts,
     counts,
+    positions,
+    writes,
+    slots_stride,
     count,
     width,
     hidden,
@@ -220,8 +251,10 @@ def _verify_inputs(
     index, place = row // count, row % count
     mine = tl.load(requests + index).to(tl.int64)
     newest = tl.load(pending + mine) - 1
+    start = tl.load(computed + mine)
+    _place(row, mine, start + place, slots, limits, positions, writes, slots_stride)
     if place == 0:
-        tl.store(starts + index, tl.load(computed + mine))
+        tl.store(starts + index, start)
         tl.store(firsts + index, row.to(tl.int64))
         tl.store(counts + index, tl.cast(count, tl.int64))
     first = tl.load(emitted + mine * width + newest, mask=place == 0, other=0)

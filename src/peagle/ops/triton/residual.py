@@ -4,15 +4,22 @@ With one to 32 rows a product is bound by reading its weight, and every further 
 some 10 MB of reading take. Tile sizes were measured on an H200 (docs/log.md).
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.ops.triton.launch import announce, overlap, wait
+
 FEW_ROWS = 32
 """Up to here the kernels below read a weight faster than cuBLAS does."""
+
+
+SHALLOWEST = 16
+"""Columns of the weight that a product must be a multiple of."""
 
 
 @dataclass(frozen=True)
@@ -23,20 +30,20 @@ class Tile:
     depth: int
     warps: int
     stages: int
+    overlaps: bool = False
+    """Whether it gains from `launch.overlap`: not where programs would crowd on some processors."""
 
 
-NARROW = Tile(32, 128, 4, 7)
-"""For a few thousand outputs: one program on each multiprocessor."""
-MEDIUM = Tile(32, 128, 4, 5)
+NARROW = Tile(16, 256, 2, 5, overlaps=True)
+"""For a few thousand outputs: two programs on each multiprocessor."""
+MEDIUM = Tile(32, 128, 4, 5, overlaps=True)
 WIDE = Tile(64, 128, 4, 3)
 """For tens of thousands of outputs."""
-SMALL = Tile(16, 16, 1, 2)
-"""For widths that the others do not divide: tiny models."""
 
 
 def few(x: Tensor) -> bool:
     """Whether `linear`, `gated` and `add` below are made for this many rows. x: [rows, width]."""
-    return len(x) <= FEW_ROWS and x.shape[1] % SMALL.depth == 0
+    return len(x) <= FEW_ROWS and x.shape[1] % SHALLOWEST == 0
 
 
 def linear(
@@ -78,6 +85,17 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
+def add_rms_norm(stream: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """`stream + x`, and that normed: [rows, width] both."""
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    width = x.shape[1]
+    block = triton.next_power_of_2(width)
+    _add_rms_norm[(len(x),)](
+        stream, x, weight, total, out, width, eps, BLOCK=block, num_warps=8 if block > 2048 else 4
+    )
+    return total, out
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of [rows, 2 * width]."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
@@ -88,11 +106,11 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def _tile(outputs: int, depth: int, gate: bool) -> Tile:
-    if depth % NARROW.depth:
-        return SMALL
     if gate or outputs >= 16384:
-        return WIDE
-    return NARROW if outputs <= 4096 else MEDIUM
+        tile = WIDE
+    else:
+        tile = NARROW if outputs <= 4096 else MEDIUM
+    return replace(tile, depth=math.gcd(depth, tile.depth))
 
 
 def _padded(rows: int) -> int:
@@ -136,6 +154,7 @@ def _launch(
         BIAS=bias is not None,
         GATED=gated,
         ADDS=addition is not None,
+        **overlap(x, tile.overlaps),
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
@@ -165,7 +184,9 @@ def _product(
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
     ADDS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    announce(OVERLAP)
     tile = tl.program_id(0)
     row = tl.arange(0, ROWS)
     column = tile * COLUMNS + tl.arange(0, COLUMNS)
@@ -179,6 +200,7 @@ def _product(
     up_at = weight_at + tl.cast(outputs, tl.int64) * depth
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    wait(OVERLAP)
     for k in range(0, depth, DEPTH):
         a = tl.load(x_at + k, mask=real, other=0.0)
         w = tl.load(weight_at + k, eviction_policy="evict_first")
@@ -221,6 +243,20 @@ def _rms_norm(x, weight, out, width, stride, eps, BLOCK: tl.constexpr):
     factor = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + column, (value * factor * scale).to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _add_rms_norm(stream, x, weight, total, out, width, eps, BLOCK: tl.constexpr):
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    at = tl.program_id(0).to(tl.int64) * width + column
+    before = tl.load(stream + at, mask=inside, other=0.0).to(tl.float32)
+    value = before + tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(total + at, value.to(out.dtype.element_ty), mask=inside)
+    value = value.to(out.dtype.element_ty).to(tl.float32)
+    factor = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, (value * factor * scale).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit

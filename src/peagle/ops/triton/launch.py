@@ -1,0 +1,44 @@
+"""Programmatic dependent launch: a kernel starts while the one before it still ends.
+
+Between two kernels of a captured cycle lie some 2 us in which memory stands idle. A kernel launched
+with `overlap` is on the multiprocessors by then; it waits in `begin`, or between `announce` and
+`wait`, until all that was launched before is done and visible. Every program of such a kernel must
+wait before it reads what another kernel wrote, or writes what another kernel reads.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+HOPPER = 9
+
+
+def overlap(x: Tensor, wanted: bool = True) -> dict[str, Any]:
+    """Launch options, for GPUs that have it, and the constant that the kernel is compiled with."""
+    able = wanted and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= HOPPER
+    return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
+
+
+@triton.jit
+def announce(OVERLAP: tl.constexpr):
+    """Let the next kernel start as soon as there is room."""
+    if OVERLAP:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait(OVERLAP: tl.constexpr):
+    """Wait for everything launched before."""
+    if OVERLAP:
+        gdc_wait()
+
+
+@triton.jit
+def begin(OVERLAP: tl.constexpr):
+    """Both at once."""
+    announce(OVERLAP)
+    wait(OVERLAP)

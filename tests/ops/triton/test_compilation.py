@@ -1,0 +1,94 @@
+"""Every kernel compiles for a Hopper GPU, on any machine: the interpreter checks no types."""
+
+import inspect
+import os
+import subprocess
+import sys
+
+SCRIPT = """
+import importlib, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+HOPPER = GPUTarget("cuda", 90, 32)
+BF16, F32, INT = "*bf16", "*fp32", "*i64"
+FLAGS = {"OVERLAP": True}
+
+
+def compiled(module, name, types, constants, **options):
+    kernel = getattr(importlib.import_module(f"peagle.ops.triton.{module}"), name)
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
+    attributes = {
+        (i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"
+    }
+    places = {(names.index(n),): value for n, value in constants.items()}
+    triton.compile(ASTSource(kernel, signature, places, attributes), HOPPER, options)
+    print(module, name)
+
+
+def product(rows, **flags):
+    types = dict.fromkeys(("x", "weight", "bias", "stream", "norm_weight", "out", "scaled"), BF16)
+    types |= {"squares": F32, "sums": F32, "eps": "fp32"}
+    off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS", "OVERLAP"), False)
+    sizes = {"ROWS": rows, "COLUMNS": 32, "DEPTH": 128, "PARTS": 128}
+    compiled("residual", "_product", types, {**sizes, **off, **flags}, num_stages=5)
+
+
+product(16, ADDS=True, OVERLAP=True)
+product(32, SCALED=True, GATED=True)
+product(16, SCALED=True, BIAS=True)
+norm = {"x": BF16, "stream": BF16, "weight": BF16, "total": BF16, "out": BF16, "eps": "fp32"}
+compiled("residual", "_rms_norm", norm, {"BLOCK": 4096})
+compiled("residual", "_add_rms_norm", norm, {"BLOCK": 4096})
+compiled("residual", "_silu_mul", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048})
+
+heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
+types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}
+types |= {"norm_weight": BF16, "eps": "fp32"}
+compiled("cached_attention", "_store", types, {**heads, **FLAGS, "TOTAL": 64, "NORM": True})
+types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
+types |= dict.fromkeys(("slots", "requests", "starts", "firsts", "counts"), INT)
+types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32"}
+for queries, switch in ((4, False), (8, True), (16, False)):
+    sizes = {"GROUP": 4, "QUERIES": queries, "KEYS": 64, "PARTS": 8}
+    flags = {"WINDOW": switch, "SINKS": switch}
+    compiled("cached_attention", "_attend", types, {**heads, **FLAGS, **sizes, **flags})
+
+state = ("requests", "computed", "pending", "emitted", "slots", "limits", "starts", "firsts")
+state += ("counts", "positions", "writes", "reads", "drafts", "chosen", "ks", "cycles", "results")
+types = dict.fromkeys(state, INT)
+streams = ("features", "embedding", "input_weight", "hidden_weight", "mask_feature", "x", "stream")
+types |= dict.fromkeys((*streams, "weight", "scaled", "kept"), BF16)
+types |= {"eps": "fp32", "synthetic": "fp32"}
+sizes = {"BATCH": 8, "HIDDEN": 4096, "READS": 8}
+compiled("resident", "_draft_inputs", types, {**sizes, "BEFORE": False})
+compiled("resident", "_verify_inputs", types, {"HIDDEN": 4096})
+for synthetic in (False, True):
+    sizes = {"COUNT": 8, "WIDTH": 8, "HIDDEN": 4096}
+    compiled("resident", "_settle", types, {**sizes, "FEATURES": True, "SYNTHETIC": synthetic})
+types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
+compiled("choice", "_part", types, {"BLOCK": 4096})
+compiled("choice", "_merge", types, {"PARTS": 64, "OFFSETS": True})
+"""
+
+
+def test_kernels_compile_for_a_hopper_gpu() -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    named = {line.split()[1] for line in done.stdout.splitlines()}
+    assert named >= kernels()
+
+
+def kernels() -> set[str]:
+    """Every kernel that another module's function launches."""
+    from peagle.ops.triton import cached_attention, choice, resident, residual
+
+    launched = set()
+    for module in (cached_attention, choice, resident, residual):
+        source = inspect.getsource(module)
+        names = [name for name in vars(module) if name[0] == "_" and f"{name}[(" in source]
+        launched |= set(names)
+    return launched
