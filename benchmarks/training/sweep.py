@@ -159,6 +159,7 @@ class Sweep:
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "arm": arm.name,
             "changes": dict(arm.changes),
+            "conversations": sum(map(len, self.training.documents)),
             "steps": len(losses),
             "tokens": len(losses) * self.recipe.rows_per_step * self.recipe.row_length,
             "parameters": sum(p.numel() for p in trainer.model.parameters() if p.requires_grad),

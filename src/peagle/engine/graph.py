@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from peagle.engine.resident_cycle import ResidentCycle, SamplingTable
+from peagle.engine.upload import upload
 from peagle.ops.resident import Resident
 
 Run = Callable[[], None]
@@ -50,7 +51,7 @@ class CycleGraphs:
         named = [*rows, *[self._spare] * (size - len(rows))]
         run = self._prepared(size, sampled)
         if self._named.get(size) != named:
-            self._requests[size].copy_(torch.tensor(named))
+            self._requests[size].copy_(upload(named, self._requests[size].device))
             self._named[size] = named
         run()
 

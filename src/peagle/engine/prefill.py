@@ -13,6 +13,7 @@ from peagle.drafters.resident import known_inputs
 from peagle.engine.batch import Scheduled
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import ResidentCycle
+from peagle.engine.upload import upload
 from peagle.models.fused import AttendProduct, Taps
 from peagle.ops import residual
 from peagle.ops.cached_attention import Heads, store
@@ -39,24 +40,23 @@ class Prefill:
         target = self._cycle.target
         device = target.embed.weight.device
         spans = [(item.request.row, item.start, item.rows) for item in chunks]
-        tokens = torch.tensor(
-            [t for item in chunks for t in item.request.tokens[item.start : item.stop]],
-            device=device,
+        tokens = upload(
+            [t for item in chunks for t in item.request.tokens[item.start : item.stop]], device
         )
         x = target.embed(tokens)
         taps = self._taps(len(tokens))
         first = residual.normed(x, self._cycle.layers.layers[0].input_norm)
         attend = self._attend(self._cycle.target_cache, spans)
         stream, _ = self._cycle.layers(x, first, attend, taps)
-        ends = _ends(chunks)
+        ends = upload(_ends(chunks), device)
         features = self._fill_drafter(chunks, taps, ends)
-        if not ends:
+        if not len(ends):
             return Ends(stream.new_empty(0, target.config.vocab_size), features)
-        last = residual.normed(stream[ends], target.norm)
+        last = residual.normed(stream.index_select(0, ends), target.norm)
         return Ends(residual.linear(last, target.head), features)
 
     def _fill_drafter(
-        self, chunks: Sequence[Scheduled], taps: Taps | None, ends: list[int]
+        self, chunks: Sequence[Scheduled], taps: Taps | None, ends: Tensor
     ) -> Tensor | None:
         drafter, cache = self._cycle.drafter, self._cycle.drafter_cache
         if drafter is None or cache is None or taps is None:
@@ -72,10 +72,10 @@ class Prefill:
             if known:
                 spans.append((item.request.row, item.start, known))
         if kept:
-            index, tokens = (torch.tensor(v, device=features.device) for v in (kept, following))
+            index, tokens = (upload(values, features.device) for values in (kept, following))
             stream, x = known_inputs(drafter.model, tokens, features.index_select(0, index))
             drafter.layers.write_keys(stream, x, self._attend(cache, spans))
-        return features[ends]
+        return features.index_select(0, ends)
 
     def _taps(self, rows: int) -> Taps | None:
         drafter = self._cycle.drafter
@@ -88,7 +88,7 @@ class Prefill:
     def _attend(self, cache: Tensor, spans: Sequence[tuple[int, int, int]]) -> AttendProduct:
         device = cache.device
         positions = torch.cat([torch.arange(s, s + n, device=device) for _, s, n in spans])
-        rows = torch.tensor([row for row, _, n in spans for _ in range(n)], device=device)
+        rows = upload([row for row, _, n in spans for _ in range(n)], device)
         slots = self._table.slots[rows, positions]
         groups = _groups(spans)
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from peagle.engine.upload import upload
+
 
 class RequestTable:
     """`slots` [rows, max_length]: the cache slot of every position of every running request.
@@ -50,7 +52,7 @@ class RequestTable:
         """Bring the device up to date: one copy, however many requests have grown."""
         if not self._unwritten:
             return
-        rows, indices, blocks = torch.tensor(self._unwritten, device=self.slots.device).unbind(1)
+        rows, indices, blocks = upload(self._unwritten, self.slots.device).unbind(1)
         self._unwritten.clear()
         places = indices[:, None] * self.block_size + self._offsets
         self.slots[rows[:, None], places] = blocks[:, None] * self.block_size + self._offsets

@@ -15,6 +15,7 @@ from peagle.engine.prefill import Ends, Prefill
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import ResidentCycle, SamplingTable, choose
 from peagle.engine.runner import CycleResult
+from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident
@@ -104,7 +105,7 @@ class ResidentRunner:
         requests = [item.request for item in begun]
 
         def column(values: list[int] | list[float]) -> Tensor:
-            return torch.tensor(values, device=device)
+            return upload(values, device)
 
         rows = column([request.row for request in requests])
         for name in ("temperature", "top_k", "top_p", "min_p"):

@@ -106,10 +106,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def _tile(outputs: int, depth: int, gate: bool) -> Tile:
-    if gate or outputs >= 16384:
-        tile = WIDE
-    else:
-        tile = NARROW if outputs <= 4096 else MEDIUM
+    wide = gate or outputs >= 16384
+    tile = WIDE if wide else NARROW if outputs <= 4096 else MEDIUM
     return replace(tile, depth=math.gcd(depth, tile.depth))
 
 
