@@ -1,7 +1,7 @@
 """Attention of decoding: QK norm, rotation and KV write in one launch, split KV in another.
 
-A program of `attend` takes one request, one key-value head and a part of the context; all query
-heads of the group and all rows of the request share its keys. Whichever program of a request and
+A program of `attend` takes one request, query heads that share a key-value head and a part of the
+context; all rows of the request share its keys. Whichever program of a request and
 head is the last to finish merges the parts.
 """
 
@@ -15,8 +15,6 @@ from torch import Tensor
 from peagle.ops.cached_attention import Heads, PassRows
 from peagle.ops.triton.launch import begin, overlap
 
-KEYS = 64
-"""Context positions a step."""
 PROGRAMS = 528
 """Four on each of an H200's multiprocessors."""
 MOST_PARTS = 8
@@ -25,16 +23,18 @@ MOST_PARTS = 8
 
 def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
     """As the reference."""
-    requests, group = len(rows.requests), heads.query // heads.key_value
-    queries = max(triton.next_power_of_2(rows.most), triton.cdiv(16, group))
-    parts = _parts(requests * heads.key_value, rows.slots.shape[1])
+    requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
+    group = _together(requests, most, heads)
+    sets = heads.query // group
+    queries = max(most, triton.cdiv(16, group))
+    parts = _parts(requests * sets, rows.slots.shape[1])
     out = query.new_empty(len(query), heads.query * heads.size)
     partial = torch.empty(
-        requests * heads.key_value * parts * queries * group * (heads.size + 2),
+        requests * sets * parts * queries * group * (heads.size + 2),
         dtype=torch.float32,
         device=query.device,
     )
-    _attend[(requests, heads.key_value, parts)](
+    _attend[(requests, sets, parts)](
         query,
         cache,
         rows.slots,
@@ -45,7 +45,7 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
         query if heads.sinks is None else heads.sinks,
         out,
         partial,
-        _arrivals(query.device, requests * heads.key_value),
+        _arrivals(query.device, requests * sets),
         query.stride(0),
         cache.stride(0),
         rows.slots.stride(0),
@@ -57,7 +57,7 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
         SIZE=heads.size,
         GROUP=group,
         QUERIES=queries,
-        KEYS=KEYS,
+        KEYS=128 if parts == 1 and queries * group == 32 else 64,
         PARTS=parts,
         WINDOW=heads.window is not None,
         SINKS=heads.sinks is not None,
@@ -68,9 +68,17 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
     return out
 
 
-def _parts(pairs: int, context: int) -> int:
+def _together(requests: int, most: int, heads: Heads) -> int:
+    """Query heads in one program: all that share keys, fewer where programs are wanting."""
+    group = heads.query // heads.key_value
+    while group % 2 == 0 and group * most > 16 and requests * heads.query // group < PROGRAMS // 2:
+        group //= 2
+    return group
+
+
+def _parts(sets: int, context: int) -> int:
     """Parts of a context, a power of two, so that there is work for every multiprocessor."""
-    wanted = min(PROGRAMS // pairs, triton.cdiv(context, KEYS), MOST_PARTS)
+    wanted = min(PROGRAMS // sets, triton.cdiv(context, 64), MOST_PARTS)
     return 1 << max(wanted.bit_length() - 1, 0)
 
 
@@ -128,7 +136,8 @@ def _attend(
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
-    request, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    request, heads, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head = heads * GROUP // (HEADS // KV_HEADS)
     table_row = tl.load(requests + request).to(tl.int64)
     start = tl.load(starts + request).to(tl.int32)
     first = tl.load(firsts + request).to(tl.int64)
@@ -141,7 +150,7 @@ def _attend(
         return
     lane = tl.arange(0, SIZE)[None, :]
     index = tl.arange(0, QUERIES * GROUP)
-    row, head = index // GROUP, kv_head * GROUP + index % GROUP
+    row, head = index // GROUP, heads * GROUP + index % GROUP
     own = (row < count)[:, None]
     position = (start + row)[:, None]
     at = ((first + row) * query_stride + head * SIZE)[:, None] + lane
@@ -169,7 +178,7 @@ def _attend(
         total = total * fade + tl.sum(shares, 1)
         top = higher
     if active > 1:
-        pair = request * KV_HEADS + kv_head
+        pair = request * (HEADS // GROUP) + heads
         width: tl.constexpr = SIZE + 2
         step: tl.constexpr = QUERIES * GROUP * width
         base = partial + pair.to(tl.int64) * PARTS * step + index * width
