@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.detokenizer import Detokenizer
@@ -99,18 +99,29 @@ class LLM:
         device = resolve_device(config.device)
         dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
-        self.tokenizer: Any = load_tokenizer(directory)
-        drafter, k = None, 0
+        tokenizer = load_tokenizer(directory)
+        drafter: Drafter | None = None
+        k = 0
         if speculative_config is not None:
             place = model_directory(speculative_config.model)
             model = load_drafter(place, decoder, speculative_config.parallel_drafting)
             parallel = model.config.parallel
             drafter = ParallelDrafter(model) if parallel else SequentialDrafter(model)
             k = speculative_config.num_speculative_tokens or default_k(drafter)
-        self.drafter: Drafter | None = drafter
-        self.k = k
-        self.engine = Engine(decoder, drafter, k, config, end_tokens(directory))
-        self.sampling_defaults = sampling_defaults(directory)
+        engine = Engine(decoder, drafter, k, config, end_tokens(directory))
+        self._open(engine, tokenizer, sampling_defaults(directory))
+
+    @classmethod
+    def over(cls, engine: Engine, tokenizer: Any) -> Self:
+        """An LLM over an engine made elsewhere."""
+        llm = cls.__new__(cls)
+        llm._open(engine, tokenizer, {})
+        return llm
+
+    def _open(self, engine: Engine, tokenizer: Any, sampling_defaults: dict[str, float]) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self.drafter, self.k = engine.drafter, engine.k
+        self.sampling_defaults = sampling_defaults
         """What the model's own generation config suggests."""
         self._ids = itertools.count()
         self._live: dict[str, _Live] = {}

@@ -101,8 +101,7 @@ def test_a_last_token_known_to_come_starts_no_further_cycle(targets, trained):
 
 def test_synthetic_acceptance_emits_the_length_asked_for(targets, trained):
     drafter = trained["peagle"].drafter
-    with tiny.resident(True):
-        engine = Engine(targets["easy"].decoder, drafter, 4, tiny.engine_config(), synthetic=1.75)
+    engine = Engine(targets["easy"].decoder, drafter, 4, tiny.engine_config(), synthetic=1.75)
     request = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=45))[0]
     assert request.speculation.acceptance_length == pytest.approx(2.75, abs=0.06)
     assert set(request.speculation.accepted_per_cycle) == {1, 2}

@@ -4,7 +4,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from peagle.bench.measures import Measures, measure
 from peagle.bench.pair import METHODS, Pair
@@ -43,15 +43,42 @@ class Run:
         return {**asdict(self.case), **asdict(self.measures), **identical}
 
 
+class Work(Protocol):
+    """What the cases of a benchmark have in common."""
+
+    @property
+    def max_tokens(self) -> int:
+        """Output tokens of every request."""
+        ...
+
+    @property
+    def rounds(self) -> int:
+        """How often each case runs; the median is kept."""
+        ...
+
+    def params(self, k: int, max_tokens: int) -> SamplingParams:
+        """How every request samples."""
+        ...
+
+    def open(self, method: str, k: int, concurrency: int) -> LLM:
+        """The engine for a method, for at most `k` drafts and `concurrency` requests."""
+        ...
+
+    def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
+        """The prompts of a case."""
+        ...
+
+
 @dataclass(frozen=True)
 class Workload:
-    """What every case runs: the same models, prompts and number of output tokens."""
+    """The same models, prompts and number of output tokens for every case."""
 
     pair: Pair
     prompts: tuple[Prompt, ...]
     max_tokens: int
     dtype: DType = "auto"
     device: str = "auto"
+    rounds: int = 1
 
     def __post_init__(self) -> None:
         self.params(0, self.max_tokens)  # refuses an impossible number before anything runs
@@ -59,6 +86,10 @@ class Workload:
     def params(self, k: int, max_tokens: int) -> SamplingParams:
         """Greedy, and never ending early, so that all cases do the same work."""
         return SamplingParams(max_tokens=max_tokens, ignore_eos=True, num_speculative_tokens=k)
+
+    def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
+        """All prompts, whatever the case."""
+        return [prompt.token_ids(tokenizer) for prompt in self.prompts]
 
     def open(self, method: str, k: int, concurrency: int) -> LLM:
         """The engine for a method, for at most `k` drafts and `concurrency` requests.
@@ -95,15 +126,15 @@ def list_cases(
 
 
 def run_cases(
-    workload: Workload, cases: Iterable[Case], on_finish: Callable[[], None] = lambda: None
+    workload: Work, cases: Iterable[Case], on_finish: Callable[[], None] = lambda: None
 ) -> Iterator[Run]:
-    """Run cases, those of one method on one engine; `on_finish` is called after each request.
+    """Run cases, those of one method and K on one engine; `on_finish` is called after each request.
 
     Raises `InputError` before the first of them when a prompt is too long.
     """
     reference: tuple[tuple[int, ...], ...] | None = None
-    for method, same in itertools.groupby(cases, key=lambda case: case.method):
-        for run in _run_method(workload, method, list(same), on_finish):
+    for (method, k), same in itertools.groupby(cases, key=lambda case: (case.method, case.k)):
+        for run in _run_method(workload, method, k, list(same), on_finish):
             if method == "none" and reference is None:
                 reference = run.outputs
             identical = None if reference is None else run.outputs == reference
@@ -143,20 +174,31 @@ def drive(
 
 
 def _run_method(
-    workload: Workload, method: str, cases: list[Case], on_finish: Callable[[], None]
+    workload: Work, method: str, k: int, cases: list[Case], on_finish: Callable[[], None]
 ) -> Iterator[Run]:
     most = max(case.concurrency for case in cases)
-    llm = workload.open(method, max(case.k for case in cases), most)
-    prompts = [prompt.token_ids(llm.tokenizer) for prompt in workload.prompts]
-    _check_length(llm, prompts, workload.max_tokens)
+    llm = workload.open(method, k, most)
     for case in cases:
-        warm_up = workload.params(case.k, min(WARM_UP_TOKENS, workload.max_tokens))
+        prompts = workload.tokens(case, llm.tokenizer)
+        _check_length(llm, prompts, workload.max_tokens)
+        warm_up = workload.params(k, min(WARM_UP_TOKENS, workload.max_tokens))
         drive(llm, prompts[: case.concurrency], warm_up, case.concurrency)
-        params = workload.params(case.k, workload.max_tokens)
-        start = time.perf_counter()
-        completions = drive(llm, prompts, params, case.concurrency, on_finish)
-        measures = measure(completions, time.perf_counter() - start)
-        yield Run(case, measures, tuple(c.token_ids for c in completions), None)
+        params = workload.params(k, workload.max_tokens)
+        runs = [_run_case(llm, case, prompts, params, on_finish) for _ in range(workload.rounds)]
+        yield sorted(runs, key=lambda run: run.measures.otps)[len(runs) // 2]
+
+
+def _run_case(
+    llm: LLM,
+    case: Case,
+    prompts: Sequence[Tokens],
+    params: SamplingParams,
+    on_finish: Callable[[], None],
+) -> Run:
+    start = time.perf_counter()
+    completions = drive(llm, prompts, params, case.concurrency, on_finish)
+    measures = measure(completions, time.perf_counter() - start)
+    return Run(case, measures, tuple(c.token_ids for c in completions), None)
 
 
 def _check_length(llm: LLM, prompts: Sequence[Tokens], max_tokens: int) -> None:

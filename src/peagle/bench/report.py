@@ -15,6 +15,7 @@ from rich import box
 from rich.table import Table
 
 from peagle.bench.load import Run, Workload
+from peagle.config import DType
 from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
 
@@ -23,15 +24,25 @@ NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 
 def environment(workload: Workload) -> dict[str, Any]:
     """Machine, versions and settings that a result depends on."""
-    device = resolve_device(workload.device)
-    return machine() | {
+    return (
+        machine()
+        | hardware(workload.device, workload.dtype)
+        | {
+            "target": workload.pair.target,
+            "drafters": dict(workload.pair.drafters),
+            "prompts": len(workload.prompts),
+            "max_tokens": workload.max_tokens,
+            "sampling": "greedy, end of text ignored",
+        }
+    )
+
+
+def hardware(device_name: str, dtype: DType) -> dict[str, Any]:
+    """The device and the type that an engine computes on and in."""
+    device = resolve_device(device_name)
+    return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "dtype": str(resolve_dtype(workload.dtype, device)).removeprefix("torch."),
-        "target": workload.pair.target,
-        "drafters": dict(workload.pair.drafters),
-        "prompts": len(workload.prompts),
-        "max_tokens": workload.max_tokens,
-        "sampling": "greedy, end of text ignored",
+        "dtype": str(resolve_dtype(dtype, device)).removeprefix("torch."),
     }
 
 
@@ -73,10 +84,11 @@ def summary_table(runs: Sequence[Run]) -> Table:
     return table
 
 
-def full_table(runs: Sequence[Run]) -> Table:
+def full_table(runs: Sequence[Run], caption: str | None = None) -> Table:
     """One row a run, with its median latencies."""
     columns = ("K", "OTPS", "speed-up", "AL", "TTFT ms", "ITL ms", "E2E ms", "same")
     table = _empty_table(("C", *columns))
+    table.caption = caption
     for run in runs:
         found = run.measures
         medians = (timing.p50 for timing in (found.ttft_ms, found.itl_ms, found.e2e_ms))

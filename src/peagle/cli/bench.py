@@ -3,23 +3,26 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from peagle.cli.options import Device, DTypeName, Eagle3, Peagle, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
+from peagle.config import DType
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.bench.load import Case, Run, Workload
+    from peagle.bench.load import Case, Work, Workload
 
 EXAMPLE = """Examples:
 
 [bold]peagle bench --k 3,5,7 --concurrency 1,4 --json result.json[/]
 
-[bold]peagle bench --prompts HumanEval.jsonl.gz --limit 32 --methods none,peagle[/]"""
+[bold]peagle bench --prompts HumanEval.jsonl.gz --limit 32 --methods none,peagle[/]
+
+[bold]peagle bench --shape qwen3-8b --random-weights --synthetic-acceptance 3.94 --k 7[/]"""
 
 
 def bench(
@@ -38,6 +41,18 @@ def bench(
     json: Annotated[
         Path | None, typer.Option(help="Result file to write.", show_default="none")
     ] = None,
+    shape: Annotated[
+        str | None,
+        typer.Option(help="A published model's size instead of a model.", show_default="none"),
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Say that a shape's weights are random.")
+    ] = False,
+    synthetic_acceptance: Annotated[
+        float | None,
+        typer.Option(help="Acceptance length that a shape's drafters get.", show_default="none"),
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(help="Of each of a shape's prompts.")] = 256,
     target: Target = None,
     eagle3: Eagle3 = None,
     peagle: Peagle = None,
@@ -52,21 +67,65 @@ def bench(
     from peagle.bench.load import Workload, list_cases
     from peagle.bench.pair import choose_pair
     from peagle.bench.prompts import load_prompts
-    from peagle.bench.report import environment, full_table, whole_file, write_result
+    from peagle.bench.report import environment
 
     cases = list_cases(
         _methods(methods), _numbers("--k", k), _numbers("--concurrency", concurrency)
     )
+    use_threads(threads)
+    if shape is not None:
+        if target or eagle3 or peagle:
+            raise InputError("--shape makes its own models; leave out --target, --eagle3, --peagle")
+        acceptance = _acceptance(cases, random_weights, synthetic_acceptance)
+        _run_shape(shape, acceptance, prompt_tokens, max_tokens, dtype, device, cases, json)
+        return
+    if random_weights or synthetic_acceptance is not None:
+        raise InputError("--random-weights and --synthetic-acceptance go with --shape")
     given = tuple(load_prompts(prompts, limit))
     pair = choose_pair(_methods(methods), target, {"eagle3": eagle3, "peagle": peagle})
     workload = Workload(pair, given, max_tokens, dtype, device)
     _check(workload, cases)
-    use_threads(threads)
-    with whole_file(json) if json is not None else nullcontext() as file:
-        runs = _run(workload, cases)
-        if file is not None:
-            write_result(file, environment(workload), runs)
-    Console().print(full_table(runs))
+    _run(workload, cases, environment(workload), json, len(cases) * len(workload.prompts))
+
+
+def _acceptance(
+    cases: "Sequence[Case]", random_weights: bool, synthetic_acceptance: float | None
+) -> float:
+    if not random_weights:
+        raise InputError("--shape has no weights of its own; add --random-weights to say so")
+    if all(case.k == 0 for case in cases):
+        return synthetic_acceptance or 1.0
+    if synthetic_acceptance is None:
+        raise InputError(
+            "random drafters are never right; add --synthetic-acceptance AL, such as 3.94"
+        )
+    least = min(case.k for case in cases if case.k)
+    if synthetic_acceptance > least + 1:
+        raise InputError(
+            f"--synthetic-acceptance {synthetic_acceptance}: {least} drafts and the bonus make at "
+            f"most {least + 1}"
+        )
+    return synthetic_acceptance
+
+
+def _run_shape(
+    shape: str,
+    acceptance: float,
+    prompt_tokens: int,
+    max_tokens: int,
+    dtype: DType,
+    device: str,
+    cases: "Sequence[Case]",
+    json: Path | None,
+) -> None:
+    from peagle.bench.report import hardware, machine
+    from peagle.bench.synthetic import SyntheticWorkload
+
+    workload = SyntheticWorkload(shape, acceptance, prompt_tokens, max_tokens, dtype, device)
+    environment = machine() | hardware(device, dtype) | workload.describe()
+    requests = sum(case.concurrency for case in cases) * workload.rounds
+    typer.echo(f"peagle: {workload.caption}", err=True)
+    _run(workload, cases, environment, json, requests, workload.caption)
 
 
 def _methods(text: str) -> list[str]:
@@ -100,8 +159,21 @@ def _check(workload: "Workload", cases: "Sequence[Case]") -> None:
         typer.echo(f"peagle: warning: {warning}", err=True)
 
 
-def _run(workload: "Workload", cases: "Sequence[Case]") -> "list[Run]":
+def _run(
+    workload: "Work",
+    cases: "Sequence[Case]",
+    environment: dict[str, Any],
+    json: Path | None,
+    requests: int,
+    caption: str | None = None,
+) -> None:
+    """Run all cases, write the result file and print the table."""
     from peagle.bench.load import run_cases
+    from peagle.bench.report import full_table, whole_file, write_result
 
-    with progress_bar("requests", len(cases) * len(workload.prompts)) as advance:
-        return list(run_cases(workload, cases, advance))
+    with whole_file(json) if json is not None else nullcontext() as file:
+        with progress_bar("requests", requests) as advance:
+            runs = list(run_cases(workload, cases, advance))
+        if file is not None:
+            write_result(file, environment, runs)
+    Console().print(full_table(runs, caption))

@@ -41,8 +41,8 @@ class Load:
 class Engine:
     """Runs requests on one device; single-threaded, driven by calls to `step`.
 
-    `synthetic` accepts so many drafts a cycle on average whatever the target says, on a GPU: it
-    measures time, and its text means nothing.
+    `synthetic` accepts so many drafts a cycle on average whatever the target says: it measures
+    time, and its text means nothing.
 
     Raises `InputError` when the memory given holds no single sequence.
     """
@@ -57,20 +57,21 @@ class Engine:
         synthetic: float | None = None,
     ) -> None:
         assert (drafter is None) == (k == 0), "a drafter comes with its K"
-        self.k, self.end_tokens = k, tuple(end_tokens)
+        self.drafter, self.k, self.end_tokens = drafter, k, tuple(end_tokens)
         device = target.embed.weight.device
         memory = kv_cache_memory(config, device)
         num_blocks = _num_blocks(target, drafter, config, memory)
         self.max_length = _max_length(target, config, num_blocks, memory)
         size = config.block_size
-        spare = int(captures_cycles(device))
-        table = RequestTable(config.max_num_seqs + spare, self.max_length, size, device)
+        on_device = captures_cycles(device) or synthetic is not None
+        rows = config.max_num_seqs + on_device
+        table = RequestTable(rows, self.max_length, size, device)
         self.pool = BlockPool(num_blocks)
         caches = _caches(target, drafter, table, num_blocks * size)
         self.runner = Runner(target, drafter, table, caches)
         self.resident: ResidentRunner | None = None
         """Runs the requests whose tokens the device chooses by itself, where it can."""
-        if captures_cycles(device):
+        if on_device:
             self.resident = ResidentRunner(target, drafter, k, table, caches, synthetic)
             self.resident.capture()
         self.scheduler = Scheduler(

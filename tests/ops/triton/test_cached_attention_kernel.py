@@ -9,10 +9,10 @@ from peagle.ops.rope import RopeConfig, rope_table
 LENGTH, HEADS, KV_HEADS, SIZE = 400, 4, 2, 16
 
 
-def heads_of(**changes: object) -> Heads:
+def heads_of(query: int = HEADS, **changes: object) -> Heads:
     values = {"norm_weight": torch.rand(2 * SIZE) + 0.5, "window": None, "sinks": None, **changes}
     table = rope_table(RopeConfig(), SIZE, LENGTH)
-    return Heads(HEADS, KV_HEADS, SIZE, table, eps=1e-6, **values)
+    return Heads(query, KV_HEADS, SIZE, table, eps=1e-6, **values)
 
 
 def pass_rows(starts: list[int], counts: list[int], most: int) -> PassRows:
@@ -64,8 +64,8 @@ def test_store(device: torch.device, norm: bool) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"window": 70}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}],
-    ids=["plain", "window", "sinks"],
+    [{}, {"window": 70}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"query": 6}],
+    ids=["plain", "window", "sinks", "three heads share"],
 )
 @pytest.mark.parametrize(
     ("starts", "counts", "most"),
@@ -79,7 +79,7 @@ def test_attend(
     heads = heads_of(**changes)
     inside = [min(n, LENGTH - s) for s, n in zip(starts, counts, strict=True)]
     rows = pass_rows(starts, inside, most)
-    query = torch.randn(sum(inside), 8, SIZE)[:, :HEADS]
+    query = torch.randn(sum(inside), 10, SIZE)[:, : heads.query]
     cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, SIZE)
     expected = reference.attend(query, heads, cache, rows)
     for _ in range(2):  # a second launch finds the arrival counters as the first one did

@@ -52,7 +52,7 @@ types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32"}
 for queries, switch in ((4, False), (8, True), (16, False)):
-    sizes = {"GROUP": 4, "QUERIES": queries, "KEYS": 64, "PARTS": 8}
+    sizes = {"GROUP": 4, "PADDED": 4, "QUERIES": queries, "KEYS": 64, "PARTS": 8}
     flags = {"WINDOW": switch, "SINKS": switch}
     compiled("cached_attention", "_attend", types, {**heads, **FLAGS, **sizes, **flags})
 

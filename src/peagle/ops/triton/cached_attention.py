@@ -26,11 +26,12 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
     requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
     group = _together(requests, most, heads)
     sets = heads.query // group
-    queries = max(most, triton.cdiv(16, group))
+    padded = triton.next_power_of_2(group)
+    queries = max(most, triton.cdiv(16, padded))
     parts = _parts(requests * sets, rows.slots.shape[1])
     out = query.new_empty(len(query), heads.query * heads.size)
     partial = torch.empty(
-        requests * sets * parts * queries * group * (heads.size + 2),
+        requests * sets * parts * queries * padded * (heads.size + 2),
         dtype=torch.float32,
         device=query.device,
     )
@@ -57,13 +58,14 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
         SIZE=heads.size,
         GROUP=group,
         QUERIES=queries,
-        KEYS=128 if parts == 1 and queries * group == 32 else 64,
+        PADDED=padded,
+        KEYS=128 if parts == 1 and queries * padded == 32 else 64,
         PARTS=parts,
         WINDOW=heads.window is not None,
         SINKS=heads.sinks is not None,
         **overlap(query),
-        num_warps=8 if queries * group > 64 else 4,
-        num_stages=4 if queries * group <= 64 else 3,
+        num_warps=8 if queries * padded > 64 else 4,
+        num_stages=3,
     )
     return out
 
@@ -128,6 +130,7 @@ def _attend(
     KV_HEADS: tl.constexpr,
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -149,15 +152,16 @@ def _attend(
     if split >= active:
         return
     lane = tl.arange(0, SIZE)[None, :]
-    index = tl.arange(0, QUERIES * GROUP)
-    row, head = index // GROUP, heads * GROUP + index % GROUP
-    own = (row < count)[:, None]
+    # heads that fill a group up to a power of two take part as rows that nobody reads
+    index = tl.arange(0, QUERIES * PADDED)
+    row, head = index // PADDED, heads * GROUP + index % PADDED
+    own = ((row < count) & (index % PADDED < GROUP))[:, None]
     position = (start + row)[:, None]
     at = ((first + row) * query_stride + head * SIZE)[:, None] + lane
     q = tl.load(query + at, mask=own, other=0.0)
-    top = tl.full([QUERIES * GROUP], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES * GROUP], tl.float32)
-    attended = tl.zeros([QUERIES * GROUP, SIZE], tl.float32)
+    top = tl.full([QUERIES * PADDED], float("-inf"), tl.float32)
+    total = tl.zeros([QUERIES * PADDED], tl.float32)
+    attended = tl.zeros([QUERIES * PADDED, SIZE], tl.float32)
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
         key_position = tile * KEYS + tl.arange(0, KEYS)
         known = key_position < stop
@@ -180,7 +184,7 @@ def _attend(
     if active > 1:
         pair = request * (HEADS // GROUP) + heads
         width: tl.constexpr = SIZE + 2
-        step: tl.constexpr = QUERIES * GROUP * width
+        step: tl.constexpr = QUERIES * PADDED * width
         base = partial + pair.to(tl.int64) * PARTS * step + index * width
         mine = base + split * step
         tl.store(mine[:, None] + lane, attended)
@@ -192,7 +196,7 @@ def _attend(
         tl.store(arrivals + pair, 0)
         tl.debug_barrier()
         # the highest of all parts first, so that nothing waits for the part before
-        top = tl.full([QUERIES * GROUP], float("-inf"), tl.float32)
+        top = tl.full([QUERIES * PADDED], float("-inf"), tl.float32)
         for other in tl.static_range(PARTS):
             found = tl.load(
                 base + other * step + SIZE,
@@ -202,8 +206,8 @@ def _attend(
             )
             top = tl.maximum(top, found)
         safe = tl.where(top == float("-inf"), 0.0, top)
-        total = tl.zeros([QUERIES * GROUP], tl.float32)
-        attended = tl.zeros([QUERIES * GROUP, SIZE], tl.float32)
+        total = tl.zeros([QUERIES * PADDED], tl.float32)
+        attended = tl.zeros([QUERIES * PADDED, SIZE], tl.float32)
         for other in tl.static_range(PARTS):
             there = (index >= 0) & (other < active)
             part = base + other * step
@@ -216,7 +220,8 @@ def _attend(
             total += mass * weight
             attended += value * weight[:, None]
     if SINKS:
-        total += tl.exp(tl.load(sinks + head).to(tl.float32) - top)
+        sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32)
+        total += tl.exp(sink - top)
     y = attended / tl.where(total == 0.0, 1.0, total)[:, None]
     at = ((first + row) * HEADS * SIZE + head * SIZE)[:, None] + lane
     tl.store(out + at, y.to(out.dtype.element_ty), mask=own)

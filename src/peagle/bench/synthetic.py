@@ -1,0 +1,90 @@
+"""Time without meaning: random weights of a real size, and acceptance that is given."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from peagle.bench.load import Case, Tokens
+from peagle.bench.shapes import random_engine, random_prompts, shape_of
+from peagle.config import DType, EngineConfig, SamplingParams
+from peagle.errors import InputError
+from peagle.llm import LLM
+
+CONTEXT = 4096
+DRAFT_LAYERS = {"peagle": 4, "eagle3": 1}
+
+
+class NoText:
+    """In place of a tokenizer: tokens that stand for nothing."""
+
+    chat_template = None
+
+    def decode(self, tokens: Any, **_: Any) -> str:
+        """Nothing."""
+        return ""
+
+
+@dataclass(frozen=True)
+class SyntheticWorkload:
+    """A shape, and prompts of random tokens, as many as requests are in flight.
+
+    Raises `InputError` for an unknown shape and an acceptance length below 1.
+    """
+
+    shape: str
+    acceptance_length: float
+    """Tokens that each cycle emits, whatever the target says."""
+    prompt_tokens: int
+    max_tokens: int
+    dtype: DType = "auto"
+    device: str = "auto"
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        shape_of(self.shape)
+        if self.acceptance_length < 1:
+            raise InputError(
+                f"--synthetic-acceptance {self.acceptance_length}: a cycle emits at least 1 token"
+            )
+
+    @property
+    def caption(self) -> str:
+        """What a reader must know of every figure."""
+        return (
+            f"SYNTHETIC: random weights in the shape of {self.shape}, acceptance length set to "
+            f"{self.acceptance_length:g}. Only the times mean anything."
+        )
+
+    def params(self, k: int, max_tokens: int) -> SamplingParams:
+        """Greedy, and never ending early."""
+        return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+
+    def open(self, method: str, k: int, concurrency: int) -> LLM:
+        """The engine for a method that drafts exactly `k` tokens."""
+        context = min(CONTEXT, shape_of(self.shape).target.max_position_embeddings)
+        config = EngineConfig(
+            dtype=self.dtype,
+            device=self.device,
+            max_num_seqs=concurrency,
+            max_model_len=max(context, self.prompt_tokens + self.max_tokens),
+            enable_prefix_caching=False,
+        )
+        layers = DRAFT_LAYERS.get(method, 0)
+        accepted = self.acceptance_length - 1
+        engine = random_engine(self.shape, method, k, layers, accepted, config)
+        return LLM.over(engine, NoText())
+
+    def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
+        """One prompt for each request in flight."""
+        vocab_size = shape_of(self.shape).target.vocab_size
+        return list(random_prompts(case.concurrency, self.prompt_tokens, vocab_size))
+
+    def describe(self) -> dict[str, Any]:
+        """The result file's part of this."""
+        return {
+            "synthetic": self.caption,
+            "shape": self.shape,
+            "acceptance_length": self.acceptance_length,
+            "prompt_tokens": self.prompt_tokens,
+            "max_tokens": self.max_tokens,
+            "rounds": f"{self.rounds}, the median",
+        }

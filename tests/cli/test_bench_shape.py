@@ -1,0 +1,42 @@
+import json
+
+import pytest
+
+SHAPE = ["--shape", "tiny", "--random-weights", "--max-tokens", 12, "--prompt-tokens", 9]
+
+
+def test_a_shape_is_measured_and_marked_synthetic(peagle, tmp_path):
+    out = tmp_path / "out.json"
+    methods = ["--methods", "none,peagle", "--k", "3", "--concurrency", "1,2"]
+    result = peagle("bench", *SHAPE, *methods, "--synthetic-acceptance", 1.5, "--json", out)
+    assert result.code == 0
+    written = json.loads(out.read_text())
+    assert "SYNTHETIC" in written["environment"]["synthetic"]
+    assert "SYNTHETIC" in result.out
+    assert "SYNTHETIC" in result.err
+    assert [(run["method"], run["concurrency"]) for run in written["runs"]] == [
+        ("none", 1),
+        ("none", 2),
+        ("peagle", 1),
+        ("peagle", 2),
+    ]
+    assert [run["output_tokens"] for run in written["runs"]] == [12, 24, 12, 24]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--shape", "tiny"], "--random-weights"),
+        (["--shape", "tiny", "--random-weights"], "--synthetic-acceptance"),
+        (["--shape", "huge", "--random-weights", "--methods", "none"], "shape huge is not known"),
+        ([*SHAPE, "--k", "3", "--synthetic-acceptance", "5"], "make at most 4"),
+        ([*SHAPE, "--k", "3", "--synthetic-acceptance", "0.5"], "at least 1 token"),
+        ([*SHAPE, "--synthetic-acceptance", "2", "--target", "x"], "leave out --target"),
+        (["--random-weights"], "go with --shape"),
+        (["--synthetic-acceptance", "2"], "go with --shape"),
+    ],
+)
+def test_what_does_not_fit_is_refused(peagle, arguments, message):
+    result = peagle("bench", *arguments)
+    assert result.code == 2
+    assert message in result.err
