@@ -169,8 +169,9 @@ class EngineConfig(Config):
     """Share of the GPU's memory that may be in use, others' included."""
     max_num_seqs: PositiveInt = 64
     """Most requests that run at once."""
-    max_num_batched_tokens: PositiveInt = 2048
-    """Most target rows in one step; longer prompts are prefilled in chunks."""
+    max_num_batched_tokens: PositiveInt | None = None
+    """Most target rows in one step; longer prompts are prefilled in chunks. Unset is 2,048 on a CPU
+    and 8,192 on a GPU."""
     enable_prefix_caching: bool = True
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""

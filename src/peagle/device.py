@@ -6,6 +6,7 @@ from peagle.config import EngineConfig
 from peagle.errors import InputError
 
 CPU_KV_CACHE = 1 << 30
+BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 
 
 def resolve_device(name: str) -> torch.device:
@@ -30,17 +31,42 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if name == "bfloat16" else torch.float32
 
 
-def kv_cache_memory(config: EngineConfig, device: torch.device) -> int:
-    """Bytes for the KV cache beside the weights. Raises `InputError` when none are left."""
+def batched_tokens(config: EngineConfig, device: torch.device) -> int:
+    """Most target rows in one step."""
+    return config.max_num_batched_tokens or BATCHED_TOKENS[device.type]
+
+
+def require_memory(needed: int, device: torch.device, what: str) -> None:
+    """Raise `InputError` when a GPU has not so many bytes free, saying how many are missing."""
+    if device.type != "cuda":
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    if needed > free:
+        raise InputError(
+            f"{what} take {_gib(needed)} GiB and {_gib(free)} of the GPU's {_gib(total)} are free: "
+            f"{_gib(needed - free)} GiB are missing; free them or take a larger GPU"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f}"
+
+
+def kv_cache_memory(config: EngineConfig, device: torch.device, workspace: int = 0) -> int:
+    """Bytes for the KV cache beside the weights and the `workspace` that steps need.
+
+    Raises `InputError` when none are left.
+    """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     if device.type == "cpu":
         return CPU_KV_CACHE
     free, total = torch.cuda.mem_get_info(device)
-    left = int(free - (1 - config.gpu_memory_utilization) * total)
+    left = int(free - (1 - config.gpu_memory_utilization) * total) - workspace
     if left <= 0:
         raise InputError(
-            f"{(total - free) / 2**30:.1f} of the GPU's {total / 2**30:.1f} GiB are in use, which "
-            f"is above gpu_memory_utilization {config.gpu_memory_utilization}; raise it"
+            f"{_gib(total - free)} of the GPU's {_gib(total)} GiB are in use and a step needs "
+            f"{_gib(workspace)}, which is {_gib(-left)} above gpu_memory_utilization "
+            f"{config.gpu_memory_utilization}; raise it, or lower max_num_batched_tokens"
         )
     return left

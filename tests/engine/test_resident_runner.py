@@ -5,7 +5,9 @@ import tiny
 import torch
 
 from peagle.config import SamplingParams
+from peagle.engine.batch import Scheduled
 from peagle.engine.engine import Engine
+from peagle.engine.prefill import Ends, Prefill
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 SAMPLED = [
@@ -97,6 +99,42 @@ def test_a_last_token_known_to_come_starts_no_further_cycle(targets, trained):
     assert engine.step() == []
     assert engine.scheduler.schedule() == []
     assert [len(output.new_tokens) for output in engine.step()] == [1]
+
+
+def test_prompts_too_large_for_the_memory_come_in_smaller_chunks(targets, trained, monkeypatch):
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
+    how = SamplingParams(max_tokens=6)
+    prompts = [[(3 * i + j * j) % tiny.MASK for j in range(50)] for i in range(3)]
+    expected = tiny.outputs(tiny.run(engine, prompts, how))
+    engine = engine_of(
+        targets["easy"], trained["peagle"].drafter, True, enable_prefix_caching=False
+    )
+    run = Prefill.run
+    largest = []
+
+    def short_of_memory(self: Prefill, chunks: list[Scheduled]) -> Ends:
+        rows = sum(item.rows for item in chunks)
+        largest.append(rows)
+        if rows > 40:
+            raise torch.OutOfMemoryError
+        return run(self, chunks)
+
+    monkeypatch.setattr(Prefill, "run", short_of_memory)
+    with pytest.warns(UserWarning, match="no memory for 150 prompt tokens"):
+        assert tiny.outputs(tiny.run(engine, prompts, how)) == expected
+    assert largest[:2] == [150, 75]
+
+
+def test_no_memory_for_the_smallest_chunk_is_an_error(targets, trained, monkeypatch):
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
+
+    def none(self: Prefill, chunks: list[Scheduled]) -> Ends:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(Prefill, "run", none)
+    engine.add("one", PROMPTS[0], SamplingParams(max_tokens=6))
+    with pytest.raises(torch.OutOfMemoryError, match="does not fit the GPU"):
+        tiny.finish(engine)
 
 
 def test_synthetic_acceptance_emits_the_length_asked_for(targets, trained):

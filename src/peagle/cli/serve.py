@@ -71,8 +71,9 @@ def serve(
     ] = None,
     max_num_seqs: Annotated[int, typer.Option(help="Most at once.")] = CONFIG.max_num_seqs,
     max_num_batched_tokens: Annotated[
-        int, typer.Option(help="Most rows of the target a step.")
-    ] = CONFIG.max_num_batched_tokens,
+        int | None,
+        typer.Option(help="Most rows of the target a step.", show_default="2048, on a GPU 8192"),
+    ] = None,
     gpu_memory_utilization: Annotated[
         float, typer.Option(help="Share of the GPU's memory that may be used.")
     ] = CONFIG.gpu_memory_utilization,

@@ -1,10 +1,13 @@
 """The engine: add, abort, step."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from peagle.config import EngineConfig, SamplingParams
-from peagle.device import kv_cache_memory
+from peagle.device import batched_tokens, kv_cache_memory
 from peagle.drafters.drafter import Drafter
 from peagle.engine.batch import Scheduled
 from peagle.engine.block_pool import BlockPool
@@ -19,6 +22,8 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
 MAX_SEED = 2**63 - 1
+SMALLEST_CHUNK = 16
+"""Prompt tokens for which a GPU must have memory."""
 SMALLEST_CONTEXT = 256
 """Tokens that the KV cache must hold when no context length was asked for."""
 
@@ -57,13 +62,17 @@ class Engine:
         synthetic: float | None = None,
     ) -> None:
         assert (drafter is None) == (k == 0), "a drafter comes with its K"
+        if target.embed.weight.is_cuda:
+            torch.cuda.set_device(target.embed.weight.device)  # where Triton launches
         self.drafter, self.k, self.end_tokens = drafter, k, tuple(end_tokens)
         device = target.embed.weight.device
-        memory = kv_cache_memory(config, device)
+        batched = batched_tokens(config, device)
+        workspace = _workspace(target, drafter, batched, config.max_num_seqs * (k + 1))
+        memory = kv_cache_memory(config, device, workspace)
         num_blocks = _num_blocks(target, drafter, config, memory)
         self.max_length = _max_length(target, config, num_blocks, memory)
         size = config.block_size
-        on_device = captures_cycles(device) or synthetic is not None
+        on_device = captures_cycles(target, drafter) or synthetic is not None
         rows = config.max_num_seqs + on_device
         table = RequestTable(rows, self.max_length, size, device)
         self.pool = BlockPool(num_blocks)
@@ -78,7 +87,7 @@ class Engine:
             self.pool,
             table,
             self.max_length,
-            config.max_num_batched_tokens,
+            batched,
             config.enable_prefix_caching,
         )
         self.vocab_size = target.config.vocab_size
@@ -142,10 +151,29 @@ class Engine:
         done: list[tuple[Scheduled, CycleResult]] = []
         if self.resident is not None:
             done += self.resident.run([item for item in work if item.request.on_device])
+            self._make_room()
             work = [item for item in work if not item.request.on_device]
         if work:
             done += zip(work, self.runner.run(work), strict=True)
         return done
+
+    def _make_room(self) -> None:
+        """Take back prompt chunks for which a step had no memory, and make later ones smaller."""
+        assert self.resident is not None
+        refused = self.resident.refused
+        if not refused:
+            return
+        rows = sum(item.rows for item in refused)
+        if rows <= SMALLEST_CHUNK:
+            raise torch.OutOfMemoryError(f"a prompt chunk of {rows} tokens does not fit the GPU")
+        self.scheduler.max_batched_tokens = max(rows // 2, SMALLEST_CHUNK)
+        for item in reversed(refused):
+            self.scheduler.preempt(item.request)
+        warnings.warn(
+            f"the GPU has no memory for {rows} prompt tokens at once; going on with "
+            f"{self.scheduler.max_batched_tokens} (set max_num_batched_tokens to begin there)",
+            stacklevel=2,
+        )
 
     def _advance(self, item: Scheduled, result: CycleResult) -> RequestOutput:
         """Apply one request's result: its lengths, its tokens, and whether it ends."""
@@ -208,6 +236,16 @@ def _caches(
     if drafter is None:
         return of_target, None
     return of_target, KVCache(drafter.model.config.transformer, table, slots, dtype)
+
+
+def _workspace(target: Decoder, drafter: Drafter | None, rows: int, sampled: int) -> int:
+    """Bytes of a step's largest tensors: a layer's products, drafter features, and logits."""
+    config = target.config
+    inner = max(config.intermediate_size, config.moe_intermediate_size * config.num_experts_per_tok)
+    features = 0 if drafter is None else drafter.model.config.feature_size
+    width = 3 * inner + 8 * config.hidden_size + 2 * features
+    numbers = rows * width + 2 * sampled * config.vocab_size
+    return numbers * target.embed.weight.dtype.itemsize
 
 
 def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:

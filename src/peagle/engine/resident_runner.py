@@ -1,5 +1,6 @@
 """The device's owner on a GPU: launches steps, and reads what they emitted one step behind."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,9 +23,19 @@ from peagle.ops.resident import Resident
 from peagle.ops.triton import AVAILABLE
 
 
-def captures_cycles(device: torch.device) -> bool:
-    """Whether a whole cycle can run on a device by itself: on a GPU with Triton."""
-    return device.type == "cuda" and AVAILABLE
+def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
+    """Whether a whole cycle can run on the device by itself: on a GPU with Triton.
+
+    Sizes that the kernels do not cover run without them, as on a CPU, and a warning says so.
+    """
+    if not (target.embed.weight.is_cuda and AVAILABLE):
+        return False
+    shapes = [target.config] + ([drafter.model.config.transformer] if drafter else [])
+    sizes = {shape.head_dim for shape in shapes}
+    if all(size >= 16 and size & (size - 1) == 0 for size in sizes):
+        return True
+    warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)
+    return False
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,8 @@ class ResidentRunner:
         self._graphs = CycleGraphs(cycle, self._state, self._sampling, self._spare, rows - 1)
         self._prefill = Prefill(cycle, table)
         self._flight: Flight | None = None
+        self.refused: list[Scheduled] = []
+        """Chunks of the last step for which there was no memory."""
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -75,6 +88,7 @@ class ResidentRunner:
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Launch a step; return what the one before it brought to requests that still run."""
+        self.refused = []
         flight, self._flight = self._flight, self._launch(work) if work else None
         return [] if flight is None else _landed(flight)
 
@@ -85,19 +99,28 @@ class ResidentRunner:
         if cycles:
             rows = [item.request.row for item in cycles]
             self._graphs.run(rows, any(item.request.params.temperature > 0 for item in cycles))
-        if chunks:
-            self._start(sorted(chunks, key=lambda item: (item.start > 0, item.rows)))
+        self.refused = self._start(chunks) if chunks else []
+        work = [item for item in work if item not in self.refused]
         for item in work:
             item.request.launch(item.rows, item.completes)
         admissions = tuple(item.request.admissions for item in work)
         return Flight(tuple(work), admissions, *self._fetch())
 
-    def _start(self, chunks: list[Scheduled]) -> None:
-        """Run chunks, and hand requests whose prompt is complete over to the cycle."""
-        ends = self._prefill.run(chunks)
+    def _start(self, chunks: list[Scheduled]) -> list[Scheduled]:
+        """Run chunks, and hand requests whose prompt is complete over to the cycle.
+
+        Returns them all where the device has no memory for them.
+        """
+        chunks = sorted(chunks, key=lambda item: (item.start > 0, item.rows))
+        try:
+            ends = self._prefill.run(chunks)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return chunks
         begun = [item for item in chunks if item.completes]
         if begun:
             self._enter(begun, ends)
+        return []
 
     def _enter(self, begun: list[Scheduled], ends: Ends) -> None:
         state, sampling = self._state, self._sampling

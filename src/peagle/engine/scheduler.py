@@ -84,7 +84,7 @@ class Scheduler:
             if self._hold(request, min(item.stop, self.max_length)):
                 return item
             victim = self.running[-1]
-            self._preempt(victim)
+            self.preempt(victim)
             if victim is request:
                 return None
 
@@ -143,7 +143,8 @@ class Scheduler:
     def _blocks_for(self, length: int) -> int:
         return -(-length // self.table.block_size)
 
-    def _preempt(self, request: Request) -> None:
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks; it waits at the front and keeps its tokens."""
         self.preemptions += 1
         self.running.remove(request)
         self._give_back(request)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from peagle.device import require_memory
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.weights import TensorRule, assemble, read_json, read_tensors
@@ -237,6 +238,8 @@ def load_decoder(
     config = decoder_config(read_json(directory / "config.json"), str(directory))
     with torch.device("meta"):
         decoder = Decoder(config, max_length)
+    parameters = {id(value): value.numel() for value in decoder.parameters()}
+    require_memory(sum(parameters.values()) * dtype.itemsize, device, f"the weights of {directory}")
     return _filled(decoder, directory, read_tensors(directory), dtype, device)
 
 
