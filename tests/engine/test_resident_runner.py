@@ -38,6 +38,22 @@ def test_same_seeds_same_tokens_as_the_plain_runner(targets, trained, method: st
         assert one.speculation == other.speculation
 
 
+@pytest.mark.parametrize("method", ["peagle", "eagle3"])
+def test_a_lone_request_in_another_row_drafts_as_well(targets, trained, method: str):
+    """Its place in the batch is not its row in the table, whose keys the later drafts read."""
+    drafter, how = trained[method].drafter, SamplingParams(max_tokens=60)
+    plain = tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS[:1], how)[0]
+    engine = engine_of(targets["easy"], drafter, True)
+    others = [engine.add(str(i), prompt, how) for i, prompt in enumerate(PROMPTS[1:])]
+    request = engine.add("last", PROMPTS[0], how)
+    engine.step()
+    for other in others:
+        engine.abort(other.id)
+    tiny.finish(engine)
+    assert request.output == plain.output
+    assert request.speculation.accepted_per_position == plain.speculation.accepted_per_position
+
+
 def test_requests_that_need_the_host_run_beside_those_that_do_not(targets, trained):
     params = [
         SamplingParams(max_tokens=10, logprobs=2),

@@ -60,16 +60,22 @@ class ResidentSequential:
         stream, hidden = _pass(self, inputs, open_pass)
         columns = [best(self.model, hidden)]
         one_each = torch.arange(len(requests), device=requests.device)
+        # later passes work on a table of the batch's own, with a row for each request
+        state = replace(
+            state,
+            slots=state.slots.index_select(0, requests),
+            limits=state.limits.index_select(0, requests),
+            computed=state.computed.index_select(0, requests),
+            pending=torch.ones_like(one_each),
+        )
         for step in range(1, self.k):
             state_of_step = replace(
                 state,
-                computed=state.computed[requests] + step,
-                pending=torch.ones_like(one_each),
+                computed=state.computed + step,
                 emitted=columns[-1][:, None],
                 features=self.model.feedback(stream)[:, None],
             )
             inputs = draft_inputs(state_of_step, one_each, 0, self._norms)
-            inputs = replace(inputs, rows=replace(inputs.rows, requests=requests))
             stream, hidden = _pass(self, inputs, open_pass)
             columns.append(best(self.model, hidden))
         return torch.stack(columns, dim=1)

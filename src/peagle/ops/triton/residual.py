@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.triton.launch import announce, overlap, wait
+from peagle.ops.triton.launch import announce, begin, overlap, wait
 
 FEW_ROWS = 32
 """Up to here the kernels below read a weight faster than cuBLAS does."""
@@ -80,7 +80,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     width = x.shape[1]
     block = triton.next_power_of_2(width)
     _rms_norm[(len(x),)](
-        x, weight, out, width, x.stride(0), eps, BLOCK=block, num_warps=8 if block > 2048 else 4
+        x,
+        weight,
+        out,
+        width,
+        x.stride(0),
+        eps,
+        BLOCK=block,
+        **overlap(x),
+        num_warps=8 if block > 2048 else 4,
     )
     return out
 
@@ -91,7 +99,16 @@ def add_rms_norm(stream: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple
     width = x.shape[1]
     block = triton.next_power_of_2(width)
     _add_rms_norm[(len(x),)](
-        stream, x, weight, total, out, width, eps, BLOCK=block, num_warps=8 if block > 2048 else 4
+        stream,
+        x,
+        weight,
+        total,
+        out,
+        width,
+        eps,
+        BLOCK=block,
+        **overlap(x),
+        num_warps=8 if block > 2048 else 4,
     )
     return total, out
 
@@ -101,7 +118,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     block = min(2048, triton.next_power_of_2(width))
-    _silu_mul[(rows, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block)
+    blocks = triton.cdiv(width, block)
+    _silu_mul[(rows, blocks)](gate_up, out, width, BLOCK=block, **overlap(gate_up))
     return out
 
 
@@ -233,7 +251,8 @@ def _product(
 
 
 @triton.jit
-def _rms_norm(x, weight, out, width, stride, eps, BLOCK: tl.constexpr):
+def _rms_norm(x, weight, out, width, stride, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    begin(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
@@ -244,7 +263,10 @@ def _rms_norm(x, weight, out, width, stride, eps, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _add_rms_norm(stream, x, weight, total, out, width, eps, BLOCK: tl.constexpr):
+def _add_rms_norm(
+    stream, x, weight, total, out, width, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    begin(OVERLAP)
     column = tl.arange(0, BLOCK)
     inside = column < width
     at = tl.program_id(0).to(tl.int64) * width + column
@@ -258,7 +280,8 @@ def _add_rms_norm(stream, x, weight, total, out, width, eps, BLOCK: tl.constexpr
 
 
 @triton.jit
-def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
+def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    begin(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
