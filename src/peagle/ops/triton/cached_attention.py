@@ -248,7 +248,7 @@ def store(
         TOTAL=triton.next_power_of_2(total),
         NORM=norm is not None,
         **overlap(qkv),
-        num_warps=4,
+        num_warps=8,
     )
     both = qkv.view(len(qkv), total, heads.size)
     query, key, value = both.split((heads.query, heads.key_value, heads.key_value), dim=1)
