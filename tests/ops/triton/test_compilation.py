@@ -30,15 +30,16 @@ def compiled(module, name, types, constants, **options):
 
 def product(rows, **flags):
     types = dict.fromkeys(("x", "weight", "bias", "stream", "norm_weight", "out", "scaled"), BF16)
-    types |= {"squares": F32, "sums": F32, "eps": "fp32"}
+    types |= {"squares": F32, "sums": F32, "eps": "fp32", "partial": F32, "arrivals": "*i32"}
     off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS", "OVERLAP"), False)
-    sizes = {"ROWS": rows, "COLUMNS": 32, "DEPTH": 128, "PARTS": 128}
+    sizes = {"ROWS": rows, "COLUMNS": 32, "DEPTH": 128, "PARTS": 128, "SPLITS": 1}
     compiled("residual", "_product", types, {**sizes, **off, **flags}, num_stages=5)
 
 
 product(16, ADDS=True, OVERLAP=True)
 product(32, SCALED=True, GATED=True)
 product(16, SCALED=True, BIAS=True)
+product(64, ADDS=True, OVERLAP=True, SPLITS=2)
 norm = {"x": BF16, "stream": BF16, "weight": BF16, "total": BF16, "out": BF16, "eps": "fp32"}
 compiled("residual", "_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
 compiled("residual", "_add_rms_norm", norm, {"BLOCK": 4096, **FLAGS})

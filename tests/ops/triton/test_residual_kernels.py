@@ -14,8 +14,8 @@ def _seed() -> None:
     torch.manual_seed(3)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 17])
-@pytest.mark.parametrize(("depth", "outputs"), [(128, 96), (48, 48)])
+@pytest.mark.parametrize("rows", [1, 5, 17, 40])
+@pytest.mark.parametrize(("depth", "outputs"), [(256, 96), (48, 48)])
 def test_products_equal_norm_product_and_addition(
     device: torch.device, rows: int, depth: int, outputs: int
 ) -> None:

@@ -5,15 +5,13 @@ context; all rows of the request share its keys. Whichever program of a request 
 head is the last to finish merges the parts.
 """
 
-import functools
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import Heads, PassRows
-from peagle.ops.triton.launch import begin, overlap
+from peagle.ops.triton.launch import begin, counters, overlap
 
 PROGRAMS = 528
 """Four on each of an H200's multiprocessors."""
@@ -46,7 +44,7 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
         query if heads.sinks is None else heads.sinks,
         out,
         partial,
-        _arrivals(query.device, requests * sets),
+        counters(query.device, requests * sets),
         query.stride(0),
         cache.stride(0),
         rows.slots.stride(0),
@@ -82,12 +80,6 @@ def _parts(sets: int, context: int) -> int:
     """Parts of a context, a power of two, so that there is work for every multiprocessor."""
     wanted = min(PROGRAMS // sets, triton.cdiv(context, 64), MOST_PARTS)
     return 1 << max(wanted.bit_length() - 1, 0)
-
-
-@functools.cache
-def _arrivals(device: torch.device, count: int) -> Tensor:
-    """Counters that every launch leaves at zero."""
-    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 @triton.jit

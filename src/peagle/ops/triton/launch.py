@@ -6,6 +6,7 @@ with `overlap` is on the multiprocessors by then; it waits in `begin`, or betwee
 wait before it reads what another kernel wrote, or writes what another kernel reads.
 """
 
+import functools
 from typing import Any
 
 import torch
@@ -21,6 +22,12 @@ def overlap(x: Tensor, wanted: bool = True) -> dict[str, Any]:
     """Launch options, for GPUs that have it, and the constant that the kernel is compiled with."""
     able = wanted and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= HOPPER
     return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
+
+
+@functools.cache
+def counters(device: torch.device, count: int) -> Tensor:
+    """Zeros that programs count each other with; every launch leaves them at zero."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 @triton.jit

@@ -12,9 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.triton.launch import announce, begin, overlap, wait
+from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
 
-FEW_ROWS = 32
+FEW_ROWS = 64
 """Up to here the kernels below read a weight faster than cuBLAS does."""
 
 
@@ -30,6 +30,8 @@ class Tile:
     depth: int
     warps: int
     stages: int
+    splits: int = 1
+    """Programs that share a tile, each with a part of the depth."""
     overlaps: bool = False
     """Whether it gains from `launch.overlap`: not where programs would crowd on some processors."""
 
@@ -39,6 +41,11 @@ NARROW = Tile(16, 256, 2, 5, overlaps=True)
 MEDIUM = Tile(32, 128, 4, 5, overlaps=True)
 WIDE = Tile(64, 128, 4, 3)
 """For tens of thousands of outputs."""
+TALL_ROWS = 32
+"""With more rows than this a program takes 64 outputs, and depth is shared where they are few."""
+TALL_NARROW = Tile(64, 128, 4, 4, splits=2, overlaps=True)
+TALL_MEDIUM = Tile(64, 128, 4, 4, overlaps=True)
+TALL_WIDE = Tile(64, 128, 4, 4)
 
 
 def few(x: Tensor) -> bool:
@@ -67,7 +74,7 @@ def add(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`stream + x @ weight.T + bias`, that times norm_weight, and the parts of its squares."""
     out, scaled = torch.empty_like(stream), torch.empty_like(stream)
-    tile = _tile(len(weight), x.shape[1], False)
+    tile = _tile(x, len(weight), False)
     parts = triton.cdiv(len(weight), tile.columns)
     squares = torch.empty(parts, _padded(len(x)), device=x.device, dtype=torch.float32)
     _launch(x, None, 0.0, weight, bias, out, (stream, norm_weight, scaled, squares))
@@ -123,10 +130,19 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def _tile(outputs: int, depth: int, gate: bool) -> Tile:
-    wide = gate or outputs >= 16384
-    tile = WIDE if wide else NARROW if outputs <= 4096 else MEDIUM
-    return replace(tile, depth=math.gcd(depth, tile.depth))
+def _tile(x: Tensor, outputs: int, gate: bool) -> Tile:
+    """The tile for a product of x [rows, depth] with so many outputs."""
+    rows, depth = x.shape
+    tall = rows > TALL_ROWS
+    if gate or outputs >= 16384:
+        tile = TALL_WIDE if tall else WIDE
+    elif outputs <= 4096:
+        tile = TALL_NARROW if tall else NARROW
+    else:
+        tile = TALL_MEDIUM if tall else MEDIUM
+    fitting = math.gcd(depth, tile.depth)
+    splits = tile.splits if depth % (fitting * tile.splits) == 0 else 1
+    return replace(tile, depth=fitting, splits=splits)
 
 
 def _padded(rows: int) -> int:
@@ -145,9 +161,15 @@ def _launch(
 ) -> None:
     rows, depth = x.shape
     outputs = out.shape[1]
-    tile = _tile(outputs, depth, gated)
+    tile = _tile(x, outputs, gated)
     stream, norm_weight, scaled, sums = addition or (out, out, out, out)
-    _product[(triton.cdiv(outputs, tile.columns),)](
+    tiles = triton.cdiv(outputs, tile.columns)
+    partial, arrivals = out, out
+    if tile.splits > 1:
+        size = tiles * tile.splits * _padded(rows) * tile.columns
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+        arrivals = counters(x.device, tiles)
+    _product[(tiles, tile.splits)](
         x,
         out if squares is None else squares,
         weight,
@@ -157,6 +179,8 @@ def _launch(
         out,
         scaled,
         sums,
+        partial,
+        arrivals,
         rows,
         outputs,
         depth,
@@ -165,6 +189,7 @@ def _launch(
         ROWS=_padded(rows),
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
+        SPLITS=tile.splits,
         PARTS=1 if squares is None else triton.next_power_of_2(len(squares)),
         SCALED=squares is not None,
         BIAS=bias is not None,
@@ -187,6 +212,8 @@ def _product(
     out,
     scaled,
     sums,
+    partial,
+    arrivals,
     rows,
     outputs,
     depth,
@@ -195,6 +222,7 @@ def _product(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
+    SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
     SCALED: tl.constexpr,
     BIAS: tl.constexpr,
@@ -217,13 +245,27 @@ def _product(
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
     wait(OVERLAP)
-    for k in range(0, depth, DEPTH):
+    share = depth // SPLITS
+    first = tl.program_id(1) * share
+    for k in range(first, first + share, DEPTH):
         a = tl.load(x_at + k, mask=real, other=0.0)
         w = tl.load(weight_at + k, eviction_policy="evict_first")
         total = tl.dot(a, w, total, input_precision="ieee")
         if GATED:
             u = tl.load(up_at + k, eviction_policy="evict_first")
             up = tl.dot(a, u, up, input_precision="ieee")
+    if SPLITS > 1:
+        size: tl.constexpr = ROWS * COLUMNS
+        inner = tile * SPLITS * size + row[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+        tl.store(partial + inner + tl.program_id(1) * size, total)
+        tl.debug_barrier()
+        if tl.atomic_add(arrivals + tile, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.store(arrivals + tile, 0)
+        tl.debug_barrier()
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for other in tl.static_range(SPLITS):
+            total += tl.load(partial + inner + other * size, cache_modifier=".cg")
     if SCALED:
         part = tl.arange(0, PARTS)
         found = tl.load(
