@@ -205,3 +205,23 @@ def test_too_little_memory_for_one_sequence(targets):
     for memory in (1, 1000, 100_000):
         with pytest.raises(InputError, match="raise kv_cache_memory or lower max_model_len"):
             Engine(targets["easy"].decoder, None, 0, tiny.engine_config(kv_cache_memory=memory))
+
+
+@pytest.mark.parametrize("method", ["peagle", "eagle3"])
+def test_keys_that_are_no_numbers_reach_no_other_request(targets, trained, expected, method: str):
+    """The first request's keys turn into NaN; it has the first blocks, and they are used again."""
+    embedding, bad = targets["easy"].decoder.embed.weight, tiny.VOCAB - 1
+    engine, requests = start(targets, trained, method, tight=False)
+    engine.abort("r0")
+    kept = embedding[bad].clone()
+    embedding[bad] = float("nan")
+    try:
+        broken = engine.add("broken", [*PROMPTS[4], bad, *PROMPTS[4]], GREEDY)
+        engine.scheduler.waiting.rotate(1)
+        tiny.finish(engine)
+    finally:
+        embedding[bad] = kept
+    assert (broken.output, broken.finish_reason) == ([], "error")
+    again = engine.add("again", PROMPTS[0], GREEDY)
+    tiny.finish(engine)
+    assert [request.output for request in (again, *requests[1:])] == expected

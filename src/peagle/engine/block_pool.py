@@ -51,6 +51,13 @@ class BlockPool:
             if self._references[block] == 0:
                 self._free[block] = None
 
+    def disown(self, blocks: Sequence[int]) -> list[int]:
+        """Forget what blocks hold, as far as nobody else uses them; those are returned."""
+        own = [block for block in blocks if self._references[block] == 1]
+        for block in own:
+            self._forget(block)
+        return own
+
     def remember(self, block: int, content: bytes) -> None:
         """Say what a block holds; the first block with a content keeps the name."""
         if content not in self._block_of and block not in self._hash_of:

@@ -74,9 +74,11 @@ class Engine:
         size = config.block_size
         on_device = captures_cycles(target, drafter) or synthetic is not None
         rows = config.max_num_seqs + on_device
-        table = RequestTable(rows, self.max_length, size, device)
+        slots = num_blocks * size
+        table = RequestTable(rows, self.max_length, size, device, nowhere=slots)
         self.pool = BlockPool(num_blocks)
-        caches = _caches(target, drafter, table, num_blocks * size)
+        caches = _caches(target, drafter, table, slots)
+        self._caches = [cache for cache in caches if cache is not None]
         self.runner = Runner(target, drafter, table, caches)
         self.resident: ResidentRunner | None = None
         """Runs the requests whose tokens the device chooses by itself, where it can."""
@@ -192,9 +194,18 @@ class Engine:
             reason = "error" if request.constraint.failure else reason
         request.logprobs += result.logprobs[: len(new)]
         self.scheduler.remember(request)
+        if reason == "error":
+            self._clear(request)
         if reason is not None:
             self.abort(request.id, reason)
         return RequestOutput(request.id, tuple(new), min(result.accepted, len(new)), reason)
+
+    @torch.inference_mode()
+    def _clear(self, request: Request) -> None:
+        """Keep whatever made a request fail from those that get its blocks next."""
+        blocks = self.pool.disown(request.blocks)
+        for cache in self._caches:
+            cache.clear(blocks)
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise `InputError` for what cannot be run as asked; callable from any thread."""

@@ -20,15 +20,24 @@ def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
 
 
 class KVCache:
-    """Every layer's cache in one `tensor` [layers, 2, slots, kv_heads, head_dim]."""
+    """Every layer's cache in one `tensor` [layers, 2, slots + 1, kv_heads, head_dim].
+
+    The last slot stays zero: it is where positions without a block point to.
+    """
 
     def __init__(
         self, config: DecoderConfig, table: RequestTable, slots: int, dtype: torch.dtype
     ) -> None:
         layers, heads = config.num_hidden_layers, config.num_key_value_heads
-        shape = (layers, 2, slots, heads, config.head_dim)
+        shape = (layers, 2, slots + 1, heads, config.head_dim)
         self._table = table
         self.tensor = torch.zeros(shape, dtype=dtype, device=table.slots.device)
+
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Make blocks zero: attention multiplies hidden keys by 0, which NaN survives."""
+        size = self._table.block_size
+        for block in blocks:
+            self.tensor[:, :, block * size : (block + 1) * size] = 0
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""

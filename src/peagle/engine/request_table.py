@@ -9,13 +9,23 @@ from peagle.engine.upload import upload
 class RequestTable:
     """`slots` [rows, max_length]: the cache slot of every position of every running request.
 
-    `limits` [rows]: how many positions of each row have one.
+    `limits` [rows]: how many positions of each row have one. The others point to `nowhere`, a slot
+    that nobody writes: a batch reads as much of every request as the longest has.
     """
 
-    def __init__(self, rows: int, max_length: int, block_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        rows: int,
+        max_length: int,
+        block_size: int,
+        device: torch.device,
+        nowhere: int = 0,
+    ) -> None:
         self.block_size = block_size
         blocks = -(-max_length // block_size)
-        self.slots = torch.zeros(rows, blocks * block_size, dtype=torch.int64, device=device)
+        self._nowhere = nowhere
+        shape = (rows, blocks * block_size)
+        self.slots = torch.full(shape, nowhere, dtype=torch.int64, device=device)
         self.limits = torch.zeros(rows, dtype=torch.int64, device=device)
         self._offsets = torch.arange(block_size, device=device)
         self._free = list(range(rows - 1, -1, -1))
@@ -37,6 +47,7 @@ class RequestTable:
         self._unwritten = [place for place in self._unwritten if place[0] != row]
         self._free.append(row)
         self.limits[row] = 0
+        self.slots[row] = self._nowhere
 
     def append(self, row: int, position: int, blocks: list[int]) -> None:
         """Record the blocks that hold a request's positions from `position`, a block's first."""

@@ -1,0 +1,62 @@
+"""Both sides as grouped bars: a row of panels a shape, a panel a number of requests in flight."""
+
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from records import Cell, label
+
+from peagle.cli.curves import STYLE
+
+SIDES = {"peagle": "#39558c", "vLLM": "#d9a441"}
+WIDTH = 0.38
+"""Of a bar, where groups stand 1 apart."""
+HEADROOM = 1.16
+"""Above the tallest bar, for its ratio."""
+
+
+def draw(cells: Sequence[Cell], caption: str, path: Path) -> None:
+    """Output tokens per second of every cell; over each of our bars, how often vLLM's it is."""
+    shapes = list(dict.fromkeys(cell.match.shape for cell in cells))
+    levels = sorted({cell.concurrency for cell in cells})
+    with matplotlib.rc_context({**STYLE, "axes.grid.axis": "y"}):
+        size = (3.4 * len(levels) + 0.6, 2.7 * len(shapes) + 0.9)
+        figure = Figure(figsize=size, layout="constrained")
+        panels = figure.subplots(len(shapes), len(levels), squeeze=False)
+        for row, shape in zip(panels, shapes, strict=True):
+            for axes, level in zip(row, levels, strict=True):
+                here = (shape, level)
+                _panel(axes, [c for c in cells if (c.match.shape, c.concurrency) == here])
+                axes.set_title(f"{shape}, {level} request{'s' * (level > 1)} in flight")
+            row[0].set_ylabel("output tokens/s")
+        handles = [Patch(color=color, label=name) for name, color in SIDES.items()]
+        figure.legend(handles=handles, loc="outside upper right", ncols=2)
+        figure.supxlabel(textwrap.fill(caption, int(size[0] * 18)), fontsize=7, x=0.01, ha="left")
+        figure.savefig(path, format="png", dpi=150)
+
+
+def _panel(axes: Axes, cells: Sequence[Cell]) -> None:
+    for place, cell in enumerate(cells):
+        sides = zip(SIDES.values(), (-0.5, 0.5), (cell.ours, cell.theirs), strict=True)
+        for color, offset, speed in sides:
+            axes.bar(place + offset * WIDTH, speed or 0, WIDTH * 0.94, color=color)
+            if speed is None:
+                axes.annotate("none", (place + offset * WIDTH, 0), ha="center", va="bottom")
+        if cell.ratio is not None and cell.ours is not None:
+            over = (place - WIDTH / 2, cell.ours)
+            text = f"{cell.ratio:.2f}x"
+            axes.annotate(text, over, (0, 2), textcoords="offset points", ha="center", weight=600)
+    axes.set_xticks(range(len(cells)), [_tick(cell) for cell in cells])
+    axes.set_xlim(-0.6, max(len(cells), 1) - 0.4)
+    fastest = max((speed or 0 for cell in cells for speed in (cell.ours, cell.theirs)), default=0)
+    axes.set_ylim(0, HEADROOM * (fastest or 1))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def _tick(cell: Cell) -> str:
+    name, _, drafts = label(cell.match).partition(", ")
+    return "\n".join((name.replace("no speculation", "none"), *drafts.split(", ")))

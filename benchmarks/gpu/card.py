@@ -1,0 +1,36 @@
+"""The graphics card as `nvidia-smi` shows it."""
+
+import subprocess
+import time
+from typing import Any
+
+FIELDS = ("name", "driver_version", "temperature.gpu", "clocks.sm", "power.draw", "memory.used")
+SLACK_MIB, FREE_SECONDS = 512, 60
+
+
+def reading() -> dict[str, Any]:
+    """The first card's values; empty where there is no card to ask about."""
+    asked = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = done.stdout.splitlines()[0].split(", ")
+    return {name: _number(value) for name, value in zip(FIELDS, values, strict=True)}
+
+
+def freed(used_before: float, seconds: float = FREE_SECONDS) -> bool:
+    """Whether the card's memory comes back to what was in use before, MiB."""
+    end = time.monotonic() + seconds
+    while reading().get("memory.used", 0) > used_before + SLACK_MIB:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text

@@ -1,0 +1,111 @@
+"""Our engine against vLLM on one GPU: the same sizes, prompts, acceptance and number of tokens.
+
+    python benchmarks/gpu/compare.py run --vllm-python vllm/bin/python --out result
+    python benchmarks/gpu/compare.py draw result/comparison.json other/comparison.json --out both
+
+Weights are random and acceptance is given, so nothing has to be downloaded and both sides emit the
+same tokens a cycle. Each match is one process of `peagle bench` and one or two of `vllm_peer.py`,
+one after the other; which side begins alternates, since a card that is warm may run slower. After
+every process the directory holds the results so far: comparison.json, .md and .png.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import bars
+import card
+import typer
+from matches import DEFAULT, Match, Trial, Work, trials
+from records import caption, cells, merge, read, table, write
+from sides import Vllm, attempt
+
+from peagle.bench.report import machine
+from peagle.errors import InputError
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+SIDES = ("peagle", "vllm")
+Out = Annotated[Path, typer.Option(help="Directory of the results.")]
+
+
+@app.command()
+def run(
+    out: Out,
+    matches: Annotated[str, typer.Option(help="SHAPE:METHOD[:K:AL], several.")] = DEFAULT,
+    concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
+    prompt_tokens: Annotated[int, typer.Option(help="Of each prompt.")] = Work.prompt_tokens,
+    max_tokens: Annotated[int, typer.Option(help="Of each output.")] = Work.max_tokens,
+    vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
+    vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
+    only: Annotated[str | None, typer.Option(help="peagle or vllm alone.")] = None,
+    first: Annotated[str, typer.Option(help="Which side begins.")] = "peagle",
+    timeout: Annotated[float, typer.Option(help="Seconds of each process.")] = 300,
+) -> None:
+    """Run both sides on every match."""
+    chosen = [Match.parse(text) for text in matches.split(",")]
+    levels = tuple(int(level) for level in concurrency.split(","))
+    work, vllm = Work(prompt_tokens, max_tokens), Vllm(vllm_python, vllm_path)
+    sides = _sides(only, first, vllm)
+    seen = card.reading()
+    environment = machine() | {"device": seen.get("name", "no GPU"), "card": seen}
+    results: dict[str, Any] = {"environment": environment, "work": vars(work), "records": []}
+    out.mkdir(parents=True, exist_ok=True)
+    for trial in _schedule(chosen, levels, sides):
+        record = attempt(trial, work, vllm, timeout)
+        results["records"].append(record)
+        print(_brief(record), file=sys.stderr, flush=True)
+        _publish(results, out)
+    print(table(results))
+
+
+@app.command()
+def draw(
+    files: Annotated[list[Path], typer.Argument(help="comparison.json of several runs.")], out: Out
+) -> None:
+    """Merge results into one table and one plot; later files replace figures of earlier ones."""
+    results = merge([read(path) for path in files])
+    out.mkdir(parents=True, exist_ok=True)
+    _publish(results, out)
+    print(table(results))
+
+
+def _sides(only: str | None, first: str, vllm: Vllm) -> list[str]:
+    """The sides that run, the one that begins in front."""
+    for name in (only or first, first):
+        if name not in SIDES:
+            raise InputError(f"{name} is no side; choose one of {', '.join(SIDES)}")
+    sides = [only] if only else sorted(SIDES, key=lambda side: side != first)
+    if "vllm" in sides and not vllm.found():
+        print(f"{vllm.python} finds no vLLM: it is left out", file=sys.stderr)
+        sides.remove("vllm")
+    return sides
+
+
+def _schedule(
+    matches: Sequence[Match], concurrencies: tuple[int, ...], sides: Sequence[str]
+) -> Iterator[Trial]:
+    for index, match in enumerate(matches):
+        for side in sides if index % 2 == 0 else sides[::-1]:
+            yield from trials(side, match, concurrencies)
+
+
+def _brief(record: dict[str, Any]) -> str:
+    """A line a process."""
+    speeds = {run["concurrency"]: round(run["otps"], 1) for run in record["runs"]}
+    asked = [record[name] for name in ("side", "shape", "method", "captured", "seconds")]
+    return json.dumps([*asked, speeds, record["failure"]])
+
+
+def _publish(results: dict[str, Any], out: Path) -> None:
+    write(results, out / "comparison.json")
+    (out / "comparison.md").write_text(table(results))
+    bars.draw(cells(results["records"]), caption(results), out / "comparison.png")
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except InputError as error:
+        sys.exit(f"compare.py: {error}")

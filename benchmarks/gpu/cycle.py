@@ -1,0 +1,177 @@
+"""Where the time of a captured cycle goes, and how near it is to reading its bytes.
+
+    python benchmarks/gpu/cycle.py --shape qwen3-8b --method peagle --concurrency 1,8,64
+
+Random weights, given acceptance. The bytes are what a cycle cannot do without (`traffic.py`); the
+floor is the time to read them at the rate that this card reaches on a large copy or sum. The wall
+time is that of whole steps, host included, and is what the floor is compared with: kernels overlap,
+so the sum of their times is no cycle's. Kernels are timed in steps of their own.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from kernels import Kernel, grouped
+from matches import METHODS
+from traffic import cycle_bytes
+
+from peagle.bench.report import hardware, machine
+from peagle.bench.shapes import random_engine, random_prompts
+from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS
+from peagle.config import EngineConfig, SamplingParams
+from peagle.engine.engine import Engine
+
+WARM_UP_STEPS = 16
+BUFFER = 4 << 30
+"""Bytes that are copied and summed to find the card's rate."""
+MICRO, TERA = 1e6, 1e12
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One steady state, measured."""
+
+    requests: int
+    positions: int
+    """Cached tokens of all requests."""
+    wall_us: float
+    bytes: dict[str, int]
+    floor_us: float
+    kernels: list[Kernel]
+
+    @property
+    def of_floor(self) -> float:
+        """The floor as a share of the wall time."""
+        return self.floor_us / self.wall_us
+
+
+def main(
+    shape: Annotated[str, typer.Option(help="A shape of peagle bench.")] = "qwen3-8b",
+    method: Annotated[str, typer.Option(help="none, peagle or eagle3.")] = "peagle",
+    k: Annotated[int | None, typer.Option(help="Tokens to draft.", show_default="7 or 3")] = None,
+    acceptance: Annotated[float | None, typer.Option(help="Acceptance length.")] = None,
+    concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
+    prompt_tokens: Annotated[int, typer.Option(help="Of each prompt.")] = 512,
+    steps: Annotated[int, typer.Option(help="Steps to time, and to profile.")] = 20,
+    top: Annotated[int, typer.Option(help="Kernels to name.")] = 12,
+    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
+) -> None:
+    """Measure and print one breakdown for each number of requests."""
+    levels = [int(level) for level in concurrency.split(",")]
+    rate = read_rate()
+    torch.cuda.empty_cache()
+    print(f"{torch.cuda.get_device_name()} reads {rate / TERA:.2f} TB/s")
+    usual = METHODS[method]
+    drafts = usual[0] if k is None else k
+    length = acceptance or usual[1]
+    engine = open_engine(shape, method, drafts, length, max(levels))
+    cycles = [measure(engine, level, prompt_tokens, steps, rate) for level in levels]
+    for cycle in cycles:
+        print(f"\n{shape}, {method}, K = {drafts}, {cycle.requests} in flight")
+        print(breakdown(cycle, top))
+    if out is not None:
+        asked = {"shape": shape, "method": method, "k": drafts, "acceptance_length": length}
+        found = {"bytes_per_second": rate, "cycles": [asdict(cycle) for cycle in cycles]}
+        result = machine() | hardware("auto", "auto") | asked | found
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def open_engine(shape: str, method: str, k: int, length: float, most: int) -> Engine:
+    """The engine as `peagle bench --shape` makes it."""
+    config = EngineConfig(max_num_seqs=most, max_model_len=CONTEXT, enable_prefix_caching=False)
+    return random_engine(shape, method, k, DRAFT_LAYERS.get(method, 0), length - 1, config)
+
+
+def read_rate() -> float:
+    """Bytes per second: of a large copy, counting both ways, or of a sum, whichever is more."""
+    source = torch.empty(BUFFER // 4, dtype=torch.float32, device="cuda").normal_()
+    copied = torch.empty_like(source)
+    copies = 2 * BUFFER / _seconds(lambda: copied.copy_(source))
+    sums = BUFFER / _seconds(source.sum)
+    return max(copies, sums)
+
+
+def _seconds(call: Callable[[], Any], repeats: int = 10) -> float:
+    """The fastest of several calls by the card's own clock."""
+    best = float("inf")
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        best = min(best, start.elapsed_time(end) / 1e3)
+    return best
+
+
+def measure(engine: Engine, level: int, prompt_tokens: int, steps: int, rate: float) -> Cycle:
+    """Bring requests to a steady state, time steps, then profile as many more."""
+    requests = start(engine, level, prompt_tokens)
+    _step(engine, WARM_UP_STEPS)
+    before = sum(request.computed for request in requests)
+    begun = time.perf_counter()
+    _step(engine, steps)
+    wall = (time.perf_counter() - begun) / steps
+    positions = (before + sum(request.computed for request in requests)) // 2
+    kernels = profiled(engine, steps)
+    for request in requests:
+        engine.abort(request.id)
+    _step(engine, 1)
+    target, drafter = engine.runner.target, engine.drafter
+    model = None if drafter is None else drafter.model
+    needed = cycle_bytes(target, model, engine.k, level, positions)
+    floor = sum(needed.values()) / rate
+    return Cycle(level, positions, wall * MICRO, needed, floor * MICRO, kernels)
+
+
+def start(engine: Engine, level: int, prompt_tokens: int) -> list[Any]:
+    """Requests that outlast what is measured, all of them through their prompts."""
+    how = SamplingParams(max_tokens=engine.max_length - prompt_tokens, ignore_eos=True)
+    prompts = random_prompts(level, prompt_tokens, engine.vocab_size)
+    requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(prompts)]
+    while not all(request.output for request in requests):
+        engine.step()
+    return requests
+
+
+def _step(engine: Engine, steps: int) -> None:
+    torch.cuda.synchronize()
+    for _ in range(steps):
+        engine.step()
+    torch.cuda.synchronize()
+
+
+def profiled(engine: Engine, steps: int) -> list[Kernel]:
+    """Every kernel of a cycle, the longest first."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        _step(engine, steps)
+    averages = (event for event in profile.key_averages() if event.self_device_time_total > 0)
+    found = (Kernel(e.key, e.self_device_time_total / steps, e.count / steps) for e in averages)
+    return sorted(found, key=lambda kernel: -kernel.microseconds)
+
+
+def breakdown(cycle: Cycle, top: int) -> str:
+    """Groups of kernels, the longest kernels, the bytes, and the share of the floor."""
+    total = sum(kernel.microseconds for kernel in cycle.kernels)
+    lines = [f"{'':28}{'us a cycle':>12}{'share':>8}{'launches':>10}"]
+    for kernel in (*grouped(cycle.kernels), *cycle.kernels[:top]):
+        share = kernel.microseconds / total
+        name = kernel.name[:27]
+        lines.append(f"{name:28}{kernel.microseconds:12.1f}{share:8.1%}{kernel.launches:10.1f}")
+    lines += [f"{name:28}{count / 1e6:12.1f} MB" for name, count in cycle.bytes.items()]
+    lines.append(
+        f"floor {cycle.floor_us:.0f} us, wall {cycle.wall_us:.0f} us: {cycle.of_floor:.1%} of it; "
+        f"kernels together {total:.0f} us; {cycle.positions} cached tokens"
+    )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    typer.run(main)

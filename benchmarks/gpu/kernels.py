@@ -1,0 +1,41 @@
+"""What each kernel of a cycle is there for, by its name."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+GROUPS = {
+    "products with weights": r"_product$|_(gate_up|down)_kernel|gemm|gemv|nvjet|cutlass|splitK",
+    "attention": r"^_attend|flash|fmha|attention",
+    "keys and values stored": r"^_store",
+    "routing": r"^_route|^_layout_kernel|softmax|sort",
+    "argmax, inputs, settling": r"^_part$|^_merge$|^_settle|_inputs$|argmax|arg_max",
+    "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",
+    "norms, elementwise": r"norm|silu|elementwise|reduce",
+}
+"""Looked through in this order; a kernel belongs to the first that its name contains."""
+OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a profile says of one kernel, a cycle."""
+
+    name: str
+    microseconds: float
+    launches: float
+
+
+def group_of(name: str) -> str:
+    """Which group a kernel belongs to."""
+    return next((group for group, names in GROUPS.items() if re.search(names, name)), OTHER)
+
+
+def grouped(kernels: Iterable[Kernel]) -> list[Kernel]:
+    """Each group's sum under its name, the longest first."""
+    sums: dict[str, tuple[float, float]] = {}
+    for kernel in kernels:
+        time, launches = sums.get(group_of(kernel.name), (0.0, 0.0))
+        sums[group_of(kernel.name)] = (time + kernel.microseconds, launches + kernel.launches)
+    found = (Kernel(name, *both) for name, both in sums.items())
+    return sorted(found, key=lambda group: -group.microseconds)

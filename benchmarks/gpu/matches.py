@@ -1,0 +1,108 @@
+"""What both sides run: a shape, a method and its K and acceptance, and the work of each request."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from peagle.bench.load import WARM_UP_TOKENS
+from peagle.bench.shapes import shape_of
+from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS
+from peagle.errors import InputError
+
+METHODS = {"none": (0, 1.0), "peagle": (7, 3.94), "eagle3": (3, 2.6)}
+"""K and acceptance length where none are given."""
+DEFAULT = "qwen3-8b:none,qwen3-8b:peagle,qwen3-8b:eagle3,qwen3-30b-a3b:peagle"
+GRAPH_ROWS = 512
+"""Rows up to which vLLM captures graphs by itself."""
+
+
+@dataclass(frozen=True)
+class Match:
+    """A shape of random weights, and how it drafts."""
+
+    shape: str
+    method: str
+    k: int
+    acceptance_length: float
+    """Tokens that every cycle emits, on both sides, whatever the target says."""
+
+    @classmethod
+    def parse(cls, text: str) -> "Match":
+        """SHAPE:METHOD or SHAPE:METHOD:K:AL. Raises `InputError`."""
+        shape, _, rest = text.partition(":")
+        method, *given = rest.split(":")
+        shape_of(shape)
+        if method not in METHODS or len(given) not in (0, 2):
+            raise InputError(f"{text} is no SHAPE:METHOD[:K:AL] of {', '.join(METHODS)}")
+        try:
+            k, length = (int(given[0]), float(given[1])) if given else METHODS[method]
+        except ValueError:
+            raise InputError(f"{text}: K and AL are numbers, such as 7:3.94") from None
+        return cls(shape, method, k, length)
+
+    def drafter_rows(self, concurrency: int) -> int:
+        """Rows of vLLM's largest draft pass: P-EAGLE's K + 1 verified and K - 1 masks each."""
+        each = 2 * self.k if self.method == "peagle" else self.k + 1
+        return each * concurrency
+
+
+@dataclass(frozen=True)
+class Work:
+    """What every request asks, and how often it is measured."""
+
+    prompt_tokens: int = 256
+    max_tokens: int = 512
+    rounds: int = 3
+    """The median counts; `peagle bench` has this number built in."""
+    max_num_seqs: int = 64
+    dtype: str = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One process of one side."""
+
+    side: str
+    """peagle or vllm."""
+    match: Match
+    concurrencies: tuple[int, ...]
+    captured: int | None = None
+    """Rows up to which vLLM captures graphs; None is its own choice."""
+
+
+def trials(side: str, match: Match, concurrencies: tuple[int, ...]) -> list[Trial]:
+    """A side's processes: vLLM runs again with larger graphs where its own let the drafter go."""
+    first = Trial(side, match, concurrencies)
+    beyond = tuple(c for c in concurrencies if match.drafter_rows(c) > GRAPH_ROWS)
+    if side == "peagle" or not beyond or not match.k:
+        return [first]
+    captured = -(-match.drafter_rows(max(beyond)) // 16) * 16
+    return [first, Trial(side, match, beyond, captured)]
+
+
+def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:
+    """`peagle bench` on a trial."""
+    match = trial.match
+    drafting = ["--k", str(match.k)] if match.k else []
+    acceptance = ["--synthetic-acceptance", str(match.acceptance_length)]
+    return [
+        *("bench", "--shape", match.shape, "--random-weights", *acceptance),
+        *("--methods", match.method, *drafting),
+        *("--concurrency", ",".join(map(str, trial.concurrencies))),
+        *("--prompt-tokens", str(work.prompt_tokens), "--max-tokens", str(work.max_tokens)),
+        *("--dtype", work.dtype, "--json", result),
+    ]
+
+
+def peer_job(trial: Trial, work: Work) -> dict[str, Any]:
+    """The same for `vllm_peer.py`."""
+    longest = shape_of(trial.match.shape).target.max_position_embeddings
+    return {
+        **vars(trial.match),
+        **vars(work),
+        "layers": DRAFT_LAYERS.get(trial.match.method, 0),
+        "concurrencies": trial.concurrencies,
+        "captured": trial.captured,
+        "warm_up_tokens": WARM_UP_TOKENS,
+        "max_model_len": min(CONTEXT, longest),
+        "max_num_seqs": max(work.max_num_seqs, *trial.concurrencies),
+    }

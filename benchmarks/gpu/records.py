@@ -1,0 +1,137 @@
+"""Records of both sides: written after each of them, merged from pieces, shown as a table."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matches import Match
+
+from peagle.bench.report import NAMES, whole_file
+from peagle.errors import InputError
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One match at one number of requests in flight: each side's median round, where it has one."""
+
+    match: Match
+    concurrency: int
+    ours: float | None
+    theirs: float | None
+    """vLLM's faster setting."""
+    captured: int | None
+    """Rows up to which that setting captures graphs; None is vLLM's own choice."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Our output tokens per second over vLLM's."""
+        return self.ours / self.theirs if self.ours and self.theirs else None
+
+
+def cells(records: Sequence[Record]) -> list[Cell]:
+    """Every match and number of requests that a record names, in the records' order."""
+    asked = dict.fromkeys((match_of(r), c) for r in records for c in r["concurrencies"])
+    return [_cell(records, match, concurrency) for match, concurrency in asked]
+
+
+def _cell(records: Sequence[Record], match: Match, concurrency: int) -> Cell:
+    found: dict[str, dict[int | None, float]] = {"peagle": {}, "vllm": {}}
+    for record in records:
+        for run in record["runs"]:
+            if match_of(record) == match and run["concurrency"] == concurrency:
+                found[record["side"]][record["captured"]] = run["otps"]
+    theirs = found["vllm"]
+    captured = max(theirs, key=lambda setting: theirs[setting], default=None)
+    return Cell(match, concurrency, found["peagle"].get(None), theirs.get(captured), captured)
+
+
+def match_of(record: Record) -> Match:
+    """The match that a record belongs to."""
+    return Match(*(record[name] for name in ("shape", "method", "k", "acceptance_length")))
+
+
+def label(match: Match) -> str:
+    """A method as tables and plots name it."""
+    drafts = f", K = {match.k}, AL {match.acceptance_length:g}" if match.k else ""
+    return ("no speculation" if match.method == "none" else NAMES[match.method]) + drafts
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """A Markdown page: what it was measured on, a line a cell, and what failed."""
+    lines = [
+        caption(results),
+        "",
+        "| shape | method | requests in flight | peagle, tokens/s | vLLM, tokens/s "
+        "| peagle ÷ vLLM | vLLM's graphs |",
+        "|---|---|--:|--:|--:|--:|---|",
+        *(_row(cell) for cell in cells(results["records"])),
+        *_failures(results["records"]),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def caption(results: Mapping[str, Any]) -> str:
+    """What a reader must know of every figure."""
+    work, environment = results["work"], results["environment"]
+    versions = {name: found for r in results["records"] for name, found in _versions(r)}
+    names = ", ".join(f"{name} {found}" for name, found in sorted(versions.items()))
+    return (
+        f"SYNTHETIC: random weights, acceptance length (AL) given; only the times mean anything. "
+        f"{environment['device']}, {work['dtype']}, {work['prompt_tokens']} prompt and "
+        f"{work['max_tokens']} output tokens, greedy, no prefix caching, median of "
+        f"{work['rounds']} rounds, {environment['date'][:10]}; {names or 'nothing ran'}."
+    )
+
+
+def _versions(record: Record) -> Iterator[tuple[str, str]]:
+    found = record.get("environment", {}).get("versions", {})
+    kept = {"peagle": ("peagle", "torch"), "vllm": ("vllm",)}[record["side"]]
+    return ((name, found[name]) for name in kept if name in found)
+
+
+def _row(cell: Cell) -> str:
+    speeds = ["-" if each is None else f"{each:,.0f}" for each in (cell.ours, cell.theirs)]
+    ratio = "-" if cell.ratio is None else f"**{cell.ratio:.2f}**"
+    graphs = f"to {cell.captured} rows" if cell.captured else "its own choice"
+    last = "-" if cell.theirs is None else graphs
+    columns = (cell.match.shape, label(cell.match), cell.concurrency, *speeds, ratio, last)
+    return f"| {' | '.join(map(str, columns))} |"
+
+
+def _failures(records: Sequence[Record]) -> Iterator[str]:
+    for record in records:
+        if record["failure"]:
+            yield f"\n{record['side']} failed on {record['shape']}, {label(match_of(record))}:\n"
+            yield f"```text\n{record['failure']}\n```"
+
+
+def merge(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Results as if they had come from one run; a later figure of the same kind replaces earlier.
+
+    Raises `InputError` when they are of different work or different cards.
+    """
+    first, *others = pieces
+    for other in others:
+        same_card = other["environment"]["device"] == first["environment"]["device"]
+        if other["work"] != first["work"] or not same_card:
+            raise InputError("results of different work or different cards do not belong together")
+    return {**first, "records": [record for piece in pieces for record in piece["records"]]}
+
+
+def write(results: Mapping[str, Any], path: Path) -> None:
+    """Write the results file whole."""
+    with whole_file(path) as file:
+        file.write(json.dumps(results, indent=1) + "\n")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A results file. Raises `InputError`."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    return found

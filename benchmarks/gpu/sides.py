@@ -1,0 +1,108 @@
+"""Both sides as processes: started one at a time, ended in time, and out of the card's memory."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import card
+from matches import Trial, Work, bench_flags, peer_job
+
+import peagle
+
+PEER = Path(__file__).parent / "vllm_peer.py"
+LAST_LINES = 25
+
+
+@dataclass(frozen=True)
+class Vllm:
+    """Where vLLM is: an interpreter, and a directory of packages to put in front of its own."""
+
+    python: Path
+    path: Path | None = None
+
+    def environment(self) -> dict[str, str]:
+        """vLLM's packages first, then ours, whose shapes and prompts its side uses."""
+        ours = Path(peagle.__file__).parents[1]
+        given = os.environ.get("PYTHONPATH")
+        places = [str(place) for place in (self.path, ours, given) if place]
+        return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+
+    def found(self) -> bool:
+        """Whether that interpreter finds vLLM."""
+        find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+        command = [str(self.python), "-c", find]
+        return not run(command, self.environment(), 60)
+
+
+def attempt(trial: Trial, work: Work, vllm: Vllm, timeout: float) -> dict[str, Any]:
+    """Run a trial and record what it measured, or with what lines it failed."""
+    before = card.reading()
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        result = Path(scratch) / "result.json"
+        failure = run(*_command(trial, work, vllm, Path(scratch), result), timeout)
+        measured = json.loads(result.read_text()) if result.exists() else {"runs": []}
+    seconds = round(time.monotonic() - start, 1)
+    if not card.freed(before.get("memory.used", 0)):
+        failure = f"{failure or ''}\nthe card's memory was not given back".strip()
+    asked = {"side": trial.side, **vars(trial.match), "captured": trial.captured}
+    asked["concurrencies"] = list(trial.concurrencies)
+    return {**asked, "seconds": seconds, "card_before": before, "failure": failure, **measured}
+
+
+def _command(
+    trial: Trial, work: Work, vllm: Vllm, scratch: Path, result: Path
+) -> tuple[list[str], Mapping[str, str]]:
+    if trial.side == "peagle":
+        flags = bench_flags(trial, work, str(result))
+        return [sys.executable, "-m", "peagle.cli", *flags], os.environ
+    job = scratch / "job.json"
+    job.write_text(json.dumps(peer_job(trial, work)))
+    return [str(vllm.python), str(PEER), str(job), str(result)], vllm.environment()
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> str | None:
+    """Run a command to its end: None, or why it failed and its last lines.
+
+    It gets a process group of its own, of which nothing is left when this returns.
+    """
+    with tempfile.TemporaryFile("w+", errors="replace") as log:
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            return f"{command[0]} cannot be started: {error.strerror}"
+        reason = _wait(process, timeout)
+        log.seek(0)
+        return None if reason is None else "\n".join([reason, *_last_lines(log.read())])
+
+
+def _wait(process: subprocess.Popen[bytes], timeout: float) -> str | None:
+    """Wait for a process, then end what is left of its group; why it failed."""
+    try:
+        status = process.wait(timeout)
+        return f"exit status {status}" if status else None
+    except subprocess.TimeoutExpired:
+        return f"not done after {timeout:g} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _last_lines(text: str) -> list[str]:
+    return [line[:300] for line in text.splitlines() if line.strip()][-LAST_LINES:]

@@ -1,0 +1,54 @@
+"""The bytes that a cycle must read, whoever computes it: what bounds it from below."""
+
+from torch import nn
+
+from peagle.drafters.model import DraftModel
+from peagle.engine.kv_cache import kv_bytes_per_token
+from peagle.models.decoder import Decoder
+from peagle.ops.moe import Experts
+
+
+def cycle_bytes(
+    target: Decoder, drafter: DraftModel | None, k: int, requests: int, positions: int
+) -> dict[str, int]:
+    """Bytes of one cycle of some requests that hold `positions` cached tokens together.
+
+    Weights once a pass, and the keys and values of every position. Activations and the few rows
+    read of the embeddings are left out; so are writes.
+    """
+    dtype = target.embed.weight.dtype
+    each = {"target weights": target_bytes(target, requests * (k + 1))}
+    each["target keys and values"] = positions * kv_bytes_per_token(target.config, dtype)
+    if drafter is None:
+        return each
+    passes = 1 if drafter.config.parallel else k
+    again = bytes_of(drafter.first, drafter.rest, drafter.norm, drafter.head)
+    once = bytes_of(drafter.fc)
+    shape = drafter.config.transformer
+    each["drafter weights"] = once + passes * again
+    each["drafter keys and values"] = passes * positions * kv_bytes_per_token(shape, dtype)
+    return each
+
+
+def target_bytes(target: Decoder, rows: int) -> int:
+    """Weights that a pass of so many rows reads: all but those of experts that none of them asks.
+
+    Rows are taken to choose their experts evenly and apart, as random weights have it.
+    """
+    whole = bytes_of(target.layers, target.norm, target.head)
+    for module in target.layers.modules():
+        if isinstance(module, Experts):
+            count = len(module.gate_up)
+            idle = 1 - experts_met(count, module.top_k, rows) / count
+            whole -= round(idle * (module.gate_up.nbytes + module.down.nbytes))
+    return whole
+
+
+def experts_met(experts: int, top_k: int, rows: int) -> float:
+    """How many experts some of the rows choose, on average."""
+    return experts * (1 - (1 - top_k / experts) ** rows)
+
+
+def bytes_of(*modules: nn.Module) -> int:
+    """Of all parameters."""
+    return sum(p.nbytes for module in modules for p in module.parameters())

@@ -1,0 +1,141 @@
+"""vLLM's side, in vLLM's own environment: `vllm_peer.py JOB.json RESULT.json`.
+
+A target of random weights in a shape's sizes, and a drafter of ours written in vLLM's layout. The
+result file is written after every number of requests, so a later failure leaves the earlier ones.
+"""
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+# one process, as ours is: its engine then waits for no socket
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+
+import torch
+
+from peagle.bench.shapes import random_drafter, random_prompts, shape_of
+from peagle.drafters.checkpoint import save_drafter
+from peagle.models.decoder import DecoderConfig
+
+MEMORY_SHARE = 0.85
+Job = dict[str, Any]
+
+
+def main(job_file: str, result_file: str) -> None:
+    """Run a job."""
+    job = json.loads(Path(job_file).read_text())
+    with tempfile.TemporaryDirectory() as scratch:
+        start = time.perf_counter()
+        llm = open_llm(job, Path(scratch))
+        environment = {"versions": versions(), "start_seconds": time.perf_counter() - start}
+        runs: list[dict[str, Any]] = []
+        for concurrency in job["concurrencies"]:
+            runs.append(run_case(llm, job, concurrency))
+            print(runs[-1], flush=True)
+            Path(result_file).write_text(json.dumps({"environment": environment, "runs": runs}))
+
+
+def open_llm(job: Job, directory: Path) -> Any:
+    """vLLM over a job's shape and method."""
+    import vllm
+
+    target = directory / "target"
+    target.mkdir()
+    config = target_json(shape_of(job["shape"]).target, job["dtype"])
+    (target / "config.json").write_text(json.dumps(config))
+    captured = job["captured"]
+    return vllm.LLM(
+        str(target),
+        load_format="dummy",
+        dtype=job["dtype"],
+        skip_tokenizer_init=True,
+        max_model_len=job["max_model_len"],
+        max_num_seqs=job["max_num_seqs"],
+        gpu_memory_utilization=MEMORY_SHARE,
+        enable_prefix_caching=False,
+        speculative_config=speculation(job, directory / "drafter") if job["k"] else None,
+        compilation_config={"max_cudagraph_capture_size": captured} if captured else None,
+    )
+
+
+def speculation(job: Job, directory: Path) -> dict[str, Any]:
+    """Write the drafter; vLLM's settings for it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    parallel, dtype = job["method"] == "peagle", getattr(torch, job["dtype"])
+    shape = shape_of(job["shape"])
+    save_drafter(
+        directory, random_drafter(shape, parallel, job["layers"], device, dtype).model, dtype
+    )
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return {
+        "method": "eagle3",
+        "model": str(directory),
+        "num_speculative_tokens": job["k"],
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_length": job["acceptance_length"],
+        "draft_load_config": {"load_format": "safetensors"},
+        **({"parallel_drafting": True} if parallel else {}),
+    }
+
+
+def target_json(config: DecoderConfig, dtype: str) -> dict[str, Any]:
+    """Hugging Face's `config.json` of a Qwen3 or Qwen3-MoE."""
+    names = (
+        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
+        *("max_position_embeddings", "tie_word_embeddings", "attention_bias"),
+    )
+    mixture = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+    values = {name: getattr(config, name) for name in names}
+    values |= {"hidden_act": "silu", "rope_theta": config.rope.theta, "torch_dtype": dtype}
+    if not config.num_experts:
+        return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **values}
+    values |= {name: getattr(config, name) for name in mixture}
+    layers = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+    return {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **values, **layers}
+
+
+def run_case(llm: Any, job: Job, concurrency: int) -> dict[str, Any]:
+    """So many requests at once: output tokens per second of each round after a warm-up."""
+    vocab_size = shape_of(job["shape"]).target.vocab_size
+    prompts = random_prompts(concurrency, job["prompt_tokens"], vocab_size)
+    generate(llm, prompts, job["warm_up_tokens"])
+    rounds = []
+    for _ in range(job["rounds"]):
+        start = time.perf_counter()
+        tokens = generate(llm, prompts, job["max_tokens"])
+        rounds.append(tokens / (time.perf_counter() - start))
+    return {"concurrency": concurrency, "otps": statistics.median(rounds), "rounds": rounds}
+
+
+def generate(llm: Any, prompts: Sequence[list[int]], max_tokens: int) -> int:
+    """Complete prompts greedily, never ending early; how many tokens came out."""
+    from vllm import SamplingParams
+
+    params = SamplingParams(
+        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+    )
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+    done = llm.generate(requests, params, use_tqdm=False)
+    tokens = sum(len(request.outputs[0].token_ids) for request in done)
+    assert tokens == len(prompts) * max_tokens, f"{tokens} tokens came out"
+    return tokens
+
+
+def versions() -> dict[str, str]:
+    """Of what ran."""
+    import vllm
+
+    return {"vllm": vllm.__version__, "torch": torch.__version__}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
