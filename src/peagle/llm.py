@@ -221,7 +221,7 @@ class LLM:
         outputs = self.engine.step()
         now = time.perf_counter()
         kept, self._kept = self._kept, []
-        return kept + [self._chunk(output, now) for output in outputs if output.new_tokens]
+        return kept + [self._chunk(output, now) for output in outputs if _says_something(output)]
 
     def _step_for(self, ids: Set[str]) -> list[Chunk]:
         """What a step gave some requests; what it gave others is kept for whoever steps next."""
@@ -280,6 +280,10 @@ class LLM:
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
+
+
+def _says_something(output: RequestOutput) -> bool:
+    return bool(output.new_tokens) or output.finish_reason is not None
 
 
 def default_k(drafter: Drafter) -> int:

@@ -90,7 +90,10 @@ def test_generate(refused, pair, bad, options, complaint):
     ("target", "complaint"),
     [
         ("empty", "no config.json"),
-        ("other_architecture", "peagle runs LlamaForCausalLM and Qwen3ForCausalLM; vLLM serves"),
+        (
+            "other_architecture",
+            "peagle runs LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM; vLLM serves",
+        ),
         ("truncated", "damaged or cut short"),
         ("pickled", "pickle files are never loaded"),
         ("prompts.jsonl", "is a file"),

@@ -147,10 +147,48 @@ def test_no_memory_for_the_smallest_chunk_is_an_error(targets, trained, monkeypa
     def none(self: Prefill, chunks: list[Scheduled]) -> Ends:
         raise torch.OutOfMemoryError
 
+    neighbour = engine.add("zero", PROMPTS[1], SamplingParams(max_tokens=30))
+    engine.step()
     monkeypatch.setattr(Prefill, "run", none)
-    engine.add("one", PROMPTS[0], SamplingParams(max_tokens=6))
-    with pytest.raises(torch.OutOfMemoryError, match="does not fit the GPU"):
-        tiny.finish(engine)
+    request = engine.add("one", PROMPTS[0], SamplingParams(max_tokens=6))
+    tiny.finish(engine)
+    assert (request.output, request.finish_reason) == ([], "error")
+    assert (len(neighbour.output), neighbour.finish_reason) == (30, "length")
+
+
+def test_a_later_chunk_without_memory_keeps_the_earlier_one(targets, trained, monkeypatch):
+    """The chunk before it lands in the same step, and its blocks get their names."""
+    drafter = trained["peagle"].drafter
+    prompt = [(3 * i + i * i) % tiny.MASK for i in range(90)]
+    how = SamplingParams(max_tokens=6)
+    expected = tiny.run(engine_of(targets["easy"], drafter, True), [prompt], how)[0].output
+    engine = engine_of(targets["easy"], drafter, True, max_num_batched_tokens=40)
+    run, calls = Prefill.run, []
+
+    def second_time_short(self: Prefill, chunks: list[Scheduled]) -> Ends:
+        calls.append(sum(item.rows for item in chunks))
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError
+        return run(self, chunks)
+
+    monkeypatch.setattr(Prefill, "run", second_time_short)
+    with pytest.warns(UserWarning, match="no memory for 40 prompt tokens"):
+        assert tiny.run(engine, [prompt], how)[0].output == expected
+    assert engine.load.prefix_hits >= 32
+    assert max(calls[2:]) <= 20
+
+
+def test_fewer_prompt_rows_leave_decoding_alone(targets, trained):
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, True, max_num_batched_tokens=64)
+    requests = [engine.add(str(i), PROMPTS[0], SamplingParams(max_tokens=40)) for i in range(8)]
+    for _ in range(3):
+        engine.step()
+    engine.scheduler.max_prompt_tokens = 16
+    for _ in range(2):
+        before = [request.output_length for request in requests]
+        engine.step()
+        assert all(r.output_length > n for r, n in zip(requests, before, strict=True))
+    tiny.finish(engine)
 
 
 def test_synthetic_acceptance_emits_the_length_asked_for(targets, trained):

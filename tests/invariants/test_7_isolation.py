@@ -225,3 +225,15 @@ def test_keys_that_are_no_numbers_reach_no_other_request(targets, trained, expec
     again = engine.add("again", PROMPTS[0], GREEDY)
     tiny.finish(engine)
     assert [request.output for request in (again, *requests[1:])] == expected
+
+
+def test_a_request_that_fails_without_a_token_is_delivered(llm: LLM):
+    """Its logits are no numbers from the first row on."""
+    embedding = llm.engine.runner.target.embed.weight
+    kept = embedding[5].clone()
+    embedding[5] = float("nan")
+    try:
+        [completion] = llm.generate([[5]], SamplingParams(max_tokens=4))
+    finally:
+        embedding[5] = kept
+    assert (completion.finish_reason, completion.token_ids, completion.text) == ("error", (), "")

@@ -37,6 +37,7 @@ class Measures:
 def measure(completions: Sequence[Completion], seconds: float) -> Measures:
     """All measures of the requests that ran within `seconds` of wall time."""
     tokens = sum(len(completion.token_ids) for completion in completions)
+    completions = [completion for completion in completions if completion.token_times]
     return Measures(
         otps=tokens / seconds,
         acceptance_length=acceptance_length(completions),

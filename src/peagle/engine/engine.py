@@ -15,6 +15,7 @@ from peagle.engine.constraint import Constraint
 from peagle.engine.kv_cache import KVCache, kv_bytes_per_token
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.request_table import RequestTable
+from peagle.engine.resident_cycle import SAMPLING_BYTES
 from peagle.engine.resident_runner import ResidentRunner, captures_cycles
 from peagle.engine.runner import CycleResult, Runner
 from peagle.engine.scheduler import Scheduler
@@ -72,7 +73,10 @@ class Engine:
         num_blocks = _num_blocks(target, drafter, config, memory)
         self.max_length = _max_length(target, config, num_blocks, memory)
         size = config.block_size
-        on_device = captures_cycles(target, drafter) or synthetic is not None
+        on_device = captures_cycles(target, drafter)
+        if synthetic is not None and not on_device and device.type == "cuda":
+            raise InputError("synthetic acceptance needs the GPU kernels, which this model has not")
+        on_device = on_device or synthetic is not None
         rows = config.max_num_seqs + on_device
         slots = num_blocks * size
         table = RequestTable(rows, self.max_length, size, device, nowhere=slots)
@@ -146,36 +150,44 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """One cycle for as many requests as fit; what each of them got."""
-        return [self._advance(*done) for done in self._run(self.scheduler.schedule())]
+        outputs = [self._advance(*done) for done in self._run(self.scheduler.schedule())]
+        return outputs + self._make_room()
 
     def _run(self, work: list[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Start the work; what has come of it, or of earlier work."""
         done: list[tuple[Scheduled, CycleResult]] = []
         if self.resident is not None:
             done += self.resident.run([item for item in work if item.request.on_device])
-            self._make_room()
             work = [item for item in work if not item.request.on_device]
         if work:
             done += zip(work, self.runner.run(work), strict=True)
         return done
 
-    def _make_room(self) -> None:
-        """Take back prompt chunks for which a step had no memory, and make later ones smaller."""
-        assert self.resident is not None
-        refused = self.resident.refused
+    def _make_room(self) -> list[RequestOutput]:
+        """Take back prompt chunks for which a step had no memory, and make later ones smaller.
+
+        Requests for which there is none however small the chunk end with an error.
+        """
+        refused = self.resident.refused if self.resident is not None else []
+        refused = [item for item in refused if item.request.id in self._requests]
         if not refused:
-            return
+            return []
         rows = sum(item.rows for item in refused)
         if rows <= SMALLEST_CHUNK:
-            raise torch.OutOfMemoryError(f"a prompt chunk of {rows} tokens does not fit the GPU")
-        self.scheduler.max_batched_tokens = max(rows // 2, SMALLEST_CHUNK)
-        for item in reversed(refused):
-            self.scheduler.preempt(item.request)
+            for item in refused:
+                self.abort(item.request.id, "error")
+            return [RequestOutput(item.request.id, (), 0, "error") for item in refused]
+        self.scheduler.max_prompt_tokens = max(rows // 2, SMALLEST_CHUNK)
+        taken_back = {item.request.id for item in refused}
+        for request in reversed(list(self.scheduler.running)):
+            if request.id in taken_back:
+                self.scheduler.preempt(request)
         warnings.warn(
             f"the GPU has no memory for {rows} prompt tokens at once; going on with "
-            f"{self.scheduler.max_batched_tokens} (set max_num_batched_tokens to begin there)",
+            f"{self.scheduler.max_prompt_tokens} (set max_num_batched_tokens to begin there)",
             stacklevel=2,
         )
+        return []
 
     def _advance(self, item: Scheduled, result: CycleResult) -> RequestOutput:
         """Apply one request's result: its lengths, its tokens, and whether it ends."""
@@ -256,7 +268,7 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, sampled: int
     features = 0 if drafter is None else drafter.model.config.feature_size
     width = 3 * inner + 8 * config.hidden_size + 2 * features
     numbers = rows * width + 2 * sampled * config.vocab_size
-    return numbers * target.embed.weight.dtype.itemsize
+    return numbers * target.embed.weight.dtype.itemsize + SAMPLING_BYTES
 
 
 def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:

@@ -18,6 +18,10 @@ from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident, settle, verify_inputs
 from peagle.ops.sampling import SamplingRows, distribution, draw, uniforms
 
+SAMPLED_NUMBERS = 1 << 23
+"""Logits that are sampled at once: each takes some 64 bytes meanwhile."""
+SAMPLING_BYTES = 64 * SAMPLED_NUMBERS
+
 
 @dataclass(frozen=True)
 class SamplingTable:
@@ -121,13 +125,23 @@ def choose(
 
     requests: [rows] table rows; positions: where in its sequence each token will stand.
     """
+    at_once = max(SAMPLED_NUMBERS // logits.shape[1], 1)
+    pieces = zip(
+        *(x.split(at_once) for x in (logits, greedy, requests, positions.flatten())), strict=True
+    )
+    return torch.cat([_choose(sampling, *piece) for piece in pieces])
+
+
+def _choose(
+    sampling: SamplingTable, logits: Tensor, greedy: Tensor, requests: Tensor, positions: Tensor
+) -> Tensor:
     rows = SamplingRows(
         temperature=sampling.temperature[requests],
         top_k=sampling.top_k[requests],
         top_p=sampling.top_p[requests],
         min_p=sampling.min_p[requests],
         seeds=sampling.seeds[requests],
-        positions=positions.flatten(),
+        positions=positions,
     )
     drawn = draw(distribution(logits, rows, filtered=True), uniforms(rows.seeds, rows.positions))
     return torch.where((rows.temperature == 0) | (greedy < 0), greedy, drawn)

@@ -114,12 +114,12 @@ class ResidentRunner:
         chunks = sorted(chunks, key=lambda item: (item.start > 0, item.rows))
         try:
             ends = self._prefill.run(chunks)
+            begun = [item for item in chunks if item.completes]
+            if begun:
+                self._enter(begun, ends)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return chunks
-        begun = [item for item in chunks if item.completes]
-        if begun:
-            self._enter(begun, ends)
         return []
 
     def _enter(self, begun: list[Scheduled], ends: Ends) -> None:

@@ -1,11 +1,31 @@
 """Which requests take part in a step, with how many rows, holding which blocks."""
 
 from collections import deque
+from dataclasses import dataclass
 
 from peagle.engine.batch import Scheduled
 from peagle.engine.block_pool import BlockPool, block_hash
 from peagle.engine.request import Request, Status
 from peagle.engine.request_table import RequestTable
+
+
+@dataclass
+class Budget:
+    """Target rows that a step has left."""
+
+    rows: int
+    prompt: int
+    """Those that may be chunks of prompts."""
+
+    def left(self, request: Request) -> int:
+        """Rows for a request."""
+        return max(self.rows if request.resident else min(self.rows, self.prompt), 0)
+
+    def spend(self, item: Scheduled) -> None:
+        """Take an item's rows away."""
+        self.rows -= item.rows
+        if not item.drafts:
+            self.prompt -= item.rows
 
 
 class Scheduler:
@@ -25,6 +45,8 @@ class Scheduler:
     ) -> None:
         self.pool, self.table = pool, table
         self.max_length, self.max_batched_tokens = max_length, max_batched_tokens
+        self.max_prompt_tokens = max_batched_tokens
+        """Of those, rows that may belong to prompts: fewer once a device had no memory for them."""
         self.prefix_caching = prefix_caching
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -40,22 +62,23 @@ class Scheduler:
 
     def schedule(self) -> list[Scheduled]:
         """This step's work; empty only when no request is left."""
-        budget = self.max_batched_tokens
+        budget = Budget(self.max_batched_tokens, self.max_prompt_tokens)
         work: list[Scheduled] = []
         before = list(self.running)
         for request in before:
-            if request.status is Status.RUNNING and budget > 0 and not self._will_end(request):
-                item = self._grow(request, budget)
+            if request.status is Status.RUNNING and not self._will_end(request):
+                item = self._grow(request, budget) if budget.left(request) else None
                 if item is not None:
                     work.append(item)
-                    budget -= item.rows
+                    budget.spend(item)
         short_of_blocks = any(request.status is Status.WAITING for request in before)
-        while self.waiting and budget > 0 and self.table.free_rows and not short_of_blocks:
-            item = self._admit(self.waiting[0], budget)
+        while self.waiting and self.table.free_rows and not short_of_blocks:
+            request = self.waiting[0]
+            item = self._admit(request, budget) if budget.left(request) else None
             if item is None:
                 break
             work.append(item)
-            budget -= item.rows
+            budget.spend(item)
         return work
 
     def finish(self, request: Request, reason: str) -> None:
@@ -77,7 +100,7 @@ class Scheduler:
             self.pool.remember(request.blocks[index], request.hashes[index])
         request.remembered = max(request.remembered, known)
 
-    def _grow(self, request: Request, budget: int) -> Scheduled | None:
+    def _grow(self, request: Request, budget: Budget) -> Scheduled | None:
         """Rows for a running request, preempting younger ones for blocks; None if it had to go."""
         while True:
             item = self._share(request, budget)
@@ -88,7 +111,7 @@ class Scheduler:
             if victim is request:
                 return None
 
-    def _admit(self, request: Request, budget: int) -> Scheduled | None:
+    def _admit(self, request: Request, budget: Budget) -> Scheduled | None:
         """Start a waiting request from whatever prefix is cached; None when blocks are short."""
         blocks = self._cached_prefix(request)
         request.blocks, request.remembered = blocks, len(blocks)
@@ -109,15 +132,15 @@ class Scheduler:
         self.table.append(request.row, 0, request.blocks)
         return item
 
-    def _share(self, request: Request, budget: int) -> Scheduled:
+    def _share(self, request: Request, budget: Budget) -> Scheduled:
         start = request.furthest
         if request.resident:
             return Scheduled(request, 1 + request.k, request.k, start, completes=True)
         known = request.total - start
         if not request.decoding or request.features is None:
-            rows = min(known, budget)
+            rows = min(known, budget.left(request))
             return Scheduled(request, rows, 0, start, completes=rows == known)
-        drafts = max(min(request.k, self.max_length - request.total, budget - 1), 0)
+        drafts = max(min(request.k, self.max_length - request.total, budget.rows - 1), 0)
         return Scheduled(request, 1 + drafts, drafts, start, completes=True)
 
     def _will_end(self, request: Request) -> bool:

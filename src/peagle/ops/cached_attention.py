@@ -46,6 +46,8 @@ class PassRows:
 
     slots: Tensor
     """[table rows, positions] cache slot of every position of every request."""
+    limits: Tensor
+    """[table rows] positions of a request that have a slot; what lies behind them is not read."""
     requests: Tensor
     """[requests] row in `slots`."""
     starts: Tensor
@@ -94,7 +96,7 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
     out = query.new_zeros(len(query), heads.query * heads.size)
     columns = (rows.requests, rows.starts, rows.firsts, rows.counts)
     for request, start, first, count in zip(*(c.tolist() for c in columns), strict=True):
-        context = rows.slots[request, : start + count]
+        context = rows.slots[request, : min(start + count, int(rows.limits[request]))]
         positions = torch.arange(start, start + len(context[start:]), device=query.device)
         seen = query[first : first + len(positions)]
         out[first : first + len(positions)] = attend_plainly(

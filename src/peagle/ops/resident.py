@@ -142,7 +142,8 @@ def _placed(
         positions[first : first + count] = own
         kept = int((own < state.limits[row]).sum())
         writes[first : first + kept] = state.slots[row, own[:kept]]
-    return PassRows(state.slots, requests, starts, firsts, counts, positions, writes, most)
+    places = (starts, firsts, counts, positions, writes)
+    return PassRows(state.slots, state.limits, requests, *places, most)
 
 
 def settle(

@@ -50,7 +50,7 @@ types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations
 types |= {"norm_weight": BF16, "eps": "fp32"}
 compiled("cached_attention", "_store", types, {**heads, **FLAGS, "TOTAL": 64, "NORM": True})
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
-types |= dict.fromkeys(("slots", "requests", "starts", "firsts", "counts"), INT)
+types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32"}
 for queries, switch in ((4, False), (8, True), (16, False)):
     sizes = {"GROUP": 4, "PADDED": 4, "QUERIES": queries, "KEYS": 64, "PARTS": 8}

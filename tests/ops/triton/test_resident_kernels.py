@@ -136,6 +136,7 @@ def test_argmax_takes_the_first_of_equals_and_names_nan(device: torch.device, vo
     expected = [*logits[:2].argmax(dim=-1).tolist(), -1, int(logits[3].argmax())]
     assert expected[0] == 3
     assert choice.argmax(logits.to(device)).tolist() == expected
+    assert choice.argmax(torch.full((2, vocab), float("-inf")).to(device)).tolist() == [0, 0]
     offsets = torch.arange(vocab) * 2
     shifted = choice.argmax(logits.to(device), offsets.to(device)).tolist()
     assert shifted == [3 * max(token, 0) for token in expected]

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import Heads, PassRows
-from peagle.ops.triton.launch import begin, counters, overlap
+from peagle.ops.triton.launch import begin, counters, overlap, shared_memory
 
 PROGRAMS = 528
 """Four on each of an H200's multiprocessors."""
@@ -33,10 +33,13 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
         dtype=torch.float32,
         device=query.device,
     )
+    wanted = 128 if parts == 1 and queries * padded == 32 else 64
+    keys, stages = _fitting(query, queries * padded, wanted)
     _attend[(requests, sets, parts)](
         query,
         cache,
         rows.slots,
+        rows.limits,
         rows.requests,
         rows.starts,
         rows.firsts,
@@ -48,7 +51,6 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
         query.stride(0),
         cache.stride(0),
         rows.slots.stride(0),
-        rows.slots.shape[1],
         heads.size**-0.5,
         0 if heads.window is None else heads.window,
         HEADS=heads.query,
@@ -57,13 +59,13 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
         GROUP=group,
         QUERIES=queries,
         PADDED=padded,
-        KEYS=128 if parts == 1 and queries * padded == 32 else 64,
+        KEYS=keys,
         PARTS=parts,
         WINDOW=heads.window is not None,
         SINKS=heads.sinks is not None,
         **overlap(query),
         num_warps=8 if queries * padded > 64 else 4,
-        num_stages=3,
+        num_stages=stages,
     )
     return out
 
@@ -74,6 +76,18 @@ def _together(requests: int, most: int, heads: Heads) -> int:
     while group % 2 == 0 and group * most > 16 and requests * heads.query // group < PROGRAMS // 2:
         group //= 2
     return group
+
+
+def _fitting(query: Tensor, queries: int, keys: int) -> tuple[int, int]:
+    """Keys a step and stages for which a processor has the shared memory."""
+    unit, stages = query.shape[-1] * query.element_size(), 3
+
+    def needed() -> int:
+        return (queries + 2 * (stages - 1) * keys) * unit + queries * keys * query.element_size()
+
+    while needed() > shared_memory(query) and (stages, keys) != (2, 16):
+        stages, keys = (2, keys) if stages == 3 else (2, keys // 2)
+    return keys, stages
 
 
 def _parts(sets: int, context: int) -> int:
@@ -104,6 +118,7 @@ def _attend(
     query,
     cache,
     slots,
+    limits,
     requests,
     starts,
     firsts,
@@ -115,7 +130,6 @@ def _attend(
     query_stride,
     side_stride,
     slots_stride,
-    most_slots,
     scale,
     window,
     HEADS: tl.constexpr,
@@ -137,10 +151,10 @@ def _attend(
     start = tl.load(starts + request).to(tl.int32)
     first = tl.load(firsts + request).to(tl.int64)
     count = tl.load(counts + request).to(tl.int32)
-    stop = tl.minimum(start + count, most_slots)
+    stop = tl.minimum(start + count, tl.load(limits + table_row).to(tl.int32))
     tiles = tl.cdiv(stop, KEYS)
-    share = tl.cdiv(tiles, PARTS)
-    active = tl.cdiv(tiles, share)
+    share = tl.maximum(tl.cdiv(tiles, PARTS), 1)
+    active = tl.maximum(tl.cdiv(tiles, share), 1)
     if split >= active:
         return
     lane = tl.arange(0, SIZE)[None, :]

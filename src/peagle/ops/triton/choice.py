@@ -38,7 +38,7 @@ def _part(logits, best, place, vocab, stride, share, BLOCK: tl.constexpr):
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     lane = tl.arange(0, BLOCK)
     top = tl.full([BLOCK], float("-inf"), tl.float32)
-    where = tl.zeros([BLOCK], tl.int32) + vocab
+    where = tl.zeros([BLOCK], tl.int32) + part * share
     broken = tl.zeros([BLOCK], tl.int32)
     for begin in range(part * share, tl.minimum((part + 1) * share, vocab), BLOCK):
         column = begin + lane

@@ -16,12 +16,23 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HOPPER = 9
+HOPPER_SHARED_MEMORY = 227 << 10
 
 
 def overlap(x: Tensor, wanted: bool = True) -> dict[str, Any]:
     """Launch options, for GPUs that have it, and the constant that the kernel is compiled with."""
     able = wanted and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= HOPPER
     return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
+
+
+def shared_memory(x: Tensor) -> int:
+    """Bytes that one program may have of a multiprocessor's own memory."""
+    return _shared_memory(x.device.index) if x.is_cuda else HOPPER_SHARED_MEMORY
+
+
+@functools.cache
+def _shared_memory(device: int) -> int:
+    return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
 
 
 @functools.cache

@@ -80,7 +80,8 @@ def verify_inputs(
 def _empty_rows(state: Resident, requests: Tensor, rows: int, most: int) -> PassRows:
     starts, firsts, counts = (torch.empty_like(requests) for _ in range(3))
     positions, writes = (requests.new_empty(rows) for _ in range(2))
-    return PassRows(state.slots, requests, starts, firsts, counts, positions, writes, most)
+    places = (starts, firsts, counts, positions, writes)
+    return PassRows(state.slots, state.limits, requests, *places, most)
 
 
 def _places(state: Resident, rows: PassRows) -> tuple[Tensor, ...]:

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
+from peagle.ops.triton.launch import announce, begin, counters, overlap, shared_memory, wait
 
 FEW_ROWS = 64
 """Up to here the kernels below read a weight faster than cuBLAS does."""
@@ -142,7 +142,14 @@ def _tile(x: Tensor, outputs: int, gate: bool) -> Tile:
         tile = TALL_MEDIUM if tall else MEDIUM
     fitting = math.gcd(depth, tile.depth)
     splits = tile.splits if depth % (fitting * tile.splits) == 0 else 1
-    return replace(tile, depth=fitting, splits=splits)
+    tile = replace(tile, depth=fitting, splits=splits)
+    line = (_padded(rows) + tile.columns * (1 + gate)) * x.element_size()
+    while line * tile.depth * tile.stages > shared_memory(x):
+        if tile.stages > 2:
+            tile = replace(tile, stages=tile.stages - 1)
+        else:
+            tile = replace(tile, depth=tile.depth // 2)
+    return tile
 
 
 def _padded(rows: int) -> int:

@@ -1,0 +1,223 @@
+"""The comparison on a GPU, where there is none: its orchestration, its table and its plot."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from peagle.bench.shapes import shape_of
+from peagle.errors import InputError
+from peagle.models.families import decoder_config
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
+
+from matches import Match, Trial, Work, bench_flags, peer_job, schedule, trials
+from records import cells, label, merge, table
+from sides import run as run_command
+from vllm_peer import target_json
+
+SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "gpu"
+PEAGLE, EAGLE3 = Match("qwen3-8b", "peagle", 7, 3.94), Match("qwen3-8b", "eagle3", 3, 2.6)
+NONE = Match("tiny", "none", 0, 1.0)
+TINY_RUN = ["--concurrency", "1", "--prompt-tokens", "4", "--max-tokens", "4"]
+TINY_RUN += ["--dtype", "float32"]
+FAKE = """#!{python}
+import json, sys, time
+if sys.argv[1] == "-c":
+    sys.exit(0)  # asked whether it finds vLLM
+job = json.load(open(sys.argv[2]))
+runs = [dict(concurrency=c, otps=2.0, rounds=[1.0, 2.0, 3.0]) for c in job["concurrencies"]]
+found = dict(environment=dict(versions=dict(vllm="0.0")), runs=runs)
+{then}
+json.dump(found, open(sys.argv[3], "w"))
+"""
+
+
+def fake_vllm(directory: Path, then: str = "") -> str:
+    """An interpreter that answers in vLLM's place."""
+    path = directory / "python"
+    path.write_text(FAKE.format(python=sys.executable, then=then))
+    path.chmod(0o755)
+    return str(path)
+
+
+def compare(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / "compare.py"), *map(str, arguments)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+
+
+def record(side: str, match: Match, speeds: dict[int, float], **others: object) -> dict:
+    runs = [{"concurrency": level, "otps": speed} for level, speed in speeds.items()]
+    asked = {"side": side, **vars(match), "concurrencies": list(speeds), "captured": None}
+    return {**asked, "runs": runs, "failure": None, **others}
+
+
+def results(*records: dict, device: str = "a card") -> dict:
+    environment = {"device": device, "date": "2026-01-02T03:04:05"}
+    return {"environment": environment, "work": vars(Work()), "records": list(records)}
+
+
+BOTH = results(
+    record("peagle", PEAGLE, {1: 500.0, 64: 9000.0}, environment={"versions": {"peagle": "1"}}),
+    record("vllm", PEAGLE, {1: 400.0, 64: 6000.0}, environment={"versions": {"vllm": "2"}}),
+    record("vllm", PEAGLE, {64: 7500.0}, captured=896),
+    record("peagle", EAGLE3, {1: 300.0}),
+    record("vllm", EAGLE3, {}, concurrencies=[1], failure="exit status 1\nno memory"),
+)
+
+
+class TestMatches:
+    def test_names(self):
+        assert Match.parse("qwen3-8b:peagle") == PEAGLE
+        assert Match.parse("tiny:eagle3:5:2.5") == Match("tiny", "eagle3", 5, 2.5)
+        for wrong in ("qwen3-8b", "qwen3-8b:tree", "tiny:peagle:7", "tiny:peagle:x:y", "none:none"):
+            with pytest.raises(InputError):
+                Match.parse(wrong)
+
+    def test_vllm_runs_again_where_its_drafter_leaves_the_graphs(self):
+        """P-EAGLE's 2K rows a request pass 512 at 37 requests and K = 7."""
+        levels = (1, 36, 37, 64)
+        first = Trial("vllm", PEAGLE, levels)
+        assert trials("vllm", PEAGLE, levels) == [first, Trial("vllm", PEAGLE, (37, 64), 896)]
+        assert trials("vllm", EAGLE3, levels) == [Trial("vllm", EAGLE3, levels)]
+        assert trials("vllm", NONE, (1, 1024)) == [Trial("vllm", NONE, (1, 1024))]
+        assert trials("peagle", PEAGLE, levels) == [Trial("peagle", PEAGLE, levels)]
+
+    def test_sides_take_turns_to_begin(self):
+        order = [each.side for each in schedule([NONE, EAGLE3, NONE], (1,), ["peagle", "vllm"])]
+        assert order == ["peagle", "vllm", "vllm", "peagle", "peagle", "vllm"]
+        assert [each.side for each in schedule([NONE] * 2, (1,), ["vllm"])] == ["vllm"] * 2
+
+    def test_our_command(self):
+        flags = " ".join(bench_flags(Trial("peagle", PEAGLE, (1, 8)), Work(), "r.json"))
+        assert flags == (
+            "bench --shape qwen3-8b --random-weights --synthetic-acceptance 3.94 --methods peagle "
+            "--k 7 --concurrency 1,8 --prompt-tokens 256 --max-tokens 512 --dtype bfloat16 "
+            "--json r.json"
+        )
+        assert "--k" not in bench_flags(Trial("peagle", NONE, (1,)), Work(), "r.json")
+
+    def test_vllm_s_job_is_the_same_work(self):
+        job = peer_job(Trial("vllm", PEAGLE, (1, 128), 896), Work())
+        assert (job["layers"], job["captured"], job["max_model_len"]) == (4, 896, 4096)
+        assert (job["max_num_seqs"], job["rounds"], job["warm_up_tokens"]) == (128, 3, 16)
+        assert (job["prompt_tokens"], job["max_tokens"], job["k"]) == (256, 512, 7)
+
+    @pytest.mark.parametrize("name", ["tiny", "qwen3-8b", "qwen3-30b-a3b"])
+    def test_vllm_s_target_has_the_shape(self, name: str):
+        target = shape_of(name).target
+        read = decoder_config(target_json(target, "bfloat16"), "written")
+        assert replace(read, rope=target.rope) == target
+        assert read.rope.theta == target.rope.theta
+
+
+class TestRecords:
+    def test_the_faster_of_vllm_s_settings_counts(self):
+        first, second, third = cells(BOTH["records"])
+        assert (first.ours, first.theirs, first.captured, first.ratio) == (500, 400, None, 1.25)
+        assert (second.theirs, second.captured, second.ratio) == (7500.0, 896, 1.2)
+        assert (third.ours, third.theirs, third.ratio) == (300.0, None, None)
+
+    def test_table(self):
+        lines = table(BOTH).splitlines()
+        assert "SYNTHETIC" in lines[0]
+        assert lines[0].endswith("2026-01-02; peagle 1, vllm 2.")
+        name = "| qwen3-8b | P-EAGLE, K = 7, AL 3.94 |"
+        assert lines[4] == f"{name} 1 | 500 | 400 | **1.25** | its own choice |"
+        assert lines[5] == f"{name} 64 | 9,000 | 7,500 | **1.20** | to 896 rows |"
+        assert lines[6] == "| qwen3-8b | EAGLE-3, K = 3, AL 2.6 | 1 | 300 | - | - | - |"
+        assert lines[-3:-1] == ["exit status 1", "no memory"]
+        assert label(NONE) == "no speculation"
+
+    def test_later_pieces_replace_earlier_ones(self):
+        later = results(record("peagle", PEAGLE, {1: 600.0}), record("vllm", EAGLE3, {1: 200.0}))
+        found = cells(merge([BOTH, later])["records"])
+        assert [cell.ours for cell in found] == [600.0, 9000.0, 300.0]
+        assert found[2].ratio == 1.5
+
+    @pytest.mark.parametrize("change", [{"work": {}}, {"environment": {"device": "another"}}])
+    def test_pieces_of_different_work_do_not_merge(self, change: dict):
+        with pytest.raises(InputError, match="do not belong together"):
+            merge([BOTH, {**BOTH, **change}])
+
+
+class TestProcesses:
+    def test_a_hanging_one_is_ended_with_its_children(self, tmp_path: Path):
+        mark = tmp_path / "mark"
+        child = f"import time; time.sleep(2); open({str(mark)!r}, 'w')"
+        hang = (
+            "import subprocess, sys, time; print('begun', flush=True); "
+            f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+        )
+        failure = run_command([sys.executable, "-c", hang], os.environ, 1.0)
+        assert failure == "not done after 1 s\nbegun"
+        time.sleep(1.5)
+        assert not mark.exists()
+
+    def test_failures_say_why(self):
+        status = run_command([sys.executable, "-c", "print('oh'); exit(3)"], os.environ, 30)
+        assert status == "exit status 3\noh"
+        assert "cannot be started" in run_command(["no such program"], os.environ, 30)
+        assert run_command([sys.executable, "-c", ""], os.environ, 30) is None
+
+
+class TestCompare:
+    def test_both_sides_and_then_merged(self, tmp_path: Path):
+        out, vllm = tmp_path / "out", fake_vllm(tmp_path)
+        given = ["--matches", "tiny:peagle:2:1.5", "--vllm-python", vllm, "--out", out]
+        done = compare("run", *given, *TINY_RUN)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((out / "comparison.json").read_text())
+        assert [each["side"] for each in found["records"]] == ["peagle", "vllm"]
+        assert [each["failure"] for each in found["records"]] == [None] * 2
+        assert found["records"][1]["runs"][0]["rounds"] == [1.0, 2.0, 3.0]
+        assert found["records"][0]["runs"][0]["acceptance_length"] == 1.5
+        assert done.stdout.count("| tiny |") == 1
+        merged = compare("draw", out / "comparison.json", "--out", tmp_path / "all")
+        assert merged.stdout == done.stdout == (tmp_path / "all/comparison.md").read_text() + "\n"
+        assert (tmp_path / "all/comparison.png").read_bytes().startswith(b"\x89PNG")
+
+    @pytest.mark.parametrize(
+        ("then", "seconds", "failure"),
+        [
+            ("sys.exit('out of memory')", 60, "exit status 1\nout of memory"),
+            ("time.sleep(60)", 2, "not done after 2 s"),
+        ],
+    )
+    def test_a_peer_that_ends_badly_stops_nothing(
+        self, then: str, seconds: int, failure: str, tmp_path: Path
+    ):
+        how = ["--only", "vllm", "--timeout", seconds, "--vllm-python", fake_vllm(tmp_path, then)]
+        given = ["--matches", "tiny:none,tiny:eagle3", "--out", tmp_path]
+        done = compare("run", *given, *TINY_RUN, *how)
+        assert done.returncode == 0, done.stderr
+        records = json.loads((tmp_path / "comparison.json").read_text())["records"]
+        assert [(each["failure"], each["runs"]) for each in records] == [(failure, [])] * 2
+        assert done.stdout.count(f"```text\n{failure}\n```") == 2
+
+    def test_without_vllm_ours_runs_alone(self, tmp_path: Path):
+        given = ["--matches", "tiny:none", "--out", tmp_path, *TINY_RUN]
+        done = compare("run", *given, "--vllm-python", tmp_path / "nothing")
+        assert done.returncode == 0, done.stderr
+        assert "finds no vLLM: it is left out" in done.stderr
+        [only] = json.loads((tmp_path / "comparison.json").read_text())["records"]
+        assert (only["side"], only["failure"]) == ("peagle", None)
+
+    def test_an_unknown_shape_is_refused(self, tmp_path: Path):
+        done = compare("run", "--out", tmp_path, "--matches", "huge:none")
+        assert done.returncode == 1
+        assert done.stderr.startswith("compare.py: shape huge is not known")
+
+
+def test_work_as_peagle_bench_has_it():
+    """Numbers that `peagle bench` fixes by itself."""
+    from peagle.bench.synthetic import SyntheticWorkload
+
+    assert SyntheticWorkload("tiny", 1.0, 4, 4).rounds == Work().rounds
+    assert replace(Work(), max_tokens=1).prompt_tokens == 256
