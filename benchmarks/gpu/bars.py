@@ -23,6 +23,7 @@ def draw(cells: Sequence[Cell], caption: str, path: Path) -> None:
     """Output tokens per second of every cell; over each of our bars, how often vLLM's it is."""
     shapes = list(dict.fromkeys(cell.match.shape for cell in cells))
     levels = sorted({cell.concurrency for cell in cells})
+    groups = max(len({c.match for c in cells if c.match.shape == shape}) for shape in shapes)
     with matplotlib.rc_context({**STYLE, "axes.grid.axis": "y"}):
         size = (3.4 * len(levels) + 0.6, 2.7 * len(shapes) + 0.9)
         figure = Figure(figsize=size, layout="constrained")
@@ -30,7 +31,7 @@ def draw(cells: Sequence[Cell], caption: str, path: Path) -> None:
         for row, shape in zip(panels, shapes, strict=True):
             for axes, level in zip(row, levels, strict=True):
                 here = (shape, level)
-                _panel(axes, [c for c in cells if (c.match.shape, c.concurrency) == here])
+                _panel(axes, [c for c in cells if (c.match.shape, c.concurrency) == here], groups)
                 axes.set_title(f"{shape}, {level} request{'s' * (level > 1)} in flight")
             row[0].set_ylabel("output tokens/s")
         handles = [Patch(color=color, label=name) for name, color in SIDES.items()]
@@ -39,19 +40,22 @@ def draw(cells: Sequence[Cell], caption: str, path: Path) -> None:
         figure.savefig(path, format="png", dpi=150)
 
 
-def _panel(axes: Axes, cells: Sequence[Cell]) -> None:
+def _panel(axes: Axes, cells: Sequence[Cell], groups: int) -> None:
     for place, cell in enumerate(cells):
         sides = zip(SIDES.values(), (-0.5, 0.5), (cell.ours, cell.theirs), strict=True)
         for color, offset, speed in sides:
             axes.bar(place + offset * WIDTH, speed or 0, WIDTH * 0.94, color=color)
             if speed is None:
-                axes.annotate("none", (place + offset * WIDTH, 0), ha="center", va="bottom")
+                at = (place + offset * WIDTH, 0)
+                axes.annotate(" no figure", at, ha="center", va="bottom", rotation=90)
         if cell.ratio is not None and cell.ours is not None:
             over = (place - WIDTH / 2, cell.ours)
             text = f"{cell.ratio:.2f}x"
-            axes.annotate(text, over, (0, 2), textcoords="offset points", ha="center", weight=600)
+            axes.annotate(
+                text, over, (0, 2), textcoords="offset points", ha="center", weight="bold"
+            )
     axes.set_xticks(range(len(cells)), [_tick(cell) for cell in cells])
-    axes.set_xlim(-0.6, max(len(cells), 1) - 0.4)
+    axes.set_xlim(-0.6, groups - 0.4)
     fastest = max((speed or 0 for cell in cells for speed in (cell.ours, cell.theirs)), default=0)
     axes.set_ylim(0, HEADROOM * (fastest or 1))
     axes.yaxis.set_major_formatter("{x:,.0f}")

@@ -10,15 +10,15 @@ every process the directory holds the results so far: comparison.json, .md and .
 """
 
 import json
+import signal
 import sys
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import bars
 import card
 import typer
-from matches import DEFAULT, Match, Trial, Work, trials
+from matches import DEFAULT, Match, Side, Work, schedule
 from records import caption, cells, merge, read, table, write
 from sides import Vllm, attempt
 
@@ -26,7 +26,6 @@ from peagle.bench.report import machine
 from peagle.errors import InputError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-SIDES = ("peagle", "vllm")
 Out = Annotated[Path, typer.Option(help="Directory of the results.")]
 
 
@@ -37,22 +36,25 @@ def run(
     concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
     prompt_tokens: Annotated[int, typer.Option(help="Of each prompt.")] = Work.prompt_tokens,
     max_tokens: Annotated[int, typer.Option(help="Of each output.")] = Work.max_tokens,
+    dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = Work.dtype,
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
-    only: Annotated[str | None, typer.Option(help="peagle or vllm alone.")] = None,
-    first: Annotated[str, typer.Option(help="Which side begins.")] = "peagle",
-    timeout: Annotated[float, typer.Option(help="Seconds of each process.")] = 300,
+    only: Annotated[Side | None, typer.Option(help="One side alone.")] = None,
+    first: Annotated[Side, typer.Option(help="Which side begins.")] = "peagle",
+    timeout: Annotated[float, typer.Option(help="Seconds of each process.")] = 400,
 ) -> None:
-    """Run both sides on every match."""
+    """Run both sides on every match; ended early, it leaves no process behind."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     chosen = [Match.parse(text) for text in matches.split(",")]
     levels = tuple(int(level) for level in concurrency.split(","))
-    work, vllm = Work(prompt_tokens, max_tokens), Vllm(vllm_python, vllm_path)
+    vllm = Vllm(vllm_python, vllm_path)
+    work = Work(prompt_tokens, max_tokens, dtype=dtype)
     sides = _sides(only, first, vllm)
     seen = card.reading()
     environment = machine() | {"device": seen.get("name", "no GPU"), "card": seen}
     results: dict[str, Any] = {"environment": environment, "work": vars(work), "records": []}
     out.mkdir(parents=True, exist_ok=True)
-    for trial in _schedule(chosen, levels, sides):
+    for trial in schedule(chosen, levels, sides):
         record = attempt(trial, work, vllm, timeout)
         results["records"].append(record)
         print(_brief(record), file=sys.stderr, flush=True)
@@ -71,24 +73,13 @@ def draw(
     print(table(results))
 
 
-def _sides(only: str | None, first: str, vllm: Vllm) -> list[str]:
+def _sides(only: Side | None, first: Side, vllm: Vllm) -> list[Side]:
     """The sides that run, the one that begins in front."""
-    for name in (only or first, first):
-        if name not in SIDES:
-            raise InputError(f"{name} is no side; choose one of {', '.join(SIDES)}")
-    sides = [only] if only else sorted(SIDES, key=lambda side: side != first)
+    sides: list[Side] = [only] if only else sorted(get_args(Side), key=lambda side: side != first)
     if "vllm" in sides and not vllm.found():
         print(f"{vllm.python} finds no vLLM: it is left out", file=sys.stderr)
         sides.remove("vllm")
     return sides
-
-
-def _schedule(
-    matches: Sequence[Match], concurrencies: tuple[int, ...], sides: Sequence[str]
-) -> Iterator[Trial]:
-    for index, match in enumerate(matches):
-        for side in sides if index % 2 == 0 else sides[::-1]:
-            yield from trials(side, match, concurrencies)
 
 
 def _brief(record: dict[str, Any]) -> str:

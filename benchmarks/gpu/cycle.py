@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from kernels import Kernel, grouped
+from launches import Kernel, grouped
 from matches import METHODS
 from traffic import cycle_bytes
 
@@ -160,17 +160,21 @@ def profiled(engine: Engine, steps: int) -> list[Kernel]:
 def breakdown(cycle: Cycle, top: int) -> str:
     """Groups of kernels, the longest kernels, the bytes, and the share of the floor."""
     total = sum(kernel.microseconds for kernel in cycle.kernels)
-    lines = [f"{'':28}{'us a cycle':>12}{'share':>8}{'launches':>10}"]
-    for kernel in (*grouped(cycle.kernels), *cycle.kernels[:top]):
-        share = kernel.microseconds / total
-        name = kernel.name[:27]
-        lines.append(f"{name:28}{kernel.microseconds:12.1f}{share:8.1%}{kernel.launches:10.1f}")
-    lines += [f"{name:28}{count / 1e6:12.1f} MB" for name, count in cycle.bytes.items()]
-    lines.append(
-        f"floor {cycle.floor_us:.0f} us, wall {cycle.wall_us:.0f} us: {cycle.of_floor:.1%} of it; "
-        f"kernels together {total:.0f} us; {cycle.positions} cached tokens"
-    )
+    groups = grouped(cycle.kernels)
+    lines = [
+        f"{'':28}{'us a cycle':>12}{'share':>8}{'launches':>10}",
+        *(_line(group.name, group, total) for group in groups),
+        *(_line(f"  {kernel.name}", kernel, total) for kernel in cycle.kernels[:top]),
+        *(f"{name:28}{count / 1e6:12.1f} MB" for name, count in cycle.bytes.items()),
+        f"{cycle.floor_us:.0f} us to read them, of {cycle.wall_us:.0f} us a step: "
+        f"{cycle.of_floor:.1%} ({total:.0f} us of kernels, {cycle.positions} cached tokens)",
+    ]
     return "\n".join(lines)
+
+
+def _line(name: str, kernel: Kernel, total: float) -> str:
+    share = kernel.microseconds / total
+    return f"{name[:27]:28}{kernel.microseconds:12.1f}{share:8.1%}{kernel.launches:10.1f}"
 
 
 if __name__ == "__main__":

@@ -1,13 +1,15 @@
 """What both sides run: a shape, a method and its K and acceptance, and the work of each request."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from peagle.bench.load import WARM_UP_TOKENS
 from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS
 from peagle.errors import InputError
 
+Side = Literal["peagle", "vllm"]
 METHODS = {"none": (0, 1.0), "peagle": (7, 3.94), "eagle3": (3, 2.6)}
 """K and acceptance length where none are given."""
 DEFAULT = "qwen3-8b:none,qwen3-8b:peagle,qwen3-8b:eagle3,qwen3-30b-a3b:peagle"
@@ -61,15 +63,14 @@ class Work:
 class Trial:
     """One process of one side."""
 
-    side: str
-    """peagle or vllm."""
+    side: Side
     match: Match
     concurrencies: tuple[int, ...]
     captured: int | None = None
     """Rows up to which vLLM captures graphs; None is its own choice."""
 
 
-def trials(side: str, match: Match, concurrencies: tuple[int, ...]) -> list[Trial]:
+def trials(side: Side, match: Match, concurrencies: tuple[int, ...]) -> list[Trial]:
     """A side's processes: vLLM runs again with larger graphs where its own let the drafter go."""
     first = Trial(side, match, concurrencies)
     beyond = tuple(c for c in concurrencies if match.drafter_rows(c) > GRAPH_ROWS)
@@ -77,6 +78,15 @@ def trials(side: str, match: Match, concurrencies: tuple[int, ...]) -> list[Tria
         return [first]
     captured = -(-match.drafter_rows(max(beyond)) // 16) * 16
     return [first, Trial(side, match, beyond, captured)]
+
+
+def schedule(
+    matches: Sequence[Match], concurrencies: tuple[int, ...], sides: Sequence[Side]
+) -> Iterator[Trial]:
+    """Every process in its order: the side that begins changes from match to match."""
+    for index, match in enumerate(matches):
+        for side in sides if index % 2 == 0 else sides[::-1]:
+            yield from trials(side, match, concurrencies)
 
 
 def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:

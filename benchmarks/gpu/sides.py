@@ -20,6 +20,12 @@ import peagle
 
 PEER = Path(__file__).parent / "vllm_peer.py"
 LAST_LINES = 25
+SETTINGS = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, as ours is, which waits for no socket
+}
+"""vLLM's environment."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Vllm:
         ours = Path(peagle.__file__).parents[1]
         given = os.environ.get("PYTHONPATH")
         places = [str(place) for place in (self.path, ours, given) if place]
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+        return {**os.environ, **SETTINGS, "PYTHONPATH": os.pathsep.join(places)}
 
     def found(self) -> bool:
         """Whether that interpreter finds vLLM."""

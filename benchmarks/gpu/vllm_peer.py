@@ -5,7 +5,6 @@ result file is written after every number of requests, so a later failure leaves
 """
 
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -13,10 +12,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-# one process, as ours is: its engine then waits for no socket
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 
 import torch
 

@@ -137,6 +137,7 @@ def test_a_run_as_json_is_an_entry_of_the_result_file(workload):
         "e2e_ms",
         "output_tokens",
         "identical_to_none",
+        "rounds",
     ]
     assert list(entry["ttft_ms"]) == ["p50", "p95", "p99"]
 

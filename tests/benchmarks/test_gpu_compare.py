@@ -14,7 +14,7 @@ from peagle.bench.shapes import shape_of
 from peagle.errors import InputError
 from peagle.models.families import decoder_config
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
 
 from matches import Match, Trial, Work, bench_flags, peer_job, schedule, trials
 from records import cells, label, merge, table

@@ -36,11 +36,13 @@ class Run:
     """Token ids of each prompt's output."""
     identical_to_none: bool | None
     """Whether every output equals the one without speculation; None where that was not run."""
+    rounds: tuple[float, ...] = ()
+    """OTPS of every round, of which this run is the median."""
 
     def as_json(self) -> dict[str, Any]:
         """The run as an entry of the result file."""
-        identical = {"identical_to_none": self.identical_to_none}
-        return {**asdict(self.case), **asdict(self.measures), **identical}
+        others = {"identical_to_none": self.identical_to_none, "rounds": self.rounds}
+        return {**asdict(self.case), **asdict(self.measures), **others}
 
 
 class Work(Protocol):
@@ -185,7 +187,8 @@ def _run_method(
         drive(llm, prompts[: case.concurrency], warm_up, case.concurrency)
         params = workload.params(k, workload.max_tokens)
         runs = [_run_case(llm, case, prompts, params, on_finish) for _ in range(workload.rounds)]
-        yield sorted(runs, key=lambda run: run.measures.otps)[len(runs) // 2]
+        median = sorted(runs, key=lambda run: run.measures.otps)[len(runs) // 2]
+        yield replace(median, rounds=tuple(run.measures.otps for run in runs))
 
 
 def _run_case(

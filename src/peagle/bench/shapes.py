@@ -154,5 +154,5 @@ def _fill(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
             else:
                 value.fill_(1.0)
             setattr(owner, name, nn.Parameter(value, requires_grad=False))
-    module.to(device).eval()
+    module.to(device=device, dtype=dtype).eval()
     pack(module)

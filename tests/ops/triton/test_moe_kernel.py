@@ -136,7 +136,7 @@ def test_bfloat16_at_a_real_model_s_sizes(rows: int):
     gpu = torch.device("cuda")
     x = torch.randn(rows, 2048).to(gpu).bfloat16()
     weights = tuple(weight.to(gpu).bfloat16() for weight in made(128, 2048, 768))
-    assert_equal_to_the_reference(x, weights, 8, normalize=True, atol=0.02)
+    assert_equal_to_the_reference(x, weights, 8, normalize=True, atol=0.03)
 
 
 @on_a_gpu
