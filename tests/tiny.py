@@ -26,7 +26,7 @@ from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.drafters.eagle3 import SequentialDrafter
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.peagle import ParallelDrafter
-from peagle.engine import engine as engine_module
+from peagle.engine import runners
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import Request
@@ -191,7 +191,7 @@ def engine_config(**changes: Any) -> EngineConfig:
 
 def resident(wanted: bool) -> AbstractContextManager[Any]:
     """Engines made within run, on request, the cycle that a GPU captures, here uncaptured."""
-    return mock.patch.object(engine_module, "captures_cycles", return_value=wanted)
+    return mock.patch.object(runners, "captures_cycles", return_value=wanted)
 
 
 def engine(

@@ -163,7 +163,7 @@ def test_a_step_that_fails_ends_its_streams_and_nothing_else(
     async def everything() -> tuple[int, ...]:
         engine = AsyncLLM(lambda: llm)
         with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.runner, "run", fail)
+            patch.setattr(llm.engine.runners.plain, "run", fail)
             results = await asyncio.gather(
                 *(read(engine, text) for text in TEXTS), return_exceptions=True
             )
@@ -229,7 +229,7 @@ def test_keys_that_are_no_numbers_reach_no_other_request(targets, trained, expec
 
 def test_a_request_that_fails_without_a_token_is_delivered(llm: LLM):
     """Its logits are no numbers from the first row on."""
-    embedding = llm.engine.runner.target.embed.weight
+    embedding = llm.engine.runners.plain.target.embed.weight
     kept = embedding[5].clone()
     embedding[5] = float("nan")
     try:

@@ -4,20 +4,15 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from peagle.config import EngineConfig, SamplingParams
-from peagle.device import batched_tokens, kv_cache_memory
 from peagle.drafters.drafter import Drafter
 from peagle.engine.batch import Scheduled
 from peagle.engine.block_pool import BlockPool
+from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
-from peagle.engine.kv_cache import KVCache, kv_bytes_per_token
 from peagle.engine.request import Request, RequestOutput
-from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import SAMPLING_BYTES
-from peagle.engine.resident_runner import ResidentRunner, captures_cycles
-from peagle.engine.runner import CycleResult, Runner
+from peagle.engine.runner import CycleResult
+from peagle.engine.runners import Runners
 from peagle.engine.scheduler import Scheduler
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
@@ -25,8 +20,6 @@ from peagle.models.decoder import Decoder
 MAX_SEED = 2**63 - 1
 SMALLEST_CHUNK = 16
 """Prompt tokens for which a GPU must have memory."""
-SMALLEST_CONTEXT = 256
-"""Tokens that the KV cache must hold when no context length was asked for."""
 
 
 @dataclass(frozen=True)
@@ -63,37 +56,16 @@ class Engine:
         synthetic: float | None = None,
     ) -> None:
         assert (drafter is None) == (k == 0), "a drafter comes with its K"
-        if target.embed.weight.is_cuda:
-            torch.cuda.set_device(target.embed.weight.device)  # where Triton launches
         self.drafter, self.k, self.end_tokens = drafter, k, tuple(end_tokens)
-        device = target.embed.weight.device
-        batched = batched_tokens(config, device)
-        workspace = _workspace(target, drafter, batched, config.max_num_seqs * (k + 1))
-        memory = kv_cache_memory(config, device, workspace)
-        num_blocks = _num_blocks(target, drafter, config, memory)
-        self.max_length = _max_length(target, config, num_blocks, memory)
-        size = config.block_size
-        on_device = captures_cycles(target, drafter)
-        if synthetic is not None and not on_device and device.type == "cuda":
-            raise InputError("synthetic acceptance needs the GPU kernels, which this model has not")
-        on_device = on_device or synthetic is not None
-        rows = config.max_num_seqs + on_device
-        slots = num_blocks * size
-        table = RequestTable(rows, self.max_length, size, device, nowhere=slots)
-        self.pool = BlockPool(num_blocks)
-        caches = _caches(target, drafter, table, slots)
-        self._caches = [cache for cache in caches if cache is not None]
-        self.runner = Runner(target, drafter, table, caches)
-        self.resident: ResidentRunner | None = None
-        """Runs the requests whose tokens the device chooses by itself, where it can."""
-        if on_device:
-            self.resident = ResidentRunner(target, drafter, k, table, caches, synthetic)
-            self.resident.capture()
+        capacity = capacity_of(target, drafter, k, config)
+        self.max_length = capacity.max_length
+        self.pool = BlockPool(capacity.num_blocks)
+        self.runners = Runners(target, drafter, k, capacity, config.max_num_seqs, synthetic)
         self.scheduler = Scheduler(
             self.pool,
-            table,
-            self.max_length,
-            batched,
+            self.runners.table,
+            capacity.max_length,
+            capacity.batched_tokens,
             config.enable_prefix_caching,
         )
         self.vocab_size = target.config.vocab_size
@@ -136,7 +108,7 @@ class Engine:
         request = Request(request_id, list(prompt), params, seed & MAX_SEED, k, constraint)
         ends = () if params.ignore_eos else self.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))
-        request.on_device = self.resident is not None and params.logits_unchanged
+        request.on_device = self.runners.on_device(params)
         self._added += 1
         self._requests[request_id] = request
         self.scheduler.add(request)
@@ -150,26 +122,15 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """One cycle for as many requests as fit; what each of them got."""
-        outputs = [self._advance(*done) for done in self._run(self.scheduler.schedule())]
+        outputs = [self._advance(*done) for done in self.runners.run(self.scheduler.schedule())]
         return outputs + self._make_room()
-
-    def _run(self, work: list[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
-        """Start the work; what has come of it, or of earlier work."""
-        done: list[tuple[Scheduled, CycleResult]] = []
-        if self.resident is not None:
-            done += self.resident.run([item for item in work if item.request.on_device])
-            work = [item for item in work if not item.request.on_device]
-        if work:
-            done += zip(work, self.runner.run(work), strict=True)
-        return done
 
     def _make_room(self) -> list[RequestOutput]:
         """Take back prompt chunks for which a step had no memory, and make later ones smaller.
 
         Requests for which there is none however small the chunk end with an error.
         """
-        refused = self.resident.refused if self.resident is not None else []
-        refused = [item for item in refused if item.request.id in self._requests]
+        refused = [item for item in self.runners.refused if item.request.id in self._requests]
         if not refused:
             return []
         rows = sum(item.rows for item in refused)
@@ -206,18 +167,11 @@ class Engine:
             reason = "error" if request.constraint.failure else reason
         request.logprobs += result.logprobs[: len(new)]
         self.scheduler.remember(request)
-        if reason == "error":
-            self._clear(request)
+        if reason == "error":  # whatever made it fail must not reach the blocks' next owners
+            self.runners.clear(self.pool.disown(request.blocks))
         if reason is not None:
             self.abort(request.id, reason)
         return RequestOutput(request.id, tuple(new), min(result.accepted, len(new)), reason)
-
-    @torch.inference_mode()
-    def _clear(self, request: Request) -> None:
-        """Keep whatever made a request fail from those that get its blocks next."""
-        blocks = self.pool.disown(request.blocks)
-        for cache in self._caches:
-            cache.clear(blocks)
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise `InputError` for what cannot be run as asked; callable from any thread."""
@@ -249,49 +203,3 @@ def _until_end(
         if token in request.stop_ids and enough:
             return tokens[: index + 1], "stop"
     return tokens[:allowed], "length" if len(tokens) >= allowed else None
-
-
-def _caches(
-    target: Decoder, drafter: Drafter | None, table: RequestTable, slots: int
-) -> tuple[KVCache, KVCache | None]:
-    dtype = target.embed.weight.dtype
-    of_target = KVCache(target.config, table, slots, dtype)
-    if drafter is None:
-        return of_target, None
-    return of_target, KVCache(drafter.model.config.transformer, table, slots, dtype)
-
-
-def _workspace(target: Decoder, drafter: Drafter | None, rows: int, sampled: int) -> int:
-    """Bytes of a step's largest tensors: a layer's products, drafter features, and logits."""
-    config = target.config
-    inner = max(config.intermediate_size, config.moe_intermediate_size * config.num_experts_per_tok)
-    features = 0 if drafter is None else drafter.model.config.feature_size
-    width = 3 * inner + 8 * config.hidden_size + 2 * features
-    numbers = rows * width + 2 * sampled * config.vocab_size
-    return numbers * target.embed.weight.dtype.itemsize + SAMPLING_BYTES
-
-
-def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:
-    dtype = target.embed.weight.dtype
-    shapes = [target.config] + ([drafter.model.config.transformer] if drafter else [])
-    per_token = sum(kv_bytes_per_token(shape, dtype) for shape in shapes)
-    affordable = memory // (per_token * config.block_size)
-    longest = config.max_model_len or target.rotations.shape[0]
-    return min(affordable, config.max_num_seqs * -(-longest // config.block_size))
-
-
-def _max_length(target: Decoder, config: EngineConfig, num_blocks: int, memory: int) -> int:
-    held = num_blocks * config.block_size
-    limit = target.rotations.shape[0]
-    wanted = config.max_model_len or min(limit, max(held, SMALLEST_CONTEXT))
-    if wanted > target.config.max_position_embeddings:
-        raise InputError(
-            f"max_model_len {wanted} is above the target's {target.config.max_position_embeddings}"
-        )
-    if wanted > held:
-        needed = -(-wanted // config.block_size) * (memory / max(num_blocks, 1))
-        raise InputError(
-            f"the KV cache holds {held} tokens, one sequence needs {wanted} "
-            f"(about {needed / 2**20:.0f} MiB); raise kv_cache_memory or lower max_model_len"
-        )
-    return wanted

@@ -1,0 +1,78 @@
+"""How much an engine holds: its memory, divided once at the start."""
+
+from dataclasses import dataclass
+
+from peagle.config import EngineConfig
+from peagle.device import batched_tokens, kv_cache_memory
+from peagle.drafters.drafter import Drafter
+from peagle.engine.kv_cache import kv_bytes_per_token
+from peagle.engine.resident_cycle import SAMPLING_BYTES
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder
+
+SMALLEST_CONTEXT = 256
+"""Tokens that the KV cache must hold when no context length was asked for."""
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """Sizes that follow from the models, the configuration and the memory there is."""
+
+    num_blocks: int
+    block_size: int
+    max_length: int
+    """Longest prompt + output in tokens."""
+    batched_tokens: int
+    """Most target rows in one step."""
+
+    @property
+    def slots(self) -> int:
+        """Positions that the KV cache holds."""
+        return self.num_blocks * self.block_size
+
+
+def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig) -> Capacity:
+    """Raises `InputError` when the memory holds no single sequence."""
+    device = target.embed.weight.device
+    rows = batched_tokens(config, device)
+    workspace = _workspace(target, drafter, rows, config.max_num_seqs * (k + 1))
+    memory = kv_cache_memory(config, device, workspace)
+    num_blocks = _num_blocks(target, drafter, config, memory)
+    max_length = _max_length(target, config, num_blocks, memory)
+    return Capacity(num_blocks, config.block_size, max_length, rows)
+
+
+def _workspace(target: Decoder, drafter: Drafter | None, rows: int, sampled: int) -> int:
+    """Bytes of a step's largest tensors: a layer's products, drafter features, and logits."""
+    config = target.config
+    inner = max(config.intermediate_size, config.moe_intermediate_size * config.num_experts_per_tok)
+    features = 0 if drafter is None else drafter.model.config.feature_size
+    width = 3 * inner + 8 * config.hidden_size + 2 * features
+    numbers = rows * width + 2 * sampled * config.vocab_size
+    return numbers * target.embed.weight.dtype.itemsize + SAMPLING_BYTES
+
+
+def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:
+    dtype = target.embed.weight.dtype
+    shapes = [target.config] + ([drafter.model.config.transformer] if drafter else [])
+    per_token = sum(kv_bytes_per_token(shape, dtype) for shape in shapes)
+    affordable = memory // (per_token * config.block_size)
+    longest = config.max_model_len or target.rotations.shape[0]
+    return min(affordable, config.max_num_seqs * -(-longest // config.block_size))
+
+
+def _max_length(target: Decoder, config: EngineConfig, num_blocks: int, memory: int) -> int:
+    held = num_blocks * config.block_size
+    limit = target.rotations.shape[0]
+    wanted = config.max_model_len or min(limit, max(held, SMALLEST_CONTEXT))
+    if wanted > target.config.max_position_embeddings:
+        raise InputError(
+            f"max_model_len {wanted} is above the target's {target.config.max_position_embeddings}"
+        )
+    if wanted > held:
+        needed = -(-wanted // config.block_size) * (memory / max(num_blocks, 1))
+        raise InputError(
+            f"the KV cache holds {held} tokens, one sequence needs {wanted} "
+            f"(about {needed / 2**20:.0f} MiB); raise kv_cache_memory or lower max_model_len"
+        )
+    return wanted

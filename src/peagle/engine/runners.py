@@ -1,0 +1,90 @@
+"""The device's owner: KV caches and request table, and who runs which requests over them."""
+
+from collections.abc import Sequence
+
+import torch
+
+from peagle.config import SamplingParams
+from peagle.drafters.drafter import Drafter
+from peagle.engine.batch import Scheduled
+from peagle.engine.capacity import Capacity
+from peagle.engine.kv_cache import KVCache
+from peagle.engine.request_table import RequestTable
+from peagle.engine.resident_runner import ResidentRunner, captures_cycles
+from peagle.engine.runner import CycleResult, Runner
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder
+
+
+class Runners:
+    """The plain runner, and where the device can run cycles by itself, the one that lets it.
+
+    Raises `InputError` for synthetic acceptance on a GPU whose kernels do not cover the model.
+    """
+
+    def __init__(
+        self,
+        target: Decoder,
+        drafter: Drafter | None,
+        k: int,
+        capacity: Capacity,
+        max_num_seqs: int,
+        synthetic: float | None = None,
+    ) -> None:
+        weight = target.embed.weight
+        if weight.is_cuda:
+            torch.cuda.set_device(weight.device)  # where Triton launches
+        by_itself = _by_itself(target, drafter, synthetic)
+        rows = max_num_seqs + by_itself
+        self.table = RequestTable(
+            rows, capacity.max_length, capacity.block_size, weight.device, nowhere=capacity.slots
+        )
+        caches = _caches(target, drafter, self.table, capacity.slots)
+        self._caches = [cache for cache in caches if cache is not None]
+        self.plain = Runner(target, drafter, self.table, caches)
+        self.resident: ResidentRunner | None = None
+        if by_itself:
+            self.resident = ResidentRunner(target, drafter, k, self.table, caches, synthetic)
+            self.resident.capture()
+
+    def on_device(self, params: SamplingParams) -> bool:
+        """Whether the device chooses the tokens of such a request by itself."""
+        return self.resident is not None and params.logits_unchanged
+
+    def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
+        """Start the work; what has come of it, or of earlier work."""
+        done: list[tuple[Scheduled, CycleResult]] = []
+        if self.resident is not None:
+            done += self.resident.run([item for item in work if item.request.on_device])
+            work = [item for item in work if not item.request.on_device]
+        if work:
+            done += zip(work, self.plain.run(work), strict=True)
+        return done
+
+    @property
+    def refused(self) -> list[Scheduled]:
+        """Prompt chunks of the last step for which the device had no memory."""
+        return self.resident.refused if self.resident is not None else []
+
+    @torch.inference_mode()
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Make blocks zero in every cache."""
+        for cache in self._caches:
+            cache.clear(blocks)
+
+
+def _by_itself(target: Decoder, drafter: Drafter | None, synthetic: float | None) -> bool:
+    captures = captures_cycles(target, drafter)
+    if synthetic is not None and not captures and target.embed.weight.is_cuda:
+        raise InputError("synthetic acceptance needs the GPU kernels, which this model has not")
+    return captures or synthetic is not None
+
+
+def _caches(
+    target: Decoder, drafter: Drafter | None, table: RequestTable, slots: int
+) -> tuple[KVCache, KVCache | None]:
+    dtype = target.embed.weight.dtype
+    of_target = KVCache(target.config, table, slots, dtype)
+    if drafter is None:
+        return of_target, None
+    return of_target, KVCache(drafter.model.config.transformer, table, slots, dtype)
