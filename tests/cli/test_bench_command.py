@@ -14,6 +14,7 @@ RUN_KEYS = {
     "e2e_ms",
     "output_tokens",
     "identical_to_none",
+    "rounds",
 }
 
 
