@@ -1,8 +1,8 @@
 """Drafting from state that stays on the device: the same drafters, for a captured cycle."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,42 +22,40 @@ OpenPass = Callable[[PassRows], AttendProduct]
 """The drafter's KV cache: the attention of one pass over some rows."""
 
 
-class ResidentDrafter(Protocol):
+class ResidentDrafter(ABC):
     """Proposes K tokens for each of some rows of the request table."""
-
-    model: DraftModel
-    layers: FusedLayers
-
-    def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
-        """Drafts as target ids: [requests, K]."""
-        ...
-
-
-class ResidentParallel:
-    """P-EAGLE: pending rows and mask slots in one pass."""
 
     def __init__(self, model: DraftModel, k: int) -> None:
         self.model, self.k = model, k
         self.layers = fused_drafter(model)
         self._norms = first_norms(model)
+
+    @abstractmethod
+    def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
+        """Drafts as target ids: [requests, K]."""
+
+    def _pass(self, inputs: DraftInputs, open_pass: OpenPass) -> tuple[Tensor, Normed]:
+        """The residual stream [reads, hidden_size] at the rows drafts are read at, and its norm."""
+        first = Normed(inputs.x, None, self._norms.eps)
+        attend = open_pass(inputs.rows)
+        return self.layers(inputs.stream, first, attend, reads=inputs.reads.flatten())
+
+
+class ResidentParallel(ResidentDrafter):
+    """P-EAGLE: pending rows and mask slots in one pass."""
 
     def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
         inputs = draft_inputs(state, requests, self.k - 1, self._norms)
-        _, hidden = _pass(self, inputs, open_pass)
+        _, hidden = self._pass(inputs, open_pass)
         return best(self.model, hidden).view(len(requests), self.k)
 
 
-class ResidentSequential:
+class ResidentSequential(ResidentDrafter):
     """EAGLE-3: one pass over the pending rows, then K - 1 of one row a request."""
-
-    def __init__(self, model: DraftModel, k: int) -> None:
-        self.model, self.k = model, k
-        self.layers = fused_drafter(model)
-        self._norms = first_norms(model)
 
     def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
         inputs = draft_inputs(state, requests, 0, self._norms)
-        stream, hidden = _pass(self, inputs, open_pass)
+        stream, hidden = self._pass(inputs, open_pass)
         columns = [best(self.model, hidden)]
         one_each = torch.arange(len(requests), device=requests.device)
         # later passes work on a table of the batch's own, with a row for each request
@@ -76,7 +74,7 @@ class ResidentSequential:
                 features=self.model.feedback(stream)[:, None],
             )
             inputs = draft_inputs(state_of_step, one_each, 0, self._norms)
-            stream, hidden = _pass(self, inputs, open_pass)
+            stream, hidden = self._pass(inputs, open_pass)
             columns.append(best(self.model, hidden))
         return torch.stack(columns, dim=1)
 
@@ -127,13 +125,3 @@ def best(model: DraftModel, hidden: Normed) -> Tensor:
     """The drafter's most likely tokens as target ids, from its final norm's output."""
     logits = residual.linear(hidden, model.head)
     return argmax(logits, model.d2t)
-
-
-def _pass(
-    drafter: ResidentParallel | ResidentSequential, inputs: DraftInputs, open_pass: OpenPass
-) -> tuple[Tensor, Normed]:
-    """The residual stream [reads, hidden_size] at the rows drafts are read at, and its norm."""
-    eps = drafter.model.config.transformer.rms_norm_eps
-    attend = open_pass(inputs.rows)
-    first = Normed(inputs.x, None, eps)
-    return drafter.layers(inputs.stream, first, attend, reads=inputs.reads.flatten())

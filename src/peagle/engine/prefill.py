@@ -44,7 +44,7 @@ class Prefill:
             [t for item in chunks for t in item.request.tokens[item.start : item.stop]], device
         )
         x = target.embed(tokens)
-        taps = self._taps(len(tokens))
+        taps = self._cycle.taps(len(tokens))
         first = residual.normed(x, self._cycle.layers.layers[0].input_norm)
         attend = self._attend(self._cycle.target_cache, spans)
         stream, _ = self._cycle.layers(x, first, attend, taps)
@@ -76,14 +76,6 @@ class Prefill:
             stream, x = known_inputs(drafter.model, tokens, features.index_select(0, index))
             drafter.layers.write_keys(stream, x, self._attend(cache, spans))
         return features.index_select(0, ends)
-
-    def _taps(self, rows: int) -> Taps | None:
-        drafter = self._cycle.drafter
-        if drafter is None:
-            return None
-        config = drafter.model.config
-        into = self._cycle.target.embed.weight.new_empty(rows, config.feature_size)
-        return Taps(config.taps, into)
 
     def _attend(self, cache: Tensor, spans: Sequence[tuple[int, int, int]]) -> AttendProduct:
         device = cache.device

@@ -75,7 +75,7 @@ class ResidentCycle:
         norm = self.layers.layers[0].input_norm
         embedding = self.target.embed.weight
         rows, x, scaled = verify_inputs(state, requests, drafts, embedding, norm.weight, norm.eps)
-        taps = self._taps(len(x))
+        taps = self.taps(len(x))
         first = residual.Normed(scaled, None, norm.eps)
         _, last = self.layers(x, first, self.open_target(rows), taps)
         logits = residual.linear(last, self.target.head)
@@ -93,7 +93,8 @@ class ResidentCycle:
         assert cache is not None
         return lambda layer, qkv, heads: _attend(qkv, heads, cache[layer], rows)
 
-    def _taps(self, rows: int) -> Taps | None:
+    def taps(self, rows: int) -> Taps | None:
+        """Room for the streams that the drafter reads of a pass; None without a drafter."""
         if self.drafter is None:
             return None
         config = self.drafter.model.config

@@ -3,23 +3,14 @@
 `store` and `attend` follow one another: all keys are in the cache before a row looks at any.
 """
 
-import functools
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from peagle.ops.norm import rms_norm
 from peagle.ops.rope import apply_rope, rotation_at
-from peagle.ops.triton import serve
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from peagle.ops.triton import cached_attention
-
-    return cached_attention
+from peagle.ops.triton import kernels, serve
 
 
 @dataclass(frozen=True)
@@ -74,7 +65,7 @@ def store(
     and values, each [rows, heads, size].
     """
     if serve(qkv):
-        stored: tuple[Tensor, Tensor, Tensor] = _kernels().store(
+        stored: tuple[Tensor, Tensor, Tensor] = kernels("cached_attention").store(
             qkv, heads, cache, positions, writes
         )
         return stored
@@ -91,7 +82,7 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
     to no request or have no slot hold anything.
     """
     if serve(query):
-        attended: Tensor = _kernels().attend(query, heads, cache, rows)
+        attended: Tensor = kernels("cached_attention").attend(query, heads, cache, rows)
         return attended
     out = query.new_zeros(len(query), heads.query * heads.size)
     columns = (rows.requests, rows.starts, rows.firsts, rows.counts)

@@ -1,19 +1,9 @@
 """The most likely token of each row."""
 
-import functools
-from types import ModuleType
-
 import torch
 from torch import Tensor
 
-from peagle.ops.triton import serve
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from peagle.ops.triton import choice
-
-    return choice
+from peagle.ops.triton import kernels, serve
 
 
 def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
@@ -23,7 +13,7 @@ def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
     added to the index, and a row that is no numbers counts as the vocabulary's first token.
     """
     if serve(logits):
-        found: Tensor = _kernels().argmax(logits, offsets)
+        found: Tensor = kernels("choice").argmax(logits, offsets)
         return found
     best = logits.argmax(dim=-1)  # a NaN counts as the largest
     best = torch.where(logits.gather(-1, best[:, None])[:, 0].isnan(), -1, best)

@@ -1,14 +1,13 @@
 """A mixture of experts: every row goes through the few MLPs that its router gives most weight."""
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peagle.ops.packing import Part
-from peagle.ops.triton import serve
+from peagle.ops.triton import kernels, serve
 
 Mixture = Callable[[Tensor, Tensor, Tensor, Tensor, int, bool], Tensor]
 """What `moe` is, in torch or in Triton."""
@@ -58,13 +57,5 @@ class Experts(Part):
         self.top_k, self.normalize = top_k, normalize
 
     def forward(self, x: Tensor) -> Tensor:
-        mixture = _kernels() if serve(x) else moe
+        mixture: Mixture = kernels("moe").moe if serve(x) else moe
         return mixture(x, self.router, self.gate_up, self.down, self.top_k, self.normalize)
-
-
-@cache
-def _kernels() -> Mixture:
-    """The kernels, imported where a GPU asks for them."""
-    from peagle.ops.triton.moe import moe as kernels
-
-    return kernels

@@ -4,23 +4,14 @@ The rows of the request table that a batch names may repeat: a batch is filled u
 belongs to no request and has no cache slots (`limits` 0). Its state means nothing and stays small.
 """
 
-import functools
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.norm import rms_norm
-from peagle.ops.triton import serve
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    from peagle.ops.triton import resident
-
-    return resident
+from peagle.ops.triton import kernels, serve
 
 
 @dataclass(frozen=True)
@@ -83,7 +74,7 @@ def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorm
     anything may stand. requests: [requests] table rows.
     """
     if serve(state.computed):
-        inputs: DraftInputs = _kernels().draft_inputs(state, requests, masks, norms)
+        inputs: DraftInputs = kernels("resident").draft_inputs(state, requests, masks, norms)
         return inputs
     width = state.emitted.shape[1]
     most = (width + masks) * len(requests)
@@ -116,7 +107,7 @@ def verify_inputs(
     Returns the rows, their embeddings [requests * (K + 1), hidden_size], and those normed.
     """
     if serve(state.computed):
-        found: tuple[PassRows, Tensor, Tensor] = _kernels().verify_inputs(
+        found: tuple[PassRows, Tensor, Tensor] = kernels("resident").verify_inputs(
             state, requests, drafts, embedding, weight, eps
         )
         return found
@@ -162,7 +153,7 @@ def settle(
     target says, which measures time and nothing else.
     """
     if serve(state.computed):
-        _kernels().settle(state, requests, drafts, chosen, features, synthetic)
+        kernels("resident").settle(state, requests, drafts, chosen, features, synthetic)
         return
     for index, row in enumerate(requests.tolist()):
         proposed, taken = drafts[index], chosen[index]

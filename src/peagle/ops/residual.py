@@ -5,9 +5,7 @@ factor that is missing from the second, one over its root mean square, is a numb
 applied to the product that follows: with few rows no pass over the stream is left.
 """
 
-import functools
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -15,15 +13,7 @@ from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm, rms_norm
-from peagle.ops.triton import serve
-
-
-@functools.cache
-def _kernels() -> ModuleType:
-    """The kernels' module, imported where a GPU asks for it."""
-    from peagle.ops.triton import residual
-
-    return residual
+from peagle.ops.triton import kernels, serve
 
 
 @dataclass(frozen=True)
@@ -47,23 +37,23 @@ class Normed:
 def normed(x: Tensor, norm: RMSNorm) -> Normed:
     """`norm` of a stream. x: [rows, width]."""
     if serve(x):
-        return Normed(_kernels().rms_norm(x, norm.weight, norm.eps), None, norm.eps)
+        return Normed(kernels("residual").rms_norm(x, norm.weight, norm.eps), None, norm.eps)
     return Normed(rms_norm(x, norm.weight, norm.eps), None, norm.eps)
 
 
 def linear(x: Normed, layer: Linear) -> Tensor:
     """`x @ weight.T + bias`: [rows, out_features]."""
-    if serve(x.x) and _kernels().few(x.x):
-        return _kernels().linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
+    if serve(x.x) and kernels("residual").few(x.x):
+        return kernels("residual").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
     return _product(x, layer)
 
 
 def gated(x: Normed, gate_up: Linear) -> Tensor:
     """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2]."""
     if serve(x.x) and gate_up.bias is None:
-        if _kernels().few(x.x):
-            return _kernels().gated(x.x, x.squares, x.eps, gate_up.weight)
-        return _kernels().silu_mul(_product(x, gate_up))
+        if kernels("residual").few(x.x):
+            return kernels("residual").gated(x.x, x.squares, x.eps, gate_up.weight)
+        return kernels("residual").silu_mul(_product(x, gate_up))
     gate, up = _product(x, gate_up).chunk(2, dim=-1)
     return F.silu(gate) * up
 
@@ -77,11 +67,12 @@ def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor
 
 
 def _add_fast(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
-    if _kernels().few(x):
-        total, scaled, squares = _kernels().add(x, layer.weight, layer.bias, stream, norm.weight)
+    fast = kernels("residual")
+    if fast.few(x):
+        total, scaled, squares = fast.add(x, layer.weight, layer.bias, stream, norm.weight)
         return total, Normed(scaled, squares, norm.eps)
     product = F.linear(x, layer.weight, layer.bias)
-    total, scaled = _kernels().add_rms_norm(stream, product, norm.weight, norm.eps)
+    total, scaled = fast.add_rms_norm(stream, product, norm.weight, norm.eps)
     return total, Normed(scaled, None, norm.eps)
 
 
