@@ -60,6 +60,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
         "qwen3": tiny.save_target(root / "qwen3"),
         "qwen3_moe": tiny.save_target(root / "qwen3_moe", "qwen3_moe"),
         "llama": tiny.save_target(root / "llama", "llama"),
+        "gpt_oss": tiny.save_target(root / "gpt_oss", "gpt_oss"),
         "easy": tiny.save_target(root / "easy", layer_std=0.03),
     }
     return {

@@ -1,5 +1,6 @@
 """Tiny random models for tests: targets by transformers, drafters by us; and ways to run them."""
 
+import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -8,10 +9,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     Qwen3Config,
@@ -33,6 +37,7 @@ from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import load_decoder
+from peagle.ops.cached_attention import Focus, attend_plainly
 from peagle.ops.rope import RopeConfig
 
 VOCAB = 96
@@ -54,10 +59,32 @@ EXPERTS = {
     "moe_intermediate_size": 40,
     "norm_topk_prob": True,
 }
+GPT_OSS = {
+    "intermediate_size": 96,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "sliding_window": 7,
+    "swiglu_limit": 2.0,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 4.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 64,
+    },
+}
+"""A window that prompts outgrow, and a limit that activations reach."""
 KINDS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, SIZES),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {**SIZES, **EXPERTS}),
     "llama": (LlamaConfig, LlamaForCausalLM, SIZES),
+    "gpt_oss": (
+        GptOssConfig,
+        GptOssForCausalLM,
+        {**SIZES, **GPT_OSS},
+    ),
 }
 TAPS = (1, 2, 3)
 MASK = VOCAB - 1
@@ -84,6 +111,25 @@ def save_target(
         else:
             torch.nn.init.uniform_(parameter, 0.7, 1.3)
     model.float().save_pretrained(directory)
+    return directory
+
+
+def pack_experts(directory: Path) -> Path:
+    """Put other experts in place of a GPT-OSS target's, in MXFP4 as published directories have."""
+    tensors = load_file(directory / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_proj") and "experts" in name]:
+        experts, inputs, outputs = tensors.pop(name).shape
+        groups = (experts, outputs, inputs // 32)
+        tensors[f"{name}_blocks"] = torch.randint(0, 256, (*groups, 16), dtype=torch.uint8)
+        tensors[f"{name}_scales"] = torch.randint(120, 125, groups, dtype=torch.uint8)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    config = json.loads((directory / "config.json").read_text())
+    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"]
+    config["quantization_config"] = {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [*kept, "lm_head"],
+    }
+    (directory / "config.json").write_text(json.dumps(config))
     return directory
 
 
@@ -151,8 +197,13 @@ def load_peer(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
 
 
-def causal(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def causal(
+    layer: int, query: Tensor, key: Tensor, value: Tensor, focus: Focus | None = None
+) -> Tensor:
     """Attention of one whole sequence without a cache."""
+    if focus is not None:
+        positions = torch.arange(len(query))
+        return attend_plainly(query, key, value, positions, focus).view(query.shape)
     parts = (part.transpose(0, 1)[None] for part in (query, key, value))
     attended = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
     return attended[0].transpose(0, 1)

@@ -92,7 +92,8 @@ def test_generate(refused, pair, bad, options, complaint):
         ("empty", "no config.json"),
         (
             "other_architecture",
-            "peagle runs LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM; vLLM serves",
+            "peagle runs GptOssForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM, "
+            "Qwen3MoeForCausalLM; vLLM serves",
         ),
         ("truncated", "damaged or cut short"),
         ("pickled", "pickle files are never loaded"),

@@ -1,11 +1,15 @@
+from dataclasses import replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.drafters.drafter import Span
+from peagle.engine.batch import tile_rows
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import DecoderConfig
+from peagle.ops.cached_attention import Focus
 
 LAYERS, HEADS, KV_HEADS, SIZE, BLOCK = 2, 4, 2, 8, 4
 SHAPE = DecoderConfig(
@@ -19,13 +23,16 @@ SHAPE = DecoderConfig(
 )
 
 
-def attended(blocks: list[int], counts: list[int]) -> list[torch.Tensor]:
+def attended(
+    blocks: list[int], counts: list[int], shape: DecoderConfig = SHAPE
+) -> list[torch.Tensor]:
     """Every pass and layer over one request whose keys lie in these blocks. [rows, ...] each."""
+    focus = (Focus(HEADS, KV_HEADS, SIZE),) if shape.focused else ()
     table = RequestTable(1, 12, BLOCK, torch.device("cpu"))
     row, start, results = table.admit(), 0, []
     table.append(row, 0, blocks)
     table.flush()
-    cache = KVCache(SHAPE, table, 12 * BLOCK, torch.float32)
+    cache = KVCache(shape, table, 12 * BLOCK, torch.float32)
     generator = torch.Generator().manual_seed(0)
     for count in counts:
         positions, attend = cache.open([Span(row, start, count)])
@@ -33,7 +40,7 @@ def attended(blocks: list[int], counts: list[int]) -> list[torch.Tensor]:
         for layer in range(LAYERS):
             query = torch.randn(count, HEADS, SIZE, generator=generator)
             key, value = torch.randn(2, count, KV_HEADS, SIZE, generator=generator)
-            results.append(attend(layer, query, key, value))
+            results.append(attend(layer, query, key, value, *focus))
         start += max(count - 1, 1)  # the last row is rolled back and written again
     return results
 
@@ -43,3 +50,28 @@ def test_blocks_in_a_row_give_what_scattered_blocks_give(counts: list[int]):
     together, apart = attended([5, 6, 7], counts), attended([9, 2, 7], counts)
     for one, other in zip(together, apart, strict=True):
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-6)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_attention_that_knows_windows_and_sinks_is_the_same_without_any(counts: list[int]):
+    focused = replace(SHAPE, layer_types=("full_attention",) * LAYERS)
+    plain, other = attended([9, 2, 7], counts), attended([9, 2, 7], counts, focused)
+    for one, two in zip(plain, other, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
+
+
+def test_long_spans_are_cut_into_tiles():
+    table = RequestTable(2, 80, BLOCK, torch.device("cpu"))
+    for row, first in ((table.admit(), 0), (table.admit(), 20)):
+        table.append(row, 0, list(range(first, first + 20)))
+    table.flush()
+    rows = tile_rows(table, [Span(1, 3, 37), Span(0, 50, 2)])
+    assert rows.requests.tolist() == [1, 1, 1, 0]
+    assert rows.starts.tolist() == [3, 19, 35, 50]
+    assert rows.firsts.tolist() == [0, 16, 32, 37]
+    assert rows.counts.tolist() == [16, 16, 5, 2]
+    assert rows.positions.tolist() == [*range(3, 40), 50, 51]
+    assert rows.writes.tolist() == [*range(83, 120), 50, 51]
+    assert rows.most == 16
+    columns = (rows.requests, rows.starts, rows.firsts, rows.counts)
+    assert all(column.is_contiguous() for column in columns), "kernels read them one by one"

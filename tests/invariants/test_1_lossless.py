@@ -17,6 +17,7 @@ from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.request import Status
 
 LONGEST, NEW = 96, 16
+FAMILIES = ["qwen3", "qwen3_moe", "llama", "gpt_oss", "easy"]
 SHARED = [[(11 * i + 3 * stream + i * i) % tiny.MASK for i in range(70)] for stream in range(2)]
 Prompt = tuple[int, ...]
 
@@ -57,7 +58,7 @@ def cases(draw: st.DrawFn) -> Case:
     batch = draw(st.lists(prompts, min_size=1, max_size=5))
     own = st.none() | st.integers(0, k)
     return Case(
-        family=draw(st.sampled_from(["qwen3", "qwen3_moe", "llama", "easy"])),
+        family=draw(st.sampled_from(FAMILIES)),
         parallel=draw(st.booleans()),
         layers=draw(st.integers(1, 2)),
         qk_norm=draw(st.booleans()),
@@ -150,7 +151,7 @@ def test_speculation_changes_no_token(targets, trained, drafter_of, plain, case:
         assert tiny.outputs(tiny.run(engine, case.prompts, params)) == expected
 
 
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "easy"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_equals_transformers_generate(targets, plain, family: str):
     for length in (1, 2, 17, 64):
         prompt = tuple(SHARED[1][:length])

@@ -9,6 +9,8 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
@@ -75,7 +77,23 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             "moe_intermediate_size": draw(st.sampled_from([8, 40])),
             "norm_topk_prob": draw(st.booleans()),
         }
+    if family == "gpt_oss":
+        changes |= draw(gpt_oss_changes(changes["num_hidden_layers"]))
     return changes
+
+
+@st.composite
+def gpt_oss_changes(draw: st.DrawFn, layers: int) -> dict[str, Any]:
+    """Windows shorter and longer than the tokens, and limits that some activations reach."""
+    experts = draw(st.integers(1, 9))
+    kinds = st.sampled_from(["sliding_attention", "full_attention"])
+    return {
+        "num_local_experts": experts,
+        "num_experts_per_tok": draw(st.integers(1, experts)),
+        "sliding_window": draw(st.sampled_from([1, 2, 19, 200])),
+        "layer_types": draw(st.lists(kinds, min_size=layers, max_size=layers)),
+        "swiglu_limit": draw(st.sampled_from([0.5, 7.0])),
+    }
 
 
 @settings(max_examples=100)
@@ -84,7 +102,7 @@ def test_random_configurations(tmp_path_factory: pytest.TempPathFactory, changes
     assert_parity(tiny.save_target(tmp_path_factory.mktemp("target"), **changes))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss"])
 @pytest.mark.parametrize("name", ROPES)
 def test_every_rope_of_every_family(tmp_path: Path, family: str, name: str):
     rope = {**ROPES[name], "rope_theta": 10000.0}
@@ -128,6 +146,22 @@ def test_bfloat16_weights(tmp_path: Path, dtype: torch.dtype):
     tiny.save_target(tmp_path / "whole")
     tiny.load_peer(tmp_path / "whole", torch.bfloat16).save_pretrained(tmp_path / "half")
     assert_parity(tmp_path / "half", dtype, atol=1e-4 if dtype == torch.float32 else 0.3)
+
+
+def test_experts_in_mxfp4(tmp_path: Path):
+    """Read by us, and by transformers after its own function has made them plain."""
+    tiny.pack_experts(tiny.save_target(tmp_path / "packed", "gpt_oss"))
+    plain = tiny.save_target(tmp_path / "plain", "gpt_oss")
+    tensors = load_file(tmp_path / "packed" / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("_blocks")]:
+        scales = tensors.pop(name.replace("_blocks", "_scales"))
+        weight = convert_moe_packed_tensors(tensors.pop(name), scales, dtype=torch.float32)
+        tensors[name.removesuffix("_blocks")] = weight
+    save_file(tensors, plain / "model.safetensors", {"format": "pt"})
+    assert_parity(plain)
+    ours, theirs = (tiny.load_target(tmp_path / name) for name in ("packed", "plain"))
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("family", tiny.KINDS)

@@ -40,9 +40,9 @@ def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], 
 CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "architecture",
-        lambda c: c.update(architectures=["GptOssForCausalLM"]),
-        "architecture GptOssForCausalLM is not supported; peagle runs LlamaForCausalLM, "
-        "Qwen3ForCausalLM, Qwen3MoeForCausalLM; vLLM serves other targets",
+        lambda c: c.update(architectures=["MixtralForCausalLM"]),
+        "architecture MixtralForCausalLM is not supported; peagle runs GptOssForCausalLM, "
+        "LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM; vLLM serves other targets",
     ),
     ("none", lambda c: c.pop("architectures"), "architecture none is not supported"),
     ("missing key", lambda c: c.pop("intermediate_size"), "config.json lacks intermediate_size"),
@@ -60,7 +60,7 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     ),
     (
         "quantized",
-        lambda c: c.update(quantization_config={"quant_method": "awq"}),
+        lambda c: c.update(quantization_config={"quant_method": "mxfp4"}),
         "quantized weights are not supported",
     ),
     ("no layers", lambda c: c.update(num_hidden_layers=0), "num_hidden_layers is 0; it must be"),

@@ -49,8 +49,9 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
 def test_a_hub_that_answers_with_safetensors_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked = {}
 
-    def answer(name: str, allow_patterns: list[str]) -> str:
+    def answer(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         asked[name] = allow_patterns
+        assert ignore_patterns == ["*/*"]
         return str(tmp_path)
 
     monkeypatch.setattr(weights, "snapshot_download", answer)

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.moe import Experts, moe, route
+from peagle.ops.moe import Clamped, Experts, clamped_swiglu, moe, route
 
 
 def made(experts: int, hidden: int = 24, inner: int = 16) -> tuple[Tensor, Tensor, Tensor]:
@@ -72,3 +72,30 @@ def test_the_module_applies_its_weights():
     module.router.data, module.gate_up.data, module.down.data = router, gate_up, down
     x = torch.randn(4, 24)
     assert torch.equal(module(x), moe(x, router, gate_up, down, 3, False))
+
+
+def test_the_clamped_activation_by_hand():
+    """Gate is cut above only, up on both sides, and up passes by one more than it is."""
+    gate, up = torch.tensor([0.5, 9.0, -9.0, 1.0]), torch.tensor([2.0, 0.0, 1.0, -9.0])
+    cut, lifted = torch.tensor([0.5, 7.0, -9.0, 1.0]), torch.tensor([3.0, 1.0, 2.0, -6.0])
+    expected = cut / (1 + torch.exp(-1.702 * cut)) * lifted
+    torch.testing.assert_close(clamped_swiglu(gate, up, 7.0), expected)
+
+
+def test_biases_of_clamped_experts():
+    """The router's decides here who is asked."""
+    x, (router, gate_up, down) = torch.randn(5, 24), made(4)
+    biases = (torch.tensor([0.0, 50.0, 0.0, 0.0]), torch.randn(4, 32), torch.randn(4, 24))
+    result = moe(x, router, gate_up, down, 1, True, Clamped(*biases, 0.5))
+    gate, up = (x @ gate_up[1].T + biases[1][1]).chunk(2, dim=-1)
+    expected = clamped_swiglu(gate, up, 0.5) @ down[1].T + biases[2][1]
+    torch.testing.assert_close(result, expected)
+
+
+def test_the_module_s_clamped_form():
+    module = Experts(24, 16, 8, 3, normalize=True, limit=0.5).requires_grad_(False)
+    for parameter in module.parameters():
+        parameter.normal_()
+    clamped = Clamped(module.router_bias, module.gate_up_bias, module.down_bias, 0.5)
+    x, weights = torch.randn(4, 24), (module.router, module.gate_up, module.down)
+    assert torch.equal(module(x), moe(x, *weights, 3, True, clamped))

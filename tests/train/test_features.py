@@ -1,3 +1,4 @@
+import pytest
 import tiny
 import torch
 
@@ -7,7 +8,9 @@ from peagle.train.packing import Document, pack
 TOKENS = [(3 * i + i * i) % tiny.MASK for i in range(24)]
 
 
-def test_features_of_packed_documents_are_those_of_each(target):
+@pytest.mark.parametrize("family", tiny.KINDS)
+def test_features_of_packed_documents_are_those_of_each(targets, family: str):
+    target = targets[family]
     first, second = Document.answered(TOKENS[:9], 2), Document.answered(TOKENS[9:], 3)
     batch = pack([first, second], 26).batch(torch.arange(1))
     features = target_features(target.decoder, batch, tiny.TAPS)
@@ -19,8 +22,10 @@ def test_features_of_packed_documents_are_those_of_each(target):
         torch.testing.assert_close(ours, logits, atol=1e-4, rtol=1e-4)
 
 
-def test_one_document_and_padding_need_no_mask(target):
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+def test_one_document_and_padding_need_no_mask(targets, family: str):
     """What is learnt from is the first document, and causal attention is enough."""
+    target = targets[family]
     document = Document.answered(TOKENS, 2)
     batch = pack([document], 30).batch(torch.arange(1))
     assert batch.one_document

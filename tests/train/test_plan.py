@@ -138,6 +138,33 @@ def test_operations_by_hand(by_hand: Plan):
     assert plan.seconds(600, 1000.0) == 1.0
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_a_target_s_experts_by_hand(recipe_for, targets, tmp_path: Path, family: str):
+    """Of 8 experts a token meets 3, and all 8 lie in memory."""
+    directory = targets[family].directory
+    plan = on_gpu(Plan.of(recipe_for(tmp_path / "out", target=str(directory))))
+    expert = 3 * 64 * (40 if family == "qwen3_moe" else 96)
+    met = 64 * 128 + 64 * 64 + 8 * 64 + 3 * expert
+    rows, work = 4 * 96, plan.step
+    pairs = 4 * work.target_pairs
+    if family == "gpt_oss":
+        pairs = 2 * work.target_pairs + 2 * 7 * rows  # two layers see no more than 7 positions
+    assert plan.operations()["target"] == 2 * rows * 4 * met + 4 * 64 * pairs
+    tensors = load_file(directory / "model.safetensors").values()
+    plan.target.to(torch.float32)
+    assert plan.memory()["target"] == sum(tensor.nbytes for tensor in tensors)
+
+
+def test_packed_experts_count_as_what_they_are_in_memory(recipe_for, targets, tmp_path: Path):
+    packed = tiny.pack_experts(shutil.copytree(targets["gpt_oss"].directory, tmp_path / "packed"))
+    plain, other = (
+        Plan.of(recipe_for(tmp_path / "out", target=str(directory)))
+        for directory in (targets["gpt_oss"].directory, packed)
+    )
+    assert plain.memory()["target"] == other.memory()["target"]
+    assert plain.operations() == other.operations()
+
+
 def test_cached_features_are_computed_once(recipe_for, tmp_path: Path):
     """64 documents of 48 tokens are 32 rows of two; the target's layers are not kept in memory."""
     cache = str(tmp_path / "cache")
@@ -218,7 +245,7 @@ def test_the_weights_are_not_needed(recipe_for, targets, tmp_path: Path):
 
 
 def test_the_hub_is_not_asked_for_weights(recipe_for, targets, tmp_path: Path, monkeypatch):
-    def answer(name: str, allow_patterns: list[str]) -> str:
+    def answer(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         assert not [pattern for pattern in allow_patterns if "safetensors" in pattern]
         return str(targets["easy"].directory)
 

@@ -9,7 +9,12 @@ from torch import Tensor
 from peagle.drafters.drafter import Span
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
+from peagle.engine.upload import upload
 from peagle.ops.attention import AttentionGroup, causal_bias
+from peagle.ops.cached_attention import PassRows
+
+TILE = 16
+"""Rows that a program of attention's kernel takes together."""
 
 
 @dataclass(frozen=True)
@@ -81,4 +86,28 @@ def _group(
         rows=(rows[:, None] + offsets).view(-1),
         slots=table.context(table_rows, context),
         bias=causal_bias(starts[:, None] + offsets, context, dtype),
+    )
+
+
+def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
+    """The rows of some spans, in the order given, each `TILE` of a span as if a request's own."""
+    device = table.slots.device
+    tiles = [
+        (span.row, start, min(TILE, span.start + span.count - start))
+        for span in spans
+        for start in range(span.start, span.start + span.count, TILE)
+    ]
+    requests, starts, counts = upload([*zip(*tiles, strict=True)], device)
+    positions = torch.cat([torch.arange(s.start, s.start + s.count, device=device) for s in spans])
+    rows = upload([s.row for s in spans for _ in range(s.count)], device)
+    return PassRows(
+        slots=table.slots,
+        limits=table.limits,
+        requests=requests,
+        starts=starts,
+        firsts=counts.cumsum(0) - counts,
+        counts=counts,
+        positions=positions,
+        writes=table.slots[rows, positions],
+        most=max(count for _, _, count in tiles),
     )

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Span
-from peagle.engine.batch import Rows, gather_rows
+from peagle.engine.batch import Rows, gather_rows, tile_rows
 from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import Attend, DecoderConfig
+from peagle.ops import cached_attention
 from peagle.ops.attention import attend, causal_bias, paged_attention, write_kv
+from peagle.ops.cached_attention import Focus, PassRows
 
 
 def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -31,6 +33,7 @@ class KVCache:
         layers, heads = config.num_hidden_layers, config.num_key_value_heads
         shape = (layers, 2, slots + 1, heads, config.head_dim)
         self._table = table
+        self._focused = config.focused
         self.tensor = torch.zeros(shape, dtype=dtype, device=table.slots.device)
 
     def clear(self, blocks: Sequence[int]) -> None:
@@ -41,6 +44,9 @@ class KVCache:
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""
+        if self._focused:
+            tiles = tile_rows(self._table, spans)
+            return tiles.positions, FocusedAttend(self.tensor, tiles)
         if len(spans) == 1:
             run = self._table.run(spans[0].row)
             if run is not None:
@@ -80,3 +86,18 @@ class RunAttend:
         self._written[first].copy_(key)
         self._written[second].copy_(value)
         return attend(query, self._seen[first], self._seen[second], self._bias)
+
+
+class FocusedAttend:
+    """The same of a model whose layers have windows or sinks."""
+
+    def __init__(self, cache: Tensor, rows: PassRows) -> None:
+        self._layers, self._rows = cache.unbind(), rows
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, focus: Focus
+    ) -> Tensor:
+        """As `PagedAttend`."""
+        write_kv(self._layers[layer], self._rows.writes, key, value)
+        attended = cached_attention.attend(query, focus, self._layers[layer], self._rows)
+        return attended.view(query.shape)

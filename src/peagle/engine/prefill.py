@@ -9,13 +9,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
+from peagle.drafters.drafter import Span
 from peagle.drafters.resident import known_inputs
-from peagle.engine.batch import Scheduled
+from peagle.engine.batch import Scheduled, tile_rows
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import ResidentCycle
 from peagle.engine.upload import upload
 from peagle.models.fused import AttendProduct, Taps
-from peagle.ops import residual
+from peagle.ops import cached_attention, residual
 from peagle.ops.cached_attention import Heads, store
 
 
@@ -78,14 +79,12 @@ class Prefill:
         return features.index_select(0, ends)
 
     def _attend(self, cache: Tensor, spans: Sequence[tuple[int, int, int]]) -> AttendProduct:
-        device = cache.device
-        positions = torch.cat([torch.arange(s, s + n, device=device) for _, s, n in spans])
-        rows = upload([row for row, _, n in spans for _ in range(n)], device)
-        slots = self._table.slots[rows, positions]
-        groups = _groups(spans)
+        tiles, groups = tile_rows(self._table, [Span(*span) for span in spans]), _groups(spans)
 
         def attend(layer: int, qkv: Tensor, heads: Heads) -> Tensor:
-            query, key, value = store(qkv, heads, cache[layer], positions, slots)
+            query, key, value = store(qkv, heads, cache[layer], tiles.positions, tiles.writes)
+            if not heads.whole:
+                return cached_attention.attend(query, heads, cache[layer], tiles)
             attended = [self._group(query, key, value, cache[layer], group) for group in groups]
             return attended[0] if len(attended) == 1 else torch.cat(attended)
 

@@ -7,14 +7,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from peagle.ops.cached_attention import Focus
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
 from peagle.ops.norm import HeadNorm, RMSNorm
 from peagle.ops.packing import Part
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value) -> like query."""
+Attend = Callable[..., Tensor]
+"""(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value) -> like query; a
+`focused` model adds the layer's `Focus`, so that attention that knows none cannot run it."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,30 @@ class DecoderConfig:
     qk_norm: bool = False
     attention_bias: bool = False
     """Biases on q, k, v and the output projection."""
+    attention_sinks: bool = False
+    """Every head learns a logit that takes a share of its attention and gives nothing."""
+    sliding_window: int | None = None
+    """Positions that a row sees in layers of type sliding_attention, its own included."""
+    layer_types: tuple[str, ...] = ()
+    """sliding_attention or full_attention, by layer; empty where all are full."""
     mlp_bias: bool = False
     num_experts: int = 0
     """Experts in place of each layer's MLP; 0 is one dense MLP of intermediate_size."""
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
+    swiglu_limit: float | None = None
+    """Experts are GPT-OSS's: with biases, and a SwiGLU clamped here."""
+
+    @property
+    def focused(self) -> bool:
+        """Whether some layers do not attend to all that is before a row, and to nothing else."""
+        return self.attention_sinks or bool(self.layer_types)
+
+    def window(self, layer: int) -> int | None:
+        """Positions that a layer's rows see, their own included; None: all before them."""
+        sliding = self.layer_types and self.layer_types[layer] == "sliding_attention"
+        return self.sliding_window if sliding else None
 
 
 class Embedding(Part):
@@ -57,7 +77,7 @@ class Embedding(Part):
 class Attention(Part):
     """Grouped-query attention with rotary positions; q, k and v come from one product."""
 
-    def __init__(self, config: DecoderConfig, in_features: int) -> None:
+    def __init__(self, config: DecoderConfig, in_features: int, window: int | None = None) -> None:
         super().__init__()
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
         self.head_dim = config.head_dim
@@ -67,6 +87,13 @@ class Attention(Part):
         self.out = Linear(width, config.hidden_size, config.attention_bias)
         norm = HeadNorm(self.heads, self.kv_heads, self.head_dim, config.rms_norm_eps)
         self.qk_norm = norm if config.qk_norm else None
+        self.window, self.focused = window, config.focused
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.attention_sinks else None
+
+    @property
+    def focus(self) -> Focus:
+        """What an attention over these heads has to know."""
+        return Focus(self.heads, self.kv_heads, self.head_dim, self.window, self.sinks)
 
     def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
         """x: [rows, in_features]; result: [rows, hidden_size]."""
@@ -76,6 +103,8 @@ class Attention(Part):
             qk = self.qk_norm(qk)
         qk = apply_rope(qk, rotation)
         query, key = qk.split_with_sizes((self.heads, self.kv_heads), dim=1)
+        if self.focused:
+            return self.out(attend(layer, query, key, value, self.focus).flatten(1))
         return self.out(attend(layer, query, key, value).flatten(1))
 
 
@@ -102,16 +131,17 @@ def feed_forward(config: DecoderConfig) -> MLP | Experts:
         config.num_experts,
         config.num_experts_per_tok,
         config.norm_topk_prob,
+        config.swiglu_limit,
     )
 
 
 class DecoderLayer(nn.Module):
     """A pre-norm block on the residual stream [rows, hidden_size]."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, window: int | None = None) -> None:
         super().__init__()
         self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config, config.hidden_size)
+        self.attention = Attention(config, config.hidden_size, window)
         self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = feed_forward(config)
 
@@ -121,13 +151,14 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A Llama- or Qwen3-shaped target that also hands out the hidden states drafters read."""
+    """A target that also hands out the hidden states drafters read."""
 
     def __init__(self, config: DecoderConfig, max_length: int | None = None) -> None:
         super().__init__()
         self.config = config
         self.embed = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        windows = map(config.window, range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, window) for window in windows)
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.head = Linear(config.hidden_size, config.vocab_size)
         if config.tie_word_embeddings:

@@ -2,17 +2,19 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from peagle.device import require_memory
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.models import gpt_oss
+from peagle.models.decoder import Decoder, DecoderConfig, DecoderLayer
 from peagle.models.weights import TensorRule, assemble, read_json, read_tensors
+from peagle.ops.moe import ALPHA
 from peagle.ops.packing import pack
 from peagle.ops.rope import RopeConfig
 
@@ -20,6 +22,7 @@ FAMILIES = {
     "LlamaForCausalLM": "llama",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
+    "GptOssForCausalLM": "gpt_oss",
 }
 EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -38,12 +41,12 @@ def decoder_config(values: Mapping[str, Any], source: str) -> DecoderConfig:
         )
     family = FAMILIES[architecture]
     config = transformer_config(values, family, source)
-    return _with_experts(config, values, source) if family == "qwen3_moe" else config
+    return MORE_OF[family](config, values, source) if family in MORE_OF else config
 
 
 def transformer_config(values: Mapping[str, Any], model_type: str, source: str) -> DecoderConfig:
     """The sizes of a dense Llama- or Qwen3-style transformer, target or drafter."""
-    _refuse_unsupported(values, source)
+    _refuse_unsupported(values, model_type, source)
     with _reading(source):
         heads = int(values["num_attention_heads"])
         config = DecoderConfig(
@@ -66,7 +69,7 @@ def transformer_config(values: Mapping[str, Any], model_type: str, source: str) 
     return config
 
 
-def _with_experts(config: DecoderConfig, values: Mapping[str, Any], source: str) -> DecoderConfig:
+def _qwen3_moe(config: DecoderConfig, values: Mapping[str, Any], source: str) -> DecoderConfig:
     """The same transformer with experts in every layer."""
     _refuse_dense_layers(values, source)
     with _reading(source):
@@ -81,6 +84,33 @@ def _with_experts(config: DecoderConfig, values: Mapping[str, Any], source: str)
         )
     _refuse_impossible_experts(config, source)
     return config
+
+
+def _gpt_oss(config: DecoderConfig, values: Mapping[str, Any], source: str) -> DecoderConfig:
+    """The same transformer with sinks, windows in some layers, and GPT-OSS's experts in all."""
+    with _reading(source):
+        config = replace(
+            config,
+            attention_bias=bool(values.get("attention_bias", True)),
+            attention_sinks=True,
+            sliding_window=int(values["sliding_window"]),
+            layer_types=tuple(values["layer_types"]),
+            num_experts=int(values["num_local_experts"]),
+            num_experts_per_tok=int(values["num_experts_per_tok"]),
+            moe_intermediate_size=config.intermediate_size,
+            norm_topk_prob=True,
+            swiglu_limit=float(values.get("swiglu_limit", 7.0)),
+        )
+    _refuse_impossible_experts(config, source)
+    _refuse_below_one(config, ["sliding_window"], source)
+    _refuse_other_layers(config, source)
+    if values.get("swiglu_alpha", ALPHA) != ALPHA:
+        raise InputError(f"{source}: swiglu_alpha {values['swiglu_alpha']} is not {ALPHA}")
+    return config
+
+
+MORE_OF = {"qwen3_moe": _qwen3_moe, "gpt_oss": _gpt_oss}
+"""What families have beyond a dense transformer."""
 
 
 @contextmanager
@@ -133,14 +163,25 @@ def _refuse_dense_layers(values: Mapping[str, Any], source: str) -> None:
         )
 
 
-def _refuse_unsupported(values: Mapping[str, Any], source: str) -> None:
+def _refuse_other_layers(config: DecoderConfig, source: str) -> None:
+    types, layers = config.layer_types, config.num_hidden_layers
+    other = set(types) - {"sliding_attention", "full_attention"}
+    if other:
+        raise InputError(f"{source}: layers of type {', '.join(sorted(other))} are not supported")
+    if len(types) != layers:
+        raise InputError(f"{source}: layer_types names {len(types)} of {layers} layers")
+
+
+def _refuse_unsupported(values: Mapping[str, Any], family: str, source: str) -> None:
     if values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise InputError(f"{source}: hidden_act {values['hidden_act']} is not supported, only silu")
     layer_types = values.get("layer_types") or []
     windowed = values.get("use_sliding_window") or "sliding_attention" in layer_types
-    if windowed and values.get("sliding_window"):
+    if family != "gpt_oss" and windowed and values.get("sliding_window"):
         raise InputError(f"{source}: sliding-window attention is not supported; vLLM serves it")
-    if values.get("quantization_config"):
+    quantization = values.get("quantization_config") or {}
+    readable = family == "gpt_oss" and quantization.get("quant_method") == "mxfp4"
+    if quantization and not readable:
         raise InputError(f"{source}: quantized weights are not supported; give the bf16 checkpoint")
 
 
@@ -191,7 +232,12 @@ def layer_rules(config: DecoderConfig, ours: str, theirs: str) -> list[TensorRul
     attention = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     linear("attention.qkv", attention, (q, kv, kv), config.attention_bias)
     linear("attention.out", ("self_attn.o_proj",), (hidden,), config.attention_bias)
-    if config.num_experts:
+    if config.attention_sinks:
+        heads = config.num_attention_heads
+        rules.append(rule("attention.sinks", ("self_attn.sinks",), (heads,)))
+    if config.swiglu_limit is not None:
+        rules += gpt_oss.expert_rules(config, f"{ours}.mlp", f"{theirs}.mlp")
+    elif config.num_experts:
         rules += _expert_rules(config, f"{ours}.mlp", f"{theirs}.mlp")
     else:
         linear("mlp.gate_up", ("mlp.gate_proj", "mlp.up_proj"), (inner, inner), config.mlp_bias)
@@ -243,7 +289,9 @@ def load_decoder(
     return _filled(decoder, directory, read_tensors(directory), dtype, device)
 
 
-def load_ends(directory: Path, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_ends(
+    directory: Path, dtype: torch.dtype, device: torch.device, max_length: int | None = 1
+) -> Decoder:
     """A target's embeddings, final norm and head, without the layers between them.
 
     Raises `InputError` as `load_decoder` does.
@@ -251,11 +299,53 @@ def load_ends(directory: Path, dtype: torch.dtype, device: torch.device) -> Deco
     config = decoder_config(read_json(directory / "config.json"), str(directory))
     ends = replace(config, num_hidden_layers=0)
     with torch.device("meta"):
-        decoder = Decoder(ends, 1)
+        decoder = Decoder(ends, max_length)
     names = {name for rule in decoder_rules(ends) for name in rule.theirs}
     decoder = _filled(decoder, directory, read_tensors(directory, names), dtype, device)
     decoder.config = config
     return decoder
+
+
+@dataclass(frozen=True)
+class Below:
+    """The names of a part's tensors."""
+
+    prefix: str
+
+    def __contains__(self, name: object) -> bool:
+        return str(name).startswith(f"{self.prefix}.")
+
+
+def load_layers(
+    directory: Path, dtype: torch.dtype, device: torch.device
+) -> Iterator[DecoderLayer]:
+    """The layers that `load_ends` leaves out, one by one, for whoever cannot hold them all.
+
+    Raises `InputError` as `load_decoder` does.
+    """
+    config = decoder_config(read_json(directory / "config.json"), str(directory))
+    for index in range(config.num_hidden_layers):
+        prefix = f"model.layers.{index}"
+        tensors = read_tensors(directory, Below(prefix))
+        with torch.device("meta"):
+            layer = DecoderLayer(config, config.window(index))
+        rules = gpt_oss.as_stored(layer_rules(config, "0", prefix), tensors)
+        _assemble(nn.ModuleList([layer]), rules, directory, tensors, dtype=dtype, device=device)
+        yield layer.to(device=device, dtype=dtype).requires_grad_(False).eval()
+
+
+def _assemble(
+    module: nn.Module,
+    rules: list[TensorRule],
+    directory: Path,
+    tensors: Mapping[str, Tensor],
+    **how: Any,
+) -> None:
+    """`assemble`, with the directory in its complaints."""
+    try:
+        assemble(module, rules, tensors, **how)
+    except InputError as error:
+        raise InputError(f"{directory} does not match its config.json: {error}") from None
 
 
 def _filled(
@@ -268,10 +358,8 @@ def _filled(
     """A decoder with the values of a directory's tensors."""
     config = decoder.config
     ignored = ["lm_head.weight"] if config.tie_word_embeddings else []
-    try:
-        assemble(decoder, decoder_rules(config), tensors, ignored, dtype, device)
-    except InputError as error:
-        raise InputError(f"{directory} does not match its config.json: {error}") from None
+    rules = gpt_oss.as_stored(decoder_rules(config), tensors)
+    _assemble(decoder, rules, directory, tensors, ignored=ignored, dtype=dtype, device=device)
     if config.tie_word_embeddings:
         decoder.head.weight = decoder.embed.weight
     decoder = decoder.to(device=device, dtype=dtype).requires_grad_(False).eval()

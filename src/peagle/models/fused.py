@@ -110,9 +110,7 @@ def heads_of(layer: Block, config: DecoderConfig, table: Tensor) -> Heads:
     """How a layer's q, k, v product is read. table: of `rope_table`."""
     norm = layer.attention.qk_norm
     return Heads(
-        query=config.num_attention_heads,
-        key_value=config.num_key_value_heads,
-        size=config.head_dim,
+        **vars(layer.attention.focus),
         rotations=table,
         norm_weight=None if norm is None else norm.weight,
         eps=config.rms_norm_eps,

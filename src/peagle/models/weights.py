@@ -1,7 +1,7 @@
 """Strict reading and writing of safetensors directories."""
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from peagle.errors import InputError
 
 DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ["*.safetensors"]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,21 @@ class TensorRule:
     """Length of each of `theirs` along dimension 0."""
     leading: int = 1
     """Leading dimensions of ours that `theirs` lie along: 2 for parts of every expert."""
+
+    def shapes(self, ours: Shape) -> dict[str, Shape]:
+        """The shapes of `theirs` where ours has this one."""
+        inner = ours[self.leading :]
+        return {name: (size, *inner) for name, size in zip(self.theirs, self.sizes, strict=True)}
+
+    def join(
+        self, theirs: Sequence[Tensor], dtype: torch.dtype | None, device: torch.device | None
+    ) -> Tensor:
+        """Ours, but for its leading dimensions."""
+        return torch.cat(list(theirs)).to(device=device, dtype=dtype)
+
+    def split(self, ours: Tensor) -> Sequence[Tensor]:
+        """`theirs`, the inverse of `join`."""
+        return ours.flatten(0, self.leading - 1).split(self.sizes)
 
 
 def model_directory(name: str, weights: bool = True) -> Path:
@@ -47,7 +63,8 @@ def model_directory(name: str, weights: bool = True) -> Path:
         raise InputError(f"{name}: no such directory, and not a hub id of the form owner/name")
     try:
         wanted = DESCRIPTION + (WEIGHTS if weights else [])
-        return Path(snapshot_download(name, allow_patterns=wanted))
+        # weights in folders are the same ones in other formats
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # the hub raises a wide family of errors, all meaning the same here
         reason = str(error).strip().splitlines()[0]
         raise InputError(
@@ -131,9 +148,9 @@ def assemble(
     if problems:
         raise InputError("; ".join(problems))
     state = {
-        rule.ours: torch.cat([tensors[name] for name in rule.theirs])
-        .to(device=device, dtype=dtype)
-        .reshape(shapes[rule.ours])
+        rule.ours: rule.join([tensors[name] for name in rule.theirs], dtype, device).reshape(
+            shapes[rule.ours]
+        )
         for rule in rules
     }
     module.load_state_dict(state, strict=False, assign=True)
@@ -141,15 +158,13 @@ def assemble(
 
 def _problems(
     rules: list[TensorRule],
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, Shape],
     tensors: Mapping[str, Tensor],
     ignored: set[str],
 ) -> list[str]:
-    expected = {
-        name: (size, *shapes[rule.ours][rule.leading :])
-        for rule in rules
-        for name, size in zip(rule.theirs, rule.sizes, strict=True)
-    }
+    expected: dict[str, Shape] = {}
+    for rule in rules:
+        expected |= rule.shapes(shapes[rule.ours])
     missing = sorted(expected.keys() - tensors.keys())
     unexpected = sorted(tensors.keys() - expected.keys() - ignored)
     problems = [f"missing tensors: {', '.join(missing)}"] if missing else []
@@ -167,6 +182,6 @@ def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Ten
     state = dict(module.named_parameters())
     tensors: dict[str, Tensor] = {}
     for rule in rules:
-        parts = state[rule.ours].detach().cpu().flatten(0, rule.leading - 1).split(rule.sizes)
+        parts = rule.split(state[rule.ours].detach().cpu())
         tensors.update(zip(rule.theirs, (part.contiguous() for part in parts), strict=True))
     return tensors

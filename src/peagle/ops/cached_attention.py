@@ -14,21 +14,32 @@ from peagle.ops.triton import kernels, serve
 
 
 @dataclass(frozen=True)
-class Heads:
-    """How a product's columns divide into heads, and what is done to queries and keys."""
+class Focus:
+    """Which heads a layer has, and how far and how fully their rows look."""
 
     query: int
     key_value: int
     size: int
+    window: int | None = None
+    """A row sees this many positions, its own included; None: all before it."""
+    sinks: Tensor | None = None
+    """[query] logits that take a share of every row's attention and give nothing."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether rows give all of their attention to all that is before them."""
+        return self.window is None and self.sinks is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads(Focus):
+    """How a product's columns divide into heads, and what is done to queries and keys."""
+
     rotations: Tensor
     """[positions, 2, size] of `rope_table`."""
     norm_weight: Tensor | None
     """[2 * size]: QK norm of queries and of keys; None where a model has none."""
     eps: float
-    window: int | None = None
-    """A row sees this many positions, its own included; None: all before it."""
-    sinks: Tensor | None = None
-    """[query] logits that take a share of every row's attention and give nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +86,7 @@ def store(
     return query, key, value
 
 
-def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
+def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor:
     """Each row's attention to all that its request has in the cache up to its own position.
 
     query: [rows, heads, size], with any row stride. Returns [rows, heads * size]; rows that belong
@@ -110,7 +121,7 @@ def rotate(qkv: Tensor, positions: Tensor, heads: Heads) -> tuple[Tensor, Tensor
 
 
 def attend_plainly(
-    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, heads: Heads
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, heads: Focus
 ) -> Tensor:
     """Softmax attention of one request's rows in float32; key, value: [context, heads, size]."""
     group = heads.query // heads.key_value

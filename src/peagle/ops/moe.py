@@ -1,6 +1,7 @@
 """A mixture of experts: every row goes through the few MLPs that its router gives most weight."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +10,34 @@ from torch.nn import functional as F
 from peagle.ops.packing import Part
 from peagle.ops.triton import kernels, serve
 
-Mixture = Callable[[Tensor, Tensor, Tensor, Tensor, int, bool], Tensor]
+Mixture = Callable[..., Tensor]
 """What `moe` is, in torch or in Triton."""
+ALPHA = 1.702
+"""Of GPT-OSS's gate, x * sigmoid(ALPHA * x), which is near GELU (openai/gpt-oss, torch/model.py)"""
+
+
+@dataclass(frozen=True)
+class Clamped:
+    """GPT-OSS's form of experts: biases on all products, and a SwiGLU that is clamped."""
+
+    router: Tensor
+    """[experts] bias"""
+    gate_up: Tensor
+    """[experts, 2 * inner] bias"""
+    down: Tensor
+    """[experts, hidden] bias"""
+    limit: float
+    """The most that gate may be, and up to either side."""
 
 
 def moe(
-    x: Tensor, router_weight: Tensor, gate_up: Tensor, down: Tensor, top_k: int, normalize: bool
+    x: Tensor,
+    router_weight: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    top_k: int,
+    normalize: bool,
+    clamped: Clamped | None = None,
 ) -> Tensor:
     """Rows through their experts' SwiGLU, weighed by the router and summed.
 
@@ -22,23 +45,42 @@ def moe(
     hidden], gate before up; down: [experts, hidden, inner]. A row's sum runs in the order of its
     experts' numbers, whatever other rows there are.
     """
-    weights, experts = route(x, router_weight, top_k, normalize)
+    bias = None if clamped is None else clamped.router
+    weights, experts = route(x, router_weight, top_k, normalize, bias)
     result = torch.zeros_like(x)
     for expert in experts.unique().tolist():
         rows, choices = (experts == expert).nonzero(as_tuple=True)
-        gate, up = F.linear(x[rows], gate_up[expert]).chunk(2, dim=-1)
-        output = F.linear(F.silu(gate) * up, down[expert])
+        output = _through(expert, x[rows], gate_up, down, clamped)
         result.index_add_(0, rows, output * weights[rows, choices, None])
     return result
 
 
-def route(x: Tensor, router_weight: Tensor, top_k: int, normalize: bool) -> tuple[Tensor, Tensor]:
+def _through(
+    expert: int, x: Tensor, gate_up: Tensor, down: Tensor, clamped: Clamped | None
+) -> Tensor:
+    """Rows through one expert, not weighed."""
+    if clamped is None:
+        gate, up = F.linear(x, gate_up[expert]).chunk(2, dim=-1)
+        return F.linear(F.silu(gate) * up, down[expert])
+    gate, up = F.linear(x, gate_up[expert], clamped.gate_up[expert]).chunk(2, dim=-1)
+    return F.linear(clamped_swiglu(gate, up, clamped.limit), down[expert], clamped.down[expert])
+
+
+def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
+    """GPT-OSS's activation: its gate may be as low as it likes, and up passes where it is 0."""
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return gate * torch.sigmoid(ALPHA * gate) * (up + 1)
+
+
+def route(
+    x: Tensor, router_weight: Tensor, top_k: int, normalize: bool, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Each row's most likely experts: weights in x's type and numbers, both [rows, top_k].
 
     The weights are float32 probabilities over all experts, those kept made to sum to 1 on request.
     Of experts equally likely, which are common in bfloat16, those with lower numbers come first.
     """
-    probabilities = F.linear(x, router_weight).softmax(dim=-1, dtype=torch.float32)
+    probabilities = F.linear(x, router_weight, bias).softmax(dim=-1, dtype=torch.float32)
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
     weights, experts = ordered[:, :top_k], order[:, :top_k]
     if normalize:
@@ -47,15 +89,33 @@ def route(x: Tensor, router_weight: Tensor, top_k: int, normalize: bool) -> tupl
 
 
 class Experts(Part):
-    """`moe` with its learned weights, by Triton kernels on a GPU."""
+    """`moe` with its learned weights, by Triton kernels on a GPU. limit: makes it `Clamped`."""
 
-    def __init__(self, hidden: int, inner: int, experts: int, top_k: int, normalize: bool) -> None:
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        experts: int,
+        top_k: int,
+        normalize: bool,
+        limit: float | None = None,
+    ) -> None:
         super().__init__()
         self.router = nn.Parameter(torch.empty(experts, hidden))
         self.gate_up = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
         self.down = nn.Parameter(torch.empty(experts, hidden, inner))
-        self.top_k, self.normalize = top_k, normalize
+        self.top_k, self.normalize, self.limit = top_k, normalize, limit
+        if limit is not None:
+            self.router_bias = nn.Parameter(torch.empty(experts))
+            self.gate_up_bias = nn.Parameter(torch.empty(experts, 2 * inner))
+            self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         mixture: Mixture = kernels("moe").moe if serve(x) else moe
-        return mixture(x, self.router, self.gate_up, self.down, self.top_k, self.normalize)
+        weights = self.router, self.gate_up, self.down
+        return mixture(x, *weights, self.top_k, self.normalize, self._clamped())
+
+    def _clamped(self) -> Clamped | None:
+        if self.limit is None:
+            return None
+        return Clamped(self.router_bias, self.gate_up_bias, self.down_bias, self.limit)

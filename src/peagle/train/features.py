@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from peagle.models.decoder import Decoder
+from peagle.ops.cached_attention import Focus
 from peagle.train.attention import Masked, causal
 from peagle.train.mask import Sight, rows_in_step
 from peagle.train.packing import Batch, Document, pack
@@ -79,6 +80,35 @@ class DocumentAttend:
         return unfold(attended)
 
 
+class TargetAttend(DocumentAttend):
+    """The same for a target, whose layers may have windows and sinks."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        super().__init__(batch, device)
+        self._starts, self._device = batch.starts, device
+        self._within: dict[int | None, Masked] = {}
+        """By window."""
+
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, focus: Focus | None = None
+    ) -> Tensor:
+        """As `DocumentAttend`."""
+        if focus is None:
+            return super().__call__(layer, query, key, value)
+        if focus.window not in self._within:
+            self._within[focus.window] = self._masked_within(focus.window)
+        drawn, log_sum = self._within[focus.window](fold(query), fold(key), fold(value))
+        if focus.sinks is not None:
+            share = torch.sigmoid(log_sum - focus.sinks[:, None])  # what sinks leave of a row's
+            drawn = drawn * share[..., None].to(drawn.dtype)
+        return unfold(drawn)
+
+    def _masked_within(self, window: int | None) -> Masked:
+        rows = torch.arange(len(self._starts))
+        first = self._starts if window is None else self._starts.maximum(rows - window + 1)
+        return Masked(Sight(len(rows), first, rows), self._device)
+
+
 def padded_for(device: torch.device, batch: Batch) -> Batch:
     """A batch of a length that attention on the device can do."""
     return batch.padded(rows_in_step(device))
@@ -99,6 +129,6 @@ def target_features(target: Decoder, batch: Batch, taps: tuple[int, ...]) -> Fea
     """Run the target once over a batch; documents do not see each other."""
     device = target.embed.weight.device
     tokens, positions = to_device(device, batch.tokens, batch.positions)
-    hidden, tapped = target(tokens, positions, DocumentAttend(batch, device), taps)
+    hidden, tapped = target(tokens, positions, TargetAttend(batch, device), taps)
     assert tapped is not None
     return Features(tapped, hidden)

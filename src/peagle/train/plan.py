@@ -21,6 +21,8 @@ from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import decoder_config
 from peagle.models.weights import model_directory, read_json
+from peagle.ops.linear import Linear
+from peagle.ops.moe import Experts
 from peagle.train.cod import Chains, sample_chains
 from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
@@ -258,8 +260,15 @@ class Plan:
 
     def _target_operations(self, work: Work) -> int:
         shape = self.target.config
-        products = 2 * work.tokens * _in_products(self.target.layers)
-        return products + 4 * _width(shape) * shape.num_hidden_layers * work.target_pairs
+        windows = map(shape.window, range(shape.num_hidden_layers))
+        pairs = sum(self._pairs_within(window, work) for window in windows)
+        return 2 * work.tokens * _in_products(self.target.layers) + 4 * _width(shape) * pairs
+
+    def _pairs_within(self, window: int | None, work: Work) -> int:
+        """Of a target's layer; plain attention computes what is before its window, too."""
+        if window is None or not self.compiled:
+            return work.target_pairs
+        return min(work.target_pairs, window * work.tokens)
 
     def _layer_operations(self, work: Work, each: int) -> int:
         """`each` for every parameter and element: 2 forward, 4 more for the gradients."""
@@ -323,6 +332,15 @@ def _bytes(module: nn.Module) -> int:
 
 
 def _in_products(*modules: nn.Module) -> int:
-    """Parameters that are matrices."""
-    parameters = (parameter for module in modules for parameter in module.parameters())
-    return sum(parameter.numel() for parameter in parameters if parameter.ndim == 2)
+    """Parameters that an element is multiplied by."""
+    return sum(_multiplied(part) for module in modules for part in module.modules())
+
+
+def _multiplied(part: nn.Module) -> int:
+    """Those of one part itself: of all its experts' weights, the share that an element meets."""
+    if isinstance(part, Linear):
+        return part.weight.numel()
+    if isinstance(part, Experts):
+        experts = part.gate_up.numel() + part.down.numel()
+        return part.router.numel() + experts * part.top_k // len(part.router)
+    return 0

@@ -12,7 +12,7 @@ LENGTH, HEADS, KV_HEADS, SIZE = 400, 4, 2, 16
 def heads_of(query: int = HEADS, **changes: object) -> Heads:
     values = {"norm_weight": torch.rand(2 * SIZE) + 0.5, "window": None, "sinks": None, **changes}
     table = rope_table(RopeConfig(), SIZE, LENGTH)
-    return Heads(query, KV_HEADS, SIZE, table, eps=1e-6, **values)
+    return Heads(query, KV_HEADS, SIZE, rotations=table, eps=1e-6, **values)
 
 
 def pass_rows(starts: list[int], counts: list[int], most: int) -> PassRows:

@@ -72,6 +72,14 @@ for synthetic in (False, True):
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("choice", "_part", types, {"BLOCK": 4096})
 compiled("choice", "_merge", types, {"PARTS": 64, "OFFSETS": True})
+
+types = dict.fromkeys(("x", "weight", "bias", "out", "weights"), BF16)
+types |= dict.fromkeys(("order", "blocks", "count"), "*i32")
+sizes = {"COLUMNS": 2880, "DEPTH": 2880, "TOP_K": 4, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 128}
+for bias in (False, True):
+    flags = {"BIAS": bias, "LIMIT": 7.0, "ALPHA": 1.702}
+    for name in ("_gate_up_kernel", "_down_kernel"):
+        compiled("moe", name, types, {**sizes, **flags})
 """
 
 

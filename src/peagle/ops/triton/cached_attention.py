@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.cached_attention import Heads, PassRows
+from peagle.ops.cached_attention import Focus, Heads, PassRows
 from peagle.ops.triton.launch import begin, counters, overlap, shared_memory
 
 PROGRAMS = 528
@@ -19,7 +19,7 @@ MOST_PARTS = 8
 """Of one request's context: merging takes longer with each."""
 
 
-def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
+def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor:
     """As the reference."""
     requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
     group = _together(requests, most, heads)
@@ -70,7 +70,7 @@ def attend(query: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor
     return out
 
 
-def _together(requests: int, most: int, heads: Heads) -> int:
+def _together(requests: int, most: int, heads: Focus) -> int:
     """Query heads in one program: all that share keys, fewer where programs are wanting."""
     group = heads.query // heads.key_value
     while group % 2 == 0 and group * most > 16 and requests * heads.query // group < PROGRAMS // 2:
@@ -152,7 +152,10 @@ def _attend(
     first = tl.load(firsts + request).to(tl.int64)
     count = tl.load(counts + request).to(tl.int32)
     stop = tl.minimum(start + count, tl.load(limits + table_row).to(tl.int32))
-    tiles = tl.cdiv(stop, KEYS)
+    skipped = 0
+    if WINDOW:  # what is before all windows is not read
+        skipped = tl.maximum(start - window + 1, 0) // KEYS
+    tiles = tl.cdiv(stop, KEYS) - skipped
     share = tl.maximum(tl.cdiv(tiles, PARTS), 1)
     active = tl.maximum(tl.cdiv(tiles, share), 1)
     if split >= active:
@@ -169,7 +172,7 @@ def _attend(
     total = tl.zeros([QUERIES * PADDED], tl.float32)
     attended = tl.zeros([QUERIES * PADDED, SIZE], tl.float32)
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
-        key_position = tile * KEYS + tl.arange(0, KEYS)
+        key_position = (skipped + tile) * KEYS + tl.arange(0, KEYS)
         known = key_position < stop
         slot = tl.load(slots + table_row * slots_stride + key_position, mask=known, other=0)
         key_at = ((slot.to(tl.int64) * KV_HEADS + kv_head) * SIZE)[:, None] + lane

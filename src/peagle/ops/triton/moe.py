@@ -16,6 +16,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
+from peagle.ops.moe import ALPHA, Clamped
+
 ROUTED = 4
 """Rows that one program routes where they are many."""
 CHUNK = 4096
@@ -70,7 +72,13 @@ class Routing:
 
 
 def moe(
-    x: Tensor, router_weight: Tensor, gate_up: Tensor, down: Tensor, top_k: int, normalize: bool
+    x: Tensor,
+    router_weight: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    top_k: int,
+    normalize: bool,
+    clamped: Clamped | None = None,
 ) -> Tensor:
     """The same as `peagle.ops.moe.moe`, with every sum taken in float32.
 
@@ -80,11 +88,12 @@ def moe(
     """
     rows, (experts, hidden, inner) = len(x), down.shape
     tiles = tiles_for(rows * top_k / experts, x.dtype)
-    routing = route(F.linear(x, router_weight), top_k, normalize, tiles.block)
+    logits = F.linear(x, router_weight, None if clamped is None else clamped.router)
+    routing = route(logits, top_k, normalize, tiles.block)
     activated = x.new_empty(rows * top_k, inner)
-    _launch(_gate_up_kernel, tiles.gate_up, routing, x.contiguous(), gate_up, activated)
+    _launch(_gate_up_kernel, tiles.gate_up, routing, x.contiguous(), gate_up, activated, clamped)
     outputs = x.new_empty(rows * top_k, hidden)
-    _launch(_down_kernel, tiles.down, routing, activated, down, outputs)
+    _launch(_down_kernel, tiles.down, routing, activated, down, outputs, clamped)
     return outputs.view(rows, top_k, hidden).sum(dim=1)
 
 
@@ -125,13 +134,22 @@ def route(logits: Tensor, top_k: int, normalize: bool, block: int) -> Routing:
 
 
 def _launch(
-    kernel: Any, strip: Strip, routing: Routing, x: Tensor, weight: Tensor, out: Tensor
+    kernel: Any,
+    strip: Strip,
+    routing: Routing,
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    clamped: Clamped | None,
 ) -> None:
     """Fill out [pairs, columns] from x [rows or pairs, depth] and weight [experts, ..., depth]."""
-    columns = out.shape[1]
+    columns, bias = out.shape[1], weight
+    if clamped is not None:
+        bias = clamped.gate_up if kernel is _gate_up_kernel else clamped.down
     kernel[(triton.cdiv(columns, strip.columns), len(routing.blocks))](
         x,
         weight,
+        bias,
         out,
         routing.weights,
         routing.order,
@@ -140,6 +158,9 @@ def _launch(
         COLUMNS=columns,
         DEPTH=weight.shape[2],
         TOP_K=routing.top_k,
+        BIAS=clamped is not None,
+        LIMIT=0.0 if clamped is None else clamped.limit,
+        ALPHA=ALPHA,
         BLOCK_M=routing.block,
         BLOCK_N=strip.columns,
         BLOCK_K=strip.depth * 2 // max(2, x.element_size()),
@@ -296,6 +317,7 @@ def _read(at, inside, WHOLE: tl.constexpr):
 def _gate_up_kernel(
     x,
     weight,
+    bias,
     out,
     weights,
     order,
@@ -304,11 +326,17 @@ def _gate_up_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     TOP_K: tl.constexpr,
+    BIAS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """silu(x @ gate.T) * (x @ up.T) of a block's pairs. x: [rows, depth]; out: [places, columns]"""
+    """silu(x @ gate.T) * (x @ up.T) of a block's pairs. x: [rows, depth]; out: [places, columns]
+
+    BIAS: with a bias and `clamped_swiglu` instead.
+    """
     if tl.program_id(1) >= tl.load(count):
         return
     expert, place, real = _block(blocks, tl.program_id(1), BLOCK_M)
@@ -327,7 +355,14 @@ def _gate_up_kernel(
         gate = tl.dot(rows, part, gate, input_precision="ieee")
         part = _read(gate_at + (COLUMNS * DEPTH + k), inside[:, None], DEPTH % BLOCK_K == 0)
         up = tl.dot(rows, part, up, input_precision="ieee")
-    activated = gate * tl.sigmoid(gate) * up
+    if BIAS:
+        gate += tl.load(bias + own).to(tl.float32)[None, :]
+        up += tl.load(bias + own + COLUMNS).to(tl.float32)[None, :]
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+        activated = gate * tl.sigmoid(ALPHA * gate) * (up + 1)
+    else:
+        activated = gate * tl.sigmoid(gate) * up
     out_at = out + place[:, None] * COLUMNS + column[None, :]
     tl.store(out_at, activated, mask=real[:, None] & (column < COLUMNS)[None, :])
 
@@ -336,6 +371,7 @@ def _gate_up_kernel(
 def _down_kernel(
     x,
     weight,
+    bias,
     out,
     weights,
     order,
@@ -344,6 +380,9 @@ def _down_kernel(
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     TOP_K: tl.constexpr,
+    BIAS: tl.constexpr,
+    LIMIT: tl.constexpr,
+    ALPHA: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -363,6 +402,8 @@ def _down_kernel(
         rows = _read(x_at + k, inside[None, :], DEPTH % BLOCK_K == 0)
         part = _read(down_at + k, inside[:, None], DEPTH % BLOCK_K == 0)
         total = tl.dot(rows, part, total, input_precision="ieee")
+    if BIAS:
+        total += tl.load(bias + own).to(tl.float32)[None, :]
     pair = tl.load(order + place).to(tl.int64)
     total *= tl.load(weights + pair).to(tl.float32)[:, None]
     out_at = out + pair[:, None] * COLUMNS + column[None, :]
