@@ -111,6 +111,8 @@ class FeatureCache:
             self._write(shard, self._compute(shard, source))
             if done * 10 // len(own) > (done - 1) * 10 // len(own):
                 tell(f"features: {done} of {len(own)} shards are written")
+        if self._recipe.shard_target:
+            self._keep_step(missing, source)
         self._ranks.wait()
 
     def features(self, dtype: torch.dtype) -> "CachedFeatures":
@@ -189,6 +191,16 @@ class FeatureCache:
         passes = torch.tensor(shard.rows).split(self._recipe.rows_per_pass)
         parts = [self._pass(shard.split, rows, source) for rows in passes]
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _keep_step(self, missing: Sequence[Shard], source: TargetFeatures) -> None:
+        """Run what this rank has less to run: a sharded target runs on all ranks or on none."""
+        size, of_pass = self._ranks.size, self._recipe.rows_per_pass
+        counts = [
+            sum(-(-len(shard.rows) // of_pass) for shard in missing[rank::size])
+            for rank in range(size)
+        ]
+        for _ in range(max(counts) - counts[self._ranks.rank]):
+            self._pass("training", torch.arange(1), source)
 
     def _pass(self, split: Split, rows: Tensor, source: TargetFeatures) -> dict[str, Tensor]:
         data = self._data[split]

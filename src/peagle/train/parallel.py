@@ -41,6 +41,10 @@ class Ranks:
         """Which of a step's passes are this rank's."""
         return range(self.rank, count, self.size)
 
+    def idle(self, count: int) -> int:
+        """How many passes fewer this rank has than the busiest one, where they share so many."""
+        return -(-count // self.size) - len(self.own(count))
+
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Sum over the ranks, in place."""
         if self.size == 1:

@@ -53,6 +53,8 @@ class Recipe(Config):
     loss: Literal["kl", "cross_entropy"] = "kl"
     """Against the target's distribution, or against its most likely token."""
 
+    shard_target: bool = False
+    """Under torchrun, each process keeps a part of every layer of the target (FSDP2)."""
     features: Literal["online", "cached"] = "online"
     """Hidden states of the target: computed at every step, or once and kept on disk."""
     feature_cache: str | None = None

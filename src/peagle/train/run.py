@@ -20,7 +20,12 @@ from peagle.train.initial import check_mask_token, drafter_config, initial_draft
 from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
+from peagle.train.sharding import load_sharded
 from peagle.train.trainer import Trainer
+
+Place = tuple[Path, torch.dtype, torch.device]
+"""Where a target is read from, what it computes in, and where."""
+Load = Callable[[Path, torch.dtype, torch.device], Decoder]
 
 
 def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: None) -> Trainer:
@@ -35,26 +40,36 @@ def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: No
     config = decoder_config(read_json(directory / "config.json"), str(directory))
     training, validation, summary = read_rows(recipe, directory, config)
     tell(summary)
+    place = directory, resolve_dtype("auto", device), device
+    load: Load = partial(_load_target, recipe.shard_target, ranks)
     source = None
     if recipe.features == "online":
-        target = load_decoder(directory, resolve_dtype("auto", device), device)
+        target = load(*place)
     else:
         check_mask_token(recipe, training)
         data: dict[Split, PackedRows] = {"training": training, "validation": validation}
         cache = FeatureCache(recipe, drafter_config(recipe, config), data, device, ranks)
-        target, source = _cached(cache, directory, device, tell)
+        target, source = _cached(cache, place, load, tell)
     model = initial_drafter(recipe, target, training)
     return Trainer(recipe, target, model, training, validation, ranks, source)
 
 
+def _load_target(
+    sharded: bool, ranks: Ranks, directory: Path, dtype: torch.dtype, device: torch.device
+) -> Decoder:
+    if sharded:
+        return load_sharded(directory, dtype, device, ranks)
+    return load_decoder(directory, dtype, device)
+
+
 def _cached(
-    cache: FeatureCache, directory: Path, device: torch.device, tell: Callable[[str], None]
+    cache: FeatureCache, place: Place, load: Load, tell: Callable[[str], None]
 ) -> tuple[Decoder, FeatureSource]:
     """A target without its layers, and its features; with them only while there are some to add."""
-    dtype = resolve_dtype("auto", device)
+    directory, dtype, device = place
     missing = cache.missing(directory, tell)
     if missing:
-        cache.fill(missing, load_decoder(directory, dtype, device), tell)
+        cache.fill(missing, load(*place), tell)
     return load_ends(directory, dtype, device), cache.features(dtype)
 
 

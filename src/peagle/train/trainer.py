@@ -124,6 +124,9 @@ class Trainer:
             features = self._source("training", passes[index], batch)
             run = self._pass(batch, features, chains[index].padded(len(batch)))
             losses[index] = run.backward(self._charge(features, weight))
+        if self.recipe.shard_target and self._ranks.idle(len(passes)):
+            # a sharded target runs on all ranks or on none
+            self._source("training", passes[0], self._batch(self._training, passes[0]))
         self._ranks.add_up([*self.optimizer.gradients(), losses])
         return losses
 
