@@ -48,7 +48,7 @@ class AsyncLLM:
         once `close` was called.
         """
         prepared = await self.prepare(prompt, params or SamplingParams())
-        async with contextlib.aclosing(self.run([prepared])) as chunks:
+        async with self.run([prepared]) as chunks:
             async for _, chunk in chunks:
                 yield chunk
 
@@ -58,24 +58,22 @@ class AsyncLLM:
             return self.llm.prepare(prompt, params)
         return await asyncio.to_thread(self.llm.prepare, prompt, params)
 
-    async def run(self, prepared: Sequence[Prepared]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    @contextlib.asynccontextmanager
+    async def run(
+        self, prepared: Sequence[Prepared]
+    ) -> AsyncGenerator[AsyncIterator[tuple[int, Chunk]], None]:
         """Complete several requests at once: each chunk with its request's index.
 
-        Leaving the loop ends those still running; so does an error in any of them.
+        They are asked on entering the block; leaving it ends those still running, and so does an
+        error in any of them.
         """
         items: asyncio.Queue[tuple[int, Chunk | Exception]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         streams = [_Stream(index, one, loop, items) for index, one in enumerate(prepared)]
-        running = len(streams)
         try:
             for stream in streams:
                 self._ask(stream)
-            while running:
-                index, item = await items.get()
-                if isinstance(item, Exception):
-                    raise item
-                running -= item.completion is not None
-                yield index, item
+            yield _chunks(items, len(streams))
         finally:
             for stream in streams:
                 stream.cancelled = True
@@ -158,6 +156,18 @@ class _Stream:
         self.index, self.prepared, self.loop, self.items = index, prepared, loop, items
         self.request_id = ""
         self.cancelled = False
+
+
+async def _chunks(
+    items: asyncio.Queue[tuple[int, Chunk | Exception]], running: int
+) -> AsyncIterator[tuple[int, Chunk]]:
+    """What arrives, until the last of the running requests has ended."""
+    while running:
+        index, item = await items.get()
+        if isinstance(item, Exception):
+            raise item
+        running -= item.completion is not None
+        yield index, item
 
 
 def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -131,7 +131,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncGenerator[bytes, None],
+        events: contextlib.AbstractAsyncContextManager[AsyncIterator[bytes]],
         admission: contextlib.AbstractContextManager[Any],
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -144,9 +144,10 @@ class EventStream(Response):
             await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(head)
-        async with contextlib.aclosing(self._events) as events:
+        async with self._events as events:
+            # the engine is at work while this travels
+            head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(head)
             async for data in events:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
@@ -159,24 +160,32 @@ async def _gone(receive: Receive) -> None:
 
 async def _collect(service: Service, job: Job) -> list[Completion]:
     done: dict[int, Completion] = {}
-    async with contextlib.aclosing(service.run(job.prepared, job.n)) as chunks:
+    async with service.run(job.prepared, job.n) as chunks:
         async for index, chunk in chunks:
             if chunk.completion is not None:
                 done[index] = chunk.completion
     return [done[index] for index in range(len(job.prepared))]
 
 
+@contextlib.asynccontextmanager
 async def _events(
     service: Service, form: Form, job: Job, head: Json
-) -> AsyncGenerator[bytes, None]:
+) -> AsyncGenerator[AsyncIterator[bytes], None]:
+    """The sequences, begun on entering, as events."""
+    async with service.run(job.prepared, job.n) as chunks:
+        yield _worded(chunks, form, job, head)
+
+
+async def _worded(
+    chunks: AsyncIterator[tuple[int, Chunk]], form: Form, job: Job, head: Json
+) -> AsyncIterator[bytes]:
     """Chunks as events, then the usage; an error becomes the last event."""
     done: dict[int, Completion] = {}
     try:
-        async with contextlib.aclosing(service.run(job.prepared, job.n)) as chunks:
-            async for index, chunk in chunks:
-                yield event({**head, "choices": [form.delta(index, chunk)]})
-                if chunk.completion is not None:
-                    done[index] = chunk.completion
+        async for index, chunk in chunks:
+            yield event({**head, "choices": [form.delta(index, chunk)]})
+            if chunk.completion is not None:
+                done[index] = chunk.completion
     except Exception as error:
         refusal = as_api_error(error)
         if refusal.status == 500:

@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import ValidationError
 
 from peagle.async_llm import AsyncLLM
+from peagle.server.body_route import BodyRoute
 from peagle.server.chat import chat, render
 from peagle.server.completions import complete
 from peagle.server.errors import APIError, ErrorBody, register_errors
@@ -50,15 +51,26 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
 
 
 def _add_generation(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/completions", responses=ANSWER, response_model=None)
     async def completions(body: CompletionBody, request: Request) -> Response:
         """Complete prompts."""
         return await complete(service, body, request)
 
-    @app.post("/v1/chat/completions", responses=ANSWER, response_model=None)
     async def chat_completions(body: ChatBody, request: Request) -> Response:
         """Continue a conversation."""
         return await chat(service, body, request)
+
+    for path, endpoint in (
+        ("/v1/completions", completions),
+        ("/v1/chat/completions", chat_completions),
+    ):
+        app.router.add_api_route(
+            path,
+            endpoint,
+            methods=["POST"],
+            responses=ANSWER,
+            response_model=None,
+            route_class_override=BodyRoute,
+        )
 
     @app.post("/invocations", responses=ANSWER, response_model=None)
     async def invocations(body: Annotated[dict[str, Any], Body()], request: Request) -> Response:

@@ -106,9 +106,8 @@ class Watch:
         self._chunks = 0
         self._closed = False
 
-    def add(self, chunk: Chunk) -> None:
-        """Count a chunk, and the sequence once it is finished."""
-        now = time.perf_counter()
+    def add(self, chunk: Chunk, now: float) -> None:
+        """Count a chunk that came at a time, and the sequence once it is finished."""
         seconds, self._last = now - self._last, now
         if self._chunks:
             self._metrics.next_chunk(seconds)

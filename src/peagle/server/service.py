@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 
 from peagle.async_llm import AsyncLLM
 from peagle.config import SamplingParams
 from peagle.llm import LLM, Chunk, Prepared, Prompt
 from peagle.server.errors import APIError
-from peagle.server.metrics import Metrics
+from peagle.server.metrics import Metrics, Watch
 from peagle.server.settings import ServerSettings
 
 RETRY_SECONDS = {"Retry-After": "1"}
@@ -84,21 +84,20 @@ class Service:
             for prompt, how in zip(prompts, params, strict=True)
         ]
 
+    @contextlib.asynccontextmanager
     async def run(
         self, prepared: Sequence[Prepared], n: int
-    ) -> AsyncGenerator[tuple[int, Chunk], None]:
-        """Every sequence's chunks with its index; leaving the loop cancels what still runs.
+    ) -> AsyncGenerator[AsyncIterator[tuple[int, Chunk]], None]:
+        """Begin every sequence: its chunks with its index; leaving the block ends what still runs.
 
         `n` sequences in a row share a prompt, which is counted once.
         """
         watches = [
             self.metrics.watch(counts_prompt=index % n == 0) for index in range(len(prepared))
         ]
-        async with contextlib.aclosing(self._async.run(prepared)) as chunks:
+        async with self._async.run(prepared) as chunks:
             try:
-                async for index, chunk in chunks:
-                    watches[index].add(chunk)
-                    yield index, chunk
+                yield _counted(chunks, watches)
             finally:
                 for watch in watches:
                     watch.close()
@@ -114,3 +113,12 @@ class Service:
         """Stop the engine; streams still open end with an error."""
         self.draining = True
         self._async.close()
+
+
+async def _counted(
+    chunks: AsyncIterator[tuple[int, Chunk]], watches: Sequence[Watch]
+) -> AsyncIterator[tuple[int, Chunk]]:
+    async for index, chunk in chunks:
+        now = time.perf_counter()
+        yield index, chunk
+        watches[index].add(chunk, now)  # nobody waits for this any more
