@@ -111,6 +111,20 @@ def test_segments_are_the_deeper_elements_in_order(batch: Batch, shares, limit: 
         assert len(segment) < limit + len(shares)
 
 
+@pytest.mark.parametrize("parts", [1, 2, 4, 7])
+def test_segments_fill_whole_steps(parts: int):
+    """Padding of all but the last is less than two chains; together they fill one step more."""
+    depths, step = 8, 128
+    batch = pack([conversation([(100, 3900)])], 4000).batch(torch.arange(1))
+    chains = drawn(batch, depth_shares(depths, 0.8, 0.2))
+    total = len(chains.deeper())
+    segments = list(chains.segments(-(-total // parts), step))
+    assert [pair for s in segments for pair in listed(s)] == listed(chains.deeper())
+    assert len(segments) == parts
+    assert all(-len(segment) % step < 2 * depths for segment in segments[:-1])
+    assert sum(-(-len(segment) // step) for segment in segments) <= -(-total // step) + 1
+
+
 @given(batches, shares, st.integers(1, 9))
 def test_padded_elements_come_behind(batch: Batch, shares, multiple: int):
     deeper = drawn(batch, shares).deeper()

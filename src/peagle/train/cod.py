@@ -35,12 +35,16 @@ class Chains:
         depths = torch.arange(len(which)) - (ends - count)[which] + 1
         return Elements(which + (anchors.start or 0), depths)
 
-    def segments(self, limit: int) -> Iterator["Elements"]:
-        """The deeper elements in equal parts of about `limit`, every chain in one part."""
+    def segments(self, limit: int, step: int = 1) -> Iterator["Elements"]:
+        """The deeper elements in equal parts of about `limit`, every chain in one part.
+
+        Parts but the last come to just under a multiple of `step`, so that padding adds little.
+        """
         ends = (self.lengths - 1).clamp(min=0).cumsum(0)
         total = int(ends[-1])
         parts = -(-total // limit)
-        bounds = [total * (part + 1) // parts for part in range(parts)]
+        size = -(-total // (max(parts, 1) * step)) * step - min(int(self.lengths.max()), step - 1)
+        bounds = [size * part for part in range(1, parts)] + [total] * (parts > 0)
         start = 0
         for stop in (torch.searchsorted(ends, torch.tensor(bounds)) + 1).tolist():
             part = self.deeper(slice(start, stop))
@@ -70,6 +74,9 @@ class Elements:
 
     def __len__(self) -> int:
         return self.anchors.shape[0]
+
+    def __getitem__(self, which: slice) -> "Elements":
+        return Elements(self.anchors[which], self.depths[which])
 
     @property
     def places(self) -> Tensor:

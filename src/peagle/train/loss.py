@@ -71,7 +71,10 @@ class Comparison:
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Head and loss in one: a chunk's gradient is taken while its logits are there."""
+    """Head and loss in one: a chunk's gradient is taken while its logits are there.
+
+    Chunks are of neighbouring places, so that the target's logits are computed about once a place.
+    """
 
     @staticmethod
     def forward(
@@ -88,15 +91,16 @@ class _HeadLoss(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device)
         of_hidden = torch.empty_like(hidden)
         of_head = torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
-        for start in range(0, len(hidden), CHUNK):
-            rows = slice(start, start + CHUNK)
-            unique, which = to_device(hidden.device, *places[rows].unique(return_inverse=True))
-            draft, target = F.linear(hidden[rows], head), F.linear(final[unique], wanted)
+        for chunk in places.argsort().split(CHUNK):
+            asked = places[chunk].unique(return_inverse=True)
+            rows, unique, which = to_device(hidden.device, chunk, *asked)
+            x = hidden[rows]
+            draft, target = F.linear(x, head), F.linear(final[unique], wanted)
             part, gradient = weigh(rule, draft, target, which, weights[rows])
             total += part
-            torch.mm(gradient, head, out=of_hidden[rows])
+            of_hidden[rows] = gradient @ head
             if of_head is not None:
-                of_head += gradient.mT @ hidden[rows]
+                of_head += gradient.mT @ x
         ctx.save_for_backward(of_hidden, of_head)
         ctx.dtype = head.dtype
         return total

@@ -1,11 +1,12 @@
 """The optimizer: Muon for the layers' matrices, AdamW for everything else, over float32 weights."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
+from peagle.train.adamw import AdamW
 from peagle.train.recipe import Recipe
 
 
@@ -19,22 +20,19 @@ class DraftOptimizer:
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
         self._trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self._masters = {name: _master(p) for name, p in self._trained.items()}
-        hidden = [p for name, p in self._masters.items() if _is_hidden_matrix(name, p)]
-        chosen = set(hidden if recipe.optimizer == "muon" else ())
-        others = [p for p in self._masters.values() if p not in chosen]
-        adamw = torch.optim.AdamW(
-            others,
-            lr=0.0,
-            betas=(0.9, 0.95),
-            weight_decay=recipe.weight_decay,
-            fused=others[0].is_cuda,
-        )
-        self._parts: list[torch.optim.Optimizer] = [adamw]
-        if chosen:
-            muon = torch.optim.Muon(
-                hidden, lr=0.0, weight_decay=recipe.weight_decay, adjust_lr_fn="match_rms_adamw"
-            )
-            self._parts.append(muon)
+        pairs = [(master, self._trained[name]) for name, master in self._masters.items()]
+        self._copies: dict[nn.Parameter, Tensor] = {m: p for m, p in pairs if p is not m}
+        named = self._masters.items() if recipe.optimizer == "muon" else ()
+        hidden = {master: None for name, master in named if _is_hidden_matrix(name, master)}
+        others = [master for master in self._masters.values() if master not in hidden]
+        decay = recipe.weight_decay
+        self._adamw = AdamW(others, self._copies, decay)
+        self._parts: list[torch.optim.Optimizer] = [self._adamw]
+        self._muon: torch.optim.Muon | None = None
+        if hidden:
+            how = "match_rms_adamw"
+            self._muon = torch.optim.Muon(hidden, lr=0.0, weight_decay=decay, adjust_lr_fn=how)
+            self._parts.append(self._muon)
 
     def gradients(self) -> list[Tensor]:
         """Of every master, in float32; zero where no backward pass came by."""
@@ -45,14 +43,22 @@ class DraftOptimizer:
 
     def step(self, learning_rate: float, clip: float) -> None:
         """Update the weights from their gradients, clipped to a norm, and clear those."""
-        masters = self._masters.values()
-        torch.nn.utils.clip_grad_norm_(masters, clip)
+        gradients = self.gradients()
+        scale = (clip / (torch.nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
         for part in self._parts:
             for group in part.param_groups:
                 group["lr"] = learning_rate
-            part.step()
-            part.zero_grad(set_to_none=True)
-        self._publish()
+        self._adamw.step(scale)
+        if self._muon is not None:
+            self._muon_step(self._muon, scale)
+        for master in self._masters.values():
+            master.grad = None
+
+    def _muon_step(self, muon: torch.optim.Muon, scale: Tensor) -> None:
+        masters = muon.param_groups[0]["params"]
+        torch._foreach_mul_([master.grad for master in masters], scale)
+        muon.step()
+        self._publish(masters)
 
     def state(self) -> dict[str, Tensor]:
         """Masters as "parameter.master" and everything kept between steps as "parameter.key"."""
@@ -72,7 +78,7 @@ class DraftOptimizer:
             order = [names[id(p)] for group in part.param_groups for p in group["params"]]
             saved["state"] = {i: _of(name, tensors) for i, name in enumerate(order)}
             part.load_state_dict(saved)
-        self._publish()
+        self._publish(self._masters.values())
 
     def _kept(self) -> Iterator[tuple[str, str, Tensor]]:
         names = {id(master): name for name, master in self._masters.items()}
@@ -82,10 +88,9 @@ class DraftOptimizer:
                     yield names[id(master)], key, value
 
     @torch.no_grad()
-    def _publish(self) -> None:
-        """Copy the masters to the parameters that compute."""
-        pairs = [(p, self._masters[name]) for name, p in self._trained.items()]
-        apart = [(p, master) for p, master in pairs if p is not master]
+    def _publish(self, masters: Iterable[nn.Parameter]) -> None:
+        """Copy masters to the parameters that compute."""
+        apart = [(self._copies[master], master) for master in masters if master in self._copies]
         if apart:
             torch._foreach_copy_([p for p, _ in apart], [master for _, master in apart])
 

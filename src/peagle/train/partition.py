@@ -18,6 +18,7 @@ from peagle.drafters.model import DraftModel, LayerCall, call_plainly
 from peagle.train.attention import Dense, Masked, add_dense
 from peagle.train.cod import Chains, Elements
 from peagle.train.features import DocumentAttend, Features, fold, unfold
+from peagle.train.lookup import lookup
 from peagle.train.mask import BLOCK, Sight, rows_in_step
 from peagle.train.packing import Batch
 from peagle.train.transfer import to_device
@@ -39,6 +40,13 @@ class Pass:
     elements: Elements
     hidden: Tensor
     """[elements, hidden_size] the residual stream."""
+
+    def joined(self, other: "Pass") -> "Pass":
+        """These elements, then the other's."""
+        one, two = self.elements, other.elements
+        anchors = torch.cat((one.anchors, two.anchors))
+        depths = torch.cat((one.depths, two.depths))
+        return Pass(Elements(anchors, depths), torch.cat((self.hidden, other.hidden)))
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,7 @@ class ParallelPass:
         """All passes, in one graph: the plain twin of `backward`."""
         first, shared = self._context()
         yield first
-        for elements in self._chains.segments(self._limit):
+        for elements in self._segments():
             yield self._segment(elements, shared)
 
     def backward(self, charge: Charge) -> Tensor:
@@ -94,18 +102,33 @@ class ParallelPass:
         Never keeps more than depth 0 and one segment.
         """
         first, shared = self._context()
-        losses = [charge(first)]
+        stream = first.hidden.detach().requires_grad_()
         learnt = [tensor for tensor in shared.tensors if tensor.requires_grad]
         collected = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in learnt]
-        for elements in self._chains.segments(self._limit):
+        losses = []
+        for rows, elements in self._shares(first.elements):
             borrowed = _borrow(shared)
-            losses.append(charge(self._segment(elements, borrowed)))
+            part = Pass(first.elements[rows], stream[rows])
+            if len(elements):
+                part = part.joined(self._segment(elements, borrowed))
+            losses.append(charge(part))
             losses[-1].backward()
             _collect(borrowed, collected)
             losses[-1] = losses[-1].detach()
         outer = [c.to(t.dtype) for c, t in zip(collected, learnt, strict=True)]
-        torch.autograd.backward([losses[0], *learnt], [torch.ones_like(losses[0]), *outer])
-        return torch.stack(losses).sum().detach()
+        torch.autograd.backward([first.hidden, *learnt], [stream.grad, *outer])
+        return torch.stack(losses).sum()
+
+    def _shares(self, first: Elements) -> Iterator[tuple[slice, Elements]]:
+        """Segments, each with those of the depth-0 elements that stand at its anchors: most are
+        asked for the same tokens."""
+        segments = list(self._segments()) or [self._chains.deeper()]
+        stops = [*(int(s.anchors[-1]) + 1 for s in segments[:-1]), len(self._batch)]
+        bounds = [0, *torch.searchsorted(first.anchors, torch.tensor(stops)).tolist()]
+        yield from zip(map(slice, bounds[:-1], bounds[1:]), segments, strict=True)
+
+    def _segments(self) -> Iterator[Elements]:
+        return self._chains.segments(self._limit, rows_in_step(self._device))
 
     def slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
         """Embeddings and features of mask slots, [1, hidden_size] each: all have the same."""
@@ -115,16 +138,16 @@ class ParallelPass:
         """Depth 0 at every token, charged or not."""
         model, batch = self.model, self._batch
         charged = self._chains.charged
-        following, positions, places = to_device(
-            self._device, batch.tokens.roll(-1), batch.positions, charged
-        )
-        attend = ContextAttend(batch, self._device)
         features = model.project(self.features.tapped)
-        embeddings = model.embed(following).to(features.dtype)
-        hidden = model.layers(embeddings, features, positions, attend, self._first_call)
+        mask_feature = model.project(model.mask_hidden[None])
+        tokens = torch.cat((batch.tokens.roll(-1), torch.tensor([model.config.mask_token_id])))
+        embeddings = lookup(model.embed.weight, tokens).to(features.dtype)
+        positions, places = to_device(self._device, batch.positions, charged)
+        attend = ContextAttend(batch, self._device)
+        hidden = model.layers(embeddings[:-1], features, positions, attend, self._first_call)
         first = Pass(Elements(charged, torch.zeros_like(charged)), hidden[places])
         keys, values = zip(*attend.recorded, strict=True)
-        return first, Shared(list(keys), list(values), *model.mask_slot())
+        return first, Shared(list(keys), list(values), embeddings[-1:], mask_feature)
 
     def _segment(self, elements: Elements, shared: Shared) -> Pass:
         """Mask slots, told apart by their positions alone."""
