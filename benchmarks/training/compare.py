@@ -1,6 +1,7 @@
 """P-EAGLE against EAGLE-3 on the bundled target: the same conversations, steps and tokens.
 
-    python benchmarks/training/compare.py train answers.jsonl --out drafters --seconds 200
+    python benchmarks/training/compare.py train answers.jsonl --out drafters --seconds 280 \\
+        --gpus 3 --arms eagle3,deeper,deeper_near rows_per_step=16 rows_per_pass=16
     python benchmarks/training/compare.py measure drafters --prompts HumanEval.jsonl.gz --out FILE
 
 `measure` decodes greedily with the engine, in float32 on a CPU; every drafter answers the same
@@ -34,19 +35,20 @@ EAGLE3 = {
 """recipes/demo/eagle3.yaml where it differs from peagle.yaml."""
 WIDE = {"intermediate_size": 896}
 """The target's own, as EAGLE-3's."""
+NEAR = {**WIDE, "num_speculative_tokens": 6}
+"""Little is spent on depths that K = 5 never reads."""
+DEEP, DEEPER = {**NEAR, "num_hidden_layers": 6}, {**NEAR, "num_hidden_layers": 8}
 ARMS = {
     arm.name: arm
     for arm in (
         Arm("eagle3", EAGLE3),
         Arm("peagle"),
         Arm("wide", WIDE),
-        Arm("wide_ce", {**WIDE, "loss": "cross_entropy"}),
-        Arm("wide_normed", {**WIDE, "norm_before_residual": True}),
-        Arm("wide_fast", {**WIDE, "learning_rate": 4e-3}),
-        Arm("wide_dense", {**WIDE, "cod_ratio": 1.0}),
-        Arm("wide_near", {**WIDE, "cod_ratio": 1.0, "num_speculative_tokens": 6}),
-        Arm("wide_begun", WIDE, inherits=True),
-        Arm("wider", {"intermediate_size": 1280}),
+        Arm("near_begun", NEAR, inherits=True),
+        Arm("deep", DEEP),
+        Arm("deep_begun", DEEP, inherits=True),
+        Arm("deeper", DEEPER),
+        Arm("deeper_near", {**DEEPER, "num_speculative_tokens": 5}),
     )
 }
 

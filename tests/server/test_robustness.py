@@ -206,7 +206,7 @@ def test_unknown_routes_answer_in_openai_form(server: Running, path: str, method
 def test_half_a_character_is_refused_everywhere(server: Running, path: str, body: bytes):
     status, _, found = ask(server, path, body)
     assert status == 400
-    assert "Unicode" in found["error"]["message"]
+    assert any(word in found["error"]["message"] for word in ("Unicode", "hex escape"))
 
 
 def test_hostile_templates_are_only_text(server: Running):

@@ -144,11 +144,14 @@ class EventStream(Response):
             await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
+        """The head goes out with the first event, in one packet."""
+        begun = False
         async with self._events as events:
-            # the engine is at work while this travels
-            head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-            await send(head)
             async for data in events:
+                if not begun:
+                    headers = {"status": 200, "headers": self.raw_headers}
+                    await send({"type": "http.response.start", **headers})
+                    begun = True
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
