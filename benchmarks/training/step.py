@@ -24,7 +24,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.rope import RopeConfig
 from peagle.train.cod import depth_shares, sample_chains
 from peagle.train.features import Features
-from peagle.train.loss import LOSSES, Comparison
+from peagle.train.loss import Comparison
 from peagle.train.mask import BLOCK, rows_in_step
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import Batch
@@ -108,7 +108,7 @@ class Work:
         self._features = Features(features[:, : 3 * 4096], features[:, 3 * 4096 :])
         self.model.to(CUDA, torch.bfloat16).embed.float()
         self.model.head.requires_grad_(False)
-        self._compare = Comparison(self.model, target, LOSSES["kl"])
+        self._compare = Comparison(self.model, target, "kl")
         del target
         self._optimizer = DraftOptimizer(self.model, recipe)
         self._segment, self._checkpoint = segment, checkpoint

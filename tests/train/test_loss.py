@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.drafters.model import DraftModel
+from peagle.ops.divergence import LOSSES
 from peagle.train import loss
-from peagle.train.loss import LOSSES, Comparison
+from peagle.train.loss import Comparison
 
 ELEMENTS, LENGTH = 23, 15
 
@@ -27,11 +28,11 @@ class Case:
     weights: Tensor
 
     def loss(self, rule: str) -> Tensor:
-        compare = Comparison(self.model, self.target, LOSSES[rule])
+        compare = Comparison(self.model, self.target, rule)
         return compare.loss(self.hidden, self.final, self.places, self.weights)
 
     def agrees(self) -> Tensor:
-        compare = Comparison(self.model, self.target, LOSSES["kl"])
+        compare = Comparison(self.model, self.target, "kl")
         return compare.agrees(self.hidden, self.final, self.places)
 
     def plain_loss(self, rule: str) -> Tensor:

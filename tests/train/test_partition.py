@@ -11,7 +11,7 @@ from torch import Tensor
 from peagle.train import partition
 from peagle.train.cod import Chains, Elements, depth_shares, sample_chains
 from peagle.train.features import target_features
-from peagle.train.loss import LOSSES, Comparison
+from peagle.train.loss import Comparison
 from peagle.train.packing import Batch, Document, pack
 from peagle.train.partition import ParallelPass, Pass
 
@@ -71,7 +71,7 @@ class Run:
         self.model = tiny.random_drafter(tiny.drafter_config(parallel=True, layers=4))
         self.batch, self.chains = sampled(documents, multiple)
         self.features = target_features(target.decoder, self.batch, self.model.config.taps)
-        self._compare = Comparison(self.model, target.decoder, LOSSES["kl"])
+        self._compare = Comparison(self.model, target.decoder, "kl")
         self.rows = 0
 
     def charge(self, part: Pass) -> Tensor:

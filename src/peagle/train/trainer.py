@@ -14,7 +14,7 @@ from peagle.models.decoder import Decoder
 from peagle.train.cod import Chains, sample_chains
 from peagle.train.estimate import Estimate
 from peagle.train.features import Features, FeatureSource, TargetFeatures, padded_for
-from peagle.train.loss import LOSSES, Comparison
+from peagle.train.loss import Comparison
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import Batch, PackedRows
 from peagle.train.parallel import Ranks
@@ -69,7 +69,7 @@ class Trainer:
         self._schedule = Schedule(recipe, training)
         self._source = source or TargetFeatures(target, model.config.taps)
         self._device = target.embed.weight.device
-        self._compare = Comparison(model, target, LOSSES[recipe.loss])
+        self._compare = Comparison(model, target, recipe.loss)
         self.optimizer, self._ranks = DraftOptimizer(model, recipe), ranks
         self._output = Path(recipe.output)
         self._snapshot = self._output.with_name(self._output.name + "." + SNAPSHOT)

@@ -72,6 +72,9 @@ for synthetic in (False, True):
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("choice", "_part", types, {"BLOCK": 4096})
 compiled("choice", "_merge", types, {"PARTS": 64, "OFFSETS": True})
+types = {"draft": BF16, "target": BF16, "which": INT, "weights": F32, "losses": F32}
+for kl in (False, True):
+    compiled("divergence", "_weigh", types, {"KL": kl, "BLOCK": 4096})
 
 types = dict.fromkeys(("x", "weight", "bias", "out", "weights"), BF16)
 types |= dict.fromkeys(("order", "blocks", "count"), "*i32")
@@ -93,10 +96,10 @@ def test_kernels_compile_for_a_hopper_gpu() -> None:
 
 def kernels() -> set[str]:
     """Every kernel that another module's function launches."""
-    from peagle.ops.triton import cached_attention, choice, resident, residual
+    from peagle.ops.triton import cached_attention, choice, divergence, resident, residual
 
     launched = set()
-    for module in (cached_attention, choice, resident, residual):
+    for module in (cached_attention, choice, divergence, resident, residual):
         source = inspect.getsource(module)
         names = [name for name in vars(module) if name[0] == "_" and f"{name}[(" in source]
         launched |= set(names)
