@@ -72,6 +72,19 @@ for synthetic in (False, True):
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("choice", "_part", types, {"BLOCK": 4096})
 compiled("choice", "_merge", types, {"PARTS": 64, "OFFSETS": True})
+experts = {"EXPERTS": 128, "BLOCK_E": 128}
+ints = dict.fromkeys(("order", "blocks", "count", "chosen"), "*i32")
+types = {"logits": BF16, "weights": BF16, **ints}
+choice = {**experts, "TOP_K": 8, "NORMALIZE": True}
+compiled("routing", "_route_few_kernel", types, {**choice, "BLOCK_R": 16})
+compiled("routing", "_route_kernel", types, {**choice, "BLOCK_R": 4})
+compiled("routing", "_layout_kernel", types, {**experts, "BLOCK_M": 64, "CHUNK": 4096})
+types = dict.fromkeys(("x", "weight", "bias", "out", "weights"), BF16) | ints
+sizes = {"COLUMNS": 768, "DEPTH": 2048, "TOP_K": 8, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 128}
+for bias in (False, True):
+    form = {**sizes, "BIAS": bias, "LIMIT": 7.0, "ALPHA": 1.702}
+    compiled("moe", "_gate_up_kernel", types, form)
+    compiled("moe", "_down_kernel", types, form)
 types = {"draft": BF16, "target": BF16, "which": INT, "weights": F32, "losses": F32}
 for kl in (False, True):
     compiled("divergence", "_weigh", types, {"KL": kl, "BLOCK": 4096})
@@ -96,10 +109,10 @@ def test_kernels_compile_for_a_hopper_gpu() -> None:
 
 def kernels() -> set[str]:
     """Every kernel that another module's function launches."""
-    from peagle.ops.triton import cached_attention, choice, divergence, resident, residual
+    from peagle.ops.triton import cached_attention, choice, divergence, resident, residual, routing
 
     launched = set()
-    for module in (cached_attention, choice, divergence, resident, residual):
+    for module in (cached_attention, choice, divergence, resident, residual, routing):
         source = inspect.getsource(module)
         names = [name for name in vars(module) if name[0] == "_" and f"{name}[(" in source]
         launched |= set(names)

@@ -112,7 +112,7 @@ def test_a_row_that_is_not_a_number_harms_no_other(device: torch.device, rows: i
 def test_blocks_cover_every_pair_once(
     device: torch.device, rows: int, block: int, monkeypatch: pytest.MonkeyPatch
 ):
-    from peagle.ops.triton import moe as kernels
+    from peagle.ops.triton import routing as kernels
 
     monkeypatch.setattr(kernels, "CHUNK", 64)
     logits = torch.randn(rows, 12).to(device)
@@ -146,7 +146,7 @@ def test_the_module_takes_the_kernels_where_they_serve(
     ("pairs", "experts", "most"), [(0, 8, 0), (8, 8, 8), (24, 8, 9), (3, 8, 3)]
 )
 def test_the_worst_number_of_blocks(pairs: int, experts: int, most: int):
-    from peagle.ops.triton.moe import most_blocks
+    from peagle.ops.triton.routing import most_blocks
 
     assert most_blocks(pairs, experts, 16) == most
 
