@@ -7,21 +7,21 @@ turns, and while one works the other waits. Greedy, end of text ignored, no pref
 write the same tokens. Clients share the cores with the server, so they only read the bytes of an
 answer.
 
-Tokens per second are taken with clients that ask for their next text as soon as they have the last.
-The first token is timed twice: so, and with a pause before each question, the same on both sides.
-An engine answers later the longer it was idle (its threads sleep and its caches cool), whoever
-asks: back to back, the milliseconds that the bytes of an answer and of the next question travel
-count as the server's a second time, in a prefill that starts colder.
+Tokens per second are taken over whole passes, with clients that ask for their next text as soon as
+they have the last. For the first token the sides take turns with every question (with C at once,
+every C questions), in a drawn order, each after a pause: what else the machine does, and how cold
+its caches are, then meets both alike.
 """
 
 import asyncio
 import json
+import random
 import socket
 import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -37,7 +37,9 @@ from peagle.bench.report import machine
 K, SLOWER = 7, 1.05
 CONCURRENCIES = (1, 16)
 PAUSE = 0.02
-"""Seconds before a question, where clients pause."""
+"""Seconds before a question that is asked for its first token."""
+SHORT = 8
+"""Tokens of its answer."""
 END = b"0\r\n\r\n"
 """The last, empty chunk."""
 Ask = Callable[[str, int], AsyncIterator[Any]]
@@ -46,21 +48,11 @@ Ask = Callable[[str, int], AsyncIterator[Any]]
 
 @dataclass(frozen=True)
 class Load:
-    """What is asked in one pass."""
+    """What is asked."""
 
     prompts: Sequence[str]
     tokens: int
     concurrency: int
-    pause: float
-
-
-@dataclass(frozen=True)
-class Pass:
-    """All prompts once."""
-
-    otps: float
-    ttft: float
-    """Median, in seconds."""
 
 
 def main(
@@ -68,7 +60,7 @@ def main(
     limit: Annotated[int, typer.Option(help="How many prompts.")] = 32,
     joined: Annotated[int, typer.Option(help="How many texts make one prompt.")] = 1,
     max_tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 128,
-    rounds: Annotated[int, typer.Option(help="Passes of each side.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Passes of each; four times as many for TTFT.")] = 5,
     out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
 ) -> None:
     """Measure both sides and print their ratios."""
@@ -82,11 +74,8 @@ def main(
     rows = []
     with serve(flags, Path(tempfile.mkstemp()[1])) as server:
         for concurrency in CONCURRENCIES:
-            busy, calm = (
-                list(_passes(llm, server.port, Load(texts, max_tokens, concurrency, pause), rounds))
-                for pause in (0.0, PAUSE)
-            )
-            rows.append(_row(concurrency, busy, calm))
+            sides = Sides(llm, server.port, Load(texts, max_tokens, concurrency))
+            rows.append(_row(concurrency, sides.rates(rounds), sides.firsts(4 * rounds)))
             print(json.dumps(rows[-1]))
     if out is not None:
         facts = {"prompts": limit, "joined": joined, "max_tokens": max_tokens, "rounds": rounds}
@@ -95,66 +84,96 @@ def main(
     raise typer.Exit(1 if slow else 0)
 
 
-def _passes(llm: AsyncLLM, port: int, load: Load, rounds: int) -> Iterator[tuple[Pass, Pass]]:
-    """The engine's pass and the server's, in turns; the first of each only warms up."""
-    for index in range(rounds + 1):
-        pair = asyncio.run(_engine(llm, load)), asyncio.run(_server(port, load))
-        if index:
-            yield pair
+@dataclass(frozen=True)
+class Sides:
+    """The engine and the server, asked the same."""
+
+    llm: AsyncLLM
+    port: int
+    load: Load
+
+    def rates(self, rounds: int) -> list[tuple[float, float]]:
+        """Tokens per second of every pass of each; the first, not counted, only warms up."""
+        return asyncio.run(self._rates(rounds + 1))[1:]
+
+    def firsts(self, rounds: int) -> list[tuple[float, float]]:
+        """Seconds to the first token of every question of each, as in `rates`."""
+        return asyncio.run(self._firsts(rounds + 1))[len(self.load.prompts) :]
+
+    async def _rates(self, rounds: int) -> list[tuple[float, float]]:
+        with self._clients() as (engine, server):
+            return [(await self._rate(engine), await self._rate(server)) for _ in range(rounds)]
+
+    async def _rate(self, clients: Sequence[Ask]) -> float:
+        """Every prompt once, whichever client is free."""
+        waiting = iter(self.load.prompts)
+
+        async def work(ask: Ask) -> None:
+            for prompt in waiting:
+                async for _ in ask(prompt, self.load.tokens):
+                    pass
+
+        start = time.perf_counter()
+        await asyncio.gather(*map(work, clients))
+        return len(self.load.prompts) * self.load.tokens / (time.perf_counter() - start)
+
+    async def _firsts(self, rounds: int) -> list[tuple[float, float]]:
+        draw, size, found = random.Random(0), self.load.concurrency, []
+        with self._clients() as sides:
+            for _ in range(rounds):
+                for begin in range(0, len(self.load.prompts), size):
+                    turn: dict[int, list[float]] = {}
+                    for side in draw.sample((0, 1), 2):
+                        turn[side] = await self._turn(sides[side], begin)
+                    found += zip(turn[0], turn[1], strict=True)
+        return found
+
+    async def _turn(self, clients: Sequence[Ask], begin: int) -> list[float]:
+        """As many questions as there are clients, at once."""
+        await asyncio.sleep(PAUSE)
+        asked = self.load.prompts[begin : begin + len(clients)]
+        return list(await asyncio.gather(*map(self._first, clients, asked)))
+
+    async def _first(self, ask: Ask, prompt: str) -> float:
+        start, first = time.perf_counter(), 0.0
+        async for _ in ask(prompt, SHORT):
+            first = first or time.perf_counter() - start
+        return first
+
+    @contextmanager
+    def _clients(self) -> Iterator[tuple[list[Ask], list[Ask]]]:
+        count, address = self.load.concurrency, ("127.0.0.1", self.port)
+        with ExitStack() as lines:
+            connected = [
+                lines.enter_context(socket.create_connection(address)) for _ in range(count)
+            ]
+            for line in connected:
+                line.setblocking(False)
+            yield [_engine(self.llm)] * count, [_server(line) for line in connected]
 
 
-async def _run(clients: Sequence[Ask], load: Load) -> Pass:
-    """Every prompt once, whichever client is free."""
-    waiting, firsts = iter(load.prompts), []
-
-    async def work(ask: Ask) -> None:
-        for prompt in waiting:
-            if load.pause:
-                await asyncio.sleep(load.pause)
-            start, first = time.perf_counter(), 0.0
-            async for _ in ask(prompt, load.tokens):
-                first = first or time.perf_counter() - start
-            firsts.append(first)
-
-    start = time.perf_counter()
-    await asyncio.gather(*map(work, clients))
-    seconds = time.perf_counter() - start
-    return Pass(len(load.prompts) * load.tokens / seconds, statistics.median(firsts))
-
-
-async def _engine(llm: AsyncLLM, load: Load) -> Pass:
+def _engine(llm: AsyncLLM) -> Ask:
     async def ask(prompt: str, tokens: int) -> AsyncIterator[Any]:
         async for chunk in llm.stream(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)):
             yield chunk
 
-    return await _run([ask] * load.concurrency, load)
+    return ask
 
 
-async def _server(port: int, load: Load) -> Pass:
-    def asker(line: socket.socket) -> Ask:
+def _server(line: socket.socket) -> Ask:
+    async def ask(prompt: str, tokens: int) -> AsyncIterator[Any]:
         loop = asyncio.get_running_loop()
-
-        async def ask(prompt: str, tokens: int) -> AsyncIterator[Any]:
-            body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-            await loop.sock_sendall(line, _request({**body, "stream": True}))
+        body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        await loop.sock_sendall(line, _request({**body, "stream": True}))
+        data = await loop.sock_recv(line, 1 << 16)
+        if b"data: " not in data:
             data = await loop.sock_recv(line, 1 << 16)
-            if b"data: " not in data:
-                data = await loop.sock_recv(line, 1 << 16)
-            while not data.endswith(END):
-                yield data
-                data = await loop.sock_recv(line, 1 << 16)
+        while not data.endswith(END):
             yield data
+            data = await loop.sock_recv(line, 1 << 16)
+        yield data
 
-        return ask
-
-    with ExitStack() as lines:
-        address = ("127.0.0.1", port)
-        connected = [
-            lines.enter_context(socket.create_connection(address)) for _ in range(load.concurrency)
-        ]
-        for line in connected:
-            line.setblocking(False)
-        return await _run([asker(line) for line in connected], load)
+    return ask
 
 
 def _request(body: dict[str, Any]) -> bytes:
@@ -164,22 +183,24 @@ def _request(body: dict[str, Any]) -> bytes:
 
 
 def _row(
-    concurrency: int, busy: Sequence[tuple[Pass, Pass]], calm: Sequence[tuple[Pass, Pass]]
+    concurrency: int, rates: Sequence[tuple[float, float]], firsts: Sequence[tuple[float, float]]
 ) -> dict[str, Any]:
-    """Best of the rounds on each side, and how much longer the server took."""
-    otps = [max(one.otps for one in side) for side in zip(*busy, strict=True)]
-    row = {
+    """The best pass of each side, the median first token, and how much longer the server took.
+
+    For the first token that is the median over the questions, each asked of both in turn.
+    """
+    engine, server = (max(side) for side in zip(*rates, strict=True))
+    engine_first, server_first = (statistics.median(side) for side in zip(*firsts, strict=True))
+    ratio = statistics.median(there / here for here, there in firsts)
+    return {
         "concurrency": concurrency,
-        "engine_otps": round(otps[0], 1),
-        "server_otps": round(otps[1], 1),
-        "time_ratio": round(otps[0] / otps[1], 4),
+        "engine_otps": round(engine, 1),
+        "server_otps": round(server, 1),
+        "time_ratio": round(engine / server, 4),
+        "engine_ttft_ms": round(1e3 * engine_first, 2),
+        "server_ttft_ms": round(1e3 * server_first, 2),
+        "ttft_ratio": round(ratio, 4),
     }
-    for name, passes in (("ttft", calm), ("back_to_back_ttft", busy)):
-        ttft = [min(one.ttft for one in side) for side in zip(*passes, strict=True)]
-        row[f"engine_{name}_ms"] = round(1e3 * ttft[0], 2)
-        row[f"server_{name}_ms"] = round(1e3 * ttft[1], 2)
-        row[f"{name}_ratio"] = round(ttft[1] / ttft[0], 4)
-    return row
 
 
 if __name__ == "__main__":

@@ -159,6 +159,7 @@ class Sweep:
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
             "arm": arm.name,
             "changes": dict(arm.changes),
+            "inherits": arm.inherits,
             "conversations": sum(map(len, self.training.documents)),
             "steps": len(losses),
             "tokens": len(losses) * self.recipe.rows_per_step * self.recipe.row_length,

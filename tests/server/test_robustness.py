@@ -35,13 +35,19 @@ def ask(
     return answer.status, {k.lower(): v for k, v in answer.headers.items()}, found
 
 
-def begin(server: Running, body: dict[str, Any]) -> socket.socket:
-    """Send a request and read until its first event has come."""
+def send(server: Running, body: dict[str, Any], missing: int = 0) -> socket.socket:
+    """Send a request, perhaps without the last bytes of its body."""
     data = json.dumps({**body, "stream": True}).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
+    connection.sendall(head.encode() + data[: len(data) - missing])
+    return connection
+
+
+def begin(server: Running, body: dict[str, Any]) -> socket.socket:
+    """Send a request and read until its first event has come."""
+    connection = send(server, body)
     seen = b""
     while b"data: " not in seen:
         seen += connection.recv(4096)
@@ -61,6 +67,30 @@ def small() -> Iterator[Running]:
     for running in start(settings):
         yield running
         running.wait_until_idle()
+
+
+@pytest.mark.parametrize("missing", [0, 5])
+def test_a_client_that_leaves_before_its_answer_is_no_error(
+    server: Running, missing: int, caplog: pytest.LogCaptureFixture
+):
+    """While its body travels, or before the first token."""
+    with caplog.at_level("INFO", logger="peagle.server"):
+        send(server, LONG, missing).close()
+        end = time.monotonic() + 10
+        while not any(record.message == "request" for record in caplog.records):
+            assert time.monotonic() < end, "the request was not logged"
+            time.sleep(0.01)
+    server.wait_until_idle(seconds=2)
+    assert all(record.levelname == "INFO" for record in caplog.records)
+    assert ask(server, "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/invocations"])
+@pytest.mark.parametrize("kind", ["text/plain", "", "application/x-www-form-urlencoded"])
+def test_a_body_that_does_not_say_it_is_json_is_refused(server: Running, path: str, kind: str):
+    status, _, found = ask(server, path, {"prompt": PROMPT}, **{"Content-Type": kind})
+    assert status == 400
+    assert "Content-Type: application/json" in found["error"]["message"]
 
 
 def test_a_client_that_leaves_frees_its_blocks_at_once(server: Running):

@@ -120,9 +120,19 @@ def test_segments_fill_whole_steps(parts: int):
     total = len(chains.deeper())
     segments = list(chains.segments(-(-total // parts), step))
     assert [pair for s in segments for pair in listed(s)] == listed(chains.deeper())
-    assert len(segments) == parts
+    assert parts <= len(segments) <= parts + 1
     assert all(-len(segment) % step < 2 * depths for segment in segments[:-1])
     assert sum(-(-len(segment) // step) for segment in segments) <= -(-total // step) + 1
+
+
+def test_no_segment_outgrows_its_limit():
+    """Of many, each gives up to a chain away; the rest is no one's to take whole."""
+    depths, limit, step = 8, 512, 128
+    batch = pack([conversation([(1, 30_000)])], 30_001).batch(torch.arange(1))
+    chains = drawn(batch, depth_shares(depths, 0.8, 0.2))
+    segments = list(chains.segments(limit, step))
+    assert max(map(len, segments)) <= limit + step
+    assert sum(map(len, segments)) == len(chains.deeper())
 
 
 @given(batches, shares, st.integers(1, 9))

@@ -105,7 +105,7 @@ def test_memory_by_hand(by_hand: Plan):
         "features": 12 * 4 * 64 * 2,
         "activations at depth 0": 12 * (kept + 2 * 64) * 2 + 12 * 2 * 32 * 4,
         "activations deeper": 15 * (kept + 2 * 64) * 2,
-        "logits": 3 * 15 * 96 * 2 + 2 * 96 * 64 * 4,
+        "logits": 2 * 15 * 96 * 2 + 2 * 96 * 64 * 4,
     }
 
 

@@ -16,11 +16,9 @@ from starlette.types import Receive, Scope, Send
 
 from peagle.engine.request import Speculation
 from peagle.llm import Chunk, Completion, Prepared
-from peagle.server.errors import as_api_error
+from peagle.server.errors import CLIENT_GONE, as_api_error
 from peagle.server.service import Service
 
-CLIENT_GONE = 499
-"""nginx's status for a client that left; nobody reads it but the log."""
 encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 DONE = b"data: [DONE]\n\n"
 Json = dict[str, Any]

@@ -2,9 +2,9 @@
 
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import Body, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import ValidationError
@@ -15,7 +15,13 @@ from peagle.server.chat import chat, render
 from peagle.server.completions import complete
 from peagle.server.errors import APIError, ErrorBody, register_errors
 from peagle.server.middleware import AccessLog, Authentication, BodyLimit
-from peagle.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from peagle.server.protocol import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    Invocation,
+    TokenizeBody,
+)
 from peagle.server.service import Service
 from peagle.server.settings import ServerSettings
 
@@ -59,28 +65,26 @@ def _add_generation(app: FastAPI, service: Service) -> None:
         """Continue a conversation."""
         return await chat(service, body, request)
 
+    async def invocations(body: Invocation, request: Request) -> Response:
+        """SageMaker's route: a body with messages is a conversation, one with a prompt is not."""
+        try:
+            if "messages" in body.root:
+                return await chat(service, ChatBody.model_validate(body.root), request)
+            return await complete(service, CompletionBody.model_validate(body.root), request)
+        except ValidationError as error:
+            raise RequestValidationError(error.errors()) from None
+
+    how: dict[str, Any] = {
+        "responses": ANSWER,
+        "response_model": None,
+        "route_class_override": BodyRoute,
+    }
     for path, endpoint in (
         ("/v1/completions", completions),
         ("/v1/chat/completions", chat_completions),
+        ("/invocations", invocations),
     ):
-        app.router.add_api_route(
-            path,
-            endpoint,
-            methods=["POST"],
-            responses=ANSWER,
-            response_model=None,
-            route_class_override=BodyRoute,
-        )
-
-    @app.post("/invocations", responses=ANSWER, response_model=None)
-    async def invocations(body: Annotated[dict[str, Any], Body()], request: Request) -> Response:
-        """SageMaker's route: a body with messages is a conversation, one with a prompt is not."""
-        try:
-            if "messages" in body:
-                return await chat(service, ChatBody.model_validate(body), request)
-            return await complete(service, CompletionBody.model_validate(body), request)
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
+        app.router.add_api_route(path, endpoint, methods=["POST"], **how)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

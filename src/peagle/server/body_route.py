@@ -7,8 +7,9 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
-from peagle.server.errors import APIError
+from peagle.server.errors import CLIENT_GONE, APIError
 
 
 class BodyRoute(APIRoute):
@@ -28,6 +29,8 @@ class BodyRoute(APIRoute):
                 raise APIError(400, "the body must be JSON, with Content-Type: application/json")
             try:
                 body = model.model_validate_json(await request.body())
+            except ClientDisconnect:
+                return Response(status_code=CLIENT_GONE)
             except ValidationError as error:
                 raise RequestValidationError(error.errors()) from None
             return await endpoint(body, request)

@@ -11,6 +11,8 @@ from starlette.exceptions import HTTPException as RoutingError
 from peagle.async_llm import EngineClosedError
 from peagle.errors import InputError
 
+CLIENT_GONE = 499
+"""nginx's status for a client that left; nobody reads it but the log."""
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",

@@ -119,16 +119,16 @@ class Watch:
             self._metrics.finished(chunk.completion)
             if self._counts_prompt:
                 self._metrics.prompt(len(chunk.completion.prompt_token_ids))
-            self._end(chunk.completion.finish_reason)
+            self._end(chunk.completion.finish_reason, now)
 
     def close(self) -> None:
         """Count the sequence as cancelled unless it is finished."""
         if not self._closed:
-            self._end("abort")
+            self._end("abort", time.perf_counter())
 
-    def _end(self, reason: str) -> None:
+    def _end(self, reason: str, now: float) -> None:
         self._closed = True
-        self._metrics.ended(reason, time.perf_counter() - self._arrived)
+        self._metrics.ended(reason, now - self._arrived)
 
 
 class _LoadCollector(Collector):

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, RootModel
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
@@ -211,6 +211,10 @@ class ChatBody(GenerationBody):
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
     prediction: Ignored = None
+
+
+class Invocation(RootModel[dict[str, Any]]):
+    """SageMaker's body: either of the two above."""
 
 
 class TokenizeBody(Body):

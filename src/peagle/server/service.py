@@ -120,5 +120,9 @@ async def _counted(
 ) -> AsyncIterator[tuple[int, Chunk]]:
     async for index, chunk in chunks:
         now = time.perf_counter()
-        yield index, chunk
-        watches[index].add(chunk, now)  # nobody waits for this any more
+        if chunk.completion is not None:
+            watches[index].add(chunk, now)
+            yield index, chunk
+        else:  # the next token is waited for, this count is not
+            yield index, chunk
+            watches[index].add(chunk, now)

@@ -36,7 +36,7 @@ class Chains:
         return Elements(which + (anchors.start or 0), depths)
 
     def segments(self, limit: int, step: int = 1) -> Iterator["Elements"]:
-        """The deeper elements in equal parts of about `limit`, every chain in one part.
+        """The deeper elements in about equal parts near `limit`, every chain in one part.
 
         Parts but the last come to just under a multiple of `step`, so that padding adds little.
         """
@@ -44,7 +44,7 @@ class Chains:
         total = int(ends[-1])
         parts = -(-total // limit)
         size = -(-total // (max(parts, 1) * step)) * step - min(int(self.lengths.max()), step - 1)
-        bounds = [size * part for part in range(1, parts)] + [total] * (parts > 0)
+        bounds = [*range(max(size, 1), total, max(size, 1)), *([total] * (total > 0))]
         start = 0
         for stop in (torch.searchsorted(ends, torch.tensor(bounds)) + 1).tolist():
             part = self.deeper(slice(start, stop))

@@ -209,13 +209,18 @@ class FeatureCache:
         features = Features(features.tapped[: len(batch)], features.final[: len(batch)])
         if not features.finite:
             documents = data.documents_of(rows)
-            named = source.unreadable(documents) or documents[0]
             raise InputError(
-                f"the target's hidden states of {named.source or 'a document'} are not finite; "
-                "leave it out"
+                f"the target's hidden states of {self._unreadable(documents, source)} are not "
+                "finite; leave it out"
             )
         stored = store(features, self._recipe.feature_dtype)
         return {name: value.unflatten(0, (len(rows), -1)) for name, value in stored.items()}
+
+    def _unreadable(self, documents: Sequence[Document], source: TargetFeatures) -> str:
+        """Which of them it is, where this rank can ask its target alone."""
+        if self._recipe.shard_target and self._ranks.size > 1:
+            return "one of " + ", ".join(document.source or "?" for document in documents)
+        return (source.unreadable(documents) or documents[0]).source or "a document"
 
     def _write(self, shard: Shard, tensors: dict[str, Tensor]) -> None:
         """Give a shard its name when all of it is on disk."""

@@ -80,6 +80,7 @@ class _HeadLoss(torch.autograd.Function):
             of_hidden[rows] = gradient @ head
             if of_head is not None:
                 of_head += gradient.mT @ x
+            del draft, target, gradient  # before the next chunk's are made
         ctx.save_for_backward(of_hidden, of_head)
         ctx.dtype = head.dtype
         return total

@@ -48,7 +48,7 @@ PARTS = {
 FLOAT32 = 4
 SCORES = 2
 """Matrices of queries x keys that attention without FlexAttention keeps: scores and shares."""
-LOGITS = {True: 3, False: 9}
+LOGITS = {True: 2, False: 9}
 """Matrices of elements x vocabulary that exist at once, with compiled layers and without."""
 ATTAINED = {True: 0.6, False: 0.25}
 """Share of a bare product's rate that a step reaches, with compiled layers (Qwen3-8B's sizes on an

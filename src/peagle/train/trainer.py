@@ -82,8 +82,7 @@ class Trainer:
         Raises `InputError` when the loss is no longer a number, naming the documents.
         """
         if self._snapshot.exists():
-            name = self.recipe.model_dump_json()
-            self._progress = load_snapshot(self._snapshot, self.optimizer, name)
+            self._progress = load_snapshot(self._snapshot, self.optimizer, self._name)
         losses: list[Tensor] = []
         for step in range(self._progress.step, self.recipe.steps):
             losses.append(self.gradient(step))
@@ -124,7 +123,8 @@ class Trainer:
             features = self._source("training", passes[index], batch)
             run = self._pass(batch, features, chains[index].padded(len(batch)))
             losses[index] = run.backward(self._charge(features, weight))
-        if self.recipe.shard_target and self._ranks.idle(len(passes)):
+        sharded = self.recipe.shard_target and self.recipe.features == "online"
+        if sharded and self._ranks.idle(len(passes)):
             # a sharded target runs on all ranks or on none
             self._source("training", passes[0], self._batch(self._training, passes[0]))
         self._ranks.add_up([*self.optimizer.gradients(), losses])
@@ -164,9 +164,13 @@ class Trainer:
     def _keep(self) -> None:
         """Write the snapshot that a later run goes on from."""
         if self._ranks.first:
-            name = self.recipe.model_dump_json()
-            save_snapshot(self._snapshot, self.optimizer, self._progress, name)
+            save_snapshot(self._snapshot, self.optimizer, self._progress, self._name)
         self._ranks.wait()
+
+    @property
+    def _name(self) -> str:
+        """The recipe, told apart from others that would compute something else."""
+        return self.recipe.model_dump_json(exclude_defaults=True, exclude={"shard_target"})
 
     def estimate(self) -> Estimate:
         """Accuracy and acceptance length on the held-out documents."""
