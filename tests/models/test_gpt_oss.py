@@ -81,6 +81,13 @@ WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
         "MXFP4 weights hold NaN or infinite values",
     ),
     (
+        "type",
+        lambda t: t.update(
+            {f"{EXPERTS}.down_proj_scales": t[f"{EXPERTS}.down_proj_scales"].float()}
+        ),
+        r"down_proj_scales is torch\.float32; MXFP4 weights are bytes",
+    ),
+    (
         "sinks",
         lambda t: t.update({"model.layers.1.self_attn.sinks": torch.ones(3)}),
         r"sinks has shape \[3\], expected \[4\]",

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from peagle.errors import InputError
 from peagle.models.families import load_decoder, load_layers
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
@@ -35,24 +37,41 @@ trainer = prepare(recipe)
 parts = list(trainer.target.layers.parameters())
 assert all(isinstance(part, DTensor) == recipe.shard_target for part in parts)
 """
+FILLING = """
+from torch.distributed.tensor import DTensor
+from peagle.train.feature_cache import FeatureCache
+
+def fill(cache, missing, target, tell, plain=FeatureCache.fill):
+    assert all(isinstance(part, DTensor) for part in target.layers.parameters())
+    assert len(target.layers)
+    plain(cache, missing, target, tell)
+
+FeatureCache.fill = fill
+"""
 GRADIENT = """
 losses = trainer.gradient(0)
 save_file(dict(zip(map(str, range(100)), trainer.optimizer.gradients()), losses=losses), out)
 """
 STOPPED = "trainer.run(lambda report: trainer.stop())"
-TO_THE_END = "trainer.run(lambda report: None); save_file(trainer.model.state_dict(), out)"
+TO_THE_END = """
+steps = []
+trainer.run(lambda report: steps.append(report.step))
+assert steps[0] > 10, steps
+save_file(trainer.model.state_dict(), out)
+"""
 
-TwoRanks = Callable[[str, Recipe], list[dict[str, Tensor]]]
+TwoRanks = Callable[..., list[dict[str, Tensor]]]
 
 
 @pytest.fixture
 def two_ranks(tmp_path: Path) -> TwoRanks:
-    """Runs a script with a recipe's trainer in two processes; what each of them saved."""
+    """Runs a script with a recipe's trainer in two processes, perhaps with lines before all others;
+    what each of them saved."""
     script, found = tmp_path / "script.py", tmp_path / "found"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
-    def run(work: str, recipe: Recipe) -> list[dict[str, Tensor]]:
-        script.write_text(HEAD + work)
+    def run(work: str, recipe: Recipe, first: str = "") -> list[dict[str, Tensor]]:
+        script.write_text(first + HEAD + work)
         subprocess.run(
             [*launch, str(script), json.dumps(recipe.model_dump()), str(found)],
             check=True,
@@ -111,10 +130,20 @@ def test_a_sharded_target_fills_a_cache(recipe_for, two_ranks: TwoRanks, tmp_pat
     recipe = recipe_for(
         tmp_path / "out", shard_target=True, feature_cache=str(tmp_path / "shared"), **changes
     )
-    found = two_ranks(GRADIENT.replace("losses =", "assert not parts; losses ="), recipe)
+    found = two_ranks(GRADIENT.replace("losses =", "assert not parts; losses ="), recipe, FILLING)
     alone = recipe_for(tmp_path / "out", feature_cache=str(tmp_path / "alone"), **changes)
     for tensors in found:
         assert_same_gradient(tensors, prepare(alone), within=1e-4)
+
+
+def test_layers_are_read_strictly(targets, tmp_path: Path):
+    """A file with a layer more than its configuration is another model's."""
+    directory = shutil.copytree(targets["llama"].directory, tmp_path / "target")
+    config = json.loads((directory / "config.json").read_text())
+    config["num_hidden_layers"] -= 1
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"unexpected tensors: model\.layers\."):
+        next(load_layers(directory, torch.float32, tiny.CPU))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gpt_oss"])

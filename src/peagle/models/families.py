@@ -13,7 +13,7 @@ from peagle.device import require_memory
 from peagle.errors import InputError
 from peagle.models import gpt_oss
 from peagle.models.decoder import Decoder, DecoderConfig, DecoderLayer
-from peagle.models.weights import TensorRule, assemble, read_json, read_tensors
+from peagle.models.weights import TensorRule, assemble, read_json, read_tensors, tensor_names
 from peagle.ops.moe import ALPHA
 from peagle.ops.packing import pack
 from peagle.ops.rope import RopeConfig
@@ -324,6 +324,7 @@ def load_layers(
     Raises `InputError` as `load_decoder` does.
     """
     config = decoder_config(read_json(directory / "config.json"), str(directory))
+    _refuse_unexpected(directory, config)
     for index in range(config.num_hidden_layers):
         prefix = f"model.layers.{index}"
         tensors = read_tensors(directory, Below(prefix))
@@ -332,6 +333,23 @@ def load_layers(
         rules = gpt_oss.as_stored(layer_rules(config, "0", prefix), tensors)
         _assemble(nn.ModuleList([layer]), rules, directory, tensors, dtype=dtype, device=device)
         yield layer.to(device=device, dtype=dtype).requires_grad_(False).eval()
+
+
+def _refuse_unexpected(directory: Path, config: DecoderConfig) -> None:
+    """What `assemble` refuses, for weights that are read in parts."""
+    names = tensor_names(directory)
+    rules = gpt_oss.as_stored(decoder_rules(config), names)
+    expected = {name for rule in rules for name in rule.theirs} | _ignored(config)
+    if unexpected := sorted(names - expected):
+        listed = ", ".join(unexpected)
+        raise InputError(
+            f"{directory} does not match its config.json: unexpected tensors: {listed}"
+        )
+
+
+def _ignored(config: DecoderConfig) -> set[str]:
+    """Tensors that a file may have beside ours."""
+    return {"lm_head.weight"} if config.tie_word_embeddings else set()
 
 
 def _assemble(
@@ -357,9 +375,9 @@ def _filled(
 ) -> Decoder:
     """A decoder with the values of a directory's tensors."""
     config = decoder.config
-    ignored = ["lm_head.weight"] if config.tie_word_embeddings else []
     rules = gpt_oss.as_stored(decoder_rules(config), tensors)
-    _assemble(decoder, rules, directory, tensors, ignored=ignored, dtype=dtype, device=device)
+    how: dict[str, Any] = {"ignored": _ignored(config), "dtype": dtype, "device": device}
+    _assemble(decoder, rules, directory, tensors, **how)
     if config.tie_word_embeddings:
         decoder.head.weight = decoder.embed.weight
     decoder = decoder.to(device=device, dtype=dtype).requires_grad_(False).eval()

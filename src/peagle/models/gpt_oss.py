@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peagle.errors import InputError
 from peagle.models.decoder import DecoderConfig
 from peagle.models.mxfp4 import BLOCK, dequantised
 from peagle.models.weights import Shape, TensorRule
@@ -60,6 +61,9 @@ class PackedRule(ExpertRule):
     def join(
         self, theirs: Sequence[Tensor], dtype: torch.dtype | None, device: torch.device | None
     ) -> Tensor:
+        for name, part in zip(self.theirs, theirs, strict=True):
+            if part.dtype != torch.uint8:
+                raise InputError(f"{name} is {part.dtype}; MXFP4 weights are bytes")
         blocks, scales = (part.to(device) for part in theirs)
         return self._sorted(dequantised(blocks, scales, dtype or torch.bfloat16))
 

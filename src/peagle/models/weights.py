@@ -112,6 +112,18 @@ def read_tensors(directory: Path, wanted: Container[str] | None = None) -> dict[
     return dict(_tensors(safetensors_files(directory), wanted))
 
 
+def tensor_names(directory: Path) -> set[str]:
+    """Of every tensor of a directory. Raises `InputError` for a damaged file."""
+    names: set[str] = set()
+    for file in safetensors_files(directory):
+        try:
+            with safe_open(file, framework="pt") as shard:
+                names.update(shard.keys())
+        except (SafetensorError, OSError) as error:
+            raise InputError(f"{file} is damaged or cut short: {error}") from None
+    return names
+
+
 def _tensors(files: Iterable[Path], wanted: Container[str] | None) -> Iterator[tuple[str, Tensor]]:
     for file in files:
         try:
