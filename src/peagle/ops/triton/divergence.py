@@ -14,6 +14,7 @@ def weigh(
     """As the reference; the gradient takes the place of `draft`."""
     rows, vocab = draft.shape
     losses = torch.empty(rows, dtype=torch.float32, device=draft.device)
+    block = max(128, min(BLOCK, triton.next_power_of_2(vocab)))
     _weigh[(rows,)](
         draft,
         target,
@@ -22,8 +23,9 @@ def weigh(
         losses,
         vocab,
         KL=loss == "kl",
-        BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
-        num_warps=8,
+        BLOCK=block,
+        # no more threads than numbers: none reads what another has already overwritten
+        num_warps=min(8, block // 128),
     )
     return losses.sum(), draft
 
