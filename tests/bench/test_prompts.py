@@ -111,7 +111,7 @@ GOOD = b'{"prompt": "x"}\n'
         ("s.jsonl", GOOD + b'{"prompt": ""}', r"s\.jsonl:2: the prompt is empty"),
         ("s.jsonl", b"\n \n", r"s\.jsonl holds no prompt"),
         ("s.jsonl.gz", b"not gzip", r"s\.jsonl\.gz cannot be read"),
-        ("s.jsonl.gz", gzip.compress(GOOD)[:-9], r"s\.jsonl\.gz cannot be read"),
+        ("s.jsonl.gz", gzip.compress(GOOD, mtime=0)[:-9], r"s\.jsonl\.gz cannot be read"),
         ("s.txt", b"fine\n\xfe\n", r"s\.txt:2: not valid UTF-8"),
         ("s.txt", b"", r"s\.txt holds no prompt"),
         ("s.csv", GOOD, r"s\.csv is no prompt file by its name"),
