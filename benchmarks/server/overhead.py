@@ -46,15 +46,6 @@ Ask = Callable[[str, int], AsyncIterator[Any]]
 """A prompt and a number of tokens -> the answer, piece by piece."""
 
 
-@dataclass(frozen=True)
-class Load:
-    """What is asked."""
-
-    prompts: Sequence[str]
-    tokens: int
-    concurrency: int
-
-
 def main(
     prompts: Annotated[str, typer.Option(help="HumanEval's file, or other prompts.")],
     limit: Annotated[int, typer.Option(help="How many prompts.")] = 32,
@@ -74,7 +65,7 @@ def main(
     rows = []
     with serve(flags, Path(tempfile.mkstemp()[1])) as server:
         for concurrency in CONCURRENCIES:
-            sides = Sides(llm, server.port, Load(texts, max_tokens, concurrency))
+            sides = Sides(llm, server.port, texts, max_tokens, concurrency)
             rows.append(_row(concurrency, sides.rates(rounds), sides.firsts(4 * rounds)))
             print(json.dumps(rows[-1]))
     if out is not None:
@@ -90,7 +81,10 @@ class Sides:
 
     llm: AsyncLLM
     port: int
-    load: Load
+    prompts: Sequence[str]
+    tokens: int
+    """Of each answer that is timed to its end."""
+    concurrency: int
 
     def rates(self, rounds: int) -> list[tuple[float, float]]:
         """Tokens per second of every pass of each; the first, not counted, only warms up."""
@@ -98,7 +92,7 @@ class Sides:
 
     def firsts(self, rounds: int) -> list[tuple[float, float]]:
         """Seconds to the first token of every question of each, as in `rates`."""
-        return asyncio.run(self._firsts(rounds + 1))[len(self.load.prompts) :]
+        return asyncio.run(self._firsts(rounds + 1))[len(self.prompts) :]
 
     async def _rates(self, rounds: int) -> list[tuple[float, float]]:
         with self._clients() as (engine, server):
@@ -106,22 +100,22 @@ class Sides:
 
     async def _rate(self, clients: Sequence[Ask]) -> float:
         """Every prompt once, whichever client is free."""
-        waiting = iter(self.load.prompts)
+        waiting = iter(self.prompts)
 
         async def work(ask: Ask) -> None:
             for prompt in waiting:
-                async for _ in ask(prompt, self.load.tokens):
+                async for _ in ask(prompt, self.tokens):
                     pass
 
         start = time.perf_counter()
         await asyncio.gather(*map(work, clients))
-        return len(self.load.prompts) * self.load.tokens / (time.perf_counter() - start)
+        return len(self.prompts) * self.tokens / (time.perf_counter() - start)
 
     async def _firsts(self, rounds: int) -> list[tuple[float, float]]:
-        draw, size, found = random.Random(0), self.load.concurrency, []
+        draw, size, found = random.Random(0), self.concurrency, []
         with self._clients() as sides:
             for _ in range(rounds):
-                for begin in range(0, len(self.load.prompts), size):
+                for begin in range(0, len(self.prompts), size):
                     turn: dict[int, list[float]] = {}
                     for side in draw.sample((0, 1), 2):
                         turn[side] = await self._turn(sides[side], begin)
@@ -131,7 +125,7 @@ class Sides:
     async def _turn(self, clients: Sequence[Ask], begin: int) -> list[float]:
         """As many questions as there are clients, at once."""
         await asyncio.sleep(PAUSE)
-        asked = self.load.prompts[begin : begin + len(clients)]
+        asked = self.prompts[begin : begin + len(clients)]
         return list(await asyncio.gather(*map(self._first, clients, asked)))
 
     async def _first(self, ask: Ask, prompt: str) -> float:
@@ -142,7 +136,7 @@ class Sides:
 
     @contextmanager
     def _clients(self) -> Iterator[tuple[list[Ask], list[Ask]]]:
-        count, address = self.load.concurrency, ("127.0.0.1", self.port)
+        count, address = self.concurrency, ("127.0.0.1", self.port)
         with ExitStack() as lines:
             connected = [
                 lines.enter_context(socket.create_connection(address)) for _ in range(count)

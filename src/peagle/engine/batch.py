@@ -50,15 +50,21 @@ class Rows:
 
 def gather_rows(table: RequestTable, spans: Sequence[Span], dtype: torch.dtype) -> Rows:
     """The rows of some spans, in the order given, grouped by their number of queries."""
-    device = table.slots.device
-    positions = torch.cat([torch.arange(s.start, s.start + s.count, device=device) for s in spans])
-    rows = torch.tensor([s.row for s in spans for _ in range(s.count)], device=device)
+    positions, slots = places(table, spans)
     firsts, counts = _firsts(spans), sorted({span.count for span in spans})
     groups = tuple(
         _group(table, spans, [i for i, s in enumerate(spans) if s.count == count], firsts, dtype)
         for count in counts
     )
-    return Rows(positions, table.slots[rows, positions], groups)
+    return Rows(positions, slots, groups)
+
+
+def places(table: RequestTable, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Position and cache slot of every row of some spans, in the order given: [rows] each."""
+    device = table.slots.device
+    positions = torch.cat([torch.arange(s.start, s.start + s.count, device=device) for s in spans])
+    rows = upload([s.row for s in spans for _ in range(s.count)], device)
+    return positions, table.slots[rows, positions]
 
 
 def _firsts(spans: Sequence[Span]) -> list[int]:
@@ -91,15 +97,13 @@ def _group(
 
 def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
     """The rows of some spans, in the order given, each `TILE` of a span as if a request's own."""
-    device = table.slots.device
     tiles = [
         (span.row, start, min(TILE, span.start + span.count - start))
         for span in spans
         for start in range(span.start, span.start + span.count, TILE)
     ]
-    requests, starts, counts = upload([*zip(*tiles, strict=True)], device)
-    positions = torch.cat([torch.arange(s.start, s.start + s.count, device=device) for s in spans])
-    rows = upload([s.row for s in spans for _ in range(s.count)], device)
+    requests, starts, counts = upload([*zip(*tiles, strict=True)], table.slots.device)
+    positions, writes = places(table, spans)
     return PassRows(
         slots=table.slots,
         limits=table.limits,
@@ -108,6 +112,6 @@ def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
         firsts=counts.cumsum(0) - counts,
         counts=counts,
         positions=positions,
-        writes=table.slots[rows, positions],
+        writes=writes,
         most=max(count for _, _, count in tiles),
     )

@@ -11,7 +11,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from peagle.drafters.drafter import Span
 from peagle.drafters.resident import known_inputs
-from peagle.engine.batch import Scheduled, tile_rows
+from peagle.engine.batch import Scheduled, places, tile_rows
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import ResidentCycle
 from peagle.engine.upload import upload
@@ -79,11 +79,14 @@ class Prefill:
         return features.index_select(0, ends)
 
     def _attend(self, cache: Tensor, spans: Sequence[tuple[int, int, int]]) -> AttendProduct:
-        tiles, groups = tile_rows(self._table, [Span(*span) for span in spans]), _groups(spans)
+        named, groups = [Span(*span) for span in spans], _groups(spans)
+        positions, slots = places(self._table, named)
+        tiles = tile_rows(self._table, named) if self._cycle.target.config.focused else None
 
         def attend(layer: int, qkv: Tensor, heads: Heads) -> Tensor:
-            query, key, value = store(qkv, heads, cache[layer], tiles.positions, tiles.writes)
+            query, key, value = store(qkv, heads, cache[layer], positions, slots)
             if not heads.whole:
+                assert tiles is not None
                 return cached_attention.attend(query, heads, cache[layer], tiles)
             attended = [self._group(query, key, value, cache[layer], group) for group in groups]
             return attended[0] if len(attended) == 1 else torch.cat(attended)

@@ -341,10 +341,7 @@ def _refuse_unexpected(directory: Path, config: DecoderConfig) -> None:
     rules = gpt_oss.as_stored(decoder_rules(config), names)
     expected = {name for rule in rules for name in rule.theirs} | _ignored(config)
     if unexpected := sorted(names - expected):
-        listed = ", ".join(unexpected)
-        raise InputError(
-            f"{directory} does not match its config.json: unexpected tensors: {listed}"
-        )
+        raise _mismatch(directory, f"unexpected tensors: {', '.join(unexpected)}")
 
 
 def _ignored(config: DecoderConfig) -> set[str]:
@@ -363,7 +360,11 @@ def _assemble(
     try:
         assemble(module, rules, tensors, **how)
     except InputError as error:
-        raise InputError(f"{directory} does not match its config.json: {error}") from None
+        raise _mismatch(directory, error) from None
+
+
+def _mismatch(directory: Path, problem: object) -> InputError:
+    return InputError(f"{directory} does not match its config.json: {problem}")
 
 
 def _filled(

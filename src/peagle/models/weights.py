@@ -2,8 +2,10 @@
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from huggingface_hub import snapshot_download
@@ -116,23 +118,27 @@ def tensor_names(directory: Path) -> set[str]:
     """Of every tensor of a directory. Raises `InputError` for a damaged file."""
     names: set[str] = set()
     for file in safetensors_files(directory):
-        try:
-            with safe_open(file, framework="pt") as shard:
-                names.update(shard.keys())
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{file} is damaged or cut short: {error}") from None
+        with _opened(file) as shard:
+            names.update(shard.keys())
     return names
 
 
 def _tensors(files: Iterable[Path], wanted: Container[str] | None) -> Iterator[tuple[str, Tensor]]:
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as shard:
-                for name in shard.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
-                    if wanted is None or name in wanted:
-                        yield name, _finite(shard.get_tensor(name), name, file)
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{file} is damaged or cut short: {error}") from None
+        with _opened(file) as shard:
+            for name in shard.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
+                if wanted is None or name in wanted:
+                    yield name, _finite(shard.get_tensor(name), name, file)
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A file's tensors, its faults said in its user's words."""
+    try:
+        with safe_open(file, framework="pt") as shard:
+            yield shard
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"{file} is damaged or cut short: {error}") from None
 
 
 def _finite(tensor: Tensor, name: str, file: Path) -> Tensor:

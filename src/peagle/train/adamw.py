@@ -58,7 +58,7 @@ def _factors(step: float, rate: float, decay: float) -> tuple[float, float, floa
 
 def _update(
     scale: Tensor,
-    kept: Tensor,
+    shrink: Tensor,
     rate: Tensor,
     spread: Tensor,
     master: Tensor,
@@ -72,7 +72,7 @@ def _update(
     gradient = gradient * scale
     mean.mul_(BETAS[0]).add_(gradient, alpha=1 - BETAS[0])
     square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-    master.mul_(kept).sub_(rate * mean / (square.sqrt() * spread + EPSILON))
+    master.mul_(shrink).sub_(rate * mean / (square.sqrt() * spread + EPSILON))
     if copy is not None:
         copy.copy_(master)
 

@@ -61,6 +61,7 @@ def route(logits: Tensor, top_k: int, normalize: bool, block: int) -> Routing:
 @triton.jit
 def _choose(
     logits,
+    weights,
     row,
     rows,
     EXPERTS: tl.constexpr,
@@ -68,7 +69,7 @@ def _choose(
     TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
 ):
-    """Of some rows [R, BLOCK_E]: an expert's choice + 1, or 0 if it has none; and its weight."""
+    """Store the weights of some rows' pairs; of [R, BLOCK_E] which are pairs, and their numbers."""
     expert = tl.arange(0, BLOCK_E)[None, :]
     real = expert < EXPERTS
     at = logits + row[:, None] * EXPERTS + expert
@@ -87,7 +88,10 @@ def _choose(
     kept = tl.where(choice > 0, scores, 0.0)
     if NORMALIZE:
         kept /= tl.sum(kept, axis=1)[:, None]
-    return choice, kept
+    taken = (choice > 0) & (row[:, None] < rows)
+    pair = row[:, None] * TOP_K + choice - 1
+    tl.store(weights + pair, kept, mask=taken)
+    return taken, pair
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -106,10 +110,7 @@ def _route_few_kernel(
 ):
     """Weights and layout of all rows at once, when an expert's pairs fit a block."""
     row = tl.arange(0, BLOCK_R)
-    choice, kept = _choose(logits, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
-    taken = (choice > 0) & (row[:, None] < rows)
-    pair = row[:, None] * TOP_K + choice - 1
-    tl.store(weights + pair, kept, mask=taken)
+    taken, pair = _choose(logits, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
     ones = taken.to(tl.int32)
     pairs = tl.sum(ones, axis=0)
     first = tl.cumsum(pairs, axis=0) - pairs
@@ -136,11 +137,8 @@ def _route_kernel(
 ):
     """The weight and the expert of every pair of BLOCK_R rows."""
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    choice, kept = _choose(logits, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
-    taken = (choice > 0) & (row[:, None] < rows)
-    pair = row[:, None] * TOP_K + choice - 1
-    expert = tl.arange(0, BLOCK_E)[None, :] + tl.zeros(choice.shape, tl.int32)
-    tl.store(weights + pair, kept, mask=taken)
+    taken, pair = _choose(logits, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
+    expert = tl.arange(0, BLOCK_E)[None, :] + tl.zeros(pair.shape, tl.int32)
     tl.store(chosen + pair, expert, mask=taken)
 
 
