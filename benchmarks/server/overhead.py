@@ -95,8 +95,11 @@ class Sides:
         return asyncio.run(self._firsts(rounds + 1))[len(self.prompts) :]
 
     async def _rates(self, rounds: int) -> list[tuple[float, float]]:
-        with self._clients() as (engine, server):
-            return [(await self._rate(engine), await self._rate(server)) for _ in range(rounds)]
+        found = []
+        for _ in range(rounds):
+            with self._clients() as (engine, server):
+                found.append((await self._rate(engine), await self._rate(server)))
+        return found
 
     async def _rate(self, clients: Sequence[Ask]) -> float:
         """Every prompt once, whichever client is free."""
@@ -113,13 +116,12 @@ class Sides:
 
     async def _firsts(self, rounds: int) -> list[tuple[float, float]]:
         draw, size, found = random.Random(0), self.concurrency, []
-        with self._clients() as sides:
-            for _ in range(rounds):
-                for begin in range(0, len(self.prompts), size):
-                    turn: dict[int, list[float]] = {}
-                    for side in draw.sample((0, 1), 2):
-                        turn[side] = await self._turn(sides[side], begin)
-                    found += zip(turn[0], turn[1], strict=True)
+        for begin in [*range(0, len(self.prompts), size)] * rounds:
+            turn: dict[int, list[float]] = {}
+            with self._clients() as sides:
+                for side in draw.sample((0, 1), 2):
+                    turn[side] = await self._turn(sides[side], begin)
+            found += zip(turn[0], turn[1], strict=True)
         return found
 
     async def _turn(self, clients: Sequence[Ask], begin: int) -> list[float]:
@@ -136,6 +138,7 @@ class Sides:
 
     @contextmanager
     def _clients(self) -> Iterator[tuple[list[Ask], list[Ask]]]:
+        """New connections: a server closes those that wait for long."""
         count, address = self.concurrency, ("127.0.0.1", self.port)
         with ExitStack() as lines:
             connected = [
@@ -159,15 +162,22 @@ def _server(line: socket.socket) -> Ask:
         loop = asyncio.get_running_loop()
         body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
         await loop.sock_sendall(line, _request({**body, "stream": True}))
-        data = await loop.sock_recv(line, 1 << 16)
+        data = await _received(line)
         if b"data: " not in data:
-            data = await loop.sock_recv(line, 1 << 16)
+            data = await _received(line)
         while not data.endswith(END):
             yield data
-            data = await loop.sock_recv(line, 1 << 16)
+            data = await _received(line)
         yield data
 
     return ask
+
+
+async def _received(line: socket.socket) -> bytes:
+    data = await asyncio.get_running_loop().sock_recv(line, 1 << 16)
+    if not data:
+        raise ConnectionError("the server closed a connection before its answer ended")
+    return data
 
 
 def _request(body: dict[str, Any]) -> bytes:

@@ -8,6 +8,7 @@ costs does not depend on them. speculators' step on the same work is measured be
 """
 
 import json
+import statistics
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,7 +51,7 @@ def main(
     torch.cuda.reset_peak_memory_stats()
     seconds[steps // 2 :] = [_timed(work.step) for _ in range(steps - steps // 2)]
     in_a_row = _timed(lambda: [work.step() for _ in range(steps // 2)]) / (steps // 2)
-    median = sorted(seconds[steps // 2 :])[(steps - steps // 2) // 2]
+    median = statistics.median(seconds[steps // 2 :])
     result = machine() | {
         "gpu": torch.cuda.get_device_name(),
         "length": length,
@@ -142,13 +143,14 @@ class Work:
         self.segments = len(list(chains.segments(self._segment, rows_in_step(CUDA))))
 
     def masking(self) -> float:
-        """Seconds to build every mask of a step."""
+        """Seconds to build every mask of a step, of several times the median."""
         chains = sample_chains(self._batch, depth_shares(K, RATIO, FLOOR), self._generator)
-        start = time.perf_counter()
-        for elements in chains.segments(self._segment, rows_in_step(CUDA)):
-            Reach.of(elements.padded(BLOCK), self._batch).sight.block_mask(CUDA)
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
+
+        def build() -> None:
+            for elements in chains.segments(self._segment, rows_in_step(CUDA)):
+                Reach.of(elements.padded(BLOCK), self._batch).sight.block_mask(CUDA)
+
+        return statistics.median(_timed(build) for _ in range(9))
 
 
 def _random(module: Any) -> Any:

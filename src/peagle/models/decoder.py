@@ -13,6 +13,7 @@ from peagle.ops.moe import Experts
 from peagle.ops.norm import HeadNorm, RMSNorm
 from peagle.ops.packing import Part
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
+from peagle.ops.swiglu import swiglu
 
 Attend = Callable[..., Tensor]
 """(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value) -> like query; a
@@ -117,8 +118,7 @@ class MLP(Part):
         self.down = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        return self.down(F.silu(gate) * up)
+        return self.down(swiglu(self.gate_up(x)))
 
 
 def feed_forward(config: DecoderConfig) -> MLP | Experts:

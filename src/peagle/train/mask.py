@@ -107,12 +107,10 @@ def _by_block(values: Tensor) -> Tensor:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row of a boolean matrix: how many are set, and their columns in front. int32"""
-    count = blocks.sum(1)
-    # NumPy finds them in a tenth of torch's time
-    found = torch.from_numpy(np.flatnonzero(blocks.numpy()))
-    row = torch.repeat_interleave(count)
-    place = torch.arange(len(found)) - (count.cumsum(0) - count)[row]
-    columns = torch.zeros(blocks.shape, dtype=torch.int32)
-    columns[row, place] = (found - row * blocks.shape[1]).int()
-    return count.int(), columns
+    """Of each row of a boolean matrix: how many are set, and their columns in front. int32
+
+    By NumPy, whose calls on little cost less than torch's.
+    """
+    seen = blocks.numpy()
+    columns = np.argsort(~seen, axis=1, kind="stable").astype(np.int32)
+    return torch.from_numpy(seen.sum(1, dtype=np.int32)), torch.from_numpy(columns)

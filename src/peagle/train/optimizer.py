@@ -1,12 +1,13 @@
 """The optimizer: Muon for the layers' matrices, AdamW for everything else, over float32 weights."""
 
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
+from peagle.ops.linear import Linear
 from peagle.train.adamw import AdamW
+from peagle.train.product import SummedProduct
 from peagle.train.recipe import Recipe
 
 
@@ -14,7 +15,8 @@ class DraftOptimizer:
     """Both optimizers at one learning rate; their state by parameter name, for the snapshot.
 
     Muon's updates are scaled to AdamW's size, so that one rate fits both. Parameters that compute
-    in bfloat16 have a float32 master, to which every backward pass adds its gradient.
+    in bfloat16 have a float32 master, to which every backward pass adds its gradient: the model's
+    products do so themselves from here on.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
@@ -22,6 +24,7 @@ class DraftOptimizer:
         self._masters = {name: _master(p) for name, p in self._trained.items()}
         pairs = [(master, self._trained[name]) for name, master in self._masters.items()]
         self._copies: dict[nn.Parameter, Tensor] = {m: p for m, p in pairs if p is not m}
+        self._summed = _sum_in_products(model, {p: m for m, p in self._copies.items()})
         named = self._masters.items() if recipe.optimizer == "muon" else ()
         hidden = {master: None for name, master in named if _is_hidden_matrix(name, master)}
         others = [master for master in self._masters.values() if master not in hidden]
@@ -52,7 +55,10 @@ class DraftOptimizer:
         if self._muon is not None:
             self._muon_step(self._muon, scale)
         for master in self._masters.values():
-            master.grad = None
+            if master not in self._summed:
+                master.grad = None
+        if self._summed:
+            torch._foreach_zero_(list(self._summed.values()))
 
     def _muon_step(self, muon: torch.optim.Muon, scale: Tensor) -> None:
         masters = muon.param_groups[0]["params"]
@@ -100,28 +106,31 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     if parameter.dtype == torch.float32:
         return parameter
     master = nn.Parameter(parameter.detach().float())
-    accumulate = _compiled_add() if parameter.is_cuda else _add
 
     def collect(computing: Tensor) -> None:
-        assert computing.grad is not None
+        if computing.grad is None:  # its products have added it
+            return
         if master.grad is None:
             master.grad = computing.grad.float()
         else:
-            accumulate(master.grad, computing.grad)
+            master.grad += computing.grad
         computing.grad = None
 
     parameter.register_post_accumulate_grad_hook(collect)
     return master
 
 
-def _add(total: Tensor, more: Tensor) -> None:
-    total.view(-1).add_(more.view(-1))
-
-
-@cache
-def _compiled_add() -> Callable[[Tensor, Tensor], None]:
-    """Torch's own kernel for a sum of two dtypes reaches three quarters of the memory's rate."""
-    return torch.compile(_add, dynamic=True)
+def _sum_in_products(
+    model: nn.Module, masters: dict[Tensor, nn.Parameter]
+) -> dict[nn.Parameter, Tensor]:
+    """Let products add gradients to their weights' masters'; returns these."""
+    summed = {}
+    for layer in model.modules():
+        if isinstance(layer, Linear) and layer.bias is None and layer.weight in masters:
+            master = masters[layer.weight]
+            summed[master] = master.grad = torch.zeros_like(master)
+            layer.packed = SummedProduct(layer.weight, summed[master])
+    return summed
 
 
 def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:

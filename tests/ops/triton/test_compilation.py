@@ -1,9 +1,13 @@
 """Every kernel compiles for a Hopper GPU, on any machine: the interpreter checks no types."""
 
+import importlib
 import inspect
 import os
+import pkgutil
 import subprocess
 import sys
+
+from peagle.ops import triton as package
 
 SCRIPT = """
 import importlib, sys
@@ -72,6 +76,8 @@ for synthetic in (False, True):
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("choice", "_part", types, {"BLOCK": 4096})
 compiled("choice", "_merge", types, {"PARTS": 64, "OFFSETS": True})
+types = dict.fromkeys(("gate_up", "of_result", "out"), BF16)
+compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
 experts = {"EXPERTS": 128, "BLOCK_E": 128}
 ints = dict.fromkeys(("order", "blocks", "count", "chosen"), "*i32")
 types = {"logits": BF16, "weights": BF16, **ints}
@@ -109,10 +115,9 @@ def test_kernels_compile_for_a_hopper_gpu() -> None:
 
 def kernels() -> set[str]:
     """Every kernel that another module's function launches."""
-    from peagle.ops.triton import cached_attention, choice, divergence, resident, residual, routing
-
     launched = set()
-    for module in (cached_attention, choice, divergence, resident, residual, routing):
+    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        module = importlib.import_module(found.name)
         source = inspect.getsource(module)
         names = [name for name in vars(module) if name[0] == "_" and f"{name}[(" in source]
         launched |= set(names)

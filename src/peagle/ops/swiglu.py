@@ -1,0 +1,61 @@
+"""SwiGLU, the gate of an MLP."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from peagle.ops.triton import kernels, serve
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of [rows, 2 * width], gate and up side by side: [rows, width]."""
+    if serve(gate_up) and torch.is_grad_enabled():
+        trained: Tensor = _swiglu(gate_up)
+        return trained
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def gradient(gate_up: Tensor, of_result: Tensor) -> Tensor:
+    """[rows, 2 * width] the gradient of `gate_up`, given the result's: the kernel's plain twin."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    share = gate.sigmoid()
+    of_gate = of_result * up * share * (1 + gate * (1 - share))
+    return torch.cat((of_gate, of_result * gate * share), dim=-1).to(gate_up.dtype)
+
+
+# As operators: the gradient that the compiler writes reads everything once for each half.
+@torch.library.custom_op("peagle::swiglu", mutates_args=())
+def _swiglu(gate_up: Tensor) -> Tensor:
+    result: Tensor = kernels("residual").silu_mul(gate_up)
+    return result
+
+
+@_swiglu.register_fake
+def _(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2)
+
+
+@torch.library.custom_op("peagle::swiglu_gradient", mutates_args=())
+def _gradient(gate_up: Tensor, of_result: Tensor) -> Tensor:
+    result: Tensor = kernels("swiglu").gradient(gate_up, of_result)
+    return result
+
+
+@_gradient.register_fake
+def _(gate_up: Tensor, of_result: Tensor) -> Tensor:
+    return torch.empty_like(gate_up)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, of_result: Tensor) -> Tensor:
+    found: Tensor = _gradient(*ctx.saved_tensors, of_result)
+    return found
+
+
+_swiglu.register_autograd(_backward, setup_context=_keep)

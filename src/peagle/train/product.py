@@ -1,0 +1,66 @@
+"""A product that adds its weight's gradient to a float32 sum by itself.
+
+Every pass of a step adds to the sums. Apart from the product that makes a gradient this moves
+twelve bytes of a parameter; within it the sum is read and written beside its arithmetic.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class SummedProduct:
+    """`x @ weight.T`; the weight itself gets no gradient."""
+
+    weight: Tensor
+    """[outputs, inputs]"""
+    total: Tensor
+    """[outputs, inputs] float32: what gradients are added to."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [rows, inputs]"""
+        result: Tensor = _product(x, self.weight, self.total)
+        return result
+
+
+# As operators that the compiler does not look into: layers stay one graph around them.
+@torch.library.custom_op("peagle::product", mutates_args=())
+def _product(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
+    return F.linear(x, weight)
+
+
+@_product.register_fake
+def _(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
+    torch._check(x.shape[1] == weight.shape[1])
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+def _add_gradient(total: Tensor, gradient: Tensor, x: Tensor) -> None:
+    # A version of its own: autograd would take the sum for an input of passes that come later
+    total = total.data
+    if total.is_cuda:
+        torch.addmm(total, gradient.mT, x, out_dtype=torch.float32, out=total)
+    else:
+        total.addmm_(gradient.float().mT, x.float())
+
+
+torch.library.define("peagle::add_gradient", "(Tensor(a!) total, Tensor gradient, Tensor x) -> ()")
+torch.library.impl("peagle::add_gradient", ("cpu", "cuda"), _add_gradient)
+torch.library.register_fake("peagle::add_gradient", lambda total, gradient, x: None)
+
+
+def _keep(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
+    x, weight, total = ctx.saved_tensors
+    torch.ops.peagle.add_gradient(total, gradient, x)
+    return gradient @ weight if ctx.needs_input_grad[0] else None, None, None
+
+
+_product.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,39 @@
+"""SwiGLU's gradient against torch's."""
+
+import pytest
+import torch
+
+from peagle.ops import swiglu as plain
+from peagle.ops.triton import swiglu as kernels
+
+
+@pytest.mark.parametrize("width", [7, 64, 1024, 2500])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_gradient_is_the_references(device: torch.device, width: int, dtype: torch.dtype):
+    gate_up, of_result = drawn(width, dtype)
+    close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
+    found = kernels.gradient(gate_up.to(device), of_result.to(device))
+    torch.testing.assert_close(found.cpu(), plain.gradient(gate_up, of_result), **close)
+
+
+def test_rows_that_do_not_lie_in_a_row_are_read_as_they_are(device: torch.device):
+    gate_up, of_result = drawn(24, torch.float32)
+    apart = gate_up.to(device).mT.contiguous().mT
+    found = kernels.gradient(apart, of_result.to(device).mT.contiguous().mT)
+    torch.testing.assert_close(found.cpu(), plain.gradient(gate_up, of_result))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="asks for a GPU")
+def test_on_a_gpu_gradients_come_from_the_kernel_compiled_or_not():
+    gate_up, of_result = (part.cuda() for part in drawn(64, torch.float32))
+    expected = plain.gradient(gate_up, of_result)
+    for call in (plain.swiglu, torch.compile(plain.swiglu, dynamic=True)):
+        given = gate_up.clone().requires_grad_()
+        call(given).backward(of_result)
+        torch.testing.assert_close(given.grad, expected)
+
+
+def drawn(width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gate and up of 9 rows, and a gradient of the result."""
+    torch.manual_seed(width)
+    return torch.randn(9, 2 * width).to(dtype), torch.randn(9, width).to(dtype)
