@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from peagle.drafters.model import DraftModel
 from peagle.ops.linear import Linear
 from peagle.train.cod import Elements
-from peagle.train.partition import ParallelPass, Shared
+from peagle.train.context import Shared
+from peagle.train.partition import ParallelPass
 from peagle.train.trainer import Trainer
 from peagle.train.transfer import to_device
 

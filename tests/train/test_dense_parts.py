@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.train.attention import Dense, Masked, add_dense, causal, merge
+from peagle.train.attention import Masked, add_dense, causal, merge
 from peagle.train.mask import Sight
 
 CPU = torch.device("cpu")
@@ -45,14 +45,14 @@ def test_a_dense_part_joins_a_masked_one(queries: int, dense: int, rest: int):
     sight = Sight(rest, torch.zeros(queries, dtype=torch.int64), last)
     masked = Masked(sight, CPU)(query, key[:, :, dense:], value[:, :, dense:])
     some = torch.zeros(queries, dense, dtype=torch.bool)
-    parts = [
-        Dense(slice(0, queries // 2), slice(0, dense)),
-        Dense(slice(queries // 2, None), slice(dense // 2, None)),
-    ]
+    half = queries // 2
+    parts = [(slice(half), slice(dense)), (slice(half, queries), slice(dense // 2, dense))]
+    parts = [part for part in parts if len(some[part[0]])]
     for part in parts:
-        some[part.queries, part.keys] = True
-    parts = [part for part in parts if len(some[part.queries])]
-    ours = add_dense(query, key[:, :, :dense], value[:, :, :dense], masked, parts)
+        some[part] = True
+    rows, columns = zip(*parts, strict=True)
+    seen = [(key[:, :, part], value[:, :, part]) for part in columns]
+    ours = add_dense(query, masked, rows, seen)
     seen = torch.cat((some, sight.matrix(CPU)), dim=1)
     assert_same(ours, expected(query, key, value, seen), (query, key, value))
 

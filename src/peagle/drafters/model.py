@@ -11,6 +11,7 @@ from peagle.models.decoder import MLP, Attend, Attention, DecoderConfig, Decoder
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.rope import Rotation, rope_table, rotation_at
+from peagle.ops.rows import take
 
 LayerCall = Callable[..., Tensor]
 """(layer, its arguments) -> its result: training compiles or recomputes layers."""
@@ -70,13 +71,19 @@ class FirstLayer(nn.Module):
         self.norm_before_residual = norm_before_residual
 
     def forward(
-        self, embedding: Tensor, feature: Tensor, rotation: Rotation, attend: Attend
+        self,
+        embedding: Tensor,
+        feature: Tensor,
+        rotation: Rotation,
+        attend: Attend,
+        kept: Tensor | None = None,
     ) -> Tensor:
-        """embedding, feature: [rows, hidden_size]; result: the residual stream, the same shape."""
+        """embedding, feature: [rows, hidden_size]; result: the residual stream, the same shape, or
+        of the rows in `kept` alone."""
         normed = self.hidden_norm(feature)
         x = torch.cat((self.input_norm(embedding), normed), dim=-1)
         residual = normed if self.norm_before_residual else feature
-        x = residual + self.attention(x, rotation, 0, attend)
+        x = take(residual, kept) + self.attention(x, rotation, 0, attend, kept)
         return x + self.mlp(self.post_norm(x))
 
 
@@ -136,15 +143,18 @@ class DraftModel(nn.Module):
         positions: Tensor,
         attend: Attend,
         call: LayerCall = call_plainly,
+        kept: Tensor | None = None,
     ) -> Tensor:
         """The draft layers alone. Inputs as in `forward`, embeddings in place of tokens.
 
         Embeddings and features may be one row, [1, hidden_size], that stands at every position.
+        kept: the rows to return, each once; the others are only attended to. None: all.
         """
-        rotation = rotation_at(self.rotations, positions)
-        x = call(self.first, embeddings, features, rotation, attend)
+        rotation, last = rotation_at(self.rotations, positions), len(self.rest)
+        kept_by = [None] * last + [kept]
+        x = call(self.first, embeddings, features, rotation, attend, kept_by[0])
         for index, layer in enumerate(self.rest, start=1):
-            x = call(layer, x, rotation, index, attend)
+            x = call(layer, x, rotation, index, attend, kept_by[index])
         return x
 
     def mask_slot(self) -> tuple[Tensor, Tensor]:

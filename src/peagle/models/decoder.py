@@ -13,6 +13,7 @@ from peagle.ops.moe import Experts
 from peagle.ops.norm import HeadNorm, RMSNorm
 from peagle.ops.packing import Part
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
+from peagle.ops.rows import take
 from peagle.ops.swiglu import swiglu
 
 Attend = Callable[..., Tensor]
@@ -96,17 +97,24 @@ class Attention(Part):
         """What an attention over these heads has to know."""
         return Focus(self.heads, self.kv_heads, self.head_dim, self.window, self.sinks)
 
-    def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
-        """x: [rows, in_features]; result: [rows, hidden_size]."""
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        layer: int,
+        attend: Attend,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """x: [rows, in_features]; result: [rows, hidden_size], or of the rows in `kept` alone."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))
         qk, value = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         qk = apply_rope(qk, rotation)
         query, key = qk.split_with_sizes((self.heads, self.kv_heads), dim=1)
-        if self.focused:
-            return self.out(attend(layer, query, key, value, self.focus).flatten(1))
-        return self.out(attend(layer, query, key, value).flatten(1))
+        focus = (self.focus,) if self.focused else ()
+        drawn = attend(layer, query, key, value, *focus)
+        return self.out(take(drawn, kept).flatten(1))
 
 
 class MLP(Part):
@@ -145,8 +153,16 @@ class DecoderLayer(nn.Module):
         self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = feed_forward(config)
 
-    def forward(self, x: Tensor, rotation: Rotation, layer: int, attend: Attend) -> Tensor:
-        x = x + self.attention(self.input_norm(x), rotation, layer, attend)
+    def forward(
+        self,
+        x: Tensor,
+        rotation: Rotation,
+        layer: int,
+        attend: Attend,
+        kept: Tensor | None = None,
+    ) -> Tensor:
+        """kept: the rows that go on after attention, each once; None: all."""
+        x = take(x, kept) + self.attention(self.input_norm(x), rotation, layer, attend, kept)
         return x + self.mlp(self.post_norm(x))
 
 

@@ -1,7 +1,6 @@
 """Attention of a training pass: by a closed-form mask, beside dense parts that need none."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -47,23 +46,18 @@ def merge(one: Weighed, other: Weighed) -> Tensor:
     return torch.lerp(other[0], one[0], share)
 
 
-@dataclass(frozen=True)
-class Dense:
-    """Queries and keys of which every one sees every other."""
-
-    queries: slice
-    keys: slice
-
-
 def add_dense(
-    query: Tensor, key: Tensor, value: Tensor, rest: Weighed, parts: Sequence[Dense]
+    query: Tensor, rest: Weighed, rows: Sequence[slice], seen: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """Merge `rest` with dense parts, no two of the same query, by the quickest kernel there is.
+    """Merge `rest` with what rows of queries draw from keys that they see whole.
 
-    FlexAttention reaches about half of the rate of cuDNN's attention on Hopper, and most of a long
-    sequence's work is such rectangles: the context before an element's neighbourhood.
+    By the quickest kernel there is: FlexAttention reaches about half of the rate of cuDNN's
+    attention on Hopper, and most of a long sequence's work is such rectangles, the context before
+    an element's neighbourhood.
+
+    rows: queries, none in two parts; seen: of each part, keys and values, shaped as in `Masked`.
     """
-    drawn: Tensor = _AddDense.apply(query, key, value, *rest, parts)
+    drawn: Tensor = _AddDense.apply(query, *rest, rows, *(part for pair in seen for part in pair))
     return drawn
 
 
@@ -75,40 +69,36 @@ class _AddDense(torch.autograd.Function):
     def forward(
         ctx: Any,
         query: Tensor,
-        key: Tensor,
-        value: Tensor,
         rest: Tensor,
         rest_sum: Tensor,
-        parts: Sequence[Dense],
+        rows: Sequence[slice],
+        *seen: Tensor,
     ) -> Tensor:
         merged = rest.transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
         total = rest_sum.clone()
         kept: list[Any] = []
         join = _compiled_join() if query.is_cuda else _join
-        for part in parts:
-            rows, keys = (..., part.queries, slice(None)), (..., part.keys, slice(None))
-            drawn, log_sum, seeds = _dense(query[rows], key[keys], value[keys])
-            join(merged[rows], total[..., part.queries], drawn, log_sum)
+        for part, key, value in zip(rows, seen[::2], seen[1::2], strict=True):
+            drawn, log_sum, seeds = _dense(query[..., part, :], key, value)
+            join(merged[..., part, :], total[..., part], drawn, log_sum)
             kept.append(seeds)
-        ctx.save_for_backward(query, key, value, merged, total, rest, rest_sum)
-        ctx.parts, ctx.kept = parts, kept
+        ctx.save_for_backward(query, merged, total, rest, rest_sum, *seen)
+        ctx.rows, ctx.kept = rows, kept
         return merged
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, merged, total, rest, rest_sum = ctx.saved_tensors
-        of_query, of_key, of_value = map(torch.zeros_like, (query, key, value))
-        for part, kept in zip(ctx.parts, ctx.kept, strict=True):
-            rows, keys = (..., part.queries, slice(None)), (..., part.keys, slice(None))
-            drawn = merged[rows], total[..., part.queries].contiguous()
-            inputs = query[rows], key[keys], value[keys]
-            of_query[rows], more_key, more_value = _dense_backward(
-                gradient[rows], *inputs, *drawn, kept
+        query, merged, total, rest, rest_sum, *seen = ctx.saved_tensors
+        of_query, of_seen = torch.zeros_like(query), []
+        for part, key, value, kept in zip(ctx.rows, seen[::2], seen[1::2], ctx.kept, strict=True):
+            drawn = merged[..., part, :], total[..., part].contiguous()
+            inputs = query[..., part, :], key, value
+            of_query[..., part, :], *more = _dense_backward(
+                gradient[..., part, :], *inputs, *drawn, kept
             )
-            of_key[keys] += more_key
-            of_value[keys] += more_value
+            of_seen += more
         split = _compiled_split() if query.is_cuda else _split
-        return of_query, of_key, of_value, *split(gradient, merged, total, rest, rest_sum), None
+        return of_query, *split(gradient, merged, total, rest, rest_sum), None, *of_seen
 
 
 def _join(merged: Tensor, total: Tensor, drawn: Tensor, log_sum: Tensor) -> None:

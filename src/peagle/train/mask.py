@@ -5,12 +5,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peagle.train.transfer import to_device
 
 BLOCK = 128
 """Queries and keys of one block of a FlexAttention mask."""
+Blocks = NDArray[np.bool_]
+"""[query blocks, key blocks]. By NumPy, whose calls cost a tenth of torch's on so little."""
 KINDS = ("kv", "q", "full_kv", "full_q")
 """FlexAttention's lists of blocks: in part and whole, by query and by key."""
 
@@ -61,7 +64,7 @@ class Sight:
         from torch.nn.attention.flex_attention import BlockMask
 
         full, partial = self._blocks()
-        listed = [_listed(b) for blocks in (partial, full) for b in (blocks, blocks.mT)]
+        listed = [_listed(b) for blocks in (partial, full) for b in (blocks, blocks.T)]
         indices = [part[None, None] for pair in listed for part in pair]
         chain = self.first if self.chain is None else self.chain + self.context
         intervals = (self.first.int(), self.last.int(), chain.int())
@@ -86,31 +89,28 @@ class Sight:
 
         return rule
 
-    def _blocks(self) -> tuple[Tensor, Tensor]:
-        """[query blocks, key blocks] bool: blocks seen whole, and blocks seen in part."""
-        column = torch.arange(-(-self.keys // BLOCK))[None]
-        begin, end = column * BLOCK, column * BLOCK + BLOCK - 1
+    def _blocks(self) -> tuple[Blocks, Blocks]:
+        """Blocks seen whole, and blocks seen in part."""
+        begin = np.arange(0, self.keys, BLOCK)
+        end = begin + BLOCK - 1
         first, last = _by_block(self.first), _by_block(self.last)
-        full = (begin >= first.amax(1)[:, None]) & (end <= last.amin(1)[:, None])
-        seen = (end >= first.amin(1)[:, None]) & (begin <= last.amax(1)[:, None])
+        full = (begin >= first.max(1, keepdims=True)) & (end <= last.min(1, keepdims=True))
+        seen = (end >= first.min(1, keepdims=True)) & (begin <= last.max(1, keepdims=True))
         if self.chain is not None:
-            own = _by_block(self.chain).amin(1)[:, None] + self.context
-            newest = _by_block(torch.arange(self.queries)).amax(1)[:, None] + self.context
+            own = _by_block(self.chain).min(1, keepdims=True) + self.context
+            newest = _by_block(torch.arange(self.queries))[:, -1:] + self.context
             seen |= (end >= own) & (begin <= newest)
         return full, seen & ~full
 
 
-def _by_block(values: Tensor) -> Tensor:
+def _by_block(values: Tensor) -> NDArray[np.int64]:
     """[rows] -> [blocks, BLOCK], the last row repeated."""
-    missing = -len(values) % BLOCK
-    return torch.cat((values, values[-1:].expand(missing))).view(-1, BLOCK)
+    found = values.numpy()
+    last = np.repeat(found[-1:], -len(found) % BLOCK)
+    return np.concatenate((found, last)).reshape(-1, BLOCK)
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each row of a boolean matrix: how many are set, and their columns in front. int32
-
-    By NumPy, whose calls on little cost less than torch's.
-    """
-    seen = blocks.numpy()
-    columns = np.argsort(~seen, axis=1, kind="stable").astype(np.int32)
-    return torch.from_numpy(seen.sum(1, dtype=np.int32)), torch.from_numpy(columns)
+def _listed(blocks: Blocks) -> tuple[Tensor, Tensor]:
+    """Of each row: how many are set, and their columns in front. int32"""
+    columns = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
+    return torch.from_numpy(blocks.sum(1, dtype=np.int32)), torch.from_numpy(columns)

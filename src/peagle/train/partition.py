@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from peagle.drafters.model import DraftModel, LayerCall, call_plainly
-from peagle.train.attention import Dense, Masked, add_dense
+from peagle.train.attention import Masked, add_dense
 from peagle.train.cod import Chains, Elements
+from peagle.train.context import Borrowed, Shared
 from peagle.train.features import DocumentAttend, Features, fold, unfold
 from peagle.train.lookup import lookup
 from peagle.train.mask import BLOCK, Sight, rows_in_step
@@ -47,23 +48,6 @@ class Pass:
         anchors = torch.cat((one.anchors, two.anchors))
         depths = torch.cat((one.depths, two.depths))
         return Pass(Elements(anchors, depths), torch.cat((self.hidden, other.hidden)))
-
-
-@dataclass(frozen=True)
-class Shared:
-    """What segments read from the pass of depth 0."""
-
-    keys: list[Tensor]
-    """Of each layer [length, kv_heads, head_dim]."""
-    values: list[Tensor]
-    mask_embedding: Tensor
-    """[1, hidden_size]"""
-    mask_feature: Tensor
-    """[1, hidden_size] `mask_hidden` after `fc`."""
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        return [*self.keys, *self.values, self.mask_embedding, self.mask_feature]
 
 
 class ParallelPass:
@@ -102,21 +86,17 @@ class ParallelPass:
         Never keeps more than depth 0 and one segment.
         """
         first, shared = self._context()
-        stream = first.hidden.detach().requires_grad_()
-        learnt = [tensor for tensor in shared.tensors if tensor.requires_grad]
-        collected = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in learnt]
+        stream, borrowed = first.hidden.detach().requires_grad_(), Borrowed.of(shared)
         losses = []
         for rows, elements in self._shares(first.elements):
-            borrowed = _borrow(shared)
             part = Pass(first.elements[rows], stream[rows])
             if len(elements):
                 part = part.joined(self._segment(elements, borrowed))
             losses.append(charge(part))
             losses[-1].backward()
-            _collect(borrowed, collected)
             losses[-1] = losses[-1].detach()
-        outer = [c.to(t.dtype) for c, t in zip(collected, learnt, strict=True)]
-        torch.autograd.backward([first.hidden, *learnt], [stream.grad, *outer])
+        learnt, gradients = borrowed.gradients(shared)
+        torch.autograd.backward([first.hidden, *learnt], [stream.grad, *gradients])
         return torch.stack(losses).sum()
 
     def _shares(self, first: Elements) -> Iterator[tuple[slice, Elements]]:
@@ -144,8 +124,10 @@ class ParallelPass:
         embeddings = lookup(model.embed.weight, tokens).to(features.dtype)
         positions, places = to_device(self._device, batch.positions, charged)
         attend = ContextAttend(batch, self._device)
-        hidden = model.layers(embeddings[:-1], features, positions, attend, self._first_call)
-        first = Pass(Elements(charged, torch.zeros_like(charged)), hidden[places])
+        hidden = model.layers(
+            embeddings[:-1], features, positions, attend, self._first_call, places
+        )
+        first = Pass(Elements(charged, torch.zeros_like(charged)), hidden)
         keys, values = zip(*attend.recorded, strict=True)
         return first, Shared(list(keys), list(values), embeddings[-1:], mask_feature)
 
@@ -171,6 +153,14 @@ class ContextAttend(DocumentAttend):
         if layer == len(self.recorded):
             self.recorded.append((key, value))
         return super().__call__(layer, query, key, value)
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Elements and context tokens of which every one sees every other."""
+
+    queries: slice
+    keys: slice
 
 
 @dataclass(frozen=True)
@@ -223,39 +213,15 @@ class SegmentAttend:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Rows of heads as the layers have them: query [elements, heads, head_dim] ..."""
-        context = self._shared.keys[layer], self._shared.values[layer]
-        own, folded = (key, value.expand_as(key)), fold(query)
-        near = (
-            fold(torch.cat((part[self._reach.near], mine)))
-            for part, mine in zip(context, own, strict=True)
-        )
-        rest = self._masked(folded, *near)
-        if not self._reach.dense:
+        reach, own, folded = self._reach, (key, value.expand_as(key)), fold(query)
+        near = self._shared.rows(layer, reach.near)
+        together = (torch.cat(parts) for parts in zip(near, own, strict=True))
+        rest = self._masked(folded, *map(fold, together))
+        if not reach.dense:
             return unfold(rest[0])
-        keys, values = map(fold, context)
-        return unfold(add_dense(folded, keys, values, rest, self._reach.dense))
-
-
-def _borrow(shared: Shared) -> Shared:
-    """The same tensors as leaves, so that a segment's graph ends at them."""
-
-    def leaf(tensor: Tensor) -> Tensor:
-        return tensor.detach().requires_grad_(tensor.requires_grad)
-
-    return Shared(
-        [leaf(key) for key in shared.keys],
-        [leaf(value) for value in shared.values],
-        leaf(shared.mask_embedding),
-        leaf(shared.mask_feature),
-    )
-
-
-def _collect(borrowed: Shared, collected: list[Tensor]) -> None:
-    """Add the gradients of a segment; a tensor that it did not use has none."""
-    learnt = [tensor for tensor in borrowed.tensors if tensor.requires_grad]
-    for tensor, sum_so_far in zip(learnt, collected, strict=True):
-        if tensor.grad is not None:
-            sum_so_far += tensor.grad
+        read = (self._shared.rows(layer, part.keys) for part in reach.dense)
+        seen = [(fold(keys), fold(values)) for keys, values in read]
+        return unfold(add_dense(folded, rest, [part.queries for part in reach.dense], seen))
 
 
 def _recomputed(call: LayerCall, *arguments: Any) -> Tensor:

@@ -1,0 +1,79 @@
+"""What segments of deeper elements read of the pass of depth 0, and the gradients they owe it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+WHOLE = slice(None)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What the pass of depth 0 computed once for all segments."""
+
+    keys: list[Tensor]
+    """Of each layer [length, kv_heads, head_dim]."""
+    values: list[Tensor]
+    mask_embedding: Tensor
+    """[1, hidden_size]"""
+    mask_feature: Tensor
+    """[1, hidden_size] `mask_hidden` after `fc`."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All of them, layer by layer."""
+        return [*self.keys, *self.values, self.mask_embedding, self.mask_feature]
+
+    def rows(self, layer: int, which: slice) -> tuple[Tensor, Tensor]:
+        """A layer's keys and values of some tokens."""
+        return self.keys[layer][which], self.values[layer][which]
+
+
+@dataclass(frozen=True)
+class Borrowed(Shared):
+    """The same, apart from the graph of depth 0: segments leave their gradients in `owed`."""
+
+    owed: list[Tensor]
+    """Of each of `tensors`, summed in float32."""
+
+    @classmethod
+    def of(cls, shared: Shared) -> "Borrowed":
+        """Nothing is owed yet."""
+        owed = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in shared.tensors]
+        leaves = [t.detach().requires_grad_(t.requires_grad) for t in shared.tensors]
+        layers = len(shared.keys)
+        embedding, feature = (_Read.apply(leaves[i], owed[i], WHOLE) for i in (-2, -1))
+        return cls(leaves[:layers], leaves[layers:-2], embedding, feature, owed)
+
+    def gradients(self, shared: Shared) -> tuple[list[Tensor], list[Tensor]]:
+        """What of `shared` is learnt, and the gradients owed to it, in its dtype."""
+        pairs = zip(shared.tensors, self.owed, strict=True)
+        learnt = [(tensor, owed.to(tensor.dtype)) for tensor, owed in pairs if tensor.requires_grad]
+        return [tensor for tensor, _ in learnt], [owed for _, owed in learnt]
+
+    def rows(self, layer: int, which: slice) -> tuple[Tensor, Tensor]:
+        """As `Shared`."""
+        keys, values = self.owed[layer], self.owed[len(self.keys) + layer]
+        return (
+            _Read.apply(self.keys[layer], keys, which),
+            _Read.apply(self.values[layer], values, which),
+        )
+
+
+class _Read(torch.autograd.Function):
+    """Rows whose gradient goes straight to a float32 sum.
+
+    Torch's own would be as large as everything of which they are a part.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, owed: Tensor, which: slice) -> Tensor:
+        ctx.owed = owed[which]
+        return source[which]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
+        ctx.owed += gradient
+        return None, None, None
