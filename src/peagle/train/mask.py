@@ -112,5 +112,8 @@ def _by_block(values: Tensor) -> NDArray[np.int64]:
 
 def _listed(blocks: Blocks) -> tuple[Tensor, Tensor]:
     """Of each row: how many are set, and their columns in front. int32"""
-    columns = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
-    return torch.from_numpy(blocks.sum(1, dtype=np.int32)), torch.from_numpy(columns)
+    row, column = np.nonzero(blocks)
+    count = np.bincount(row, minlength=len(blocks))
+    columns = np.zeros(blocks.shape, np.int32)
+    columns[row, np.arange(len(row)) - (count.cumsum() - count)[row]] = column
+    return torch.from_numpy(count.astype(np.int32)), torch.from_numpy(columns)

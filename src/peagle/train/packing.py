@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -51,7 +52,7 @@ class Batch:
         parts = (self.tokens, self.positions, self.charged)
         return Batch(*(torch.cat((part, part.new_zeros(missing))) for part in parts))
 
-    @property
+    @cached_property
     def starts(self) -> Tensor:
         """[length] index of the first token of each token's document."""
         return torch.arange(len(self)) - self.positions

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -183,7 +184,7 @@ class Reach:
         first = batch.starts[elements.anchors]
         dense = list(_tiles(elements.anchors, first))
         for part in dense:
-            first[part.queries] = part.keys.stop
+            first[part.queries].fill_(part.keys.stop)
         end = int(elements.anchors[-1]) + 1
         near = slice(int(first.min()) // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, len(batch)))
         own = torch.arange(len(elements)) - elements.depths + 1
@@ -193,12 +194,12 @@ class Reach:
 
 def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
     """Dense parts of some elements, given their anchors and where their documents start."""
-    begin = torch.arange(0, len(anchors), TILE)
-    document = starts[begin]
-    sharing = torch.searchsorted(starts, document, right=True) - begin
-    rows = sharing.clamp(max=TILE) // DENSE_ROWS * DENSE_ROWS
-    keys = (anchors[begin] - document) // DENSE_KEYS * DENSE_KEYS
-    for tile, start, count, width in torch.stack((begin, document, rows, keys), 1).tolist():
+    starts_there = starts.numpy()
+    firsts = zip(anchors[::TILE].tolist(), starts[::TILE].tolist(), strict=True)
+    for tile, (anchor, start) in zip(range(0, len(anchors), TILE), firsts, strict=True):
+        sharing = int(np.searchsorted(starts_there, start, side="right")) - tile
+        count = min(sharing, TILE) // DENSE_ROWS * DENSE_ROWS
+        width = (anchor - start) // DENSE_KEYS * DENSE_KEYS
         if count * width >= DENSE_PAIRS:
             yield Dense(slice(tile, tile + count), slice(start, start + width))
 

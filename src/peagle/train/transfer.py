@@ -1,5 +1,7 @@
 """Small index tensors to the device that computes, in one copy that nobody waits for."""
 
+from functools import reduce
+
 import torch
 from torch import Tensor
 
@@ -12,6 +14,9 @@ def to_device(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
     """
     if device.type == "cpu":
         return tensors
-    flat = torch.cat([tensor.flatten() for tensor in tensors]).pin_memory()
+    dtype = reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
+    count = sum(tensor.numel() for tensor in tensors)
+    flat = torch.empty(count, dtype=dtype, pin_memory=True)
+    torch.cat([tensor.flatten() for tensor in tensors], out=flat)
     parts = flat.to(device, non_blocking=True).split([tensor.numel() for tensor in tensors])
     return tuple(part.view(t.shape) for part, t in zip(parts, tensors, strict=True))
