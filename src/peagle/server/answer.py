@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -50,6 +50,8 @@ class Job:
     """The sequences of one HTTP request: every prompt `n` times, in order."""
 
     prepared: Sequence[Prepared]
+    chunks: AsyncIterator[tuple[int, Chunk]]
+    """What they write, each with its sequence's index."""
     n: int
     stream: bool
     include_usage: bool
@@ -61,9 +63,9 @@ async def answer(
     form: Form,
     job: Job,
     request: Request,
-    admission: contextlib.AbstractContextManager[Any],
+    running: contextlib.AsyncExitStack,
 ) -> Response:
-    """Run the sequences and word the answer; a client that leaves ends them."""
+    """Word what the sequences write; closing `running`, which a client that leaves does, ends them."""
     head = {
         "id": f"{form.prefix}-{uuid.uuid4().hex}",
         "object": form.chunk_kind if job.stream else form.kind,
@@ -71,9 +73,8 @@ async def answer(
         "model": service.settings.model_names[0],
     }
     if job.stream:
-        return EventStream(_events(service, form, job, head), admission)
-    with admission:
-        done = await unless_gone(request.receive, _collect(service, job))
+        return EventStream(_worded(form, job, head), running.pop_all())
+    done = await unless_gone(request.receive, _collect(job))
     if done is None:
         return Response(status_code=CLIENT_GONE)
     choices = [form.choice(index, completion) for index, completion in enumerate(done)]
@@ -123,34 +124,33 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | Non
 
 
 class EventStream(Response):
-    """Sends events as they come; ends them when the client leaves, and frees their room."""
+    """Sends events as they come; ends what writes them when the client leaves."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        events: contextlib.AbstractAsyncContextManager[AsyncIterator[bytes]],
-        admission: contextlib.AbstractContextManager[Any],
+        events: AsyncIterator[bytes],
+        running: contextlib.AbstractAsyncContextManager[Any],
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._admission = events, admission
+        self._events, self._running = events, running
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer over ASGI."""
-        with self._admission:
+        async with self._running:
             await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
         """The head goes out with the first event, in one packet."""
         begun = False
-        async with self._events as events:
-            async for data in events:
-                if not begun:
-                    headers = {"status": 200, "headers": self.raw_headers}
-                    await send({"type": "http.response.start", **headers})
-                    begun = True
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+        async for data in self._events:
+            if not begun:
+                headers = {"status": 200, "headers": self.raw_headers}
+                await send({"type": "http.response.start", **headers})
+                begun = True
+            await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 
@@ -159,31 +159,19 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-async def _collect(service: Service, job: Job) -> list[Completion]:
+async def _collect(job: Job) -> list[Completion]:
     done: dict[int, Completion] = {}
-    async with service.run(job.prepared, job.n) as chunks:
-        async for index, chunk in chunks:
-            if chunk.completion is not None:
-                done[index] = chunk.completion
+    async for index, chunk in job.chunks:
+        if chunk.completion is not None:
+            done[index] = chunk.completion
     return [done[index] for index in range(len(job.prepared))]
 
 
-@contextlib.asynccontextmanager
-async def _events(
-    service: Service, form: Form, job: Job, head: Json
-) -> AsyncGenerator[AsyncIterator[bytes], None]:
-    """The sequences, begun on entering, as events."""
-    async with service.run(job.prepared, job.n) as chunks:
-        yield _worded(chunks, form, job, head)
-
-
-async def _worded(
-    chunks: AsyncIterator[tuple[int, Chunk]], form: Form, job: Job, head: Json
-) -> AsyncIterator[bytes]:
+async def _worded(form: Form, job: Job, head: Json) -> AsyncIterator[bytes]:
     """Chunks as events, then the usage; an error becomes the last event."""
     done: dict[int, Completion] = {}
     try:
-        async for index, chunk in chunks:
+        async for index, chunk in job.chunks:
             yield event({**head, "choices": [form.delta(index, chunk)]})
             if chunk.completion is not None:
                 done[index] = chunk.completion

@@ -33,8 +33,8 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
     structured = structured_outputs(body, limits)
     if use is not None and structured is not None:
         raise APIError(400, "tools and a response format exclude each other", "response_format")
-    with contextlib.ExitStack() as room:
-        room.enter_context(service.admit(n))
+    async with contextlib.AsyncExitStack() as running:
+        running.enter_context(service.admit(n))
         prompt = await render(service, body.messages, _variables(body, use))
         params = sampling_params(
             body,
@@ -46,9 +46,10 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
         )
         each = [nth_choice(params, index) for index in range(n)]
         prepared = await service.prepare([prompt] * n, each)
-        job = Job(prepared, n, bool(body.stream), body.wants_usage)
+        chunks = await running.enter_async_context(service.run(prepared, n))
+        job = Job(prepared, chunks, n, bool(body.stream), body.wants_usage)
         form = ChatForm(service.llm.tokenizer, body, use)
-        return await answer(service, form, job, request, room.pop_all())
+        return await answer(service, form, job, request, running)
 
 
 async def render(

@@ -34,14 +34,15 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
     )
     n = body.choices
     service.check_choices(len(prompts) * n)
-    with contextlib.ExitStack() as room:
-        room.enter_context(service.admit(len(prompts) * n))
+    async with contextlib.AsyncExitStack() as running:
+        running.enter_context(service.admit(len(prompts) * n))
         each = [nth_choice(params, index) for _ in prompts for index in range(n)]
         repeated = [prompt for prompt in prompts for _ in range(n)]
         prepared = await service.prepare(repeated, each)
-        job = Job(prepared, n, bool(body.stream), body.wants_usage)
+        chunks = await running.enter_async_context(service.run(prepared, n))
+        job = Job(prepared, chunks, n, bool(body.stream), body.wants_usage)
         form = CompletionForm(service.llm.tokenizer, body, [p.tokens for p in prepared])
-        return await answer(service, form, job, request, room.pop_all())
+        return await answer(service, form, job, request, running)
 
 
 class CompletionForm:
