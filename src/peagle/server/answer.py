@@ -65,7 +65,7 @@ async def answer(
     request: Request,
     running: contextlib.AsyncExitStack,
 ) -> Response:
-    """Word what the sequences write; closing `running`, which a client that leaves does, ends them."""
+    """Word what the sequences write. Closing `running` ends them, as does a client that leaves."""
     head = {
         "id": f"{form.prefix}-{uuid.uuid4().hex}",
         "object": form.chunk_kind if job.stream else form.kind,
