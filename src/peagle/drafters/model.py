@@ -151,10 +151,9 @@ class DraftModel(nn.Module):
         kept: the rows to return, each once; the others are only attended to. None: all.
         """
         rotation, last = rotation_at(self.rotations, positions), len(self.rest)
-        kept_by = [None] * last + [kept]
-        x = call(self.first, embeddings, features, rotation, attend, kept_by[0])
+        x = call(self.first, embeddings, features, rotation, attend, None if last else kept)
         for index, layer in enumerate(self.rest, start=1):
-            x = call(layer, x, rotation, index, attend, kept_by[index])
+            x = call(layer, x, rotation, index, attend, kept if index == last else None)
         return x
 
     def mask_slot(self) -> tuple[Tensor, Tensor]:

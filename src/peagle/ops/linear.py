@@ -13,7 +13,10 @@ HALF_STEP = 2.0**-25
 
 
 class Linear(Packable):
-    """`x @ weight.T + bias`. After `pack()` a CPU uses a weight laid out for few rows."""
+    """`x @ weight.T + bias`. After `pack()` a CPU uses a weight laid out for few rows.
+
+    packed: what computes in place of torch's product; a trainer's optimizer puts its own there.
+    """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()

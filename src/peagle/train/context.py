@@ -23,7 +23,7 @@ class Shared:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them, layer by layer."""
+        """All keys, then all values, then the two of a mask slot."""
         return [*self.keys, *self.values, self.mask_embedding, self.mask_feature]
 
     def rows(self, layer: int, which: slice) -> tuple[Tensor, Tensor]:

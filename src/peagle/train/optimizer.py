@@ -108,12 +108,12 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
     master = nn.Parameter(parameter.detach().float())
 
     def collect(computing: Tensor) -> None:
-        if computing.grad is None:  # its products have added it
-            return
-        if master.grad is None:
+        if computing.grad is None:
+            assert master.grad is not None, "neither a product nor this hook was given a gradient"
+        elif master.grad is None:
             master.grad = computing.grad.float()
         else:
-            master.grad += computing.grad
+            master.grad.data += computing.grad
         computing.grad = None
 
     parameter.register_post_accumulate_grad_hook(collect)
@@ -128,6 +128,8 @@ def _sum_in_products(
     for layer in model.modules():
         if isinstance(layer, Linear) and layer.bias is None and layer.weight in masters:
             master = masters[layer.weight]
+            assert layer.packed is None, "a model has one optimizer"
+            assert master not in summed, "a weight of two products"
             summed[master] = master.grad = torch.zeros_like(master)
             layer.packed = SummedProduct(layer.weight, summed[master])
     return summed

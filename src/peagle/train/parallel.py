@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
@@ -9,6 +10,9 @@ from typing import Self
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+MOMENT = 0.5
+"""Seconds."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class Ranks:
             torch.cuda.set_device(device)
         if not dist.is_initialized():
             dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-            atexit.register(dist.destroy_process_group)
+            atexit.register(_leave)
         return cls(dist.get_rank(), size), device
 
     @property
@@ -64,3 +68,13 @@ class Ranks:
         """Until every rank is here."""
         if self.size > 1:
             dist.barrier()
+
+
+def _leave() -> None:
+    """End the group a moment after its last work.
+
+    Its threads let go of tensors just after the work is done. One that does so when the interpreter
+    has begun to end asks for a lock that nobody gives any more, which aborts the process.
+    """
+    time.sleep(MOMENT)
+    dist.destroy_process_group()

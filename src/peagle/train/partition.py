@@ -31,6 +31,8 @@ DENSE_ROWS, DENSE_KEYS = 128, 128
 """Steps in which a dense part's sizes come."""
 DENSE_PAIRS = 2**20
 """Pairs of a query and a key under which a dense part's calls cost more than it saves."""
+VARIANTS = 64
+"""Of one function, compiled."""
 Charge = Callable[["Pass"], Tensor]
 """The loss of a pass."""
 
@@ -233,5 +235,10 @@ def _recomputed(call: LayerCall, *arguments: Any) -> Tensor:
 
 @cache
 def _compiled() -> LayerCall:
-    """Layers with their elementwise work fused, attention left as it is."""
+    """Layers with their elementwise work fused, attention left as it is.
+
+    First, middle and last layers, of depth 0 and deeper, with gradients and without: more variants
+    than the compiler makes by itself before it gives up.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     return torch.compile(call_plainly, dynamic=True)

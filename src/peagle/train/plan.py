@@ -271,7 +271,10 @@ class Plan:
         return min(work.target_pairs, window * work.tokens)
 
     def _layer_operations(self, work: Work, each: int) -> int:
-        """`each` for every parameter and element: 2 forward, 4 more for the gradients."""
+        """`each` for every parameter and element: 2 forward, 4 more for the gradients.
+
+        At most: context that is not charged ends at the last layer's attention.
+        """
         shape = self.config.transformer
         elements = work.tokens + work.deeper
         products = each * elements * _in_products(self.model.first, self.model.rest)

@@ -21,13 +21,19 @@ class SummedProduct:
     total: Tensor
     """[outputs, inputs] float32: what gradients are added to."""
 
+    def __post_init__(self) -> None:
+        """Its sizes are the weight's, so nothing compiled has to ask for them."""
+        torch._dynamo.mark_static(self.total)
+
     def __call__(self, x: Tensor) -> Tensor:
         """x: [rows, inputs]"""
         result: Tensor = _product(x, self.weight, self.total)
         return result
 
 
-# As operators that the compiler does not look into: layers stay one graph around them.
+# As operators that the compiler does not look into: layers stay one graph around them. Autograd
+# holds a sum as a pass's input and must not see that it changes before that pass's gradient:
+# `.data` hides it here, and in compiled layers the compiler does by writing in place.
 @torch.library.custom_op("peagle::product", mutates_args=())
 def _product(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
     return F.linear(x, weight)
@@ -40,7 +46,6 @@ def _(x: Tensor, weight: Tensor, total: Tensor) -> Tensor:
 
 
 def _add_gradient(total: Tensor, gradient: Tensor, x: Tensor) -> None:
-    # A version of its own: autograd would take the sum for an input of passes that come later
     total = total.data
     if total.is_cuda:
         torch.addmm(total, gradient.mT, x, out_dtype=torch.float32, out=total)
