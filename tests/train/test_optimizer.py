@@ -134,7 +134,7 @@ class TestMasters:
         model = drafter(torch.bfloat16)
         subject = DraftOptimizer(model, recipe_for(tmp_path))
         passes = [backward(model, 1), *(backward(model, 2, 1e-3) for _ in range(500))]
-        assert not any(p.grad is not None and p.grad.any() for p in model.parameters())
+        assert all(p.grad is None for p in model.parameters())
         for found, name in zip(subject.gradients(), passes[0], strict=True):
             assert found.dtype == torch.float32
             wanted = sum(gradients[name].double() for gradients in passes)

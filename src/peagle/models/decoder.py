@@ -98,12 +98,7 @@ class Attention(Part):
         return Focus(self.heads, self.kv_heads, self.head_dim, self.window, self.sinks)
 
     def forward(
-        self,
-        x: Tensor,
-        rotation: Rotation,
-        layer: int,
-        attend: Attend,
-        kept: Tensor | None = None,
+        self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
     ) -> Tensor:
         """x: [rows, in_features]; result: [rows, hidden_size], or of the rows in `kept` alone."""
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))
@@ -154,12 +149,7 @@ class DecoderLayer(nn.Module):
         self.mlp = feed_forward(config)
 
     def forward(
-        self,
-        x: Tensor,
-        rotation: Rotation,
-        layer: int,
-        attend: Attend,
-        kept: Tensor | None = None,
+        self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
     ) -> Tensor:
         """kept: the rows that go on after attention, each once; None: all."""
         x = take(x, kept) + self.attention(self.input_norm(x), rotation, layer, attend, kept)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peagle.ops.packing import Part
+from peagle.ops.swiglu import swiglu
 from peagle.ops.triton import kernels, serve
 
 Mixture = Callable[..., Tensor]
@@ -60,8 +61,7 @@ def _through(
 ) -> Tensor:
     """Rows through one expert, not weighed."""
     if clamped is None:
-        gate, up = F.linear(x, gate_up[expert]).chunk(2, dim=-1)
-        return F.linear(F.silu(gate) * up, down[expert])
+        return F.linear(swiglu(F.linear(x, gate_up[expert])), down[expert])
     gate, up = F.linear(x, gate_up[expert], clamped.gate_up[expert]).chunk(2, dim=-1)
     return F.linear(clamped_swiglu(gate, up, clamped.limit), down[expert], clamped.down[expert])
 

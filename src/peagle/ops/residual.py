@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm, rms_norm
+from peagle.ops.swiglu import swiglu
 from peagle.ops.triton import kernels, serve
 
 
@@ -54,8 +55,7 @@ def gated(x: Normed, gate_up: Linear) -> Tensor:
         if kernels("residual").few(x.x):
             return kernels("residual").gated(x.x, x.squares, x.eps, gate_up.weight)
         return kernels("residual").silu_mul(_product(x, gate_up))
-    gate, up = _product(x, gate_up).chunk(2, dim=-1)
-    return F.silu(gate) * up
+    return swiglu(_product(x, gate_up))
 
 
 def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:

@@ -196,10 +196,9 @@ class Reach:
 
 def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
     """Dense parts of some elements, given their anchors and where their documents start."""
-    starts_there = starts.numpy()
-    firsts = zip(anchors[::TILE].tolist(), starts[::TILE].tolist(), strict=True)
-    for tile, (anchor, start) in zip(range(0, len(anchors), TILE), firsts, strict=True):
-        sharing = int(np.searchsorted(starts_there, start, side="right")) - tile
+    tiles, firsts, documents = range(0, len(anchors), TILE), anchors[::TILE], starts[::TILE]
+    for tile, anchor, start in zip(tiles, firsts.tolist(), documents.tolist(), strict=True):
+        sharing = int(np.searchsorted(starts.numpy(), start, side="right")) - tile
         count = min(sharing, TILE) // DENSE_ROWS * DENSE_ROWS
         width = (anchor - start) // DENSE_KEYS * DENSE_KEYS
         if count * width >= DENSE_PAIRS:
