@@ -1,17 +1,20 @@
 """The cycle captured once a batch size, so that the host launches it in one call."""
 
 import bisect
+import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from peagle.engine.resident_cycle import ResidentCycle, SamplingTable
 from peagle.engine.upload import upload
 from peagle.ops.resident import Resident
 
 Run = Callable[[], None]
+TIMED = 15
+"""Cycles that a time is the median of."""
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -30,11 +33,11 @@ class CycleGraphs:
         self, cycle: ResidentCycle, state: Resident, sampling: SamplingTable, spare: int, most: int
     ) -> None:
         self._cycle, self._state, self._sampling = cycle, state, sampling
-        self._spare, self._sizes = spare, batch_sizes(most)
+        self._spare, self.sizes = spare, batch_sizes(most)
         device = state.computed.device
         self._requests = {
             size: torch.full((size,), spare, dtype=torch.int64, device=device)
-            for size in self._sizes
+            for size in self.sizes
         }
         self._named: dict[int, list[int]] = {}
         self._captured: dict[tuple[int, bool], Run] = {}
@@ -42,12 +45,24 @@ class CycleGraphs:
 
     def capture(self) -> None:
         """Capture every size for greedy requests; sampled ones are captured when first met."""
-        for size in reversed(self._sizes):
+        for size in reversed(self.sizes):
             self._prepared(size, False)
+
+    def run_for_nobody(self, size: int) -> None:
+        """One cycle that is not captured, whose requests are all spare."""
+        self._empty(size)
+        self._cycle.run(self._state, self._requests[size], None)
+
+    def seconds(self, size: int) -> float:
+        """What such a cycle takes captured: the median of several."""
+        self._empty(size)
+        run = partial(self._cycle.run, self._state, self._requests[size], None)
+        graph = self._graph(run, None)
+        return statistics.median(_timed(graph.replay) for _ in range(TIMED))
 
     def run(self, rows: Sequence[int], sampled: bool) -> None:
         """One cycle for some rows of the request table."""
-        size = self._sizes[bisect.bisect_left(self._sizes, len(rows))]
+        size = self.sizes[bisect.bisect_left(self.sizes, len(rows))]
         named = [*rows, *[self._spare] * (size - len(rows))]
         run = self._prepared(size, sampled)
         if self._named.get(size) != named:
@@ -69,18 +84,32 @@ class CycleGraphs:
 
         if not requests.is_cuda:
             return run
-        requests.fill_(self._spare)
-        self._named.pop(size, None)
-        return self._graph(run, requests)
-
-    def _graph(self, run: Run, requests: Tensor) -> Run:
-        stream = torch.cuda.Stream(requests.device)
-        stream.wait_stream(torch.cuda.current_stream(requests.device))
-        with torch.cuda.stream(stream):
-            run()  # compiles kernels and makes their workspaces outside the graph's memory
-        torch.cuda.current_stream(requests.device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            run()
+        self._empty(size)
+        graph = self._graph(run, self._pool)
         self._pool = self._pool or graph.pool()
         return graph.replay
+
+    def _empty(self, size: int) -> None:
+        self._requests[size].fill_(self._spare)
+        self._named.pop(size, None)
+
+    def _graph(self, run: Run, pool: Any) -> torch.cuda.CUDAGraph:
+        device = self._state.computed.device
+        stream = torch.cuda.Stream(device)
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            run()  # compiles kernels and makes their workspaces outside the graph's memory
+        torch.cuda.current_stream(device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            run()
+        return graph
+
+
+def _timed(replay: Run) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3

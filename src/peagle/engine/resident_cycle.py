@@ -13,7 +13,7 @@ from peagle.drafters.resident import ResidentDrafter
 from peagle.models.decoder import Decoder
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
-from peagle.ops.cached_attention import Heads, PassRows, attend, store
+from peagle.ops.cached_attention import PassRows, attend_product
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident, settle, verify_inputs
 from peagle.ops.sampling import SamplingRows, distribution, draw, uniforms
@@ -85,13 +85,12 @@ class ResidentCycle:
 
     def open_target(self, rows: PassRows) -> AttendProduct:
         """The target's attention for one pass over cached requests."""
-        return lambda layer, qkv, heads: _attend(qkv, heads, self.target_cache[layer], rows)
+        return _attend(self.target_cache, rows)
 
     def open_drafter(self, rows: PassRows) -> AttendProduct:
         """The drafter's."""
-        cache = self.drafter_cache
-        assert cache is not None
-        return lambda layer, qkv, heads: _attend(qkv, heads, cache[layer], rows)
+        assert self.drafter_cache is not None
+        return _attend(self.drafter_cache, rows)
 
     def taps(self, rows: int) -> Taps | None:
         """Room for the streams that the drafter reads of a pass; None without a drafter."""
@@ -114,9 +113,13 @@ class ResidentCycle:
         return choose(logits, greedy, sampling, requests.repeat_interleave(self.k + 1), positions)
 
 
-def _attend(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
-    query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
-    return attend(query, heads, cache, rows)
+def _attend(cache: Tensor, rows: PassRows) -> AttendProduct:
+    """Attention over a cache of [layers, 2, slots, heads, head_dim].
+
+    Behind the first layer `rows` are settled: a layer's gate, or the addition of its experts, waits
+    for all that was launched before it.
+    """
+    return lambda layer, qkv, heads: attend_product(qkv, heads, cache[layer], rows, layer > 0)
 
 
 def choose(

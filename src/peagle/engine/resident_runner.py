@@ -20,7 +20,7 @@ from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident
-from peagle.ops.triton import AVAILABLE
+from peagle.ops.triton import AVAILABLE, kernels
 
 
 def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
@@ -83,6 +83,9 @@ class ResidentRunner:
     @torch.inference_mode()
     def capture(self) -> None:
         """Make ready what can be before the first request."""
+        device = self._state.computed.device
+        if device.type == "cuda":
+            kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
         self._graphs.capture()
 
     @torch.inference_mode()

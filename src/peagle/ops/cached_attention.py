@@ -107,6 +107,23 @@ def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor
     return out
 
 
+def attend_product(
+    qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows, settled: bool = False
+) -> Tensor:
+    """`store`, then `attend`, of a pass's rows. qkv as in `store`; returns as `attend`.
+
+    settled: `rows` and older positions' keys were complete before a launch that waited for all
+    before it, and behind which this one comes: a kernel may read them before its own wait.
+    """
+    if serve(qkv):
+        attended: Tensor = kernels("product_attention").attend_product(
+            qkv, heads, cache, rows, settled
+        )
+        return attended
+    query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
+    return attend(query, heads, cache, rows)
+
+
 def rotate(qkv: Tensor, positions: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
     """Normed and rotated queries [rows, query, size] and keys, and the values."""
     both = qkv.unflatten(-1, (-1, heads.size))

@@ -44,7 +44,7 @@ def normed(x: Tensor, norm: RMSNorm) -> Normed:
 
 def linear(x: Normed, layer: Linear) -> Tensor:
     """`x @ weight.T + bias`: [rows, out_features]."""
-    if serve(x.x) and kernels("residual").few(x.x):
+    if serve(x.x) and kernels("tiles").takes(x.x, len(layer.weight)):
         return kernels("residual").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
     return _product(x, layer)
 
@@ -52,7 +52,7 @@ def linear(x: Normed, layer: Linear) -> Tensor:
 def gated(x: Normed, gate_up: Linear) -> Tensor:
     """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2]."""
     if serve(x.x) and gate_up.bias is None:
-        if kernels("residual").few(x.x):
+        if kernels("tiles").takes(x.x, len(gate_up.weight) // 2, gated=True):
             return kernels("residual").gated(x.x, x.squares, x.eps, gate_up.weight)
         return kernels("residual").silu_mul(_product(x, gate_up))
     return swiglu(_product(x, gate_up))
@@ -68,7 +68,7 @@ def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor
 
 def _add_fast(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
     fast = kernels("residual")
-    if fast.few(x):
+    if kernels("tiles").takes(x, len(layer.weight)):
         total, scaled, squares = fast.add(x, layer.weight, layer.bias, stream, norm.weight)
         return total, Normed(scaled, squares, norm.eps)
     product = F.linear(x, layer.weight, layer.bias)

@@ -56,10 +56,13 @@ compiled("cached_attention", "_store", types, {**heads, **FLAGS, "TOTAL": 64, "N
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32"}
-for queries, switch in ((4, False), (8, True), (16, False)):
-    sizes = {"GROUP": 4, "PADDED": 4, "QUERIES": queries, "KEYS": 64, "PARTS": 8}
+types |= {"qkv": BF16, "rotations": F32, "norm_weight": BF16, "eps": "fp32"}
+for rows, switch in ((16, False), (32, True), (64, False)):
+    sizes = {"GROUP": 4, "PADDED": 4, "ROWS": rows, "KEYS": 64, "PARTS": 8}
     flags = {"WINDOW": switch, "SINKS": switch}
     compiled("cached_attention", "_attend", types, {**heads, **FLAGS, **sizes, **flags})
+    flags |= {"NORM": not switch, "SETTLED": not switch, "OWN": 16}
+    compiled("product_attention", "_attend_product", types, {**heads, **FLAGS, **sizes, **flags})
 
 state = ("requests", "computed", "pending", "emitted", "slots", "limits", "starts", "firsts")
 state += ("counts", "positions", "writes", "reads", "drafts", "chosen", "ks", "cycles", "results")

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import Focus, Heads, PassRows
+from peagle.ops.triton.attention_parts import arrived, merged, normed_rotated, turns, weighed
 from peagle.ops.triton.launch import begin, counters, overlap, shared_memory
 
 PROGRAMS = 528
@@ -22,7 +23,7 @@ MOST_PARTS = 8
 def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor:
     """As the reference."""
     requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
-    group = _together(requests, most, heads)
+    group = heads_together(requests, most, heads)
     sets = heads.query // group
     padded = triton.next_power_of_2(group)
     queries = max(most, triton.cdiv(16, padded))
@@ -57,7 +58,7 @@ def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor
         KV_HEADS=heads.key_value,
         SIZE=heads.size,
         GROUP=group,
-        QUERIES=queries,
+        ROWS=queries * padded,
         PADDED=padded,
         KEYS=keys,
         PARTS=parts,
@@ -70,7 +71,7 @@ def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor
     return out
 
 
-def _together(requests: int, most: int, heads: Focus) -> int:
+def heads_together(requests: int, most: int, heads: Focus) -> int:
     """Query heads in one program: all that share keys, fewer where programs are wanting."""
     group = heads.query // heads.key_value
     while group % 2 == 0 and group * most > 16 and requests * heads.query // group < PROGRAMS // 2:
@@ -97,23 +98,6 @@ def _parts(sets: int, context: int) -> int:
 
 
 @triton.jit
-def _normed_rotated(
-    source, offsets, mask, weight, rotations, positions, eps, SIZE: tl.constexpr, NORM: tl.constexpr
-):
-    """Rows of heads, normed and rotated, in float32. offsets, mask: [rows, 1]."""
-    lane = tl.arange(0, SIZE)[None, :]
-    other = (lane + SIZE // 2) % SIZE
-    x = tl.load(source + offsets + lane, mask=mask, other=0.0).to(tl.float32)
-    y = tl.load(source + offsets + other, mask=mask, other=0.0).to(tl.float32)
-    if NORM:
-        factor = tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)[:, None]
-        x = x * factor * tl.load(weight + lane).to(tl.float32)
-        y = y * factor * tl.load(weight + other).to(tl.float32)
-    turn = rotations + positions * 2 * SIZE
-    return x * tl.load(turn + lane) + y * tl.load(turn + SIZE + lane)
-
-
-@triton.jit
 def _attend(
     query,
     cache,
@@ -137,7 +121,7 @@ def _attend(
     SIZE: tl.constexpr,
     GROUP: tl.constexpr,
     PADDED: tl.constexpr,
-    QUERIES: tl.constexpr,
+    ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
@@ -162,15 +146,15 @@ def _attend(
         return
     lane = tl.arange(0, SIZE)[None, :]
     # heads that fill a group up to a power of two take part as rows that nobody reads
-    index = tl.arange(0, QUERIES * PADDED)
+    index = tl.arange(0, ROWS)
     row, head = index // PADDED, heads * GROUP + index % PADDED
     own = ((row < count) & (index % PADDED < GROUP))[:, None]
     position = (start + row)[:, None]
     at = ((first + row) * query_stride + head * SIZE)[:, None] + lane
     q = tl.load(query + at, mask=own, other=0.0)
-    top = tl.full([QUERIES * PADDED], float("-inf"), tl.float32)
-    total = tl.zeros([QUERIES * PADDED], tl.float32)
-    attended = tl.zeros([QUERIES * PADDED, SIZE], tl.float32)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    attended = tl.zeros([ROWS, SIZE], tl.float32)
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
         key_position = (skipped + tile) * KEYS + tl.arange(0, KEYS)
         known = key_position < stop
@@ -181,53 +165,14 @@ def _attend(
         seen = known[None, :] & own & (key_position[None, :] <= position)
         if WINDOW:
             seen = seen & (key_position[None, :] > position - window)
-        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
-        scores = tl.where(seen, scores, float("-inf"))
-        higher = tl.maximum(top, tl.max(scores, 1))
-        safe = tl.where(higher == float("-inf"), 0.0, higher)
-        shares = tl.exp(scores - safe[:, None])
-        fade = tl.exp(top - safe)
-        attended = tl.dot(shares.to(v.dtype), v, attended * fade[:, None], input_precision="ieee")
-        total = total * fade + tl.sum(shares, 1)
-        top = higher
+        top, total, attended = weighed(q, k, v, seen, scale, top, total, attended)
     if active > 1:
         pair = request * (HEADS // GROUP) + heads
-        width: tl.constexpr = SIZE + 2
-        step: tl.constexpr = QUERIES * PADDED * width
-        base = partial + pair.to(tl.int64) * PARTS * step + index * width
-        mine = base + split * step
-        tl.store(mine[:, None] + lane, attended)
-        tl.store(mine + SIZE, top)
-        tl.store(mine + SIZE + 1, total)
-        tl.debug_barrier()
-        if tl.atomic_add(arrivals + pair, 1, sem="acq_rel") != active - 1:
+        base = partial + pair.to(tl.int64) * PARTS * ROWS * (SIZE + 2)
+        count_at = arrivals + pair
+        if not arrived(top, total, attended, base, split, count_at, active, PARTS, ROWS, SIZE):
             return
-        tl.store(arrivals + pair, 0)
-        tl.debug_barrier()
-        # the highest of all parts first, so that nothing waits for the part before
-        top = tl.full([QUERIES * PADDED], float("-inf"), tl.float32)
-        for other in tl.static_range(PARTS):
-            found = tl.load(
-                base + other * step + SIZE,
-                mask=(index >= 0) & (other < active),
-                other=float("-inf"),
-                cache_modifier=".cg",
-            )
-            top = tl.maximum(top, found)
-        safe = tl.where(top == float("-inf"), 0.0, top)
-        total = tl.zeros([QUERIES * PADDED], tl.float32)
-        attended = tl.zeros([QUERIES * PADDED, SIZE], tl.float32)
-        for other in tl.static_range(PARTS):
-            there = (index >= 0) & (other < active)
-            part = base + other * step
-            level = tl.load(part + SIZE, mask=there, other=float("-inf"), cache_modifier=".cg")
-            mass = tl.load(part + SIZE + 1, mask=there, other=0.0, cache_modifier=".cg")
-            value = tl.load(
-                part[:, None] + lane, mask=there[:, None], other=0.0, cache_modifier=".cg"
-            )
-            weight = tl.exp(level - safe)
-            total += mass * weight
-            attended += value * weight[:, None]
+        top, total, attended = merged(base, active, PARTS, ROWS, SIZE)
     if SINKS:
         sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32)
         total += tl.exp(sink - top)
@@ -290,7 +235,8 @@ def _store(
     weight = norm_weight + tl.where(head < HEADS, 0, SIZE)
     at = row * (HEADS + 2 * KV_HEADS) * SIZE + head * SIZE
     position = tl.minimum(tl.load(positions + row), last_position)
-    x = _normed_rotated(qkv, at, turned, weight, rotations, position, eps, SIZE, NORM)
+    own, crossed = turns(rotations, position, weight, SIZE, NORM)
+    x = normed_rotated(qkv + at, turned, own, crossed, eps, SIZE, NORM)
     x = x.to(cache.dtype.element_ty)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     v = tl.load(qkv + at + lane, mask=is_value, other=0.0)

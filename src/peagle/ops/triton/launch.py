@@ -16,7 +16,8 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 HOPPER = 9
-HOPPER_SHARED_MEMORY = 227 << 10
+H200_SHARED_MEMORY, H200_PROCESSORS = 227 << 10, 132
+"""What the interpreter makes believe."""
 
 
 def overlap(x: Tensor, wanted: bool = True) -> dict[str, Any]:
@@ -27,12 +28,20 @@ def overlap(x: Tensor, wanted: bool = True) -> dict[str, Any]:
 
 def shared_memory(x: Tensor) -> int:
     """Bytes that one program may have of a multiprocessor's own memory."""
-    return _shared_memory(x.device.index) if x.is_cuda else HOPPER_SHARED_MEMORY
+    return int(_properties(x.device.index)["max_shared_mem"]) if x.is_cuda else H200_SHARED_MEMORY
+
+
+def multiprocessors(x: Tensor) -> int:
+    """How many programs run at least at once."""
+    return (
+        int(_properties(x.device.index)["multiprocessor_count"]) if x.is_cuda else H200_PROCESSORS
+    )
 
 
 @functools.cache
-def _shared_memory(device: int) -> int:
-    return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
+def _properties(device: int) -> dict[str, Any]:
+    found: dict[str, Any] = triton.runtime.driver.active.utils.get_device_properties(device)
+    return found
 
 
 @functools.cache

@@ -1,56 +1,16 @@
 """Small-row products with the norm before them and the addition behind them in the same launch.
 
 With one to 32 rows a product is bound by reading its weight, and every further launch costs what
-some 10 MB of reading take. Tile sizes were measured on an H200 (docs/log.md).
+some 10 MB of reading take. `takes` says where they beat cuBLAS.
 """
-
-import math
-from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.triton.launch import announce, begin, counters, overlap, shared_memory, wait
-
-FEW_ROWS = 64
-"""Up to here the kernels below read a weight faster than cuBLAS does."""
-
-
-SHALLOWEST = 16
-"""Columns of the weight that a product must be a multiple of."""
-
-
-@dataclass(frozen=True)
-class Tile:
-    """How one program reads: output columns, columns of the weight a step, warps, stages."""
-
-    columns: int
-    depth: int
-    warps: int
-    stages: int
-    splits: int = 1
-    """Programs that share a tile, each with a part of the depth."""
-    overlaps: bool = False
-    """Whether it gains from `launch.overlap`: not where programs would crowd on some processors."""
-
-
-NARROW = Tile(16, 256, 2, 5, overlaps=True)
-"""For a few thousand outputs: two programs on each multiprocessor."""
-MEDIUM = Tile(32, 128, 4, 5, overlaps=True)
-WIDE = Tile(64, 128, 4, 3)
-"""For tens of thousands of outputs."""
-TALL_ROWS = 32
-"""With more rows than this a program takes 64 outputs, and depth is shared where they are few."""
-TALL_NARROW = Tile(64, 128, 4, 4, splits=2, overlaps=True)
-TALL_MEDIUM = Tile(64, 128, 4, 4, overlaps=True)
-TALL_WIDE = Tile(64, 128, 4, 4)
-
-
-def few(x: Tensor) -> bool:
-    """Whether `linear`, `gated` and `add` below are made for this many rows. x: [rows, width]."""
-    return len(x) <= FEW_ROWS and x.shape[1] % SHALLOWEST == 0
+from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
+from peagle.ops.triton.tiles import padded, tile_of
 
 
 def linear(
@@ -74,9 +34,8 @@ def add(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`stream + x @ weight.T + bias`, that times norm_weight, and the parts of its squares."""
     out, scaled = torch.empty_like(stream), torch.empty_like(stream)
-    tile = _tile(x, len(weight), False)
-    parts = triton.cdiv(len(weight), tile.columns)
-    squares = torch.empty(parts, _padded(len(x)), device=x.device, dtype=torch.float32)
+    parts = triton.cdiv(len(weight), tile_of(x, len(weight), False).columns)
+    squares = torch.empty(parts, padded(len(x)), device=x.device, dtype=torch.float32)
     _launch(x, None, 0.0, weight, bias, out, (stream, norm_weight, scaled, squares))
     return out, scaled, squares
 
@@ -130,32 +89,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return out
 
 
-def _tile(x: Tensor, outputs: int, gate: bool) -> Tile:
-    """The tile for a product of x [rows, depth] with so many outputs."""
-    rows, depth = x.shape
-    tall = rows > TALL_ROWS
-    if gate or outputs >= 16384:
-        tile = TALL_WIDE if tall else WIDE
-    elif outputs <= 4096:
-        tile = TALL_NARROW if tall else NARROW
-    else:
-        tile = TALL_MEDIUM if tall else MEDIUM
-    fitting = math.gcd(depth, tile.depth)
-    splits = tile.splits if depth % (fitting * tile.splits) == 0 else 1
-    tile = replace(tile, depth=fitting, splits=splits)
-    line = (_padded(rows) + tile.columns * (1 + gate)) * x.element_size()
-    while line * tile.depth * tile.stages > shared_memory(x):
-        if tile.stages > 2:
-            tile = replace(tile, stages=tile.stages - 1)
-        else:
-            tile = replace(tile, depth=tile.depth // 2)
-    return tile
-
-
-def _padded(rows: int) -> int:
-    return max(16, triton.next_power_of_2(rows))
-
-
 def _launch(
     x: Tensor,
     squares: Tensor | None,
@@ -168,12 +101,12 @@ def _launch(
 ) -> None:
     rows, depth = x.shape
     outputs = out.shape[1]
-    tile = _tile(x, outputs, gated)
+    tile = tile_of(x, outputs, gated)
     stream, norm_weight, scaled, sums = addition or (out, out, out, out)
     tiles = triton.cdiv(outputs, tile.columns)
     partial, arrivals = out, out
     if tile.splits > 1:
-        size = tiles * tile.splits * _padded(rows) * tile.columns
+        size = tiles * tile.splits * padded(rows) * tile.columns
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
         arrivals = counters(x.device, tiles)
     _product[(tiles, tile.splits)](
@@ -193,7 +126,7 @@ def _launch(
         depth,
         0 if squares is None else len(squares),
         eps,
-        ROWS=_padded(rows),
+        ROWS=padded(rows),
         COLUMNS=tile.columns,
         DEPTH=tile.depth,
         SPLITS=tile.splits,
@@ -251,7 +184,19 @@ def _product(
     up_at = weight_at + tl.cast(outputs, tl.int64) * depth
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
+    place = row[:, None] * outputs + column[None, :]
+    keep = real & inside
+    # what the end needs is on its way while the weight is read
+    if BIAS:
+        shift = tl.load(bias + source).to(tl.float32)
+    if ADDS:
+        next_weight = tl.load(norm_weight + source).to(tl.float32)
     wait(OVERLAP)
+    if SCALED:
+        part = tl.arange(0, PARTS)
+        found = tl.load(
+            squares + part[:, None] * ROWS + row[None, :], mask=(part < parts)[:, None], other=0.0
+        )
     share = depth // SPLITS
     first = tl.program_id(1) * share
     for k in range(first, first + share, DEPTH):
@@ -274,19 +219,13 @@ def _product(
         for other in tl.static_range(SPLITS):
             total += tl.load(partial + inner + other * size, cache_modifier=".cg")
     if SCALED:
-        part = tl.arange(0, PARTS)
-        found = tl.load(
-            squares + part[:, None] * ROWS + row[None, :], mask=(part < parts)[:, None], other=0.0
-        )
         factor = tl.rsqrt(tl.sum(found, 0) / depth + eps)
         total = total * factor[:, None]
         up = up * factor[:, None]
     if BIAS:
-        total += tl.load(bias + source).to(tl.float32)[None, :]
+        total += shift[None, :]
     if GATED:
         total = total * tl.sigmoid(total) * up
-    place = row[:, None] * outputs + column[None, :]
-    keep = real & inside
     if ADDS:
         before = tl.load(stream + place, mask=keep, other=0.0).to(tl.float32)
         total = total.to(out.dtype.element_ty).to(tl.float32) + before
@@ -294,8 +233,9 @@ def _product(
     tl.store(out + place, y, mask=keep)
     if ADDS:
         stored = tl.where(keep, y.to(tl.float32), 0.0)
-        factor = tl.load(norm_weight + source).to(tl.float32)
-        tl.store(scaled + place, (stored * factor[None, :]).to(out.dtype.element_ty), mask=keep)
+        tl.store(
+            scaled + place, (stored * next_weight[None, :]).to(out.dtype.element_ty), mask=keep
+        )
         tl.store(sums + tile * ROWS + row, tl.sum(stored * stored, 1))
 
 

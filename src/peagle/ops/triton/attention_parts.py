@@ -1,0 +1,99 @@
+"""What kernels of decoding's attention are made of: rotated heads, tiles of keys, merged parts.
+
+Programs that each had a part of a context leave [parts, rows, head_dim] of what their keys gave,
+then [parts, 2, rows] of the highest score and the sum of shares; the last one to come merges them.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def turns(rotations, positions, weight, SIZE: tl.constexpr, NORM: tl.constexpr):
+    """The rotation at some positions, [rows, 1], times the norm's weight: what lanes are multiplied
+    by, and what the lanes half a head away are."""
+    lane = tl.arange(0, SIZE)[None, :]
+    turn = rotations + positions * 2 * SIZE
+    own, crossed = tl.load(turn + lane), tl.load(turn + SIZE + lane)
+    if NORM:
+        own = own * tl.load(weight + lane).to(tl.float32)
+        crossed = crossed * tl.load(weight + (lane + SIZE // 2) % SIZE).to(tl.float32)
+    return own, crossed
+
+
+@triton.jit
+def normed_rotated(at, mask, own, crossed, eps, SIZE: tl.constexpr, NORM: tl.constexpr):
+    """Rows of heads in float32, normed and rotated. own, crossed: of `turns`."""
+    lane = tl.arange(0, SIZE)[None, :]
+    x = tl.load(at + lane, mask=mask, other=0.0).to(tl.float32)
+    y = tl.load(at + (lane + SIZE // 2) % SIZE, mask=mask, other=0.0).to(tl.float32)
+    rotated = x * own + y * crossed
+    if NORM:
+        rotated = rotated * tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)[:, None]
+    return rotated
+
+
+@triton.jit
+def weighed(q, k, v, seen, scale, top, total, attended):
+    """With one more tile of keys: the highest score, the sum of shares, and what they draw."""
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+    scores = tl.where(seen, scores, float("-inf"))
+    higher = tl.maximum(top, tl.max(scores, 1))
+    safe = tl.where(higher == float("-inf"), 0.0, higher)
+    shares = tl.exp(scores - safe[:, None])
+    fade = tl.exp(top - safe)
+    attended = tl.dot(shares.to(v.dtype), v, attended * fade[:, None], input_precision="ieee")
+    return higher, total * fade + tl.sum(shares, 1), attended
+
+
+@triton.jit
+def arrived(
+    top,
+    total,
+    attended,
+    base,
+    part,
+    arrivals,
+    active,
+    PARTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SIZE: tl.constexpr,
+):
+    """Leave a part; whether all `active` ones are there. The last one sets the count to zero."""
+    index = tl.arange(0, ROWS)
+    lane = tl.arange(0, SIZE)[None, :]
+    tl.store(base + ((part * ROWS + index) * SIZE)[:, None] + lane, attended)
+    sums = base + PARTS * ROWS * SIZE + part * 2 * ROWS + index
+    tl.store(sums, top)
+    tl.store(sums + ROWS, total)
+    tl.debug_barrier()
+    last = tl.atomic_add(arrivals, 1, sem="acq_rel") == active - 1
+    if last:
+        tl.store(arrivals, 0)
+    return last
+
+
+@triton.jit
+def merged(base, active, PARTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr):
+    """All parts as one: the highest score, the sum of shares, and what they draw."""
+    index = tl.arange(0, ROWS)
+    values = base + (index * SIZE)[:, None] + tl.arange(0, SIZE)[None, :]
+    sums = base + PARTS * ROWS * SIZE + index
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    attended = tl.zeros([ROWS, SIZE], tl.float32)
+    for part in tl.static_range(PARTS):
+        there = (index >= 0) & (part < active)
+        at = sums + part * 2 * ROWS
+        level = tl.load(at, mask=there, other=float("-inf"), cache_modifier=".cg")
+        mass = tl.load(at + ROWS, mask=there, other=0.0, cache_modifier=".cg")
+        value = tl.load(
+            values + part * ROWS * SIZE, mask=there[:, None], other=0.0, cache_modifier=".cg"
+        )
+        higher = tl.maximum(top, level)
+        safe = tl.where(higher == float("-inf"), 0.0, higher)
+        fade, weight = tl.exp(top - safe), tl.exp(level - safe)
+        total = total * fade + mass * weight
+        attended = attended * fade[:, None] + value * weight[:, None]
+        top = higher
+    return top, total, attended

@@ -1,0 +1,232 @@
+"""From a layer's q, k, v product to attended values in one launch, where requests are few.
+
+One program of a request and of heads that share keys takes the rows' own keys and values, which it
+norms, rotates and writes; the others share the older ones. All but the rows themselves is known
+before the product is: older keys are on their way while it still runs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.cached_attention import Heads, PassRows
+from peagle.ops.triton.attention_parts import arrived, merged, normed_rotated, turns, weighed
+from peagle.ops.triton.cached_attention import attend, heads_together, store
+from peagle.ops.triton.launch import announce, counters, multiprocessors, overlap, wait
+
+KEYS = 64
+"""Of one tile."""
+MOST_PARTS = 7
+"""Of older keys: merging takes longer with each."""
+MOST_ROWS = 64
+"""Of one request."""
+SHAPES = ((8, 2), (4, 3))
+"""Warps of a program, and how many such programs a multiprocessor holds. One more than all of them
+hold together makes everything behind wait for it."""
+
+
+def attend_product(
+    qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows, settled: bool = False
+) -> Tensor:
+    """As the reference."""
+    requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
+    group = heads_together(requests, most, heads)
+    sets = heads.query // group
+    parts, warps = _parts(requests * sets, multiprocessors(qkv))
+    if not parts or most > MOST_ROWS:
+        query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
+        return attend(query, heads, cache, rows)
+    padded = triton.next_power_of_2(group)
+    lines = max(most, triton.cdiv(16, padded)) * padded
+    out = qkv.new_empty(len(qkv), heads.query * heads.size)
+    partial = torch.empty(
+        requests * sets * (parts + 1) * lines * (heads.size + 2),
+        dtype=torch.float32,
+        device=qkv.device,
+    )
+    norm = heads.norm_weight
+    _attend_product[(requests, sets, parts + 1)](
+        qkv,
+        cache,
+        rows.slots,
+        rows.limits,
+        rows.requests,
+        rows.starts,
+        rows.firsts,
+        rows.counts,
+        heads.rotations,
+        qkv if norm is None else norm,
+        qkv if heads.sinks is None else heads.sinks,
+        out,
+        partial,
+        counters(qkv.device, requests * sets),
+        cache.stride(0),
+        rows.slots.stride(0),
+        len(heads.rotations) - 1,
+        heads.eps,
+        heads.size**-0.5,
+        0 if heads.window is None else heads.window,
+        HEADS=heads.query,
+        KV_HEADS=heads.key_value,
+        SIZE=heads.size,
+        GROUP=group,
+        PADDED=padded,
+        ROWS=lines,
+        OWN=max(most, 16),
+        KEYS=KEYS,
+        PARTS=parts + 1,
+        NORM=norm is not None,
+        WINDOW=heads.window is not None,
+        SINKS=heads.sinks is not None,
+        SETTLED=settled,
+        **overlap(qkv),
+        num_warps=warps,
+        num_stages=3,
+    )
+    return out
+
+
+def _parts(sets: int, processors: int) -> tuple[int, int]:
+    """Programs that share a set's older keys, and their warps; none where sets are too many."""
+    for warps, together in SHAPES:
+        parts = min(together * processors // sets - 1, MOST_PARTS)
+        if parts > 1:
+            return parts, warps
+    return 0, 0
+
+
+@triton.jit
+def _attend_product(
+    qkv,
+    cache,
+    slots,
+    limits,
+    requests,
+    starts,
+    firsts,
+    counts,
+    rotations,
+    norm_weight,
+    sinks,
+    out,
+    partial,
+    arrivals,
+    side_stride,
+    slots_stride,
+    last_position,
+    eps,
+    scale,
+    window,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    PADDED: tl.constexpr,
+    ROWS: tl.constexpr,
+    OWN: tl.constexpr,
+    KEYS: tl.constexpr,
+    PARTS: tl.constexpr,
+    NORM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SINKS: tl.constexpr,
+    SETTLED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    announce(OVERLAP)
+    if not SETTLED:
+        wait(OVERLAP)
+    request, heads, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    kv_head = heads * GROUP // (HEADS // KV_HEADS)
+    table_row = tl.load(requests + request).to(tl.int64)
+    start = tl.load(starts + request).to(tl.int32)
+    first = tl.load(firsts + request).to(tl.int64)
+    count = tl.load(counts + request).to(tl.int32)
+    stop = tl.minimum(start + count, tl.load(limits + table_row).to(tl.int32))
+    older = tl.minimum(start, stop)
+    skipped = 0
+    if WINDOW:  # what is before all windows is not read
+        skipped = tl.maximum(start - window + 1, 0) // KEYS
+    tiles = tl.maximum(tl.cdiv(older, KEYS) - skipped, 0)
+    share = tl.maximum(tl.cdiv(tiles, PARTS - 1), 1)
+    active = tl.cdiv(tiles, share) + 1
+    if part >= active:
+        return
+    takes_own = part == 0
+    lane = tl.arange(0, SIZE)[None, :]
+    # the first tile of older keys, before the product is there
+    table = slots + table_row * slots_stride
+    tile = skipped + (part - 1) * share
+    end = tl.minimum(tile + share, skipped + tiles)
+    key = tl.arange(0, KEYS)
+    position = tile * KEYS + key
+    known = (position < older) & (part > 0)
+    slot = tl.load(table + position, mask=known, other=0).to(tl.int64)
+    at = ((slot * KV_HEADS + kv_head) * SIZE)[:, None] + lane
+    k = tl.load(cache + at, mask=known[:, None], other=0.0)
+    v = tl.load(cache + side_stride + at, mask=known[:, None], other=0.0)
+    # where the rows' own keys go
+    own = tl.arange(0, OWN)
+    own_position = start + own
+    is_own = (own_position < stop) & takes_own
+    own_slot = tl.load(table + own_position, mask=is_own, other=0).to(tl.int64)
+    write_at = ((own_slot * KV_HEADS + kv_head) * SIZE)[:, None] + lane
+    turned = tl.minimum(own_position, last_position)[:, None]
+    k_turns, k_crossed = turns(rotations, turned, norm_weight + SIZE, SIZE, NORM)
+    # heads that fill a group up to a power of two take part as rows that nobody reads
+    index = tl.arange(0, ROWS)
+    row, head = index // PADDED, heads * GROUP + index % PADDED
+    real = ((row < count) & (index % PADDED < GROUP))[:, None]
+    row_position = (start + row)[:, None]
+    turned = tl.minimum(row_position, last_position)
+    q_turns, q_crossed = turns(rotations, turned, norm_weight, SIZE, NORM)
+    if SETTLED:
+        wait(OVERLAP)
+    width: tl.constexpr = (HEADS + 2 * KV_HEADS) * SIZE
+    own_at = qkv + ((first + own) * width + (HEADS + kv_head) * SIZE)[:, None]
+    own_v = tl.load(own_at + KV_HEADS * SIZE + lane, mask=is_own[:, None], other=0.0)
+    own_k = normed_rotated(own_at, is_own[:, None], k_turns, k_crossed, eps, SIZE, NORM)
+    own_k = own_k.to(k.dtype)
+    query_at = qkv + ((first + row) * width + head * SIZE)[:, None]
+    q = normed_rotated(query_at, real, q_turns, q_crossed, eps, SIZE, NORM).to(k.dtype)
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    attended = tl.zeros([ROWS, SIZE], tl.float32)
+    if takes_own:
+        # sets of heads that share keys all have them: one writes
+        writes = is_own[:, None] & (heads * GROUP % (HEADS // KV_HEADS) == 0)
+        tl.store(cache + write_at, own_k, mask=writes)
+        tl.store(cache + side_stride + write_at, own_v, mask=writes)
+        near = is_own[None, :] & real & (own_position[None, :] <= row_position)
+        if WINDOW:
+            near = near & (own_position[None, :] > row_position - window)
+        top, total, attended = weighed(q, own_k, own_v, near, scale, top, total, attended)
+    else:
+        seen = known[None, :] & real
+        if WINDOW:
+            seen = seen & (position[None, :] > row_position - window)
+        top, total, attended = weighed(q, k, v, seen, scale, top, total, attended)
+        for more in range(tile + 1, end):
+            position = more * KEYS + key
+            known = position < older
+            slot = tl.load(table + position, mask=known, other=0).to(tl.int64)
+            at = ((slot * KV_HEADS + kv_head) * SIZE)[:, None] + lane
+            k = tl.load(cache + at, mask=known[:, None], other=0.0)
+            v = tl.load(cache + side_stride + at, mask=known[:, None], other=0.0)
+            seen = known[None, :] & real
+            if WINDOW:
+                seen = seen & (position[None, :] > row_position - window)
+            top, total, attended = weighed(q, k, v, seen, scale, top, total, attended)
+    if active > 1:
+        pair = request * (HEADS // GROUP) + heads
+        base = partial + pair.to(tl.int64) * PARTS * ROWS * (SIZE + 2)
+        count_at = arrivals + pair
+        if not arrived(top, total, attended, base, part, count_at, active, PARTS, ROWS, SIZE):
+            return
+        top, total, attended = merged(base, active, PARTS, ROWS, SIZE)
+    if SINKS:
+        sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32)
+        total += tl.exp(sink - top)
+    result = attended / tl.where(total == 0.0, 1.0, total)[:, None]
+    at = ((first + row) * HEADS * SIZE + head * SIZE)[:, None] + lane
+    tl.store(out + at, result.to(out.dtype.element_ty), mask=real)

@@ -1,0 +1,182 @@
+"""Which part of a small-row product one program takes: the quickest on this GPU, once measured."""
+
+import functools
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+
+from peagle.ops.triton.launch import shared_memory
+
+MOST_ROWS = 64
+"""With more, cuBLAS multiplies."""
+SHALLOWEST = 16
+"""Columns of the weight that a product must be a multiple of."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one program reads: output columns, columns of the weight a step, warps, stages."""
+
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+    splits: int = 1
+    """Programs that share a tile, each with a part of the depth."""
+    overlaps: bool = False
+    """Whether `launch.overlap` is used: not where programs would crowd on some processors."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """What a tile is chosen for: [rows, depth] by a weight of so many outputs."""
+
+    rows: int
+    """Filled up as `padded` does."""
+    outputs: int
+    """Of each half where one half gates the other."""
+    depth: int
+    gated: bool
+
+    @property
+    def weights(self) -> int:
+        """Numbers to read."""
+        return self.outputs * self.depth * (2 if self.gated else 1)
+
+
+CuBLAS = None
+"""In a tile's place."""
+Choice = Tile | None
+
+NARROW = (
+    Tile(16, 256, 2, 5, overlaps=True),
+    Tile(16, 128, 2, 5, overlaps=True),
+    Tile(32, 256, 4, 5, overlaps=True),
+    Tile(64, 128, 4, 4, splits=2, overlaps=True),
+)
+"""For a few thousand outputs: two programs on each multiprocessor."""
+MEDIUM = (
+    Tile(32, 128, 4, 5, overlaps=True),
+    Tile(16, 256, 2, 4, overlaps=True),
+    Tile(32, 256, 4, 3, overlaps=True),
+    Tile(64, 128, 4, 4, overlaps=True),
+)
+WIDE = (Tile(64, 128, 4, 3), Tile(64, 64, 4, 4), Tile(32, 128, 4, 4), Tile(64, 128, 4, 4))
+"""For tens of thousands of outputs."""
+GATES = (Tile(32, 128, 4, 3), Tile(32, 128, 2, 3), Tile(64, 128, 4, 3), Tile(64, 64, 4, 4))
+"""None overlaps: behind a gate everything is settled (`attend_product`)."""
+MEDIUM_OUTPUTS, WIDE_OUTPUTS = 4097, 16384
+"""Where those begin."""
+BEST = {16: (0, 0, 0, 0), 32: (0, 1, 0, 2), 64: (3, 3, 3, 3)}
+"""Of each list above, the place of the best on an H200, by padded rows."""
+
+
+class Tiles:
+    """The choices for one GPU, and the file that keeps them from one start to the next."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        """Raises nothing: a file that cannot be read is as none."""
+        self._file = file
+        self._chosen: dict[Product, Choice] = {}
+        self.asked: Counter[Product] = Counter()
+        """How often `takes` was asked for each since this was last cleared."""
+        if file is not None:
+            self._chosen |= dict(_read(file))
+
+    def __contains__(self, product: Product) -> bool:
+        """Whether there is a choice for it."""
+        return product in self._chosen
+
+    def get(self, product: Product) -> Choice:
+        """The choice, or what was best on an H200 for products like it."""
+        return self._chosen.get(product, candidates(product)[0])
+
+    def set(self, product: Product, tile: Choice) -> None:
+        """Choose."""
+        self._chosen[product] = tile
+
+    def save(self) -> None:
+        """Keep the choices. Raises `OSError`."""
+        if self._file is None:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        kept = [[astuple(p), tile and astuple(tile)] for p, tile in self._chosen.items()]
+        beside = self._file.with_suffix(f".{os.getpid()}")
+        beside.write_text(json.dumps(kept) + "\n")
+        beside.replace(self._file)
+
+
+def candidates(product: Product) -> list[Choice]:
+    """What may be quickest, the best on an H200 first."""
+    kind = 3 if product.gated else _kind(product.outputs)
+    tiles = (NARROW, MEDIUM, WIDE, GATES)[kind]
+    best = tiles[BEST[product.rows][kind]]
+    return [best, *(tile for tile in tiles if tile != best), CuBLAS]
+
+
+def _kind(outputs: int) -> int:
+    return (outputs >= MEDIUM_OUTPUTS) + (outputs >= WIDE_OUTPUTS)
+
+
+def padded(rows: int) -> int:
+    """Rows of a product's tile."""
+    return max(16, triton.next_power_of_2(rows))
+
+
+def takes(x: Tensor, outputs: int, gated: bool = False) -> bool:
+    """Whether a tile beats cuBLAS for a product of x [rows, depth] with so many outputs."""
+    rows, depth = x.shape
+    if rows > MOST_ROWS or depth % SHALLOWEST:
+        return False
+    product = Product(padded(rows), outputs, depth, gated)
+    tiles_of(x.device).asked[product] += 1
+    return tiles_of(x.device).get(product) is not CuBLAS
+
+
+def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
+    """The tile for such a product, cut down to what a multiprocessor has memory for."""
+    rows, depth = x.shape
+    tile = tiles_of(x.device).get(Product(padded(rows), outputs, depth, gated))
+    assert tile is not CuBLAS
+    return fitting(tile, x, gated)
+
+
+def fitting(tile: Tile, x: Tensor, gated: bool) -> Tile:
+    """The same with no more stages and depth than a multiprocessor has memory for."""
+    rows, depth = x.shape
+    step = math.gcd(depth, tile.depth)
+    splits = tile.splits if depth % (step * tile.splits) == 0 else 1
+    tile = replace(tile, depth=step, splits=splits)
+    line = (padded(rows) + tile.columns * (1 + gated)) * x.element_size()
+    while line * tile.depth * tile.stages > shared_memory(x):
+        if tile.stages > 2:
+            tile = replace(tile, stages=tile.stages - 1)
+        else:
+            tile = replace(tile, depth=tile.depth // 2)
+    return tile
+
+
+@functools.cache
+def tiles_of(device: torch.device) -> Tiles:
+    """The choices for a device; no file under the interpreter."""
+    if device.type != "cuda":
+        return Tiles()
+    gpu = torch.cuda.get_device_name(device).replace(" ", "-")
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Tiles(home / "peagle" / f"tiles-{gpu}-triton-{triton.__version__}.json")
+
+
+def _read(file: Path) -> Iterator[tuple[Product, Choice]]:
+    try:
+        for product, tile in json.loads(file.read_text()):
+            yield Product(*product), tile and Tile(*tile)
+    except (OSError, ValueError, TypeError):
+        return

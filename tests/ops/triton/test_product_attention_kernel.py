@@ -1,0 +1,86 @@
+import pytest
+import torch
+from torch import Tensor
+
+from peagle.ops import cached_attention as reference
+from peagle.ops.cached_attention import Heads, PassRows
+from peagle.ops.rope import RopeConfig, rope_table
+
+LENGTH, KV_HEADS, SIZE = 1100, 2, 16
+
+
+def heads_of(query: int = 4, **changes: object) -> Heads:
+    values = {"norm_weight": torch.rand(2 * SIZE) + 0.5, "window": None, "sinks": None, **changes}
+    table = rope_table(RopeConfig(), SIZE, LENGTH)
+    return Heads(query, KV_HEADS, SIZE, rotations=table, eps=1e-6, **values)
+
+
+def pass_rows(starts: list[int], counts: list[int]) -> PassRows:
+    """Requests with disjoint slots in no order; the last request's last row has none."""
+    order = torch.randperm(len(starts) * LENGTH).view(len(starts), LENGTH)
+    firsts = [sum(counts[:i]) for i in range(len(counts))]
+    spans = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]
+    writes = torch.cat([order[i, span] for i, span in enumerate(spans)])
+    writes[-1] = -1
+    limits = torch.full((len(starts),), LENGTH)
+    limits[-1] = starts[-1] + counts[-1] - 1
+    columns = (list(range(len(starts))), starts, firsts, counts)
+    places = map(torch.tensor, columns)
+    return PassRows(order, limits, *places, torch.cat(spans), writes, max(counts))
+
+
+def on(device: torch.device, value):  # type: ignore[no-untyped-def]
+    moved = {k: v.to(device) if torch.is_tensor(v) else v for k, v in vars(value).items()}
+    return type(value)(**moved)
+
+
+def close(one: Tensor, other: Tensor) -> None:
+    torch.testing.assert_close(one.cpu(), other.cpu(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"norm_weight": None},
+        {"window": 70},
+        {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+        {"query": 6},
+    ],
+    ids=["plain", "no norm", "window", "sinks", "three heads share"],
+)
+@pytest.mark.parametrize(
+    ("starts", "counts"),
+    [
+        ([0, 5], [3, 4]),
+        ([300, 64], [1, 5]),
+        ([129, 250], [14, 9]),
+        ([1000], [4]),
+        ([20, 3, 64, 65, 127, 200, 1] * 6, [2] * 42),
+    ],
+    ids=["no older keys", "one tile", "two requests", "several tiles a part", "many requests"],
+)
+def test_is_store_then_attend(
+    device: torch.device, changes: dict, settled: bool, starts: list[int], counts: list[int]
+) -> None:
+    from peagle.ops.triton import product_attention as kernel
+
+    heads, rows = heads_of(**changes), pass_rows(starts, counts)
+    qkv = torch.randn(sum(counts), (heads.query + 2 * KV_HEADS) * SIZE)
+    cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, SIZE)
+    theirs = cache.clone()
+    expected = reference.attend_product(qkv, heads, theirs, rows)
+    for _ in range(2):  # a second launch finds the arrival counters as the first one did
+        ours = cache.clone().to(device)
+        placed = on(device, rows)
+        found = kernel.attend_product(
+            qkv.clone().to(device), on(device, heads), ours, placed, settled
+        )
+        close(found[:-1], expected[:-1])  # the last row has no slot
+        close(ours, theirs)

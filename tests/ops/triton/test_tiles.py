@@ -1,0 +1,77 @@
+import os
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+import torch
+
+PRODUCTS = [
+    (rows, outputs, 4096, gated)
+    for rows in (16, 32, 64)
+    for outputs in (4096, 6144, 32000)
+    for gated in (False, True)
+]
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_every_product_has_several_tiles_and_cublas_to_choose_from(product: tuple) -> None:
+    from peagle.ops.triton.tiles import CuBLAS, Product, candidates
+
+    found = candidates(Product(*product))
+    assert len(found) == len(set(found)) >= 4
+    assert found[0] is not CuBLAS
+    assert found[-1] is CuBLAS
+
+
+def test_behind_a_gate_everything_is_settled() -> None:
+    from peagle.ops.triton.tiles import GATES
+
+    assert not any(tile.overlaps for tile in GATES)
+
+
+@pytest.mark.parametrize("rows", [1, 32, 64])
+@pytest.mark.parametrize("depth", [4096, 2880, 48])
+def test_a_tile_is_cut_down_to_the_memory_there_is(rows: int, depth: int) -> None:
+    from peagle.ops.triton.launch import H200_SHARED_MEMORY
+    from peagle.ops.triton.tiles import GATES, NARROW, fitting, padded
+
+    x = torch.zeros(rows, depth)
+    for gated, tiles in ((False, NARROW), (True, GATES)):
+        for tile in tiles:
+            fit = fitting(tile, x, gated)
+            lines = padded(rows) + fit.columns * (1 + gated)
+            assert lines * fit.depth * fit.stages * x.element_size() <= H200_SHARED_MEMORY
+            assert depth % (fit.depth * fit.splits) == 0
+
+
+def test_too_many_rows_and_odd_depths_are_left_to_cublas() -> None:
+    from peagle.ops.triton.tiles import takes
+
+    assert takes(torch.zeros(64, 32), 48)
+    assert not takes(torch.zeros(65, 32), 48)
+    assert not takes(torch.zeros(1, 24), 48)
+
+
+def test_choices_are_kept_in_a_file(tmp_path: Path) -> None:
+    from peagle.ops.triton.tiles import CuBLAS, Product, Tile, Tiles
+
+    file = tmp_path / "deep" / "tiles.json"
+    one, other = Product(16, 4096, 4096, False), Product(64, 12288, 4096, True)
+    tiles = Tiles(file)
+    tiles.set(one, Tile(16, 128, 2, 5, overlaps=True))
+    tiles.set(other, CuBLAS)
+    tiles.save()
+    again = Tiles(file)
+    assert astuple(again.get(one)) == (16, 128, 2, 5, 1, True)
+    assert other in again
+    assert again.get(other) is CuBLAS
+    assert os.listdir(file.parent) == [file.name]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[[["a"], [1]]]', "\x00"])
+def test_a_file_that_is_none_of_ours_is_as_none(tmp_path: Path, text: str) -> None:
+    from peagle.ops.triton.tiles import Product, Tiles
+
+    file = tmp_path / "tiles.json"
+    file.write_text(text)
+    assert Product(16, 4096, 4096, False) not in Tiles(file)

@@ -1,0 +1,84 @@
+from pathlib import Path
+
+import pytest
+
+QKV, DOWN, SMALL = (6144, 4096), (4096, 12288), (16, 16)
+
+
+class Cycles:
+    """Two sizes of cycles whose time is given by the tiles of their products."""
+
+    sizes = [1, 4]
+
+    def __init__(self, tiles, best: dict, broken: object = None) -> None:  # type: ignore[no-untyped-def]
+        self._tiles, self._best, self._broken = tiles, best, broken
+        self.measured = 0
+
+    def _products(self, size: int):  # type: ignore[no-untyped-def]
+        from peagle.ops.triton.tiles import Product
+
+        return [Product(16 if size == 1 else 32, *shape, False) for shape in (SMALL, QKV, DOWN)]
+
+    def run_for_nobody(self, size: int) -> None:
+        self._tiles.asked.update(self._products(size))
+
+    def seconds(self, size: int) -> float:
+        from triton import OutOfResources
+
+        self.measured += 1
+        chosen = {product: self._tiles.get(product) for product in self._products(size)}
+        if self._broken and self._broken in chosen.values():
+            raise OutOfResources(2, 1, "shared memory")
+        right = sum(chosen[p] == tile for p, tile in self._best.items() if p in chosen)
+        return 1.0 - 0.1 * right
+
+
+def best_of():  # type: ignore[no-untyped-def]
+    from peagle.ops.triton.tiles import CuBLAS, Product, candidates
+
+    one, other = Product(16, *QKV, False), Product(32, *DOWN, False)
+    return {one: candidates(one)[2], other: CuBLAS}
+
+
+@pytest.mark.filterwarnings("ignore:measuring")
+def test_the_quickest_is_chosen_for_heavy_products_alone(tmp_path: Path) -> None:
+    from peagle.ops.triton.tiles import Product, Tiles, candidates
+    from peagle.ops.triton.tuning import choose_tiles
+
+    tiles, best = Tiles(tmp_path / "tiles.json"), best_of()
+    choose_tiles(Cycles(tiles, best), tiles)
+    for product, tile in best.items():
+        assert tiles.get(product) == tile
+    as_good = Product(16, *DOWN, False)
+    assert as_good in tiles
+    assert tiles.get(as_good) == candidates(as_good)[0]
+    assert Product(16, *SMALL, False) not in tiles
+
+
+def test_a_second_start_measures_nothing(tmp_path: Path) -> None:
+    from peagle.ops.triton.tiles import Tiles
+    from peagle.ops.triton.tuning import choose_tiles
+
+    first = Tiles(tmp_path / "tiles.json")
+    with pytest.warns(UserWarning, match="measuring this GPU"):
+        choose_tiles(Cycles(first, best_of()), first)
+    again = Tiles(tmp_path / "tiles.json")
+    cycles = Cycles(again, best_of())
+    choose_tiles(cycles, again)
+    assert not cycles.measured
+
+
+def test_a_tile_that_does_not_fit_is_not_chosen_and_a_full_disk_is_told(tmp_path: Path) -> None:
+    from peagle.ops.triton.tiles import Tiles
+    from peagle.ops.triton.tuning import choose_tiles
+
+    (tmp_path / "file").touch()
+    tiles, best = Tiles(tmp_path / "file" / "tiles.json"), best_of()
+    (product, tile), *_ = best.items()
+    with pytest.warns(UserWarning, match="measur") as told:
+        choose_tiles(Cycles(tiles, best, broken=tile), tiles)
+    assert tiles.get(product) != tile
+    assert [str(w.message).split(",")[0].split(":")[0] for w in told] == [
+        "measuring this GPU",
+        "the next start will measure again",
+    ]
