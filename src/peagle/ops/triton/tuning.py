@@ -7,8 +7,9 @@ from triton import OutOfResources
 
 from peagle.ops.triton.tiles import Choice, Product, Tiles, candidates
 
-LEAST_SHARE = 0.02
-"""Of a cycle's weights: products with less keep what was best on an H200."""
+LEAST_SHARE = 0.05
+"""Of a cycle's weights: products with less are left to a size in which they have more, and without
+one keep what was best on an H200."""
 FASTER = 0.997
 """What noise does not do."""
 
