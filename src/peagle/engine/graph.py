@@ -56,7 +56,12 @@ class CycleGraphs:
     def seconds(self, size: int) -> float:
         """What such a cycle takes captured: the median of several."""
         self._empty(size)
-        run = partial(self._cycle.run, self._state, self._requests[size], None)
+        try:
+            return self._median(partial(self._cycle.run, self._state, self._requests[size], None))
+        finally:
+            torch.cuda.empty_cache()  # what the graph took, which does not come back by itself
+
+    def _median(self, run: Run) -> float:
         graph = self._graph(run, None)
         return statistics.median(_timed(graph.replay) for _ in range(TIMED))
 
@@ -97,9 +102,11 @@ class CycleGraphs:
         device = self._state.computed.device
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            run()  # compiles kernels and makes their workspaces outside the graph's memory
-        torch.cuda.current_stream(device).wait_stream(stream)
+        try:
+            with torch.cuda.stream(stream):
+                run()  # compiles kernels and makes their workspaces outside the graph's memory
+        finally:
+            torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=pool):
             run()

@@ -86,7 +86,6 @@ class ResidentRunner:
         device = self._state.computed.device
         if device.type == "cuda":
             kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
-            torch.cuda.empty_cache()  # of graphs that were measured
         self._graphs.capture()
 
     @torch.inference_mode()

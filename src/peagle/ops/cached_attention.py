@@ -112,6 +112,7 @@ def attend_product(
 ) -> Tensor:
     """`store`, then `attend`, of a pass's rows. qkv as in `store`; returns as `attend`.
 
+    Each request comes once, its rows one position after another, each written where `slots` says.
     settled: `rows` and older positions' keys were complete before a launch that waited for all
     before it, and behind which this one comes: a kernel may read them before its own wait.
     """

@@ -18,6 +18,7 @@ from triton.compiler import ASTSource
 HOPPER = GPUTarget("cuda", 90, 32)
 BF16, F32, INT = "*bf16", "*fp32", "*i64"
 FLAGS = {"OVERLAP": True}
+WIDTHS = ("depth", "outputs", "width", "hidden", "query_stride", "side_stride", "slots_stride")
 
 
 def compiled(module, name, types, constants, **options):
@@ -25,7 +26,9 @@ def compiled(module, name, types, constants, **options):
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
     attributes = {
-        (i,): [["tt.divisibility", 16]] for i, n in enumerate(names) if signature[n][0] == "*"
+        (i,): [["tt.divisibility", 16]]
+        for i, n in enumerate(names)
+        if signature[n][0] == "*" or n in WIDTHS
     }
     places = {(names.index(n),): value for n, value in constants.items()}
     triton.compile(ASTSource(kernel, signature, places, attributes), HOPPER, options)
@@ -47,7 +50,7 @@ product(64, ADDS=True, OVERLAP=True, SPLITS=2)
 norm = {"x": BF16, "stream": BF16, "weight": BF16, "total": BF16, "out": BF16, "eps": "fp32"}
 compiled("residual", "_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
 compiled("residual", "_add_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
-compiled("residual", "_silu_mul", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048, **FLAGS})
+compiled("residual", "_silu_mul", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048})
 
 heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
 types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}
@@ -61,7 +64,8 @@ for rows, switch in ((16, False), (32, True), (64, False)):
     sizes = {"GROUP": 4, "PADDED": 4, "ROWS": rows, "KEYS": 64, "PARTS": 8}
     flags = {"WINDOW": switch, "SINKS": switch}
     compiled("cached_attention", "_attend", types, {**heads, **FLAGS, **sizes, **flags})
-    flags |= {"NORM": not switch, "SETTLED": not switch, "OWN": 16}
+    sizes["ROWS"] = 16
+    flags |= {"NORM": not switch, "SETTLED": not switch}
     compiled("product_attention", "_attend_product", types, {**heads, **FLAGS, **sizes, **flags})
 
 state = ("requests", "computed", "pending", "emitted", "slots", "limits", "starts", "firsts")

@@ -62,9 +62,19 @@ def _seed() -> None:
         ([300, 64], [1, 5]),
         ([129, 250], [14, 9]),
         ([1000], [4]),
-        ([20, 3, 64, 65, 127, 200, 1] * 6, [2] * 42),
+        ([64, 65, 127, 200, 1] * 10, [2] * 50),
+        ([20, 3, 64, 65, 127, 200, 1] * 12, [2] * 84),
+        ([70, 5], [40, 3]),
     ],
-    ids=["no older keys", "one tile", "two requests", "several tiles a part", "many requests"],
+    ids=[
+        "no older keys",
+        "one tile",
+        "two requests",
+        "several tiles a part",
+        "fewer warps",
+        "too many requests",
+        "too many rows",
+    ],
 )
 def test_is_store_then_attend(
     device: torch.device, changes: dict, settled: bool, starts: list[int], counts: list[int]
@@ -84,3 +94,22 @@ def test_is_store_then_attend(
         )
         close(found[:-1], expected[:-1])  # the last row has no slot
         close(ours, theirs)
+
+
+def test_a_row_of_the_table_that_belongs_to_no_request_changes_nothing(
+    device: torch.device,
+) -> None:
+    from peagle.ops.triton import product_attention as kernel
+
+    heads, rows = heads_of(), pass_rows([100, 1, 200], [3, 3, 3])
+    rows.limits[1], rows.limits[2] = 0, LENGTH
+    rows.writes[3:6], rows.writes[-1] = -1, rows.slots[2, 202]
+    qkv = torch.randn(9, (heads.query + 2 * KV_HEADS) * SIZE)
+    cache = torch.randn(2, 3 * LENGTH, KV_HEADS, SIZE)
+    theirs, ours = cache.clone(), cache.clone().to(device)
+    expected = reference.attend_product(qkv, heads, theirs, rows)
+    found = kernel.attend_product(qkv.to(device), on(device, heads), ours, on(device, rows))
+    close(ours, theirs)
+    for kept in (slice(0, 3), slice(6, 9)):
+        close(found[kept], expected[kept])
+    assert not found[3:6].isnan().any()

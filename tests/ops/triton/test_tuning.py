@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 QKV, DOWN, SMALL = (6144, 4096), (4096, 12288), (16, 16)
+BF16 = "bfloat16"
 
 
 class Cycles:
@@ -17,13 +18,15 @@ class Cycles:
     def _products(self, size: int):  # type: ignore[no-untyped-def]
         from peagle.ops.triton.tiles import Product
 
-        return [Product(16 if size == 1 else 32, *shape, False) for shape in (SMALL, QKV, DOWN)]
+        return [
+            Product(16 if size == 1 else 32, *shape, False, BF16) for shape in (SMALL, QKV, DOWN)
+        ]
 
     def run_for_nobody(self, size: int) -> None:
         self._tiles.asked.update(self._products(size))
 
     def seconds(self, size: int) -> float:
-        from triton import OutOfResources
+        from triton.runtime.errors import OutOfResources
 
         self.measured += 1
         chosen = {product: self._tiles.get(product) for product in self._products(size)}
@@ -36,7 +39,7 @@ class Cycles:
 def best_of():  # type: ignore[no-untyped-def]
     from peagle.ops.triton.tiles import CuBLAS, Product, candidates
 
-    one, other = Product(16, *QKV, False), Product(32, *DOWN, False)
+    one, other = Product(16, *QKV, False, BF16), Product(32, *DOWN, False, BF16)
     return {one: candidates(one)[2], other: CuBLAS}
 
 
@@ -49,10 +52,10 @@ def test_the_quickest_is_chosen_for_heavy_products_alone(tmp_path: Path) -> None
     choose_tiles(Cycles(tiles, best), tiles)
     for product, tile in best.items():
         assert tiles.get(product) == tile
-    as_good = Product(16, *DOWN, False)
+    as_good = Product(16, *DOWN, False, BF16)
     assert as_good in tiles
     assert tiles.get(as_good) == candidates(as_good)[0]
-    assert Product(16, *SMALL, False) not in tiles
+    assert Product(16, *SMALL, False, BF16) not in tiles
 
 
 def test_a_second_start_measures_nothing(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@
 Between two kernels of a captured cycle lie some 2 us in which memory stands idle. A kernel launched
 with `overlap` is on the multiprocessors by then; it waits in `begin`, or between `announce` and
 `wait`, until all that was launched before is done and visible. Every program of such a kernel must
-wait before it reads what another kernel wrote, or writes what another kernel reads.
+wait before it writes what another kernel reads, and before it reads what another kernel wrote, but
+where a launch without `overlap` came in between: that waits for all before it.
 """
 
 import functools

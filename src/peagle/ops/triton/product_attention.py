@@ -17,10 +17,12 @@ from peagle.ops.triton.launch import announce, counters, multiprocessors, overla
 
 KEYS = 64
 """Of one tile."""
+ROWS = 16
+"""Of one program: a request's rows times the heads that share keys."""
+HEAD_BYTES = 256
+"""Of one head. With more of either, registers let too few programs run at once."""
 MOST_PARTS = 7
 """Of older keys: merging takes longer with each."""
-MOST_ROWS = 64
-"""Of one request."""
 SHAPES = ((8, 2), (4, 3))
 """Warps of a program, and how many such programs a multiprocessor holds. One more than all of them
 hold together makes everything behind wait for it."""
@@ -33,15 +35,15 @@ def attend_product(
     requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
     group = heads_together(requests, most, heads)
     sets = heads.query // group
+    padded = triton.next_power_of_2(group)
     parts, warps = _parts(requests * sets, multiprocessors(qkv))
-    if not parts or most > MOST_ROWS:
+    fits = most * padded <= ROWS and heads.size * qkv.element_size() <= HEAD_BYTES
+    if not (parts and fits):
         query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
         return attend(query, heads, cache, rows)
-    padded = triton.next_power_of_2(group)
-    lines = max(most, triton.cdiv(16, padded)) * padded
     out = qkv.new_empty(len(qkv), heads.query * heads.size)
     partial = torch.empty(
-        requests * sets * (parts + 1) * lines * (heads.size + 2),
+        requests * sets * (parts + 1) * ROWS * (heads.size + 2),
         dtype=torch.float32,
         device=qkv.device,
     )
@@ -72,8 +74,7 @@ def attend_product(
         SIZE=heads.size,
         GROUP=group,
         PADDED=padded,
-        ROWS=lines,
-        OWN=max(most, 16),
+        ROWS=ROWS,
         KEYS=KEYS,
         PARTS=parts + 1,
         NORM=norm is not None,
@@ -124,7 +125,6 @@ def _attend_product(
     GROUP: tl.constexpr,
     PADDED: tl.constexpr,
     ROWS: tl.constexpr,
-    OWN: tl.constexpr,
     KEYS: tl.constexpr,
     PARTS: tl.constexpr,
     NORM: tl.constexpr,
@@ -166,7 +166,7 @@ def _attend_product(
     k = tl.load(cache + at, mask=known[:, None], other=0.0)
     v = tl.load(cache + side_stride + at, mask=known[:, None], other=0.0)
     # where the rows' own keys go
-    own = tl.arange(0, OWN)
+    own = tl.arange(0, ROWS)
     own_position = start + own
     is_own = (own_position < stop) & takes_own
     own_slot = tl.load(table + own_position, mask=is_own, other=0).to(tl.int64)

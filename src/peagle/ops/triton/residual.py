@@ -80,12 +80,12 @@ def add_rms_norm(stream: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [rows, 2 * width]."""
+    """silu(gate) * up of [rows, 2 * width]; behind it all that was launched before is done."""
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     block = min(2048, triton.next_power_of_2(width))
     blocks = triton.cdiv(width, block)
-    _silu_mul[(rows, blocks)](gate_up, out, width, BLOCK=block, **overlap(gate_up))
+    _silu_mul[(rows, blocks)](gate_up, out, width, BLOCK=block)
     return out
 
 
@@ -184,19 +184,7 @@ def _product(
     up_at = weight_at + tl.cast(outputs, tl.int64) * depth
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
     up = tl.zeros([ROWS, COLUMNS], tl.float32)
-    place = row[:, None] * outputs + column[None, :]
-    keep = real & inside
-    # what the end needs is on its way while the weight is read
-    if BIAS:
-        shift = tl.load(bias + source).to(tl.float32)
-    if ADDS:
-        next_weight = tl.load(norm_weight + source).to(tl.float32)
     wait(OVERLAP)
-    if SCALED:
-        part = tl.arange(0, PARTS)
-        found = tl.load(
-            squares + part[:, None] * ROWS + row[None, :], mask=(part < parts)[:, None], other=0.0
-        )
     share = depth // SPLITS
     first = tl.program_id(1) * share
     for k in range(first, first + share, DEPTH):
@@ -219,13 +207,19 @@ def _product(
         for other in tl.static_range(SPLITS):
             total += tl.load(partial + inner + other * size, cache_modifier=".cg")
     if SCALED:
+        part = tl.arange(0, PARTS)
+        found = tl.load(
+            squares + part[:, None] * ROWS + row[None, :], mask=(part < parts)[:, None], other=0.0
+        )
         factor = tl.rsqrt(tl.sum(found, 0) / depth + eps)
         total = total * factor[:, None]
         up = up * factor[:, None]
     if BIAS:
-        total += shift[None, :]
+        total += tl.load(bias + source).to(tl.float32)[None, :]
     if GATED:
         total = total * tl.sigmoid(total) * up
+    place = row[:, None] * outputs + column[None, :]
+    keep = real & inside
     if ADDS:
         before = tl.load(stream + place, mask=keep, other=0.0).to(tl.float32)
         total = total.to(out.dtype.element_ty).to(tl.float32) + before
@@ -233,9 +227,8 @@ def _product(
     tl.store(out + place, y, mask=keep)
     if ADDS:
         stored = tl.where(keep, y.to(tl.float32), 0.0)
-        tl.store(
-            scaled + place, (stored * next_weight[None, :]).to(out.dtype.element_ty), mask=keep
-        )
+        factor = tl.load(norm_weight + source).to(tl.float32)
+        tl.store(scaled + place, (stored * factor[None, :]).to(out.dtype.element_ty), mask=keep)
         tl.store(sums + tile * ROWS + row, tl.sum(stored * stored, 1))
 
 
@@ -269,8 +262,7 @@ def _add_rms_norm(
 
 
 @triton.jit
-def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
-    begin(OVERLAP)
+def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

@@ -4,9 +4,10 @@ import functools
 import json
 import math
 import os
+import tempfile
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import astuple, dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -45,6 +46,7 @@ class Product:
     """Of each half where one half gates the other."""
     depth: int
     gated: bool
+    dtype: str
 
     @property
     def weights(self) -> int:
@@ -85,11 +87,9 @@ class Tiles:
     def __init__(self, file: Path | None = None) -> None:
         """Raises nothing: a file that cannot be read is as none."""
         self._file = file
-        self._chosen: dict[Product, Choice] = {}
+        self._chosen = {} if file is None else _read(file)
         self.asked: Counter[Product] = Counter()
         """How often `takes` was asked for each since this was last cleared."""
-        if file is not None:
-            self._chosen |= dict(_read(file))
 
     def __contains__(self, product: Product) -> bool:
         """Whether there is a choice for it."""
@@ -104,22 +104,24 @@ class Tiles:
         self._chosen[product] = tile
 
     def save(self) -> None:
-        """Keep the choices. Raises `OSError`."""
+        """Keep the choices, beside those that another start has kept since. Raises `OSError`."""
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        kept = [[astuple(p), tile and astuple(tile)] for p, tile in self._chosen.items()]
-        beside = self._file.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps(kept) + "\n")
-        beside.replace(self._file)
+        kept = _read(self._file) | self._chosen
+        listed = [[astuple(product), tile and astuple(tile)] for product, tile in kept.items()]
+        with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as beside:
+            beside.write(json.dumps(listed) + "\n")
+        os.replace(beside.name, self._file)
 
 
-def candidates(product: Product) -> list[Choice]:
+@functools.cache
+def candidates(product: Product) -> tuple[Choice, ...]:
     """What may be quickest, the best on an H200 first."""
     kind = 3 if product.gated else _kind(product.outputs)
     tiles = (NARROW, MEDIUM, WIDE, GATES)[kind]
     best = tiles[BEST[product.rows][kind]]
-    return [best, *(tile for tile in tiles if tile != best), CuBLAS]
+    return (best, *(tile for tile in tiles if tile != best), CuBLAS)
 
 
 def _kind(outputs: int) -> int:
@@ -132,21 +134,28 @@ def padded(rows: int) -> int:
 
 
 def takes(x: Tensor, outputs: int, gated: bool = False) -> bool:
-    """Whether a tile beats cuBLAS for a product of x [rows, depth] with so many outputs."""
+    """Whether a tile beats cuBLAS for a product of x [rows, depth] with so many outputs.
+
+    Counts what it is asked for.
+    """
     rows, depth = x.shape
     if rows > MOST_ROWS or depth % SHALLOWEST:
         return False
-    product = Product(padded(rows), outputs, depth, gated)
-    tiles_of(x.device).asked[product] += 1
-    return tiles_of(x.device).get(product) is not CuBLAS
+    tiles, product = tiles_of(x.device), _product(x, outputs, gated)
+    tiles.asked[product] += 1
+    return tiles.get(product) is not CuBLAS
 
 
 def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
     """The tile for such a product, cut down to what a multiprocessor has memory for."""
-    rows, depth = x.shape
-    tile = tiles_of(x.device).get(Product(padded(rows), outputs, depth, gated))
+    tile = tiles_of(x.device).get(_product(x, outputs, gated))
     assert tile is not CuBLAS
     return fitting(tile, x, gated)
+
+
+def _product(x: Tensor, outputs: int, gated: bool) -> Product:
+    rows, depth = x.shape
+    return Product(padded(rows), outputs, depth, gated, str(x.dtype).removeprefix("torch."))
 
 
 def fitting(tile: Tile, x: Tensor, gated: bool) -> Tile:
@@ -166,17 +175,22 @@ def fitting(tile: Tile, x: Tensor, gated: bool) -> Tile:
 
 @functools.cache
 def tiles_of(device: torch.device) -> Tiles:
-    """The choices for a device; no file under the interpreter."""
+    """The choices for a device; no file under the interpreter, nor where there is no home."""
     if device.type != "cuda":
         return Tiles()
     gpu = torch.cuda.get_device_name(device).replace(" ", "-")
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Tiles(home / "peagle" / f"tiles-{gpu}-triton-{triton.__version__}.json")
-
-
-def _read(file: Path) -> Iterator[tuple[Product, Choice]]:
+    made_by = f"triton-{triton.__version__}-torch-{torch.__version__}-peagle-{version('peagle')}"
     try:
-        for product, tile in json.loads(file.read_text()):
-            yield Product(*product), tile and Tile(*tile)
-    except (OSError, ValueError, TypeError):
-        return
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return Tiles()
+    return Tiles(Path(home) / "peagle" / f"tiles-{gpu}-{made_by}.json")
+
+
+def _read(file: Path) -> dict[Product, Choice]:
+    """The choices of a file that are still among the candidates; none where it cannot be read."""
+    try:
+        pairs = [(Product(*p), tile and Tile(*tile)) for p, tile in json.loads(file.read_text())]
+        return {product: tile for product, tile in pairs if tile in candidates(product)}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}

@@ -3,7 +3,8 @@
 import warnings
 from typing import Protocol
 
-from triton import OutOfResources
+import torch
+from triton.runtime.errors import OutOfResources, PTXASError
 
 from peagle.ops.triton.tiles import Choice, Product, Tiles, candidates
 
@@ -51,9 +52,9 @@ def _unchosen(cycles: Cycles, size: int, tiles: Tiles) -> list[Product]:
 
 def _choose_all(cycles: Cycles, size: int, products: list[Product], tiles: Tiles) -> None:
     """One after another, each beside the choices before it."""
-    least = cycles.seconds(size) if products else 0.0
     for product in products:
         best, *others = candidates(product)
+        least = _seconds_with(product, best, cycles, size, tiles)
         for tile in others:
             found = _seconds_with(product, tile, cycles, size, tiles)
             if found < least * FASTER:
@@ -62,11 +63,15 @@ def _choose_all(cycles: Cycles, size: int, products: list[Product], tiles: Tiles
 
 
 def _seconds_with(product: Product, tile: Choice, cycles: Cycles, size: int, tiles: Tiles) -> float:
+    """What a cycle takes with a choice, for which there may be no room; it is taken back."""
+    before = tiles.get(product)
     tiles.set(product, tile)
     try:
         return cycles.seconds(size)
-    except OutOfResources:  # more registers or memory than this GPU has
+    except (OutOfResources, PTXASError, torch.OutOfMemoryError):
         return float("inf")
+    finally:
+        tiles.set(product, before)
 
 
 def _keep(tiles: Tiles) -> None:
