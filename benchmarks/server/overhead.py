@@ -2,10 +2,11 @@
 
     python benchmarks/server/overhead.py --prompts ../shared/data/HumanEval.jsonl.gz
 
-The engine runs in this process, asked through `AsyncLLM`, and the server in its own. They take
-turns, and while one works the other waits. Greedy, end of text ignored, no prefix caching: both
-write the same tokens. Clients share the cores with the server, so they only read the bytes of an
-answer.
+The engine runs in this process, asked through `AsyncLLM`, the server in its own, and in a third the
+same engine behind a protocol of a few lines (`bare.py`), which is what HTTP costs any server in
+Python. They take turns, and while one works the others wait. Greedy, end of text ignored, no prefix
+caching: all write the same tokens. Clients share the cores with the servers, so they only read the
+bytes of an answer.
 
 Tokens per second are taken over whole passes, with clients that ask for their next text as soon as
 they have the last. For the first token the sides take turns with every question (with C at once,
@@ -27,7 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from process import serve
+from process import bare, serve
 
 from peagle import LLM, AsyncLLM, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.bench.pair import bundled
@@ -35,6 +36,8 @@ from peagle.bench.prompts import load_prompts
 from peagle.bench.report import machine
 
 K, SLOWER = 7, 1.05
+MOST, GPU_SHARE = 64, 0.28
+"""Requests of an engine, and what it may have of a GPU: there are three."""
 CONCURRENCIES = (1, 16)
 PAUSE = 0.02
 """Seconds before a question that is asked for its first token."""
@@ -52,20 +55,21 @@ def main(
     joined: Annotated[int, typer.Option(help="How many texts make one prompt.")] = 1,
     max_tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 128,
     rounds: Annotated[int, typer.Option(help="Passes of each; four times as many for TTFT.")] = 5,
+    target: Annotated[str, typer.Option(help="A target, with --drafter; else the bundled.")] = "",
+    drafter: Annotated[str, typer.Option(help="Its P-EAGLE drafter.")] = "",
+    dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = "float32",
     out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
 ) -> None:
     """Measure both sides and print their ratios."""
-    pair = {"model": str(bundled("peagle")), "num_speculative_tokens": K}
-    config = EngineConfig(dtype="float32", enable_prefix_caching=False, max_num_seqs=64)
-    llm = AsyncLLM(lambda: LLM(bundled("target"), SpeculativeConfig(**pair), config))
+    asked = Asked(target or str(bundled("target")), drafter or str(bundled("peagle")), dtype)
+    llm = asked.engine()
     parts = [prompt.text for prompt in load_prompts(prompts, limit * joined)]
     texts = ["".join(parts[index::limit]) for index in range(limit)]
-    flags = [str(bundled("target")), "--speculative-config", json.dumps(pair)]
-    flags += ["--dtype", "float32", "--no-enable-prefix-caching"]
     rows = []
-    with serve(flags, Path(tempfile.mkstemp()[1])) as server:
+    log = Path(tempfile.mkdtemp())
+    with serve(asked.flags, log / "server") as server, bare(asked.arguments, log / "bare") as least:
         for concurrency in CONCURRENCIES:
-            sides = Sides(llm, server.port, texts, max_tokens, concurrency)
+            sides = Sides(llm, (server.port, least.port), texts, max_tokens, concurrency)
             rows.append(_row(concurrency, sides.rates(rounds), sides.firsts(4 * rounds)))
             print(json.dumps(rows[-1]))
     if out is not None:
@@ -76,29 +80,66 @@ def main(
 
 
 @dataclass(frozen=True)
+class Asked:
+    """One engine's settings, as each side takes them."""
+
+    target: str
+    drafter: str
+    dtype: str
+
+    @property
+    def _speculation(self) -> dict[str, Any]:
+        return {"model": self.drafter, "num_speculative_tokens": K, "parallel_drafting": True}
+
+    @property
+    def _config(self) -> dict[str, Any]:
+        shared = {"max_num_seqs": MOST, "gpu_memory_utilization": GPU_SHARE}
+        return {"dtype": self.dtype, "enable_prefix_caching": False, **shared}
+
+    def engine(self) -> AsyncLLM:
+        """In this process."""
+        speculation, config = SpeculativeConfig(**self._speculation), EngineConfig(**self._config)
+        return AsyncLLM(lambda: LLM(self.target, speculation, config))
+
+    @property
+    def flags(self) -> list[str]:
+        """Of `peagle serve`."""
+        flags = [self.target, "--speculative-config", json.dumps(self._speculation)]
+        flags += ["--dtype", self.dtype, "--no-enable-prefix-caching"]
+        shared = ["--max-num-seqs", str(MOST), "--gpu-memory-utilization", str(GPU_SHARE)]
+        return flags + shared
+
+    @property
+    def arguments(self) -> list[str]:
+        """Of `bare.py`."""
+        return [self.target, json.dumps(self._speculation), json.dumps(self._config)]
+
+
+@dataclass(frozen=True)
 class Sides:
-    """The engine and the server, asked the same."""
+    """The engine, the server and the bare protocol, asked the same."""
 
     llm: AsyncLLM
-    port: int
+    ports: tuple[int, int]
+    """The server's and the bare protocol's."""
     prompts: Sequence[str]
     tokens: int
     """Of each answer that is timed to its end."""
     concurrency: int
 
-    def rates(self, rounds: int) -> list[tuple[float, float]]:
+    def rates(self, rounds: int) -> list[tuple[float, ...]]:
         """Tokens per second of every pass of each; the first, not counted, only warms up."""
         return asyncio.run(self._rates(rounds + 1))[1:]
 
-    def firsts(self, rounds: int) -> list[tuple[float, float]]:
+    def firsts(self, rounds: int) -> list[tuple[float, ...]]:
         """Seconds to the first token of every question of each, as in `rates`."""
         return asyncio.run(self._firsts(rounds + 1))[len(self.prompts) :]
 
-    async def _rates(self, rounds: int) -> list[tuple[float, float]]:
+    async def _rates(self, rounds: int) -> list[tuple[float, ...]]:
         found = []
         for _ in range(rounds):
-            with self._clients() as (engine, server):
-                found.append((await self._rate(engine), await self._rate(server)))
+            with self._clients() as sides:
+                found.append(tuple([await self._rate(clients) for clients in sides]))
         return found
 
     async def _rate(self, clients: Sequence[Ask]) -> float:
@@ -114,14 +155,14 @@ class Sides:
         await asyncio.gather(*map(work, clients))
         return len(self.prompts) * self.tokens / (time.perf_counter() - start)
 
-    async def _firsts(self, rounds: int) -> list[tuple[float, float]]:
+    async def _firsts(self, rounds: int) -> list[tuple[float, ...]]:
         draw, size, found = random.Random(0), self.concurrency, []
         for begin in [*range(0, len(self.prompts), size)] * rounds:
             turn: dict[int, list[float]] = {}
             with self._clients() as sides:
-                for side in draw.sample((0, 1), 2):
+                for side in draw.sample(range(len(sides)), len(sides)):
                     turn[side] = await self._turn(sides[side], begin)
-            found += zip(turn[0], turn[1], strict=True)
+            found += zip(*(turn[side] for side in sorted(turn)), strict=True)
         return found
 
     async def _turn(self, clients: Sequence[Ask], begin: int) -> list[float]:
@@ -137,16 +178,19 @@ class Sides:
         return first
 
     @contextmanager
-    def _clients(self) -> Iterator[tuple[list[Ask], list[Ask]]]:
+    def _clients(self) -> Iterator[list[list[Ask]]]:
         """New connections: a server closes those that wait for long."""
-        count, address = self.concurrency, ("127.0.0.1", self.port)
         with ExitStack() as lines:
-            connected = [
-                lines.enter_context(socket.create_connection(address)) for _ in range(count)
-            ]
-            for line in connected:
-                line.setblocking(False)
-            yield [_engine(self.llm)] * count, [_server(line) for line in connected]
+            sides = [[_engine(self.llm)] * self.concurrency]
+            for port in self.ports:
+                connected = [
+                    lines.enter_context(socket.create_connection(("127.0.0.1", port)))
+                    for _ in range(self.concurrency)
+                ]
+                for line in connected:
+                    line.setblocking(False)
+                sides.append([_server(line) for line in connected])
+            yield sides
 
 
 def _engine(llm: AsyncLLM) -> Ask:
@@ -187,23 +231,25 @@ def _request(body: dict[str, Any]) -> bytes:
 
 
 def _row(
-    concurrency: int, rates: Sequence[tuple[float, float]], firsts: Sequence[tuple[float, float]]
+    concurrency: int, rates: Sequence[tuple[float, ...]], firsts: Sequence[tuple[float, ...]]
 ) -> dict[str, Any]:
-    """The best pass of each side, the median first token, and how much longer the server took.
+    """The best pass of each side, the median first token, and how much longer HTTP took.
 
-    For the first token that is the median over the questions, each asked of both in turn.
+    For the first token that is the median over the questions, each asked of all in turn.
     """
-    engine, server = (max(side) for side in zip(*rates, strict=True))
-    engine_first, server_first = (statistics.median(side) for side in zip(*firsts, strict=True))
-    ratio = statistics.median(there / here for here, there in firsts)
+    engine, server, bare = (max(side) for side in zip(*rates, strict=True))
+    medians = [statistics.median(side) for side in zip(*firsts, strict=True)]
+    ratios = [statistics.median(one[side] / one[0] for one in firsts) for side in (1, 2)]
     return {
         "concurrency": concurrency,
         "engine_otps": round(engine, 1),
         "server_otps": round(server, 1),
         "time_ratio": round(engine / server, 4),
-        "engine_ttft_ms": round(1e3 * engine_first, 2),
-        "server_ttft_ms": round(1e3 * server_first, 2),
-        "ttft_ratio": round(ratio, 4),
+        "bare_time_ratio": round(engine / bare, 4),
+        "engine_ttft_ms": round(1e3 * medians[0], 2),
+        "server_ttft_ms": round(1e3 * medians[1], 2),
+        "ttft_ratio": round(ratios[0], 4),
+        "bare_ttft_ratio": round(ratios[1], 4),
     }
 
 

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,11 +30,25 @@ class Server:
 @contextmanager
 def serve(flags: Sequence[str], log: Path) -> Iterator[Server]:
     """Start it, wait until it answers, and end it by SIGTERM."""
+    command = [sys.executable, "-m", "peagle.cli", "serve", "--port"]
+    with _running(command, flags, log) as server:
+        yield server
+
+
+@contextmanager
+def bare(arguments: Sequence[str], log: Path) -> Iterator[Server]:
+    """The same for `bare.py`."""
+    command = [sys.executable, str(Path(__file__).parent / "bare.py")]
+    with _running(command, arguments, log) as server:
+        yield server
+
+
+@contextmanager
+def _running(command: Sequence[str], rest: Sequence[str], log: Path) -> Iterator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "peagle.cli", "serve", "--port", str(port), *flags]
     with log.open("w") as sink:
-        process = subprocess.Popen(command, stdout=sink, stderr=sink)
+        process = subprocess.Popen([*command, str(port), *rest], stdout=sink, stderr=sink)
     try:
         _wait(port, process, log)
         yield Server(port, process.pid)
@@ -48,7 +61,7 @@ def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + START_SECONDS
     while True:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
+            with socket.create_connection(("127.0.0.1", port), timeout=2):
                 return
         except OSError:
             if process.poll() is not None or time.monotonic() > end:
