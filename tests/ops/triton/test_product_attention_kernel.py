@@ -1,41 +1,8 @@
 import pytest
 import torch
-from torch import Tensor
+from paged_rows import KV_HEADS, LENGTH, SIZE, close, heads_of, on, pass_rows
 
 from peagle.ops import cached_attention as reference
-from peagle.ops.cached_attention import Heads, PassRows
-from peagle.ops.rope import RopeConfig, rope_table
-
-LENGTH, KV_HEADS, SIZE = 1100, 2, 16
-
-
-def heads_of(query: int = 4, **changes: object) -> Heads:
-    values = {"norm_weight": torch.rand(2 * SIZE) + 0.5, "window": None, "sinks": None, **changes}
-    table = rope_table(RopeConfig(), SIZE, LENGTH)
-    return Heads(query, KV_HEADS, SIZE, rotations=table, eps=1e-6, **values)
-
-
-def pass_rows(starts: list[int], counts: list[int]) -> PassRows:
-    """Requests with disjoint slots in no order; the last request's last row has none."""
-    order = torch.randperm(len(starts) * LENGTH).view(len(starts), LENGTH)
-    firsts = [sum(counts[:i]) for i in range(len(counts))]
-    spans = [torch.arange(s, s + n) for s, n in zip(starts, counts, strict=True)]
-    writes = torch.cat([order[i, span] for i, span in enumerate(spans)])
-    writes[-1] = -1
-    limits = torch.full((len(starts),), LENGTH)
-    limits[-1] = starts[-1] + counts[-1] - 1
-    columns = (list(range(len(starts))), starts, firsts, counts)
-    places = map(torch.tensor, columns)
-    return PassRows(order, limits, *places, torch.cat(spans), writes, max(counts))
-
-
-def on(device: torch.device, value):  # type: ignore[no-untyped-def]
-    moved = {k: v.to(device) if torch.is_tensor(v) else v for k, v in vars(value).items()}
-    return type(value)(**moved)
-
-
-def close(one: Tensor, other: Tensor) -> None:
-    torch.testing.assert_close(one.cpu(), other.cpu(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +48,7 @@ def test_is_store_then_attend(
 ) -> None:
     from peagle.ops.triton import product_attention as kernel
 
-    heads, rows = heads_of(**changes), pass_rows(starts, counts)
+    heads, rows = heads_of(**changes), pass_rows(starts, counts, max(counts))
     qkv = torch.randn(sum(counts), (heads.query + 2 * KV_HEADS) * SIZE)
     cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, SIZE)
     theirs = cache.clone()
@@ -101,7 +68,7 @@ def test_a_row_of_the_table_that_belongs_to_no_request_changes_nothing(
 ) -> None:
     from peagle.ops.triton import product_attention as kernel
 
-    heads, rows = heads_of(), pass_rows([100, 1, 200], [3, 3, 3])
+    heads, rows = heads_of(), pass_rows([100, 1, 200], [3, 3, 3], 3)
     rows.limits[1], rows.limits[2] = 0, LENGTH
     rows.writes[3:6], rows.writes[-1] = -1, rows.slots[2, 202]
     qkv = torch.randn(9, (heads.query + 2 * KV_HEADS) * SIZE)

@@ -97,3 +97,13 @@ def merged(base, active, PARTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.const
         attended = attended * fade[:, None] + value * weight[:, None]
         top = higher
     return top, total, attended
+
+
+@triton.jit
+def write(top, total, attended, sinks, head, at, real, HEADS: tl.constexpr, SINKS: tl.constexpr):
+    """Write what rows attended to, less what their heads' sinks take. at: [rows, head_dim]."""
+    if SINKS:
+        sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32)
+        total += tl.exp(sink - top)
+    result = attended / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(at, result.to(at.dtype.element_ty), mask=real)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import Focus, Heads, PassRows
-from peagle.ops.triton.attention_parts import arrived, merged, normed_rotated, turns, weighed
+from peagle.ops.triton.attention_parts import arrived, merged, normed_rotated, turns, weighed, write
 from peagle.ops.triton.launch import begin, counters, overlap, shared_memory
 
 PROGRAMS = 528
@@ -173,12 +173,8 @@ def _attend(
         if not arrived(top, total, attended, base, split, count_at, active, PARTS, ROWS, SIZE):
             return
         top, total, attended = merged(base, active, PARTS, ROWS, SIZE)
-    if SINKS:
-        sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32)
-        total += tl.exp(sink - top)
-    y = attended / tl.where(total == 0.0, 1.0, total)[:, None]
-    at = ((first + row) * HEADS * SIZE + head * SIZE)[:, None] + lane
-    tl.store(out + at, y.to(out.dtype.element_ty), mask=own)
+    out_at = out + ((first + row) * HEADS * SIZE + head * SIZE)[:, None] + lane
+    write(top, total, attended, sinks, head, out_at, own, HEADS, SINKS)
 
 
 def store(

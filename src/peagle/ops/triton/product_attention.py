@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import Heads, PassRows
-from peagle.ops.triton.attention_parts import arrived, merged, normed_rotated, turns, weighed
+from peagle.ops.triton.attention_parts import arrived, merged, normed_rotated, turns, weighed, write
 from peagle.ops.triton.cached_attention import attend, heads_together, store
 from peagle.ops.triton.launch import announce, counters, multiprocessors, overlap, wait
 
@@ -224,9 +224,5 @@ def _attend_product(
         if not arrived(top, total, attended, base, part, count_at, active, PARTS, ROWS, SIZE):
             return
         top, total, attended = merged(base, active, PARTS, ROWS, SIZE)
-    if SINKS:
-        sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32)
-        total += tl.exp(sink - top)
-    result = attended / tl.where(total == 0.0, 1.0, total)[:, None]
-    at = ((first + row) * HEADS * SIZE + head * SIZE)[:, None] + lane
-    tl.store(out + at, result.to(out.dtype.element_ty), mask=real)
+    out_at = out + ((first + row) * HEADS * SIZE + head * SIZE)[:, None] + lane
+    write(top, total, attended, sinks, head, out_at, real, HEADS, SINKS)
