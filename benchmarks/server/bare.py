@@ -17,7 +17,7 @@ END = b"0\r\n\r\n"
 
 
 class Bare(asyncio.Protocol):
-    """One request at a time and connection, its head in whatever words."""
+    """One request at a time on a connection; its head has a Content-Length, in these letters."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm, self._read = llm, b""
@@ -28,7 +28,7 @@ class Bare(asyncio.Protocol):
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Answer as soon as the body is whole."""
+        """Begin to answer when the body is whole."""
         self._read += data
         head, _, body = self._read.partition(b"\r\n\r\n")
         if len(body) < int(head.partition(b"Content-Length: ")[2].partition(b"\r")[0]):

@@ -5,9 +5,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 START_SECONDS = 120
@@ -27,42 +29,47 @@ class Server:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@contextmanager
-def serve(flags: Sequence[str], log: Path) -> Iterator[Server]:
+def serve(flags: Sequence[str], log: Path) -> AbstractContextManager[Server]:
     """Start it, wait until it answers, and end it by SIGTERM."""
-    command = [sys.executable, "-m", "peagle.cli", "serve", "--port"]
-    with _running(command, flags, log) as server:
-        yield server
+    return _running([sys.executable, "-m", "peagle.cli", "serve", "--port"], flags, log, _healthy)
 
 
-@contextmanager
-def bare(arguments: Sequence[str], log: Path) -> Iterator[Server]:
-    """The same for `bare.py`."""
+def bare(arguments: Sequence[str], log: Path) -> AbstractContextManager[Server]:
+    """The same for `bare.py`, which listens when its engine is there."""
     command = [sys.executable, str(Path(__file__).parent / "bare.py")]
-    with _running(command, arguments, log) as server:
-        yield server
+    return _running(command, arguments, log, _listening)
 
 
 @contextmanager
-def _running(command: Sequence[str], rest: Sequence[str], log: Path) -> Iterator[Server]:
+def _running(
+    command: Sequence[str], rest: Sequence[str], log: Path, ready: Callable[[int], None]
+) -> Iterator[Server]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with log.open("w") as sink:
         process = subprocess.Popen([*command, str(port), *rest], stdout=sink, stderr=sink)
     try:
-        _wait(port, process, log)
+        _wait(partial(ready, port), process, log)
         yield Server(port, process.pid)
     finally:
         process.terminate()
         process.wait(60)
 
 
-def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def _healthy(port: int) -> None:
+    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+
+
+def _listening(port: int) -> None:
+    socket.create_connection(("127.0.0.1", port), timeout=2).close()
+
+
+def _wait(ready: Callable[[], None], process: subprocess.Popen[bytes], log: Path) -> None:
+    """Until `ready` raises no `OSError` any more."""
     end = time.monotonic() + START_SECONDS
     while True:
         try:
-            with socket.create_connection(("127.0.0.1", port), timeout=2):
-                return
+            return ready()
         except OSError:
             if process.poll() is not None or time.monotonic() > end:
                 raise SystemExit(f"the server did not start:\n{log.read_text()[-2000:]}") from None

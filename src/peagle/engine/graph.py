@@ -51,13 +51,13 @@ class CycleGraphs:
     def run_for_nobody(self, size: int) -> None:
         """One cycle that is not captured, whose requests are all spare."""
         self._empty(size)
-        self._cycle.run(self._state, self._requests[size], None)
+        self._once(size, False)
 
     def seconds(self, size: int) -> float:
         """What such a cycle takes captured: the median of several."""
         self._empty(size)
         try:
-            return self._median(partial(self._cycle.run, self._state, self._requests[size], None))
+            return self._median(partial(self._once, size, False))
         finally:
             torch.cuda.empty_cache()  # what the graph took, which does not come back by itself
 
@@ -82,17 +82,17 @@ class CycleGraphs:
         return self._captured[key]
 
     def _capture(self, size: int, sampled: bool) -> Run:
-        requests = self._requests[size]
-
-        def run() -> None:
-            self._cycle.run(self._state, requests, self._sampling if sampled else None)
-
-        if not requests.is_cuda:
+        run = partial(self._once, size, sampled)
+        if not self._requests[size].is_cuda:
             return run
         self._empty(size)
         graph = self._graph(run, self._pool)
         self._pool = self._pool or graph.pool()
         return graph.replay
+
+    def _once(self, size: int, sampled: bool) -> None:
+        sampling = self._sampling if sampled else None
+        self._cycle.run(self._state, self._requests[size], sampling)
 
     def _empty(self, size: int) -> None:
         self._requests[size].fill_(self._spare)

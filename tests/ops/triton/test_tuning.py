@@ -85,3 +85,22 @@ def test_a_tile_that_does_not_fit_is_not_chosen_and_a_full_disk_is_told(tmp_path
         "measuring this GPU",
         "the next start will measure again",
     ]
+
+
+@pytest.mark.filterwarnings("ignore:measuring")
+def test_sizes_whose_rows_are_all_left_to_cublas_are_not_run(tmp_path: Path) -> None:
+    from peagle.ops.triton.tiles import Tiles
+    from peagle.ops.triton.tuning import choose_tiles
+
+    class Many(Cycles):
+        sizes = [1, 4, 64, 128, 256]
+
+        def run_for_nobody(self, size: int) -> None:
+            run.append(size)
+            if size < 64:
+                super().run_for_nobody(size)
+
+    run: list[int] = []
+    tiles = Tiles(tmp_path / "tiles.json")
+    choose_tiles(Many(tiles, best_of()), tiles)
+    assert run == [1, 4, 64]

@@ -34,6 +34,19 @@ def normed_rotated(at, mask, own, crossed, eps, SIZE: tl.constexpr, NORM: tl.con
 
 
 @triton.jit
+def keys_at(
+    cache, table, position, known, kv_head, side_stride, KV_HEADS: tl.constexpr, SIZE: tl.constexpr
+):
+    """Keys and values of some positions of a request. table: its slots."""
+    lane = tl.arange(0, SIZE)[None, :]
+    slot = tl.load(table + position, mask=known, other=0).to(tl.int64)
+    at = ((slot * KV_HEADS + kv_head) * SIZE)[:, None] + lane
+    k = tl.load(cache + at, mask=known[:, None], other=0.0)
+    v = tl.load(cache + side_stride + at, mask=known[:, None], other=0.0)
+    return k, v
+
+
+@triton.jit
 def weighed(q, k, v, seen, scale, top, total, attended):
     """With one more tile of keys: the highest score, the sum of shares, and what they draw."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale

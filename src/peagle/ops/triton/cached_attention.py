@@ -11,7 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import Focus, Heads, PassRows
-from peagle.ops.triton.attention_parts import arrived, merged, normed_rotated, turns, weighed, write
+from peagle.ops.triton.attention_parts import (
+    arrived,
+    keys_at,
+    merged,
+    normed_rotated,
+    turns,
+    weighed,
+    write,
+)
 from peagle.ops.triton.launch import begin, counters, overlap, shared_memory
 
 PROGRAMS = 528
@@ -155,13 +163,11 @@ def _attend(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, SIZE], tl.float32)
+    table = slots + table_row * slots_stride
     for tile in range(split * share, tl.minimum((split + 1) * share, tiles)):
         key_position = (skipped + tile) * KEYS + tl.arange(0, KEYS)
         known = key_position < stop
-        slot = tl.load(slots + table_row * slots_stride + key_position, mask=known, other=0)
-        key_at = ((slot.to(tl.int64) * KV_HEADS + kv_head) * SIZE)[:, None] + lane
-        k = tl.load(cache + key_at, mask=known[:, None], other=0.0)
-        v = tl.load(cache + side_stride + key_at, mask=known[:, None], other=0.0)
+        k, v = keys_at(cache, table, key_position, known, kv_head, side_stride, KV_HEADS, SIZE)
         seen = known[None, :] & own & (key_position[None, :] <= position)
         if WINDOW:
             seen = seen & (key_position[None, :] > position - window)

@@ -11,7 +11,15 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import Heads, PassRows
-from peagle.ops.triton.attention_parts import arrived, merged, normed_rotated, turns, weighed, write
+from peagle.ops.triton.attention_parts import (
+    arrived,
+    keys_at,
+    merged,
+    normed_rotated,
+    turns,
+    weighed,
+    write,
+)
 from peagle.ops.triton.cached_attention import attend, heads_together, store
 from peagle.ops.triton.launch import announce, counters, multiprocessors, overlap, wait
 
@@ -161,10 +169,7 @@ def _attend_product(
     key = tl.arange(0, KEYS)
     position = tile * KEYS + key
     known = (position < older) & (part > 0)
-    slot = tl.load(table + position, mask=known, other=0).to(tl.int64)
-    at = ((slot * KV_HEADS + kv_head) * SIZE)[:, None] + lane
-    k = tl.load(cache + at, mask=known[:, None], other=0.0)
-    v = tl.load(cache + side_stride + at, mask=known[:, None], other=0.0)
+    k, v = keys_at(cache, table, position, known, kv_head, side_stride, KV_HEADS, SIZE)
     # where the rows' own keys go
     own = tl.arange(0, ROWS)
     own_position = start + own
@@ -209,10 +214,7 @@ def _attend_product(
         for more in range(tile + 1, end):
             position = more * KEYS + key
             known = position < older
-            slot = tl.load(table + position, mask=known, other=0).to(tl.int64)
-            at = ((slot * KV_HEADS + kv_head) * SIZE)[:, None] + lane
-            k = tl.load(cache + at, mask=known[:, None], other=0.0)
-            v = tl.load(cache + side_stride + at, mask=known[:, None], other=0.0)
+            k, v = keys_at(cache, table, position, known, kv_head, side_stride, KV_HEADS, SIZE)
             seen = known[None, :] & real
             if WINDOW:
                 seen = seen & (position[None, :] > row_position - window)

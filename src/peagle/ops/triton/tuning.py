@@ -32,6 +32,8 @@ def choose_tiles(cycles: Cycles, tiles: Tiles) -> None:
     told = False
     for size in cycles.sizes:
         products = _unchosen(cycles, size, tiles)
+        if not tiles.asked:  # rows are too many for tiles, and more in the sizes that follow
+            break
         if products and not told:
             warnings.warn("measuring this GPU, once for a model: it may take minutes", stacklevel=2)
             told = True
