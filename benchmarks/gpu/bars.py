@@ -12,8 +12,8 @@ from records import Cell, label
 
 from peagle.cli.curves import STYLE
 
-SIDES = {"peagle": "#39558c", "vLLM": "#d9a441"}
-WIDTH = 0.38
+SIDES = {"peagle": "#39558c", "peagle, K by load": "#8fa6cf", "vLLM": "#d9a441"}
+WIDTH = 0.27
 """Of a bar, where groups stand 1 apart."""
 HEADROOM = 1.16
 """Above the tallest bar, for its ratio."""
@@ -35,30 +35,36 @@ def draw(cells: Sequence[Cell], caption: str, path: Path) -> None:
                 axes.set_title(f"{shape}, {level} request{'s' * (level > 1)} in flight")
             row[0].set_ylabel("output tokens/s")
         handles = [Patch(color=color, label=name) for name, color in SIDES.items()]
-        figure.legend(handles=handles, loc="outside upper right", ncols=2)
+        figure.legend(handles=handles, loc="outside upper right", ncols=3)
         figure.supxlabel(textwrap.fill(caption, int(size[0] * 18)), fontsize=7, x=0.01, ha="left")
         figure.savefig(path, format="png", dpi=150)
 
 
 def _panel(axes: Axes, cells: Sequence[Cell], groups: int) -> None:
     for place, cell in enumerate(cells):
-        sides = zip(SIDES.values(), (-0.5, 0.5), (cell.ours, cell.theirs), strict=True)
-        for color, offset, speed in sides:
-            axes.bar(place + offset * WIDTH, speed or 0, WIDTH * 0.94, color=color)
-            if speed is None:
-                at = (place + offset * WIDTH, 0)
-                axes.annotate(" no figure", at, ha="center", va="bottom", rotation=90)
-        if cell.ratio is not None and cell.ours is not None:
-            over = (place - WIDTH / 2, cell.ours)
-            text = f"{cell.ratio:.2f}x"
-            axes.annotate(
-                text, over, (0, 2), textcoords="offset points", ha="center", weight="bold"
-            )
+        for color, offset, speed in zip(SIDES.values(), (-1, 0, 1), _speeds(cell), strict=True):
+            at = place + offset * WIDTH
+            axes.bar(at, speed or 0, WIDTH * 0.94, color=color)
+            if speed is None and offset:
+                axes.annotate(" no figure", (at, 0), ha="center", va="bottom", rotation=90)
+            ratio = cell.ratio(speed)
+            if ratio is not None and offset < 1:
+                _above(axes, (at, speed or 0), f"{ratio:.2f}x")
     axes.set_xticks(range(len(cells)), [_tick(cell) for cell in cells])
     axes.set_xlim(-0.6, groups - 0.4)
-    fastest = max((speed or 0 for cell in cells for speed in (cell.ours, cell.theirs)), default=0)
+    fastest = max((speed or 0 for cell in cells for speed in _speeds(cell)), default=0)
     axes.set_ylim(0, HEADROOM * (fastest or 1))
     axes.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def _speeds(cell: Cell) -> tuple[float | None, ...]:
+    """In the order of `SIDES`; K by load is measured only where many are in flight."""
+    return cell.ours, cell.by_load, cell.theirs
+
+
+def _above(axes: Axes, at: tuple[float, float], text: str) -> None:
+    how = {"ha": "center", "weight": "bold", "fontsize": 8}
+    axes.annotate(text, at, (0, 2), textcoords="offset points", **how)
 
 
 def _tick(cell: Cell) -> str:

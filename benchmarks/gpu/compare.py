@@ -85,7 +85,8 @@ def _sides(only: Side | None, first: Side, vllm: Vllm) -> list[Side]:
 def _brief(record: dict[str, Any]) -> str:
     """A line a process."""
     speeds = {run["concurrency"]: round(run["otps"], 1) for run in record["runs"]}
-    asked = [record[name] for name in ("side", "shape", "method", "captured", "seconds")]
+    names = ("side", "shape", "method", "captured", "draft_length", "seconds")
+    asked = [record[name] for name in names]
     return json.dumps([*asked, speeds, record["failure"]])
 
 

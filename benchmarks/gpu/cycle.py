@@ -23,7 +23,7 @@ from traffic import cycle_bytes
 
 from peagle.bench.report import hardware, machine
 from peagle.bench.shapes import random_engine, random_prompts
-from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS
+from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS, acceptance_rates
 from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.engine import Engine
 
@@ -84,8 +84,14 @@ def main(
 
 def open_engine(shape: str, method: str, k: int, length: float, most: int) -> Engine:
     """The engine as `peagle bench --shape` makes it."""
-    config = EngineConfig(max_num_seqs=most, max_model_len=CONTEXT, enable_prefix_caching=False)
-    return random_engine(shape, method, k, DRAFT_LAYERS.get(method, 0), length - 1, config)
+    config = EngineConfig(
+        max_num_seqs=most,
+        max_model_len=CONTEXT,
+        enable_prefix_caching=False,
+        draft_length="fixed",
+    )
+    rates = acceptance_rates(k, length)
+    return random_engine(shape, method, k, DRAFT_LAYERS.get(method, 0), rates, config)
 
 
 def read_rate() -> float:

@@ -6,13 +6,16 @@ from typing import Any, Literal
 
 from peagle.bench.load import WARM_UP_TOKENS
 from peagle.bench.shapes import shape_of
-from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS
+from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS, acceptance_rates
 from peagle.errors import InputError
 
 Side = Literal["peagle", "vllm"]
+DraftLength = Literal["auto", "fixed"]
 METHODS = {"none": (0, 1.0), "peagle": (7, 3.94), "eagle3": (3, 2.6)}
 """K and acceptance length where none are given."""
 DEFAULT = "qwen3-8b:none,qwen3-8b:peagle,qwen3-8b:eagle3,qwen3-30b-a3b:peagle"
+LOADED = 8
+"""Requests from which fewer drafts may be faster."""
 GRAPH_ROWS = 512
 """Rows up to which vLLM captures graphs by itself."""
 
@@ -25,7 +28,7 @@ class Match:
     method: str
     k: int
     acceptance_length: float
-    """Tokens that every cycle emits, on both sides, whatever the target says."""
+    """Tokens that a cycle of K drafts emits, on both sides, whatever the target says."""
 
     @classmethod
     def parse(cls, text: str) -> "Match":
@@ -68,13 +71,21 @@ class Trial:
     concurrencies: tuple[int, ...]
     captured: int | None = None
     """Rows up to which vLLM captures graphs; None is its own choice."""
+    draft_length: DraftLength = "fixed"
+    """Whether ours may draft less than K where that is faster."""
 
 
 def trials(side: Side, match: Match, concurrencies: tuple[int, ...]) -> list[Trial]:
-    """A side's processes: vLLM runs again with larger graphs where its own let the drafter go."""
+    """A side's processes. Where drafts cost most, ours runs again with as many as are fastest, and
+    vLLM with larger graphs if its own let the drafter go."""
     first = Trial(side, match, concurrencies)
+    if not match.k:
+        return [first]
+    if side == "peagle":
+        many = tuple(c for c in concurrencies if c >= LOADED)
+        return [first, Trial(side, match, many, draft_length="auto")] if many else [first]
     beyond = tuple(c for c in concurrencies if match.drafter_rows(c) > GRAPH_ROWS)
-    if side == "peagle" or not beyond or not match.k:
+    if not beyond:
         return [first]
     captured = -(-match.drafter_rows(max(beyond)) // 16) * 16
     return [first, Trial(side, match, beyond, captured)]
@@ -96,7 +107,7 @@ def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:
     acceptance = ["--synthetic-acceptance", str(match.acceptance_length)]
     return [
         *("bench", "--shape", match.shape, "--random-weights", *acceptance),
-        *("--methods", match.method, *drafting),
+        *("--methods", match.method, *drafting, "--draft-length", trial.draft_length),
         *("--concurrency", ",".join(map(str, trial.concurrencies))),
         *("--prompt-tokens", str(work.prompt_tokens), "--max-tokens", str(work.max_tokens)),
         *("--dtype", work.dtype, "--json", result),
@@ -111,6 +122,7 @@ def peer_job(trial: Trial, work: Work) -> dict[str, Any]:
         **vars(work),
         "layers": DRAFT_LAYERS.get(trial.match.method, 0),
         "concurrencies": trial.concurrencies,
+        "acceptance_rates": acceptance_rates(trial.match.k, trial.match.acceptance_length),
         "captured": trial.captured,
         "warm_up_tokens": WARM_UP_TOKENS,
         "max_model_len": min(CONTEXT, longest),

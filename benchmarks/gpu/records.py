@@ -21,15 +21,16 @@ class Cell:
     match: Match
     concurrency: int
     ours: float | None
+    by_load: float | None
+    """Ours with as many drafts, up to K, as are fastest."""
     theirs: float | None
     """vLLM's faster setting."""
     captured: int | None
     """Rows up to which that setting captures graphs; None is vLLM's own choice."""
 
-    @property
-    def ratio(self) -> float | None:
-        """Our output tokens per second over vLLM's."""
-        return self.ours / self.theirs if self.ours and self.theirs else None
+    def ratio(self, ours: float | None) -> float | None:
+        """Output tokens per second over vLLM's."""
+        return ours / self.theirs if ours and self.theirs else None
 
 
 def cells(records: Sequence[Record]) -> list[Cell]:
@@ -39,14 +40,18 @@ def cells(records: Sequence[Record]) -> list[Cell]:
 
 
 def _cell(records: Sequence[Record], match: Match, concurrency: int) -> Cell:
-    found: dict[str, dict[int | None, float]] = {"peagle": {}, "vllm": {}}
+    ours: dict[str, float] = {}
+    theirs: dict[int | None, float] = {}
     for record in records:
         for run in record["runs"]:
             if match_of(record) == match and run["concurrency"] == concurrency:
-                found[record["side"]][record["captured"]] = run["otps"]
-    theirs = found["vllm"]
+                if record["side"] == "peagle":
+                    ours[record.get("draft_length", "fixed")] = run["otps"]
+                else:
+                    theirs[record["captured"]] = run["otps"]
     captured = max(theirs, key=lambda setting: theirs[setting], default=None)
-    return Cell(match, concurrency, found["peagle"].get(None), theirs.get(captured), captured)
+    speeds = (ours.get("fixed"), ours.get("auto"), theirs.get(captured))
+    return Cell(match, concurrency, *speeds, captured)
 
 
 def match_of(record: Record) -> Match:
@@ -65,9 +70,9 @@ def table(results: Mapping[str, Any]) -> str:
     lines = [
         caption(results),
         "",
-        "| shape | method | requests in flight | peagle, tokens/s | vLLM, tokens/s "
-        "| peagle ÷ vLLM | vLLM's graphs |",
-        "|---|---|--:|--:|--:|--:|---|",
+        "| shape | method | requests in flight | peagle, tokens/s | with K by load "
+        "| vLLM, tokens/s | peagle ÷ vLLM | with K by load | vLLM's graphs |",
+        "|---|---|--:|--:|--:|--:|--:|--:|---|",
         *(_row(cell) for cell in cells(results["records"])),
         *_failures(results["records"]),
     ]
@@ -94,11 +99,13 @@ def _versions(record: Record) -> Iterator[tuple[str, str]]:
 
 
 def _row(cell: Cell) -> str:
-    speeds = ["-" if each is None else f"{each:,.0f}" for each in (cell.ours, cell.theirs)]
-    ratio = "-" if cell.ratio is None else f"**{cell.ratio:.2f}**"
+    found = (cell.ours, cell.by_load, cell.theirs)
+    speeds = ["-" if each is None else f"{each:,.0f}" for each in found]
+    ratios = [cell.ratio(each) for each in (cell.ours, cell.by_load)]
+    times = ["-" if each is None else f"**{each:.2f}**" for each in ratios]
     graphs = f"to {cell.captured} rows" if cell.captured else "its own choice"
     last = "-" if cell.theirs is None else graphs
-    columns = (cell.match.shape, label(cell.match), cell.concurrency, *speeds, ratio, last)
+    columns = (cell.match.shape, label(cell.match), cell.concurrency, *speeds, *times, last)
     return f"| {' | '.join(map(str, columns))} |"
 
 

@@ -75,7 +75,7 @@ def speculation(job: Job, directory: Path) -> dict[str, Any]:
         "model": str(directory),
         "num_speculative_tokens": job["k"],
         "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_length": job["acceptance_length"],
+        "synthetic_acceptance_rates": job["acceptance_rates"],
         "draft_load_config": {"load_format": "safetensors"},
         **({"parallel_drafting": True} if parallel else {}),
     }

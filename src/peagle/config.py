@@ -173,5 +173,8 @@ class EngineConfig(Config):
     """Most target rows in one step; longer prompts are prefilled in chunks. Unset is 2,048 on a CPU
     and 8,192 on a GPU."""
     enable_prefix_caching: bool = True
+    draft_length: Literal["auto", "fixed"] = "auto"
+    """auto: a cycle on a GPU drafts as many tokens, up to K, as bring the most tokens a second at
+    the load there is; fixed: always K. A CPU always drafts K."""
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""

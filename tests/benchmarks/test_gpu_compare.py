@@ -67,6 +67,7 @@ BOTH = results(
     record("peagle", PEAGLE, {1: 500.0, 64: 9000.0}, environment={"versions": {"peagle": "1"}}),
     record("vllm", PEAGLE, {1: 400.0, 64: 6000.0}, environment={"versions": {"vllm": "2"}}),
     record("vllm", PEAGLE, {64: 7500.0}, captured=896),
+    record("peagle", PEAGLE, {64: 10_500.0}, draft_length="auto"),
     record("peagle", EAGLE3, {1: 300.0}),
     record("vllm", EAGLE3, {}, concurrencies=[1], failure="exit status 1\nno memory"),
 )
@@ -87,7 +88,13 @@ class TestMatches:
         assert trials("vllm", PEAGLE, levels) == [first, Trial("vllm", PEAGLE, (37, 64), 896)]
         assert trials("vllm", EAGLE3, levels) == [Trial("vllm", EAGLE3, levels)]
         assert trials("vllm", NONE, (1, 1024)) == [Trial("vllm", NONE, (1, 1024))]
-        assert trials("peagle", PEAGLE, levels) == [Trial("peagle", PEAGLE, levels)]
+
+    def test_ours_runs_again_where_fewer_drafts_may_be_faster(self):
+        first = Trial("peagle", PEAGLE, (1, 8, 64))
+        again = Trial("peagle", PEAGLE, (8, 64), draft_length="auto")
+        assert trials("peagle", PEAGLE, (1, 8, 64)) == [first, again]
+        assert trials("peagle", PEAGLE, (1,)) == [Trial("peagle", PEAGLE, (1,))]
+        assert trials("peagle", NONE, (64,)) == [Trial("peagle", NONE, (64,))]
 
     def test_sides_take_turns_to_begin(self):
         order = [each.side for each in schedule([NONE, EAGLE3, NONE], (1,), ["peagle", "vllm"])]
@@ -98,8 +105,8 @@ class TestMatches:
         flags = " ".join(bench_flags(Trial("peagle", PEAGLE, (1, 8)), Work(), "r.json"))
         assert flags == (
             "bench --shape qwen3-8b --random-weights --synthetic-acceptance 3.94 --methods peagle "
-            "--k 7 --concurrency 1,8 --prompt-tokens 256 --max-tokens 512 --dtype bfloat16 "
-            "--json r.json"
+            "--k 7 --draft-length fixed --concurrency 1,8 --prompt-tokens 256 --max-tokens 512 "
+            "--dtype bfloat16 --json r.json"
         )
         assert "--k" not in bench_flags(Trial("peagle", NONE, (1,)), Work(), "r.json")
 
@@ -108,6 +115,7 @@ class TestMatches:
         assert (job["layers"], job["captured"], job["max_model_len"]) == (4, 896, 4096)
         assert (job["max_num_seqs"], job["rounds"], job["warm_up_tokens"]) == (128, 3, 16)
         assert (job["prompt_tokens"], job["max_tokens"], job["k"]) == (256, 512, 7)
+        assert 1 + sum(job["acceptance_rates"]) == pytest.approx(3.94)
 
     @pytest.mark.parametrize("name", ["tiny", "qwen3-8b", "qwen3-30b-a3b"])
     def test_vllm_s_target_has_the_shape(self, name: str):
@@ -120,18 +128,21 @@ class TestMatches:
 class TestRecords:
     def test_the_faster_of_vllm_s_settings_counts(self):
         first, second, third = cells(BOTH["records"])
-        assert (first.ours, first.theirs, first.captured, first.ratio) == (500, 400, None, 1.25)
-        assert (second.theirs, second.captured, second.ratio) == (7500.0, 896, 1.2)
-        assert (third.ours, third.theirs, third.ratio) == (300.0, None, None)
+        assert (first.ours, first.by_load, first.theirs, first.captured) == (500, None, 400, None)
+        assert first.ratio(first.ours) == 1.25
+        assert (second.theirs, second.captured, second.by_load) == (7500.0, 896, 10_500.0)
+        assert [second.ratio(each) for each in (second.ours, second.by_load)] == [1.2, 1.4]
+        assert (third.ours, third.theirs, third.ratio(third.ours)) == (300.0, None, None)
 
     def test_table(self):
         lines = table(BOTH).splitlines()
         assert "SYNTHETIC" in lines[0]
         assert lines[0].endswith("2026-01-02; peagle 1, vllm 2.")
         name = "| qwen3-8b | P-EAGLE, K = 7, AL 3.94 |"
-        assert lines[4] == f"{name} 1 | 500 | 400 | **1.25** | its own choice |"
-        assert lines[5] == f"{name} 64 | 9,000 | 7,500 | **1.20** | to 896 rows |"
-        assert lines[6] == "| qwen3-8b | EAGLE-3, K = 3, AL 2.6 | 1 | 300 | - | - | - |"
+        assert lines[4] == f"{name} 1 | 500 | - | 400 | **1.25** | - | its own choice |"
+        second = f"{name} 64 | 9,000 | 10,500 | 7,500 | **1.20** | **1.40** | to 896 rows |"
+        assert lines[5] == second
+        assert lines[6] == "| qwen3-8b | EAGLE-3, K = 3, AL 2.6 | 1 | 300 | - | - | - | - | - |"
         assert lines[-3:-1] == ["exit status 1", "no memory"]
         assert label(NONE) == "no speculation"
 
@@ -139,7 +150,7 @@ class TestRecords:
         later = results(record("peagle", PEAGLE, {1: 600.0}), record("vllm", EAGLE3, {1: 200.0}))
         found = cells(merge([BOTH, later])["records"])
         assert [cell.ours for cell in found] == [600.0, 9000.0, 300.0]
-        assert found[2].ratio == 1.5
+        assert found[2].ratio(found[2].ours) == 1.5
 
     @pytest.mark.parametrize("change", [{"work": {}}, {"environment": {"device": "another"}}])
     def test_pieces_of_different_work_do_not_merge(self, change: dict):
@@ -177,7 +188,8 @@ class TestCompare:
         assert [each["side"] for each in found["records"]] == ["peagle", "vllm"]
         assert [each["failure"] for each in found["records"]] == [None] * 2
         assert found["records"][1]["runs"][0]["rounds"] == [1.0, 2.0, 3.0]
-        assert found["records"][0]["runs"][0]["acceptance_length"] == 1.5
+        emitted = found["records"][0]["runs"][0]["acceptance_length"]
+        assert emitted == pytest.approx(1.5, abs=0.5)  # of two cycles
         assert done.stdout.count("| tiny |") == 1
         merged = compare("draw", out / "comparison.json", "--out", tmp_path / "all")
         assert merged.stdout == done.stdout == (tmp_path / "all/comparison.md").read_text() + "\n"

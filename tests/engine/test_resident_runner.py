@@ -1,5 +1,7 @@
 """The cycle that a GPU captures, run uncaptured: what the lossless invariant does not cover."""
 
+import itertools
+
 import pytest
 import tiny
 import torch
@@ -193,7 +195,51 @@ def test_fewer_prompt_rows_leave_decoding_alone(targets, trained):
 
 def test_synthetic_acceptance_emits_the_length_asked_for(targets, trained):
     drafter = trained["peagle"].drafter
-    engine = Engine(targets["easy"].decoder, drafter, 4, tiny.engine_config(), synthetic=1.75)
-    request = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=45))[0]
-    assert request.speculation.acceptance_length == pytest.approx(2.75, abs=0.06)
-    assert set(request.speculation.accepted_per_cycle) == {1, 2}
+    rates, how = (0.8, 0.5, 0.3, 0.1), SamplingParams(max_tokens=200)
+    engine = Engine(targets["easy"].decoder, drafter, 4, tiny.engine_config(), synthetic=rates)
+    done = tiny.run(engine, PROMPTS[:1], how)[0].speculation
+    assert done.acceptance_length == pytest.approx(1 + sum(rates), abs=0.06)
+    assert [n / done.cycles for n in done.accepted_per_position] == pytest.approx(rates, abs=0.05)
+
+
+@pytest.mark.parametrize("method", ["peagle", "eagle3"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, temperature: float):
+    """Shorter after longer, the reverse, and requests that begin in between."""
+    how = SamplingParams(temperature=temperature, seed=8, max_tokens=50)
+    drafter = trained[method].drafter
+    plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, how))
+    engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 2, 4, 4, 1, 2]
+    assert engine.runners.resident is not None
+    drawn = itertools.cycle(lengths)
+    engine.runners.resident.draft_length = lambda requests: next(drawn)
+    requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(PROMPTS[:3])]
+    for _ in range(4):
+        engine.step()
+    requests.append(engine.add("late", PROMPTS[3], how))
+    tiny.finish(engine)
+    assert tiny.outputs(requests) == plain
+    for did in (request.speculation for request in requests):
+        assert did.cycles < did.drafted < 4 * did.cycles
+
+
+@pytest.mark.parametrize("method", ["peagle", "eagle3"])
+def test_cycles_of_changing_length_draft_as_from_scratch(targets, trained, method: str):
+    """Whatever lengths came before, the drafter's keys and features are those of the tokens."""
+    target, drafter = targets["easy"].decoder, trained[method].drafter
+    engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 2, 4, 4, 1, 2]
+    assert engine.runners.resident is not None
+    drawn = itertools.cycle(lengths)
+    engine.runners.resident.draft_length = lambda requests: next(drawn) if requests else 4
+    request = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=50))[0]
+    known, hits = request.prompt_length + 1, 0
+    pairs = zip(itertools.cycle(lengths), request.speculation.accepted_per_cycle, strict=False)
+    for length, accepted in pairs:
+        follows = request.tokens[known : known + length]
+        if len(follows) < length:
+            break
+        drafts = tiny.propose(drafter, target, request.tokens[:known], length).drafts
+        agreed = [draft == token for draft, token in zip(drafts, follows, strict=True)]
+        assert accepted == [*agreed, False].index(False)
+        known, hits = known + accepted + 1, hits + accepted
+    assert hits > 3

@@ -94,7 +94,7 @@ class Workload:
         return [prompt.token_ids(tokenizer) for prompt in self.prompts]
 
     def open(self, method: str, k: int, concurrency: int) -> LLM:
-        """The engine for a method, for at most `k` drafts and `concurrency` requests.
+        """The engine for a method that drafts exactly `k` tokens.
 
         Without prefix caching: a case must not profit from an earlier one's prompts.
         """
@@ -103,6 +103,7 @@ class Workload:
             device=self.device,
             max_num_seqs=concurrency,
             enable_prefix_caching=False,
+            draft_length="fixed",
         )
         if method == "none":
             return LLM(self.pair.target, None, config)

@@ -119,7 +119,7 @@ def random_engine(
     method: str,
     k: int,
     layers: int,
-    synthetic: float | None,
+    synthetic: Sequence[float] | None,
     config: EngineConfig,
 ) -> Engine:
     """An engine over a shape; `method` is none, eagle3 or peagle; see `Engine` for `synthetic`.

@@ -1,7 +1,7 @@
 """Time without meaning: random weights of a real size, and acceptance that is given."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from peagle.bench.load import Case, Tokens
 from peagle.bench.shapes import random_engine, random_prompts, shape_of
@@ -11,6 +11,20 @@ from peagle.llm import LLM
 
 CONTEXT = 4096
 DRAFT_LAYERS = {"peagle": 4, "eagle3": 1}
+
+
+def acceptance_rates(k: int, length: float) -> list[float]:
+    """In which share of cycles draft 1, 2, ... K is accepted, for a mean acceptance length.
+
+    Every draft is as likely as any other if those before it are right, about what real drafters
+    show; the probability is found by halving.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        rate = (low + high) / 2
+        emitted = sum(rate**place for place in range(k + 1))
+        low, high = (rate, high) if emitted < length else (low, rate)
+    return [high**place for place in range(1, k + 1)]
 
 
 class NoText:
@@ -32,9 +46,10 @@ class SyntheticWorkload:
 
     shape: str
     acceptance_length: float
-    """Tokens that each cycle emits, whatever the target says."""
+    """Tokens that a cycle of K drafts emits on average, whatever the target says."""
     prompt_tokens: int
     max_tokens: int
+    draft_length: Literal["auto", "fixed"] = "fixed"
     dtype: DType = "auto"
     device: str = "auto"
     rounds: int = 3
@@ -50,8 +65,8 @@ class SyntheticWorkload:
     def caption(self) -> str:
         """What a reader must know of every figure."""
         return (
-            f"SYNTHETIC: random weights in the shape of {self.shape}, acceptance length set to "
-            f"{self.acceptance_length:g}. Only the times mean anything."
+            f"SYNTHETIC: random weights in the shape of {self.shape}, acceptance length of K "
+            f"drafts set to {self.acceptance_length:g}. Only the times mean anything."
         )
 
     def params(self, k: int, max_tokens: int) -> SamplingParams:
@@ -59,7 +74,7 @@ class SyntheticWorkload:
         return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
 
     def open(self, method: str, k: int, concurrency: int) -> LLM:
-        """The engine for a method that drafts exactly `k` tokens."""
+        """The engine for a method."""
         context = min(CONTEXT, shape_of(self.shape).target.max_position_embeddings)
         config = EngineConfig(
             dtype=self.dtype,
@@ -67,10 +82,11 @@ class SyntheticWorkload:
             max_num_seqs=concurrency,
             max_model_len=max(context, self.prompt_tokens + self.max_tokens),
             enable_prefix_caching=False,
+            draft_length=self.draft_length,
         )
         layers = DRAFT_LAYERS.get(method, 0)
-        accepted = self.acceptance_length - 1
-        engine = random_engine(self.shape, method, k, layers, accepted, config)
+        rates = acceptance_rates(k, self.acceptance_length)
+        engine = random_engine(self.shape, method, k, layers, rates, config)
         return LLM.over(engine, NoText())
 
     def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
@@ -84,6 +100,7 @@ class SyntheticWorkload:
             "synthetic": self.caption,
             "shape": self.shape,
             "acceptance_length": self.acceptance_length,
+            "draft_length": self.draft_length,
             "prompt_tokens": self.prompt_tokens,
             "max_tokens": self.max_tokens,
             "rounds": f"{self.rounds}, the median",

@@ -3,18 +3,18 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from peagle.cli.options import Device, DTypeName, Eagle3, Peagle, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
-from peagle.config import DType
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
     from peagle.bench.load import Case, Work, Workload
+    from peagle.bench.synthetic import SyntheticWorkload
 
 EXAMPLE = """Examples:
 
@@ -53,6 +53,10 @@ def bench(
         typer.Option(help="Acceptance length that a shape's drafters get.", show_default="none"),
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Of each of a shape's prompts.")] = 256,
+    draft_length: Annotated[
+        Literal["auto", "fixed"],
+        typer.Option(help="auto: a shape's cycles draft what is fastest at the load, up to K."),
+    ] = "fixed",
     target: Target = None,
     eagle3: Eagle3 = None,
     peagle: Peagle = None,
@@ -68,6 +72,7 @@ def bench(
     from peagle.bench.pair import choose_pair
     from peagle.bench.prompts import load_prompts
     from peagle.bench.report import environment
+    from peagle.bench.synthetic import SyntheticWorkload
 
     cases = list_cases(
         _methods(methods), _numbers("--k", k), _numbers("--concurrency", concurrency)
@@ -77,10 +82,15 @@ def bench(
         if target or eagle3 or peagle:
             raise InputError("--shape makes its own models; leave out --target, --eagle3, --peagle")
         acceptance = _acceptance(cases, random_weights, synthetic_acceptance)
-        _run_shape(shape, acceptance, prompt_tokens, max_tokens, dtype, device, cases, json)
+        synthetic = SyntheticWorkload(
+            shape, acceptance, prompt_tokens, max_tokens, draft_length, dtype, device
+        )
+        _run_shape(synthetic, cases, json)
         return
-    if random_weights or synthetic_acceptance is not None:
-        raise InputError("--random-weights and --synthetic-acceptance go with --shape")
+    if random_weights or synthetic_acceptance is not None or draft_length != "fixed":
+        raise InputError(
+            "--random-weights, --synthetic-acceptance and --draft-length go with --shape"
+        )
     given = tuple(load_prompts(prompts, limit))
     pair = choose_pair(_methods(methods), target, {"eagle3": eagle3, "peagle": peagle})
     workload = Workload(pair, given, max_tokens, dtype, device)
@@ -108,21 +118,10 @@ def _acceptance(
     return synthetic_acceptance
 
 
-def _run_shape(
-    shape: str,
-    acceptance: float,
-    prompt_tokens: int,
-    max_tokens: int,
-    dtype: DType,
-    device: str,
-    cases: "Sequence[Case]",
-    json: Path | None,
-) -> None:
+def _run_shape(workload: "SyntheticWorkload", cases: "Sequence[Case]", json: Path | None) -> None:
     from peagle.bench.report import hardware, machine
-    from peagle.bench.synthetic import SyntheticWorkload
 
-    workload = SyntheticWorkload(shape, acceptance, prompt_tokens, max_tokens, dtype, device)
-    environment = machine() | hardware(device, dtype) | workload.describe()
+    environment = machine() | hardware(workload.device, workload.dtype) | workload.describe()
     requests = sum(case.concurrency for case in cases) * workload.rounds
     typer.echo(f"peagle: {workload.caption}", err=True)
     _run(workload, cases, environment, json, requests, workload.caption)

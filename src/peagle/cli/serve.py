@@ -84,6 +84,10 @@ def serve(
     enable_prefix_caching: Annotated[
         bool, typer.Option(help="Keep the keys of prompts for later ones.")
     ] = True,
+    draft_length: Annotated[
+        Literal["auto", "fixed"],
+        typer.Option(help="auto: on a GPU, of 1 to K drafts what is fastest at the load."),
+    ] = CONFIG.draft_length,
     seed: Annotated[int, typer.Option(help="Seeds requests without a seed.")] = CONFIG.seed,
     chat_template: Annotated[
         Path | None, typer.Option(help="Jinja file.", show_default="the tokenizer's own")
@@ -129,6 +133,7 @@ def serve(
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory=kv_cache_memory,
         enable_prefix_caching=enable_prefix_caching,
+        draft_length=draft_length,
         seed=seed,
     )
     use_threads(threads)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -22,17 +22,29 @@ OpenPass = Callable[[PassRows], AttendProduct]
 """The drafter's KV cache: the attention of one pass over some rows."""
 
 
-class ResidentDrafter(ABC):
-    """Proposes K tokens for each of some rows of the request table."""
+@dataclass(frozen=True)
+class Breadth:
+    """How many rows a cycle has for each of its requests."""
 
-    def __init__(self, model: DraftModel, k: int) -> None:
-        self.model, self.k = model, k
+    drafts: int
+    """0 without a drafter."""
+    pending: int
+    """The most rows of a request that the drafter has not seen."""
+
+
+class ResidentDrafter(ABC):
+    """Proposes tokens for each of some rows of the request table."""
+
+    def __init__(self, model: DraftModel) -> None:
+        self.model = model
         self.layers = fused_drafter(model)
         self._norms = first_norms(model)
 
     @abstractmethod
-    def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
-        """Drafts as target ids: [requests, K]."""
+    def propose(
+        self, state: Resident, requests: Tensor, breadth: Breadth, open_pass: OpenPass
+    ) -> Tensor:
+        """Drafts as target ids: [requests, drafts]."""
 
     def _pass(self, inputs: DraftInputs, open_pass: OpenPass) -> tuple[Tensor, Normed]:
         """The residual stream [reads, hidden_size] at the rows drafts are read at, and its norm."""
@@ -44,17 +56,21 @@ class ResidentDrafter(ABC):
 class ResidentParallel(ResidentDrafter):
     """P-EAGLE: pending rows and mask slots in one pass."""
 
-    def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
-        inputs = draft_inputs(state, requests, self.k - 1, self._norms)
+    def propose(
+        self, state: Resident, requests: Tensor, breadth: Breadth, open_pass: OpenPass
+    ) -> Tensor:
+        inputs = draft_inputs(state, requests, breadth.pending, breadth.drafts - 1, self._norms)
         _, hidden = self._pass(inputs, open_pass)
-        return best(self.model, hidden).view(len(requests), self.k)
+        return best(self.model, hidden).view(len(requests), breadth.drafts)
 
 
 class ResidentSequential(ResidentDrafter):
-    """EAGLE-3: one pass over the pending rows, then K - 1 of one row a request."""
+    """EAGLE-3: one pass over the pending rows, then each further draft's of one row a request."""
 
-    def propose(self, state: Resident, requests: Tensor, open_pass: OpenPass) -> Tensor:
-        inputs = draft_inputs(state, requests, 0, self._norms)
+    def propose(
+        self, state: Resident, requests: Tensor, breadth: Breadth, open_pass: OpenPass
+    ) -> Tensor:
+        inputs = draft_inputs(state, requests, breadth.pending, 0, self._norms)
         stream, hidden = self._pass(inputs, open_pass)
         columns = [best(self.model, hidden)]
         one_each = torch.arange(len(requests), device=requests.device)
@@ -66,23 +82,23 @@ class ResidentSequential(ResidentDrafter):
             computed=state.computed.index_select(0, requests),
             pending=torch.ones_like(one_each),
         )
-        for step in range(1, self.k):
+        for step in range(1, breadth.drafts):
             state_of_step = replace(
                 state,
                 computed=state.computed + step,
                 emitted=columns[-1][:, None],
                 features=self.model.feedback(stream)[:, None],
             )
-            inputs = draft_inputs(state_of_step, one_each, 0, self._norms)
+            inputs = draft_inputs(state_of_step, one_each, 1, 0, self._norms)
             stream, hidden = self._pass(inputs, open_pass)
             columns.append(best(self.model, hidden))
         return torch.stack(columns, dim=1)
 
 
-def resident_drafter(drafter: Drafter, k: int) -> ResidentDrafter:
+def resident_drafter(drafter: Drafter) -> ResidentDrafter:
     """The form of a drafter that a captured cycle runs."""
     kind = ResidentParallel if isinstance(drafter, ParallelDrafter) else ResidentSequential
-    return kind(drafter.model, k)
+    return kind(drafter.model)
 
 
 def fused_drafter(model: DraftModel) -> FusedLayers:

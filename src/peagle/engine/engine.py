@@ -10,6 +10,7 @@ from peagle.engine.batch import Scheduled
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
+from peagle.engine.draft_length import draft_lengths
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.runner import CycleResult
 from peagle.engine.runners import Runners
@@ -40,8 +41,8 @@ class Load:
 class Engine:
     """Runs requests on one device; single-threaded, driven by calls to `step`.
 
-    `synthetic` accepts so many drafts a cycle on average whatever the target says: it measures
-    time, and its text means nothing.
+    `synthetic` accepts draft 1, 2, ... K in such shares of all cycles whatever the target says: it
+    measures time, and its text means nothing.
 
     Raises `InputError` when the memory given holds no single sequence.
     """
@@ -53,14 +54,15 @@ class Engine:
         k: int,
         config: EngineConfig,
         end_tokens: Sequence[int] = (),
-        synthetic: float | None = None,
+        synthetic: Sequence[float] | None = None,
     ) -> None:
         assert (drafter is None) == (k == 0), "a drafter comes with its K"
         self.drafter, self.k, self.end_tokens = drafter, k, tuple(end_tokens)
         capacity = capacity_of(target, drafter, k, config)
         self.max_length = capacity.max_length
         self.pool = BlockPool(capacity.num_blocks)
-        self.runners = Runners(target, drafter, k, capacity, config.max_num_seqs, synthetic)
+        lengths = draft_lengths(k) if config.draft_length == "auto" else (k,)
+        self.runners = Runners(target, drafter, lengths, capacity, config.max_num_seqs, synthetic)
         self.scheduler = Scheduler(
             self.pool,
             self.runners.table,
@@ -122,7 +124,9 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """One cycle for as many requests as fit; what each of them got."""
-        outputs = [self._advance(*done) for done in self.runners.run(self.scheduler.schedule())]
+        drafts = self.runners.draft_length(self.scheduler.resident)
+        work = self.scheduler.schedule(drafts)
+        outputs = [self._advance(*done) for done in self.runners.run(work)]
         return outputs + self._make_room()
 
     def _make_room(self) -> list[RequestOutput]:

@@ -1,21 +1,22 @@
 """One cycle on state that stays on the device: draft, verify, accept. Tensors only, no waiting.
 
-What a CUDA graph captures. Nothing here may depend on a value that only the device knows, so every
-batch runs all K drafts of all its rows; a request that wants fewer accepts fewer.
+What a CUDA graph captures. Nothing here may depend on a value that only the device knows, so all
+requests of a batch get as many drafts; one that wants fewer accepts fewer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from peagle.drafters.resident import ResidentDrafter
+from peagle.drafters.resident import Breadth, ResidentDrafter
 from peagle.models.decoder import Decoder
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
 from peagle.ops.cached_attention import PassRows, attend_product
 from peagle.ops.choice import argmax
-from peagle.ops.resident import Resident, settle, verify_inputs
+from peagle.ops.resident import Resident, accepted_below, settle, verify_inputs
 from peagle.ops.sampling import SamplingRows, distribution, draw, uniforms
 
 SAMPLED_NUMBERS = 1 << 23
@@ -42,36 +43,37 @@ class ResidentCycle:
         self,
         target: Decoder,
         drafter: ResidentDrafter | None,
-        k: int,
         caches: tuple[Tensor, Tensor | None],
-        synthetic: float | None = None,
+        synthetic: Sequence[float] | None = None,
     ) -> None:
-        self.target, self.drafter, self.k = target, drafter, k
+        self.target, self.drafter = target, drafter
         self.layers = fused_target(target)
         self.target_cache, self.drafter_cache = caches
-        self.synthetic = synthetic
-        """Drafts accepted a cycle whatever the target says; None: by the target."""
+        device = target.embed.weight.device
+        self.synthetic = None if synthetic is None else accepted_below(synthetic, device)
+        """What decides on drafts whatever the target says; None: the target decides."""
 
-    def run(self, state: Resident, requests: Tensor, sampling: SamplingTable | None) -> None:
+    def run(
+        self, state: Resident, requests: Tensor, breadth: Breadth, sampling: SamplingTable | None
+    ) -> None:
         """Draft, verify and accept for some requests. requests: [requests] table rows."""
-        drafts = self.draft(state, requests)
+        drafts = self.draft(state, requests, breadth)
         logits, features = self.verify(state, requests, drafts)
-        chosen = argmax(logits)
+        chosen = argmax(logits).view(len(requests), breadth.drafts + 1)
         if sampling is not None:
-            chosen = self._draw(state, requests, sampling, logits, chosen)
-        chosen = chosen.view(len(requests), self.k + 1)
+            chosen = _draw(state, requests, sampling, logits, chosen)
         settle(state, requests, drafts, chosen, features, self.synthetic)
 
-    def draft(self, state: Resident, requests: Tensor) -> Tensor:
-        """[requests, K] drafts."""
+    def draft(self, state: Resident, requests: Tensor, breadth: Breadth) -> Tensor:
+        """[requests, drafts] tokens."""
         if self.drafter is None:
             return torch.empty(len(requests), 0, dtype=torch.int64, device=requests.device)
-        return self.drafter.propose(state, requests, self.open_drafter)
+        return self.drafter.propose(state, requests, breadth, self.open_drafter)
 
     def verify(
         self, state: Resident, requests: Tensor, drafts: Tensor
     ) -> tuple[Tensor, Tensor | None]:
-        """Logits [requests * (K + 1), vocab] and projected features of the same rows."""
+        """Logits [requests * (drafts + 1), vocab] and projected features of the same rows."""
         norm = self.layers.layers[0].input_norm
         embedding = self.target.embed.weight
         rows, x, scaled = verify_inputs(state, requests, drafts, embedding, norm.weight, norm.eps)
@@ -100,17 +102,15 @@ class ResidentCycle:
         embedding = self.target.embed.weight
         return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
 
-    def _draw(
-        self,
-        state: Resident,
-        requests: Tensor,
-        sampling: SamplingTable,
-        logits: Tensor,
-        greedy: Tensor,
-    ) -> Tensor:
-        offsets = torch.arange(1, self.k + 2, device=requests.device)
-        positions = state.computed[requests][:, None] + offsets
-        return choose(logits, greedy, sampling, requests.repeat_interleave(self.k + 1), positions)
+
+def _draw(
+    state: Resident, requests: Tensor, sampling: SamplingTable, logits: Tensor, greedy: Tensor
+) -> Tensor:
+    """[requests, drafts + 1], as `greedy`."""
+    count = greedy.shape[1]
+    positions = state.computed[requests][:, None] + torch.arange(1, count + 1, device=greedy.device)
+    members = requests.repeat_interleave(count)
+    return choose(logits, greedy.flatten(), sampling, members, positions).view(-1, count)
 
 
 def _attend(cache: Tensor, rows: PassRows) -> AttendProduct:

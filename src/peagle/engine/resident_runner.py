@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter
-from peagle.drafters.resident import resident_drafter
+from peagle.drafters.resident import Breadth, resident_drafter
 from peagle.engine.batch import Scheduled
+from peagle.engine.draft_length import DraftLength
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.prefill import Ends, Prefill
@@ -21,6 +22,8 @@ from peagle.models.decoder import Decoder
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident
 from peagle.ops.triton import AVAILABLE, kernels
+
+PRIME = 7919
 
 
 def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
@@ -48,6 +51,22 @@ class Flight:
     results: Tensor
     """[table rows, K + 2] in the host's memory once `arrived` has happened."""
     arrived: torch.cuda.Event | None
+    cycle: "LaunchedCycle | None"
+
+
+@dataclass(frozen=True)
+class LaunchedCycle:
+    """A cycle on its way, and how to learn what it took."""
+
+    requests: int
+    drafts: int
+    started: torch.cuda.Event
+    ended: torch.cuda.Event
+
+    @property
+    def seconds(self) -> float:
+        """Once it has ended."""
+        return self.started.elapsed_time(self.ended) / 1e3
 
 
 class ResidentRunner:
@@ -61,21 +80,25 @@ class ResidentRunner:
         self,
         target: Decoder,
         drafter: Drafter | None,
-        k: int,
+        lengths: Sequence[int],
         table: RequestTable,
         caches: tuple[KVCache, KVCache | None],
-        synthetic: float | None = None,
+        synthetic: Sequence[float] | None = None,
     ) -> None:
-        self._table, self._spare = table, table.admit()
-        drafting = None if drafter is None else resident_drafter(drafter, k)
+        """lengths: numbers of drafts that a cycle may have, ascending, K last."""
+        self._table, spare = table, table.admit()
+        drafting = None if drafter is None else resident_drafter(drafter)
         of_target, of_drafter = caches
         tensors = (of_target.tensor, None if of_drafter is None else of_drafter.tensor)
-        cycle = ResidentCycle(target, drafting, k, tensors, synthetic)
-        self._state = _fresh_state(target, drafter, k, table)
+        cycle = ResidentCycle(target, drafting, tensors, synthetic)
+        self._state = _fresh_state(target, drafter, lengths[-1], table)
         self._sampling = _fresh_sampling(table)
-        rows = len(table.limits)
-        self._graphs = CycleGraphs(cycle, self._state, self._sampling, self._spare, rows - 1)
+        self._graphs = CycleGraphs(cycle, self._state, self._sampling, spare, lengths)
         self._prefill = Prefill(cycle, table)
+        self._pending = [1] * len(table.limits)
+        """By table row: the most rows that its next cycle can find the drafter not to have seen."""
+        self._length: DraftLength | None = None
+        """None: always the longest."""
         self._flight: Flight | None = None
         self.refused: list[Scheduled] = []
         """Chunks of the last step for which there was no memory."""
@@ -87,27 +110,49 @@ class ResidentRunner:
         if device.type == "cuda":
             kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
         self._graphs.capture()
+        if device.type == "cuda" and len(self._graphs.lengths) > 1:
+            self._length = DraftLength(self._graphs.seconds_by_length())
+
+    def draft_length(self, requests: int) -> int:
+        """How many drafts the next cycle is to make for so many requests."""
+        if self._length is None or not requests:
+            return self._graphs.lengths[-1]
+        return self._length.choose(requests)
 
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Launch a step; return what the one before it brought to requests that still run."""
         self.refused = []
         flight, self._flight = self._flight, self._launch(work) if work else None
-        return [] if flight is None else _landed(flight)
+        return [] if flight is None else self._land(flight)
 
     def _launch(self, work: Sequence[Scheduled]) -> Flight:
         self._table.flush()
         chunks = [item for item in work if not item.request.resident]
         cycles = [item for item in work if item.request.resident]
-        if cycles:
-            rows = [item.request.row for item in cycles]
-            self._graphs.run(rows, any(item.request.params.temperature > 0 for item in cycles))
+        cycle = self._cycle(cycles) if cycles else None
         self.refused = self._start(chunks) if chunks else []
         work = [item for item in work if item not in self.refused]
         for item in work:
             item.request.launch(item.rows, item.completes)
         admissions = tuple(item.request.admissions for item in work)
-        return Flight(tuple(work), admissions, *self._fetch())
+        return Flight(tuple(work), admissions, *self._fetch(), cycle)
+
+    def _cycle(self, work: list[Scheduled]) -> LaunchedCycle | None:
+        rows = [item.request.row for item in work]
+        drafts = self._graphs.drafts(max(item.drafts for item in work))
+        breadth = Breadth(drafts, max(self._pending[row] for row in rows))
+        for row in rows:
+            self._pending[row] = drafts + 1
+        sampled = any(item.request.params.temperature > 0 for item in work)
+        if self._length is None:
+            self._graphs.run(rows, breadth, sampled)
+            return None
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
+        self._graphs.run(rows, breadth, sampled)
+        ended.record()
+        return LaunchedCycle(len(rows), drafts, started, ended)
 
     def _start(self, chunks: list[Scheduled]) -> list[Scheduled]:
         """Run chunks, and hand requests whose prompt is complete over to the cycle.
@@ -133,6 +178,8 @@ class ResidentRunner:
         def column(values: list[int] | list[float]) -> Tensor:
             return upload(values, device)
 
+        for request in requests:
+            self._pending[request.row] = 1
         rows = column([request.row for request in requests])
         for name in ("temperature", "top_k", "top_p", "min_p"):
             values = [max(getattr(request.params, name), 0) for request in requests]
@@ -150,6 +197,17 @@ class ResidentRunner:
         if ends.features is not None:
             state.features[rows, 0] = ends.features
 
+    def _land(self, flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
+        if flight.arrived is not None:
+            flight.arrived.synchronize()
+        landed = _landed(flight)
+        if self._length is not None:
+            for item, result in landed:
+                self._length.verified(item.drafts, result.accepted)
+            if flight.cycle is not None:
+                self._length.took(flight.cycle.requests, flight.cycle.drafts, flight.cycle.seconds)
+        return landed
+
     def _fetch(self) -> tuple[Tensor, torch.cuda.Event | None]:
         """A copy of all results on its way to the host."""
         results = self._state.results
@@ -163,8 +221,6 @@ class ResidentRunner:
 
 
 def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
-    if flight.arrived is not None:
-        flight.arrived.synchronize()
     results = flight.results.tolist()
     landed = []
     for item, admissions in zip(flight.work, flight.admissions, strict=True):
@@ -185,12 +241,15 @@ def _fresh_state(target: Decoder, drafter: Drafter | None, k: int, table: Reques
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.int64, device=device)
 
+    emitted = zeros(rows, k + 1)
+    # tokens of their own, so that idle rows go to as many experts as requests would
+    emitted[:, 0] = torch.arange(rows, device=device) * PRIME % target.config.vocab_size
     return Resident(
         slots=table.slots,
         limits=table.limits,
         computed=zeros(rows) + 1,
         pending=zeros(rows) + 1,
-        emitted=zeros(rows, k + 1),
+        emitted=emitted,
         features=target.embed.weight.new_zeros(rows, k + 1, width),
         ks=zeros(rows) + k,
         cycles=zeros(rows),

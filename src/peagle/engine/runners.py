@@ -19,17 +19,18 @@ from peagle.models.decoder import Decoder
 class Runners:
     """The plain runner, and where the device can run cycles by itself, the one that lets it.
 
-    Raises `InputError` for synthetic acceptance on a GPU whose kernels do not cover the model.
+    lengths: numbers of drafts that a cycle may have, ascending, K last. Raises `InputError` for
+    synthetic acceptance on a GPU whose kernels do not cover the model.
     """
 
     def __init__(
         self,
         target: Decoder,
         drafter: Drafter | None,
-        k: int,
+        lengths: Sequence[int],
         capacity: Capacity,
         max_num_seqs: int,
-        synthetic: float | None = None,
+        synthetic: Sequence[float] | None = None,
     ) -> None:
         weight = target.embed.weight
         if weight.is_cuda:
@@ -44,12 +45,16 @@ class Runners:
         self.plain = Runner(target, drafter, self.table, caches)
         self.resident: ResidentRunner | None = None
         if by_itself:
-            self.resident = ResidentRunner(target, drafter, k, self.table, caches, synthetic)
+            self.resident = ResidentRunner(target, drafter, lengths, self.table, caches, synthetic)
             self.resident.capture()
 
     def on_device(self, params: SamplingParams) -> bool:
         """Whether the device chooses the tokens of such a request by itself."""
         return self.resident is not None and params.logits_unchanged
+
+    def draft_length(self, requests: int) -> int | None:
+        """How many drafts each of so many requests on the device is to get; None: its own K."""
+        return None if self.resident is None else self.resident.draft_length(requests)
 
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Start the work; what has come of it, or of earlier work."""
@@ -73,7 +78,7 @@ class Runners:
             cache.clear(blocks)
 
 
-def _by_itself(target: Decoder, drafter: Drafter | None, synthetic: float | None) -> bool:
+def _by_itself(target: Decoder, drafter: Drafter | None, synthetic: Sequence[float] | None) -> bool:
     captures = captures_cycles(target, drafter)
     if synthetic is not None and not captures and target.embed.weight.is_cuda:
         raise InputError("synthetic acceptance needs the GPU kernels, which this model has not")

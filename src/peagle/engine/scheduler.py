@@ -16,6 +16,8 @@ class Budget:
     rows: int
     prompt: int
     """Those that may be chunks of prompts."""
+    drafts: int | None
+    """What a resident request gets at most."""
 
     def left(self, request: Request) -> int:
         """Rows for a request."""
@@ -60,9 +62,17 @@ class Scheduler:
         """Queue a request."""
         self.waiting.append(request)
 
-    def schedule(self) -> list[Scheduled]:
-        """This step's work; empty only when no request is left."""
-        budget = Budget(self.max_batched_tokens, self.max_prompt_tokens)
+    @property
+    def resident(self) -> int:
+        """Requests whose newest tokens live on the device."""
+        return sum(request.resident for request in self.running)
+
+    def schedule(self, drafts: int | None = None) -> list[Scheduled]:
+        """This step's work; empty only when no request is left.
+
+        drafts: what a resident request gets at most; None: its own K.
+        """
+        budget = Budget(self.max_batched_tokens, self.max_prompt_tokens, drafts)
         work: list[Scheduled] = []
         before = list(self.running)
         for request in before:
@@ -135,7 +145,8 @@ class Scheduler:
     def _share(self, request: Request, budget: Budget) -> Scheduled:
         start = request.furthest
         if request.resident:
-            return Scheduled(request, 1 + request.k, request.k, start, completes=True)
+            drafts = request.k if budget.drafts is None else min(request.k, budget.drafts)
+            return Scheduled(request, 1 + drafts, drafts, start, completes=True)
         known = request.total - start
         if not request.decoding or request.features is None:
             rows = min(known, budget.left(request))

@@ -4,6 +4,7 @@ The rows of the request table that a batch names may repeat: a batch is filled u
 belongs to no request and has no cache slots (`limits` 0). Its state means nothing and stays small.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,7 @@ class Resident:
     ks: Tensor
     """[table rows] most drafts that a request accepts."""
     cycles: Tensor
-    """[table rows] verifications so far, which synthetic acceptance counts by."""
+    """[table rows] verifications so far, which synthetic acceptance draws by."""
     results: Tensor
     """[table rows, K + 2] accepted drafts, then the emitted tokens; -1: logits that are none."""
 
@@ -67,24 +68,27 @@ class FirstNorms:
     """[hidden_size], projected; unused where no mask slots are asked for."""
 
 
-def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorms) -> DraftInputs:
+def draft_inputs(
+    state: Resident, requests: Tensor, pending: int, masks: int, norms: FirstNorms
+) -> DraftInputs:
     """Each request's pending positions with their real features, then `masks` mask slots.
 
     Rows stand without gaps, so those of rejected drafts take no room; behind the last row of all
-    anything may stand. requests: [requests] table rows.
+    anything may stand. requests: [requests] table rows; pending: the most that one of them has.
     """
     if serve(state.computed):
-        inputs: DraftInputs = kernels("resident").draft_inputs(state, requests, masks, norms)
+        inputs: DraftInputs = kernels("resident").draft_inputs(
+            state, requests, pending, masks, norms
+        )
         return inputs
-    width = state.emitted.shape[1]
-    most = (width + masks) * len(requests)
+    most = (pending + masks) * len(requests)
     hidden = norms.embedding.shape[1]
     x = norms.embedding.new_zeros(most, 2 * hidden)
     stream = norms.embedding.new_zeros(most, hidden)
-    pending = state.pending[requests]
-    counts = pending + masks
+    known = state.pending[requests]
+    counts = known + masks
     firsts = counts.cumsum(0) - counts
-    for request, first, count in zip(requests, firsts.tolist(), pending.tolist(), strict=True):
+    for request, first, count in zip(requests, firsts.tolist(), known.tolist(), strict=True):
         masked = torch.full((masks,), norms.mask_token, device=x.device)
         tokens = torch.cat((state.emitted[request, :count], masked))
         slots = norms.mask_feature.expand(masks, hidden)
@@ -93,18 +97,18 @@ def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorm
         scaled = rms_norm(feature, norms.hidden_weight, norms.eps)
         x[first : first + len(tokens)] = torch.cat((embedded, scaled), dim=1)
         stream[first : first + len(tokens)] = scaled if norms.before_residual else feature
-    starts = state.computed[requests] - pending
-    reads = (firsts + pending - 1)[:, None] + torch.arange(masks + 1, device=x.device)
-    rows = _placed(state, requests, starts, counts, most, width + masks)
+    starts = state.computed[requests] - known
+    reads = (firsts + known - 1)[:, None] + torch.arange(masks + 1, device=x.device)
+    rows = _placed(state, requests, starts, counts, most, pending + masks)
     return DraftInputs(rows, x, stream, reads)
 
 
 def verify_inputs(
     state: Resident, requests: Tensor, drafts: Tensor, embedding: Tensor, weight: Tensor, eps: float
 ) -> tuple[PassRows, Tensor, Tensor]:
-    """The target's rows: each request's newest token, then its drafts [requests, K].
+    """The target's rows: each request's newest token, then its drafts [requests, drafts].
 
-    Returns the rows, their embeddings [requests * (K + 1), hidden_size], and those normed.
+    Returns the rows, their embeddings [requests * (drafts + 1), hidden_size], and those normed.
     """
     if serve(state.computed):
         found: tuple[PassRows, Tensor, Tensor] = kernels("resident").verify_inputs(
@@ -143,14 +147,14 @@ def settle(
     drafts: Tensor,
     chosen: Tensor,
     features: Tensor | None,
-    synthetic: float | None = None,
+    synthetic: Tensor | None = None,
 ) -> None:
     """Accept each request's longest confirmed prefix, and make it the state of the next cycle.
 
-    drafts: [requests, K]; chosen: [requests, K + 1], what the target takes after each prefix, -1
-    where its logits are no numbers; features: [requests * (K + 1), hidden_size], projected, None
-    without a drafter. With `synthetic`, so many drafts a cycle are accepted on average whatever the
-    target says, which measures time and nothing else.
+    drafts: [requests, drafts], K or fewer; chosen: [requests, drafts + 1], what the target takes
+    after each prefix, -1 where its logits are no numbers; features: [requests * (drafts + 1),
+    hidden_size], projected, None without a drafter. With `synthetic` (`accepted_below`) drafts are
+    accepted whatever the target says, which measures time and nothing else.
     """
     if serve(state.computed):
         kernels("resident").settle(state, requests, drafts, chosen, features, synthetic)
@@ -159,7 +163,7 @@ def settle(
         proposed, taken = drafts[index], chosen[index]
         agreed = int((proposed == taken[:-1]).long().cumprod(dim=0).sum())
         if synthetic is not None:
-            agreed = _synthetic(int(state.cycles[row]), synthetic)
+            agreed = _synthetic(row, int(state.cycles[row]), synthetic[: len(proposed)])
         accepted = min(agreed, int(state.ks[row]))
         emitted = torch.cat((proposed[:accepted], taken[accepted : accepted + 1]))
         state.results[row, 0] = accepted
@@ -171,8 +175,24 @@ def settle(
         state.cycles[row] += 1
         if features is not None:
             width = chosen.shape[1]
-            state.features[row] = features[index * width : (index + 1) * width]
+            state.features[row, :width] = features[index * width : (index + 1) * width]
 
 
-def _synthetic(cycle: int, mean: float) -> int:
-    return int((cycle + 1) * mean + 1e-4) - int(cycle * mean + 1e-4)
+TURNS = 1 << 32
+"""What a draw of synthetic acceptance is a part of."""
+STRIDE, OFFSET = 2654435769, 1640531527
+"""Of a draw from a cycle to the next, the golden section of `TURNS`: the first n draws are spread
+evenly for every n; and from a row of the request table to the next."""
+
+
+def accepted_below(rates: Sequence[float], device: torch.device) -> Tensor:
+    """[K] int64: draft i is accepted where a draw from `TURNS` is below the i-th.
+
+    rates: in which share of all cycles draft 1, 2, ... K is accepted, none above the one before.
+    """
+    return torch.tensor([round(rate * TURNS) for rate in rates], device=device)
+
+
+def _synthetic(row: int, cycle: int, below: Tensor) -> int:
+    drawn = (cycle * STRIDE + row * OFFSET) % TURNS
+    return int((drawn < below).sum())

@@ -8,7 +8,9 @@ from peagle.config import SpeculativeConfig
 from peagle.errors import InputError
 
 RENAMED = {"--kv-cache-memory": "--kv-cache-memory-bytes"}
-OURS = frozenset({"--max-queue", "--drain-seconds", "--log-format", "--threads", "--device"})
+OURS = frozenset(
+    ("--max-queue", "--drain-seconds", "--log-format", "--threads", "--device", "--draft-length")
+)
 """Flags that vLLM does not have."""
 
 

@@ -89,17 +89,20 @@ class ParallelPass:
         Never keeps more than depth 0 and one segment.
         """
         first, shared = self._context()
-        stream, borrowed = first.hidden.detach().requires_grad_(), Borrowed.of(shared)
-        losses = []
+        stream, borrowed = first.hidden.detach(), Borrowed.of(shared)
+        losses, leaves = [], []
         for rows, elements in self._shares(first.elements):
-            part = Pass(first.elements[rows], stream[rows])
+            leaves.append(stream[rows].requires_grad_())
+            part = Pass(first.elements[rows], leaves[-1])
             if len(elements):
                 part = part.joined(self._segment(elements, borrowed))
             losses.append(charge(part))
             losses[-1].backward()
             losses[-1] = losses[-1].detach()
         learnt, gradients = borrowed.gradients(shared)
-        torch.autograd.backward([first.hidden, *learnt], [stream.grad, *gradients])
+        of_stream = torch.cat([leaf.grad for leaf in leaves if leaf.grad is not None])
+        del leaves
+        torch.autograd.backward([first.hidden, *learnt], [of_stream, *gradients])
         return torch.stack(losses).sum()
 
     def _shares(self, first: Elements) -> Iterator[tuple[slice, Elements]]:

@@ -73,13 +73,14 @@ state += ("counts", "positions", "writes", "reads", "drafts", "chosen", "ks", "c
 types = dict.fromkeys(state, INT)
 streams = ("features", "embedding", "input_weight", "hidden_weight", "mask_feature", "x", "stream")
 types |= dict.fromkeys((*streams, "weight", "scaled", "kept"), BF16)
-types |= {"eps": "fp32", "synthetic": "fp32"}
+types |= {"eps": "fp32", "synthetic": INT}
 sizes = {"BATCH": 8, "HIDDEN": 4096, "READS": 8}
 compiled("resident", "_draft_inputs", types, {**sizes, "BEFORE": False})
 compiled("resident", "_verify_inputs", types, {"HIDDEN": 4096})
 for synthetic in (False, True):
-    sizes = {"COUNT": 8, "WIDTH": 8, "HIDDEN": 4096}
-    compiled("resident", "_settle", types, {**sizes, "FEATURES": True, "SYNTHETIC": synthetic})
+    sizes = {"COUNT": 8, "WIDTH": 8, "HIDDEN": 4096, "FEATURES": True}
+    sizes |= {"STRIDE": 2654435769, "OFFSET": 1640531527, "TURNS": 1 << 32}
+    compiled("resident", "_settle", types, {**sizes, "SYNTHETIC": synthetic})
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("choice", "_part", types, {"BLOCK": 4096})
 compiled("choice", "_merge", types, {"PARTS": 64, "OFFSETS": True})

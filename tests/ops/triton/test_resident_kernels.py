@@ -44,8 +44,10 @@ def same(one: Tensor, other: Tensor) -> None:
 
 
 @pytest.mark.parametrize("masks", [0, K - 1])
-@pytest.mark.parametrize("before", [False, True])
-def test_draft_inputs(state: Resident, device: torch.device, masks: int, before: bool) -> None:
+@pytest.mark.parametrize(("before", "pending"), [(False, K + 1), (True, K + 1), (True, 2)])
+def test_draft_inputs(
+    state: Resident, device: torch.device, masks: int, before: bool, pending: int
+) -> None:
     from peagle.ops.triton import resident as kernel
 
     norms = FirstNorms(
@@ -57,9 +59,10 @@ def test_draft_inputs(state: Resident, device: torch.device, masks: int, before:
         VOCAB - 1,
         torch.randn(HIDDEN),
     )
-    requests = torch.tensor([2, 0, 1])
-    ours = kernel.draft_inputs(state, requests.to(device), masks, moved(norms, device))
-    theirs = reference.draft_inputs(twin(state), requests, masks, norms)
+    requests = torch.tensor([2, 0, 1] if pending > K else [2, 0, 3])
+    ours = kernel.draft_inputs(state, requests.to(device), pending, masks, moved(norms, device))
+    theirs = reference.draft_inputs(twin(state), requests, pending, masks, norms)
+    assert len(ours.x) == len(theirs.x) == len(requests) * (pending + masks)
     total = int(theirs.rows.counts.sum())
     for name in ("starts", "firsts", "counts"):
         same(getattr(ours.rows, name), getattr(theirs.rows, name))
@@ -89,17 +92,23 @@ def test_verify_inputs(state: Resident, device: torch.device) -> None:
     same(ours[2], theirs[2])
 
 
-@pytest.mark.parametrize("synthetic", [None, 1.94])
+@pytest.mark.parametrize("rates", [None, (0.9, 0.7, 0.5)])
 @pytest.mark.parametrize("with_features", [False, True])
+@pytest.mark.parametrize("count", [K, 2])
 def test_settle(
-    state: Resident, device: torch.device, synthetic: float | None, with_features: bool
+    state: Resident,
+    device: torch.device,
+    rates: tuple[float, ...] | None,
+    with_features: bool,
+    count: int,
 ) -> None:
     from peagle.ops.triton import resident as kernel
 
     requests = torch.tensor([0, 2, 1])
-    drafts = torch.tensor([[4, 5, 6], [7, 8, 9], [1, 2, 3]])
-    chosen = torch.tensor([[4, 5, 9, 9], [7, 8, 9, 3], [-1, 2, 3, 4]])
-    features = torch.randn(3 * (K + 1), HIDDEN) if with_features else None
+    drafts = torch.tensor([[4, 5, 6], [7, 8, 9], [1, 2, 3]])[:, :count].contiguous()
+    chosen = torch.tensor([[4, 5, 9, 9], [7, 8, 9, 3], [-1, 2, 3, 4]])[:, : count + 1].contiguous()
+    features = torch.randn(3 * (count + 1), HIDDEN) if with_features else None
+    synthetic = rates and reference.accepted_below(rates, torch.device("cpu"))
     expected = twin(state)
     reference.settle(expected, requests, drafts, chosen, features, synthetic)
     kernel.settle(
@@ -108,10 +117,23 @@ def test_settle(
         drafts.to(device),
         chosen.to(device),
         None if features is None else features.to(device),
-        synthetic,
+        None if synthetic is None else synthetic.to(device),
     )
     for field in fields(Resident):
         same(getattr(state, field.name), getattr(expected, field.name))
+
+
+def test_synthetic_acceptance_has_its_rates(state: Resident, device: torch.device) -> None:
+    """Each draft's share of the cycles, those of any row of the table, comes out early."""
+    rates, cycles = (0.9, 0.7, 0.5), 40
+    below = reference.accepted_below(rates, torch.device("cpu"))
+    drafts, chosen = torch.zeros(2, K, dtype=torch.int64), torch.ones(2, K + 1, dtype=torch.int64)
+    requests, found = torch.tensor([0, 3]), torch.zeros(2, K)
+    state = twin(state)
+    for _ in range(cycles):
+        reference.settle(state, requests, drafts, chosen, None, below)
+        found += (state.results[requests, :1] > torch.arange(K)) / cycles
+    torch.testing.assert_close(found, torch.tensor([rates, rates]), rtol=0, atol=0.05)
 
 
 def test_settle_without_drafts(state: Resident, device: torch.device) -> None:

@@ -6,17 +6,18 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import PassRows
-from peagle.ops.resident import DraftInputs, FirstNorms, Resident
+from peagle.ops.resident import OFFSET, STRIDE, TURNS, DraftInputs, FirstNorms, Resident
 
 
-def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorms) -> DraftInputs:
+def draft_inputs(
+    state: Resident, requests: Tensor, pending: int, masks: int, norms: FirstNorms
+) -> DraftInputs:
     """As the reference."""
-    batch, width = len(requests), state.emitted.shape[1]
-    hidden = norms.embedding.shape[1]
-    most = batch * (width + masks)
+    batch, hidden = len(requests), norms.embedding.shape[1]
+    most = batch * (pending + masks)
     x = norms.embedding.new_empty(most, 2 * hidden)
     stream = norms.embedding.new_empty(most, hidden)
-    rows = _empty_rows(state, requests, most, width + masks)
+    rows = _empty_rows(state, requests, most, pending + masks)
     reads = requests.new_empty(batch, masks + 1, dtype=torch.int64)
     _draft_inputs[(most,)](
         requests,
@@ -35,7 +36,7 @@ def draft_inputs(state: Resident, requests: Tensor, masks: int, norms: FirstNorm
         state.slots.stride(0),
         batch,
         masks,
-        width,
+        state.emitted.shape[1],
         hidden,
         norms.mask_token,
         norms.eps,
@@ -96,7 +97,7 @@ def settle(
     drafts: Tensor,
     chosen: Tensor,
     features: Tensor | None,
-    synthetic: float | None = None,
+    synthetic: Tensor | None = None,
 ) -> None:
     """As the reference."""
     batch, count = chosen.shape
@@ -114,7 +115,7 @@ def settle(
         state.ks,
         state.cycles,
         state.results,
-        0.0 if synthetic is None else synthetic,
+        state.ks if synthetic is None else synthetic,
         state.emitted.shape[1],
         hidden,
         COUNT=count,
@@ -122,6 +123,9 @@ def settle(
         HIDDEN=triton.next_power_of_2(hidden),
         FEATURES=features is not None,
         SYNTHETIC=synthetic is not None,
+        STRIDE=STRIDE,
+        OFFSET=OFFSET,
+        TURNS=TURNS,
         num_warps=4,
     )
 
@@ -294,6 +298,9 @@ def _settle(
     HIDDEN: tl.constexpr,
     FEATURES: tl.constexpr,
     SYNTHETIC: tl.constexpr,
+    STRIDE: tl.constexpr,
+    OFFSET: tl.constexpr,
+    TURNS: tl.constexpr,
 ):
     index, place = tl.program_id(0), tl.program_id(1)
     mine = tl.load(requests + index).to(tl.int64)
@@ -312,8 +319,9 @@ def _settle(
     agreed = tl.min(tl.where((proposed != taken) | (step >= COUNT - 1), step, WIDTH), 0)
     cycle = tl.load(cycles + mine)
     if SYNTHETIC:
-        after = ((cycle + 1).to(tl.float32) * synthetic + 1e-4).to(tl.int32)
-        agreed = after - (cycle.to(tl.float32) * synthetic + 1e-4).to(tl.int32)
+        drawn = (cycle * STRIDE + mine * OFFSET) % TURNS
+        below = tl.load(synthetic + step, mask=step < COUNT - 1, other=0)
+        agreed = tl.sum((drawn < below).to(tl.int32), 0)
     accepted = tl.minimum(agreed, tl.load(ks + mine).to(tl.int32))
     token = tl.where(step < accepted, proposed, taken)
     shown = step <= accepted

@@ -1,0 +1,69 @@
+"""The number of drafts that a cycle gets."""
+
+from itertools import pairwise
+
+import pytest
+
+from peagle.engine.draft_length import HELD, DraftLength, draft_lengths
+
+FLAT = {1: {1: 5.0, 3: 5.2, 7: 5.6}}
+"""Seconds where rows cost next to nothing: one request."""
+STEEP = {64: {1: 9.0, 3: 12.0, 7: 21.0}}
+"""Where each row costs."""
+
+
+def settled(length: DraftLength, requests: int, rate: float, verifications: int = 8000) -> int:
+    """What is chosen once drafts were accepted at a rate."""
+    accepted = 0.0
+    for _ in range(verifications):
+        drafts = length.choose(requests)
+        accepted += sum(rate**place for place in range(1, drafts + 1))
+        length.verified(drafts, int(accepted))
+        accepted -= int(accepted)
+    return length.choose(requests)
+
+
+def test_lengths():
+    assert draft_lengths(7) == (1, 2, 3, 5, 7)
+    assert draft_lengths(3) == (1, 2, 3)
+    assert draft_lengths(1) == (1,)
+    assert draft_lengths(0) == (0,)
+
+
+@pytest.mark.parametrize(
+    ("costs", "requests", "rate", "expected"),
+    [(FLAT, 1, 0.8, 7), (FLAT, 1, 0.02, 1), (STEEP, 64, 0.8, 3), (STEEP, 64, 0.98, 7)],
+)
+def test_as_many_as_bring_the_most_tokens_a_second(costs, requests, rate, expected):
+    assert settled(DraftLength(costs), requests, rate) == expected
+
+
+def test_it_follows_the_load():
+    length = DraftLength(FLAT | STEEP)
+    assert settled(length, 1, 0.8) == 7
+    assert settled(length, 40, 0.8) == 3
+    assert settled(length, 1, 0.8) == 7
+
+
+def test_it_follows_acceptance_both_ways():
+    length = DraftLength(STEEP)
+    assert [settled(length, 64, rate) for rate in (0.2, 0.99, 0.2)] == [1, 7, 1]
+
+
+def test_long_contexts_are_worth_more_drafts():
+    """Their keys are read once a cycle, however many rows read them."""
+    length = DraftLength(STEEP)
+    assert settled(length, 64, 0.8) == 3
+    for _ in range(500):
+        length.took(64, 3, 112.0)
+    assert settled(length, 64, 0.8) == 7
+
+
+def test_changes_stand_apart():
+    """Each of them costs a cycle that is not captured."""
+    length, chosen = DraftLength(FLAT | STEEP), []
+    for cycle in range(200):
+        chosen.append(length.choose(64 if cycle % 2 else 1))
+    changes = [i for i, (one, next_) in enumerate(pairwise(chosen)) if one != next_]
+    assert changes
+    assert min(b - a for a, b in pairwise(changes)) > HELD
