@@ -24,8 +24,9 @@ def settled(length: DraftLength, requests: int, rate: float, verifications: int 
 
 
 def test_lengths():
-    assert draft_lengths(7) == (1, 2, 3, 5, 7)
-    assert draft_lengths(3) == (1, 2, 3)
+    assert draft_lengths(8) == (1, 3, 6, 8)
+    assert draft_lengths(7) == (1, 3, 7)
+    assert draft_lengths(2) == (1, 2)
     assert draft_lengths(1) == (1,)
     assert draft_lengths(0) == (0,)
 

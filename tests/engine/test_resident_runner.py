@@ -209,7 +209,7 @@ def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, 
     how = SamplingParams(temperature=temperature, seed=8, max_tokens=50)
     drafter = trained[method].drafter
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, how))
-    engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 2, 4, 4, 1, 2]
+    engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 1, 4, 4, 3, 3]
     assert engine.runners.resident is not None
     drawn = itertools.cycle(lengths)
     engine.runners.resident.draft_length = lambda requests: next(drawn)
@@ -227,7 +227,7 @@ def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, 
 def test_cycles_of_changing_length_draft_as_from_scratch(targets, trained, method: str):
     """Whatever lengths came before, the drafter's keys and features are those of the tokens."""
     target, drafter = targets["easy"].decoder, trained[method].drafter
-    engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 2, 4, 4, 1, 2]
+    engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 1, 4, 4, 3, 3]
     assert engine.runners.resident is not None
     drawn = itertools.cycle(lengths)
     engine.runners.resident.draft_length = lambda requests: next(drawn) if requests else 4
