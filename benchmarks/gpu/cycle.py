@@ -28,6 +28,8 @@ from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.engine import Engine
 
 WARM_UP_STEPS = 16
+ROOM = 1024
+"""Tokens behind a prompt, more than the measured steps emit."""
 BUFFER = 4 << 30
 """Bytes that are copied and summed to find the card's rate."""
 MICRO, TERA = 1e6, 1e12
@@ -70,7 +72,8 @@ def main(
     usual = METHODS[method]
     drafts = usual[0] if k is None else k
     length = acceptance or usual[1]
-    engine = open_engine(shape, method, drafts, length, max(levels))
+    context = max(CONTEXT, prompt_tokens + ROOM)
+    engine = open_engine(shape, method, drafts, length, max(levels), context)
     cycles = [measure(engine, level, prompt_tokens, steps, rate) for level in levels]
     for cycle in cycles:
         print(f"\n{shape}, {method}, K = {drafts}, {cycle.requests} in flight")
@@ -82,11 +85,11 @@ def main(
         out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def open_engine(shape: str, method: str, k: int, length: float, most: int) -> Engine:
+def open_engine(shape: str, method: str, k: int, length: float, most: int, context: int) -> Engine:
     """The engine as `peagle bench --shape` makes it."""
     config = EngineConfig(
         max_num_seqs=most,
-        max_model_len=CONTEXT,
+        max_model_len=context,
         enable_prefix_caching=False,
         draft_length="fixed",
     )

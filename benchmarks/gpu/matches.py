@@ -117,6 +117,7 @@ def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:
 def peer_job(trial: Trial, work: Work) -> dict[str, Any]:
     """The same for `vllm_peer.py`."""
     longest = shape_of(trial.match.shape).target.max_position_embeddings
+    asked = work.prompt_tokens + max(work.max_tokens, WARM_UP_TOKENS)
     return {
         **vars(trial.match),
         **vars(work),
@@ -125,6 +126,6 @@ def peer_job(trial: Trial, work: Work) -> dict[str, Any]:
         "acceptance_rates": acceptance_rates(trial.match.k, trial.match.acceptance_length),
         "captured": trial.captured,
         "warm_up_tokens": WARM_UP_TOKENS,
-        "max_model_len": min(CONTEXT, longest),
+        "max_model_len": max(min(CONTEXT, longest), asked),
         "max_num_seqs": max(work.max_num_seqs, *trial.concurrencies),
     }

@@ -116,6 +116,8 @@ class TestMatches:
         assert (job["max_num_seqs"], job["rounds"], job["warm_up_tokens"]) == (128, 3, 16)
         assert (job["prompt_tokens"], job["max_tokens"], job["k"]) == (256, 512, 7)
         assert 1 + sum(job["acceptance_rates"]) == pytest.approx(3.94)
+        prefill = peer_job(Trial("vllm", NONE, (1,)), Work(prompt_tokens=8192, max_tokens=1))
+        assert prefill["max_model_len"] == 8192 + prefill["warm_up_tokens"]
 
     @pytest.mark.parametrize("name", ["tiny", "qwen3-8b", "qwen3-30b-a3b"])
     def test_vllm_s_target_has_the_shape(self, name: str):
