@@ -16,7 +16,7 @@ from launches import OTHER, Kernel, group_of, grouped
 from traffic import cycle_bytes, experts_met
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
-HIDDEN, INNER, LAYERS, VOCAB, HEAD, QUERIES, PAIRS = 64, 128, 6, 512, 16, 4, 2
+HIDDEN, INNER, LAYERS, VOCAB, HEAD, QUERIES, PAIRS = 64, 128, 8, 512, 16, 4, 2
 TINY = shape_of("tiny")
 
 

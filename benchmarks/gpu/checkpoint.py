@@ -1,0 +1,53 @@
+"""A shape's target and P-EAGLE drafter of random weights as directories, for what loads from disk.
+
+    python benchmarks/gpu/checkpoint.py --shape qwen3-8b --out pair
+    python benchmarks/server/overhead.py --target pair/target --drafter pair/drafter \\
+        --dtype bfloat16 --prompts HumanEval.jsonl.gz
+
+The tokenizer is the bundled target's, whose ids are a few of the shape's.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from safetensors.torch import save_file
+from vllm_peer import target_json
+
+from peagle.bench.pair import bundled
+from peagle.bench.shapes import random_drafter, random_target, shape_of
+from peagle.bench.synthetic import DRAFT_LAYERS
+from peagle.device import resolve_device
+from peagle.drafters.checkpoint import save_drafter
+from peagle.models.families import decoder_rules
+from peagle.models.weights import disassemble
+
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="Directory that gets target and drafter.")],
+    shape: Annotated[str, typer.Option(help="A shape of peagle bench.")] = "qwen3-8b",
+    dtype: Annotated[str, typer.Option(help="Of the weights.")] = "bfloat16",
+) -> None:
+    """Write both."""
+    kind, device = getattr(torch, dtype), resolve_device("auto")
+    found = shape_of(shape)
+    target = random_target(found.target, device, kind)
+    place = out / "target"
+    place.mkdir(parents=True)
+    tensors = disassemble(target, decoder_rules(found.target))
+    own = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    save_file(own, place / "model.safetensors", metadata={"format": "pt"})
+    (place / "config.json").write_text(json.dumps(target_json(found.target, dtype), indent=2))
+    for name in TOKENIZER:
+        shutil.copy(bundled("target") / name, place / name)
+    drafter = random_drafter(found, True, DRAFT_LAYERS["peagle"], device, kind)
+    save_drafter(out / "drafter", drafter.model, kind)
+
+
+if __name__ == "__main__":
+    typer.run(main)
