@@ -3,5 +3,4 @@
 import sys
 from pathlib import Path
 
-STUDIES = Path(__file__).parents[2] / "benchmarks" / "training"
-sys.path.insert(0, str(STUDIES))
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "training"))

@@ -12,7 +12,6 @@ import tiny
 import torch
 from ablations import STUDIES, arms, table
 from compare import ARMS
-from conftest import STUDIES as SCRIPTS
 from held_out import acceptance_length, count, difference, interval
 from mask_slots import SHARED, SLOTS, AddingPass, Additions, MaskSlot
 from sweep import Arm, Sweep, shortened
@@ -26,7 +25,9 @@ from peagle.train.partition import ParallelPass
 from peagle.train.recipe import Recipe
 
 TOKENS = tuple((7 * i) % tiny.MASK for i in range(40))
-RECIPES = Path(__file__).parents[2] / "recipes" / "demo"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = BENCHMARKS / "training"
+RECIPES = BENCHMARKS.parent / "recipes" / "demo"
 
 
 def small(pair: TinyPair) -> list[str]:
