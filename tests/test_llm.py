@@ -214,6 +214,12 @@ class TestPair:
         with pytest.raises(InputError, match="has no usable tokenizer"):
             LLM(tiny.save_target(tmp_path / "bare", family), None, tiny.engine_config())
 
+    def test_a_damaged_tokenizer(self, pair: TinyPair, tmp_path: Path):
+        target = shutil.copytree(pair.target, tmp_path / "target")
+        (target / "tokenizer.json").write_text('{"version": "1.0"}')
+        with pytest.raises(InputError, match="target has no usable tokenizer: "):
+            LLM(target, None, tiny.engine_config())
+
     def test_an_unknown_device(self, pair: TinyPair):
         for device in ("tpu-9", "meta"):
             with pytest.raises(InputError, match=f"device {device} is"):

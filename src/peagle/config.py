@@ -1,6 +1,7 @@
 """Configuration: frozen values, checked once when they are made, trusted everywhere below."""
 
 import json
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -21,16 +22,21 @@ class Config(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InputError(_one_line(type(self).__name__, error)) from None
+            raise InputError(_one_line(type(self), error)) from None
 
 
-def _one_line(name: str, error: ValidationError) -> str:
+def _one_line(kind: type[Config], error: ValidationError) -> str:
     problems = []
     for detail in error.errors(include_url=False):
         key = ".".join(str(part) for part in detail["loc"])
         message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.75)
+            message = "no such key" + "".join(f"; did you mean {name}?" for name in near)
+        if detail["type"] == "tuple_type":
+            message = "give a list"
         problems.append(f"{key}: {message}" if key else message)
-    return f"{name}: " + "; ".join(problems)
+    return f"{kind.__name__}: " + "; ".join(problems)
 
 
 class StructuredOutputs(Config):

@@ -129,10 +129,17 @@ def test_chats_need_a_template(tmp_path: Path):
         read(file, template=None)
 
 
+def test_documents_say_where_they_were_read(tmp_path: Path):
+    """Every piece of a long one, too: a sample that breaks a run is named by it."""
+    file = write(tmp_path / "data.jsonl", {"text": "short"}, {"text": "long" * 5})
+    documents, _ = read(file, length=8, overlong="split")
+    assert [document.source for document in documents] == [f"{file}:1"] + [f"{file}:2"] * 3
+
+
 def test_data_that_leaves_nothing(tmp_path: Path):
     empty, short = write(tmp_path / "empty"), write(tmp_path / "short", {"text": "long"})
     for file in (empty, short):
-        with pytest.raises(InputError, match="no document with a response that fits in a row"):
+        with pytest.raises(InputError, match=r"of . samples none has two tokens of a response"):
             read(file, length=3, overlong="drop")
 
 

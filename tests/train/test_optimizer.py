@@ -89,8 +89,8 @@ def test_a_restored_optimizer_goes_on_as_before(
     first, second = (DraftOptimizer(model, recipe) for model in models)
     backward(models[0], 1)
     first.step(0.01, 1.0)
-    save_snapshot(tmp_path / "snapshot", first, Progress(step=1), "a recipe")
-    assert load_snapshot(tmp_path / "snapshot", second, "a recipe") == Progress(step=1)
+    save_snapshot(tmp_path / "snapshot", first, Progress(step=1), {"another recipe": "a"})
+    assert load_snapshot(tmp_path / "snapshot", second, {"another recipe": "a"}) == Progress(step=1)
     assert_same(second.state(), first.state())
     assert_same(values(models[1]), values(models[0]))
     for model, subject in zip(models, (first, second), strict=True):

@@ -83,6 +83,14 @@ def test_blank_space_in_a_marked_block_is_part_of_the_response(trim_offsets: boo
     assert found == ["hi you<|im_end|>", "no  more<|im_end|>"]
 
 
+def test_marked_blocks_that_hold_nothing():
+    template = (
+        "{% for m in messages %}{{ m.content }}{% generation %}{% endgeneration %}{% endfor %}"
+    )
+    with pytest.raises(InputError, match="blocks hold nothing of this chat"):
+        encode(template, *TURNS)
+
+
 def test_the_generation_prompt_is_no_part_of_a_response():
     tokenizer, document = encode(t.LLAMA, user("hi"), assistant("hi"))
     (start, _), *_ = document.responses

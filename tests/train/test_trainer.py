@@ -1,5 +1,6 @@
 """Training runs of a few seconds on a target that is easy to draft for."""
 
+import errno
 import json
 import shutil
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
+from peagle.train.estimate import Estimate
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, pack
 from peagle.train.recipe import Recipe
@@ -313,6 +315,53 @@ def test_a_snapshot_of_another_recipe_is_refused(recipe_for, interrupted: Path):
     recipe = recipe_for(interrupted.parent / "out", steps=22, evaluate_every=5)
     with pytest.raises(InputError, match="is from another recipe; change output, or remove it"):
         prepare(recipe).run(print)
+
+
+def test_a_snapshot_of_edited_data_is_refused(recipe_for, tmp_path: Path):
+    lines = Path(recipe_for(tmp_path / "out").data[0]).read_text().splitlines()
+    data = tmp_path / "data.jsonl"
+    data.write_text("\n".join(lines))
+    recipe = recipe_for(tmp_path / "out", steps=21, evaluate_every=5, data=(str(data),))
+    trainer = prepare(recipe)
+    trainer.stop()
+    trainer.run(lambda _: None)
+    data.write_text("\n".join(lines[::-1]))
+    with pytest.raises(InputError, match="is from other data; change output, or remove it"):
+        prepare(recipe).run(print)
+
+
+@pytest.mark.parametrize("writer", ["save_drafter", "save_snapshot"])
+def test_a_full_disk_leaves_the_snapshot_before(
+    recipe_for, interrupted: Path, monkeypatch: pytest.MonkeyPatch, writer: str
+):
+    before = interrupted.read_bytes()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    recipe = recipe_for(interrupted.parent / "out", steps=21, evaluate_every=5)
+    trainer = prepare(recipe)
+    monkeypatch.setattr(f"peagle.train.trainer.{writer}", full)
+    trainer.estimate = lambda: Estimate((1.0,) * 4, 9.0)
+    with pytest.raises(InputError, match="No space left on device; make room, and the same"):
+        trainer.run(lambda _: None)
+    assert interrupted.read_bytes() == before
+
+
+def test_a_stopped_run_does_not_keep_what_is_no_number(recipe_for, tmp_path: Path):
+    recipe = recipe_for(tmp_path / "out", learning_rate=1e30, gradient_clip=1e30, steps=9)
+    trainer = prepare(recipe)
+    step = trainer.gradient
+
+    def stopping(index: int) -> Tensor:
+        if index == 4:
+            trainer.stop()
+        return step(index)
+
+    trainer.gradient = stopping
+    with pytest.raises(InputError, match=r"the loss became .*lower learning_rate"):
+        trainer.run(print)
+    assert not (tmp_path / f"out.{SNAPSHOT}").exists()
 
 
 def test_a_damaged_snapshot_is_refused(recipe_for, interrupted: Path):

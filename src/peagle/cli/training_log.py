@@ -12,6 +12,7 @@ import yaml
 
 from peagle.cli.curves import draw_curves
 from peagle.errors import InputError
+from peagle.models.weights import writing
 
 if TYPE_CHECKING:
     from peagle.train.recipe import Recipe
@@ -48,14 +49,18 @@ class TrainingLog:
         self._start, self._begun = time.perf_counter(), False
 
     def add(self, report: "Report") -> None:
-        """Write a report down; after an evaluation the curves are drawn again."""
-        if not self._begun:
-            self._begin()
+        """Write a report down; after an evaluation the curves are drawn again.
+
+        Raises `InputError` when the disk is full.
+        """
         entry = self._entry(report)
-        self._entries.append(entry)
-        self._write(entry)
-        if report.estimate is not None:
-            draw_curves(self._entries, self._recipe.loss, self._directory / CURVES)
+        with writing(self._directory, "make room, and the same command goes on"):
+            if not self._begun:
+                self._begin()
+            self._entries.append(entry)
+            self._write(entry)
+            if report.estimate is not None:
+                draw_curves(self._entries, self._recipe.loss, self._directory / CURVES)
 
     def add_engine(self, step: int, acceptance_length: float) -> None:
         """Write down what the engine measured of the best drafter, at the end."""

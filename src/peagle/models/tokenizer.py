@@ -13,8 +13,8 @@ def load_tokenizer(directory: Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # whatever transformers meets in damaged files
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{directory} has no usable tokenizer: {reason}") from None
     if len(tokenizer) < 2:  # what transformers makes up for some families without any file
         raise InputError(f"{directory} has no usable tokenizer: it has no tokenizer.json")

@@ -74,6 +74,15 @@ def model_directory(name: str, weights: bool = True) -> Path:
         ) from None
 
 
+@contextmanager
+def writing(place: Path, advice: str) -> Iterator[None]:
+    """Raises `InputError` for what a disk refuses within the block."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{place} cannot be written: {error}; {advice}") from None
+
+
 def read_json(path: Path) -> dict[str, object]:
     """A JSON object from a file. Raises `InputError` naming the file when it is anything else."""
     try:

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -53,8 +53,8 @@ def read_documents(
     """
     documents: list[Document] = []
     counts: Counter[str] = Counter()
-    for place, document in _encode(read_samples(sources), Encoder(load_tokenizer)):
-        _check_vocabulary(document, vocab_size, place)
+    for document in _encode(read_samples(sources), Encoder(load_tokenizer)):
+        _check_vocabulary(document, vocab_size)
         pieces = fit(document, length, overlong)
         documents += pieces
         if not pieces:
@@ -62,7 +62,10 @@ def read_documents(
         elif len(document.tokens) > length:
             counts[overlong] += 1
     if not documents:
-        raise InputError(f"{', '.join(sources)}: no document with a response that fits in a row")
+        raise InputError(
+            f"{', '.join(sources)}: of {counts['dropped']} samples none has two tokens of a "
+            f"response within row_length {length}; bring longer ones, or raise it"
+        )
     return documents, _summary(documents, counts)
 
 
@@ -122,11 +125,12 @@ class Encoder:
         return ids
 
 
-def _encode(samples: Iterator[Sample], encoder: Encoder) -> Iterator[tuple[str, Document]]:
-    """Each sample's place and document."""
+def _encode(samples: Iterator[Sample], encoder: Encoder) -> Iterator[Document]:
+    """Each sample's document."""
     for _, alike in itertools.groupby(samples, key=type):
         while batch := list(itertools.islice(alike, BATCH)):
-            yield from zip((s.place for s in batch), encoder.encode(batch), strict=True)
+            for sample, document in zip(batch, encoder.encode(batch), strict=True):
+                yield replace(document, source=sample.place)
 
 
 def _token_ids(samples: Sequence[TokenIds]) -> list[Document]:
@@ -141,12 +145,12 @@ def _response(sample: Completion) -> str:
     return sample.response
 
 
-def _check_vocabulary(document: Document, vocab_size: int, place: str) -> None:
+def _check_vocabulary(document: Document, vocab_size: int) -> None:
     largest = max(document.tokens, default=0)
     if largest >= vocab_size:
         raise InputError(
-            f"{place}: token id {largest}, outside the target's vocabulary of {vocab_size}; use "
-            "data and a tokenizer of this target"
+            f"{document.source}: token id {largest}, outside the target's vocabulary of "
+            f"{vocab_size}; use data and a tokenizer of this target"
         )
 
 
@@ -157,7 +161,8 @@ def _piece(document: Document, start: int, stop: int) -> Document:
         (max(first - start, 0), min(last - start, len(tokens)))
         for first, last in document.responses
     )
-    return Document(tokens, tuple((first, last) for first, last in clipped if first < last))
+    spans = tuple((first, last) for first, last in clipped if first < last)
+    return Document(tokens, spans, document.source)
 
 
 def _summary(documents: Sequence[Document], counts: Counter[str]) -> Summary:

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
-from peagle.models.weights import read_json, safetensors_files
+from peagle.models.weights import read_json, safetensors_files, writing
 from peagle.train.feature_format import restore, row_bytes, store
 from peagle.train.features import Features, Split, TargetFeatures, padded_for
 from peagle.train.packing import Batch, Document, PackedRows
@@ -225,15 +225,12 @@ class FeatureCache:
     def _write(self, shard: Shard, tensors: dict[str, Tensor]) -> None:
         """Give a shard its name when all of it is on disk."""
         scratch = self._directory / f"{shard.name}.{os.getpid()}.part"
+        advice = "make room, and the same command goes on with the shards that are missing"
         try:
-            save_file(tensors, scratch)
-            name = f"{shard.name}.{_checksum(scratch)}.safetensors"
-            os.replace(scratch, self._directory / name)
-        except (OSError, SafetensorError) as error:
-            raise InputError(
-                f"features cannot be written to {self._directory}: {error}; make room, and the "
-                "same command goes on with the shards that are missing"
-            ) from None
+            with writing(self._directory, advice):
+                save_file(tensors, scratch)
+                name = f"{shard.name}.{_checksum(scratch)}.safetensors"
+                os.replace(scratch, self._directory / name)
         finally:
             scratch.unlink(missing_ok=True)
 
@@ -298,13 +295,8 @@ def made_from(
         "taps": sorted(config.taps),
         "row_length": recipe.row_length,
         "feature_dtype": recipe.feature_dtype,
-        **{f"{split} rows": _rows_digest(rows) for split, rows in data.items()},
+        **{f"{split} rows": rows.digest for split, rows in data.items()},
     }
-
-
-def _rows_digest(rows: PackedRows) -> str:
-    parts = (rows.tokens, rows.positions, rows.charged)
-    return _digest(part.flatten().numpy().data for part in parts)
 
 
 def _fingerprint(path: Path) -> bytes:

@@ -71,10 +71,14 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
 
 def check_mask_token(recipe: Recipe, rows: PackedRows) -> None:
     """Raise `InputError` when the data holds the mask token."""
-    if recipe.mask_token_id is not None and bool((rows.tokens == recipe.mask_token_id).any()):
-        raise InputError(
-            f"mask_token_id {recipe.mask_token_id} occurs in the data; choose an unused id"
-        )
+    mask = recipe.mask_token_id
+    if mask is None:
+        return
+    used = (rows.tokens == mask).any(1).nonzero().flatten()
+    if len(used):
+        documents = rows.documents_of(used[:1])
+        holder = next((d.source for d in documents if mask in d.tokens), "padding")
+        raise InputError(f"mask_token_id {mask} occurs in the data ({holder}); choose an unused id")
 
 
 def choose_trained(recipe: Recipe, model: DraftModel) -> None:

@@ -1,7 +1,8 @@
 """Documents side by side in rows of one length, and the rows of one pass end to end."""
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
@@ -16,7 +17,7 @@ class Document:
     tokens: tuple[int, ...]
     responses: tuple[tuple[int, int], ...]
     """First and past-the-last token of every response; the others are context only."""
-    source: str = ""
+    source: str = field(default="", compare=False)
     """Where it was read, for messages."""
 
     @classmethod
@@ -77,6 +78,14 @@ class PackedRows:
     def length(self) -> int:
         """Tokens of a row."""
         return self.tokens.shape[1]
+
+    @property
+    def digest(self) -> str:
+        """Tells these rows from others."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in (self.tokens, self.positions, self.charged):
+            digest.update(part.flatten().numpy().data)
+        return digest.hexdigest()
 
     def batch(self, rows: Tensor) -> Batch:
         """Some rows, end to end."""

@@ -19,7 +19,7 @@ class Recipe(Config):
 
     target: str
     """The target's directory or hub id."""
-    data: tuple[str, ...]
+    data: Annotated[tuple[str, ...], Field(min_length=1)]
     """JSONL files, or hf:ID_OR_PATH[:SPLIT] for datasets; read in this order."""
     output: str
     """Directory of the drafter; the best checkpoint so far is always there."""
@@ -76,14 +76,14 @@ class Recipe(Config):
     """Recompute depth 0's layers for the gradient: a third of its time for most of its memory."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon: Muon for the layers' matrices, AdamW for the rest; quicker on small budgets."""
-    learning_rate: Annotated[float, Field(gt=0.0)] = 1e-4
+    learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
     warmup_steps: NonNegativeInt = 50
     weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
     gradient_clip: Annotated[float, Field(gt=0.0)] = 1.0
     validation_documents: PositiveInt = 64
     """Documents held out, drawn by seed."""
     evaluate_every: PositiveInt = 250
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     device: str = "auto"
 
     @model_validator(mode="after")
@@ -92,6 +92,8 @@ class Recipe(Config):
             raise ValueError("method peagle needs mask_token_id, an id that never occurs in text")
         if self.method == "eagle3" and self.mask_token_id is not None:
             raise ValueError("method eagle3 has no mask slots; leave mask_token_id out")
+        if Path(self.output).name in ("", ".."):
+            raise ValueError(f"output {self.output!r} has no name; name a directory of its own")
         if self.features == "cached" and self.feature_cache is None:
             raise ValueError("cached features need feature_cache, a directory")
         kept = self.feature_cache is not None or self.feature_dtype != "bfloat16"
@@ -129,4 +131,10 @@ class Recipe(Config):
                 values[key] = yaml.safe_load(value)
             except yaml.YAMLError:
                 raise InputError(f"override {override!r}: {value!r} is not YAML") from None
-        return cls(**values)
+        wrong = next((key for key in values if not isinstance(key, str)), None)
+        if wrong is not None:
+            raise InputError(f"{path}: {wrong!r} is no key of a recipe")
+        try:
+            return cls(**values)
+        except InputError as error:
+            raise InputError(f"{path}{' and overrides' * bool(overrides)}: {error}") from None

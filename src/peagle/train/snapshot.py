@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,17 +23,25 @@ class Progress:
     best_acceptance_length: float = 0.0
 
 
-def save_snapshot(path: Path, optimizer: DraftOptimizer, progress: Progress, recipe: str) -> None:
-    """Write a snapshot in one rename, so that an interruption leaves the one before."""
+def save_snapshot(
+    path: Path, optimizer: DraftOptimizer, progress: Progress, origin: Mapping[str, str]
+) -> None:
+    """Write a snapshot in one rename, so that an interruption leaves the one before.
+
+    origin: what it is from, by what messages say of another.
+    """
     kept: dict[str, Tensor] = optimizer.state()
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
     scratch = path.with_suffix(".part")
-    save_file(tensors, scratch, {"progress": json.dumps(vars(progress)), "recipe": recipe})
-    os.replace(scratch, path)
+    try:
+        save_file(tensors, scratch, {"progress": json.dumps(vars(progress)), **origin})
+        os.replace(scratch, path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
-def load_snapshot(path: Path, optimizer: DraftOptimizer, recipe: str) -> Progress:
-    """Put a snapshot back. Raises `InputError` when it belongs to another recipe or is damaged."""
+def load_snapshot(path: Path, optimizer: DraftOptimizer, origin: Mapping[str, str]) -> Progress:
+    """Put a snapshot back. Raises `InputError` when it has another origin or is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
@@ -41,10 +50,9 @@ def load_snapshot(path: Path, optimizer: DraftOptimizer, recipe: str) -> Progres
         raise InputError(
             f"{path} is no usable snapshot ({error}); remove it to start anew"
         ) from None
-    if metadata.get("recipe") != recipe:
-        raise InputError(
-            f"{path} is from another recipe; change output, or remove it to start anew"
-        )
+    for what, value in origin.items():
+        if metadata.get(what) != value:
+            raise InputError(f"{path} is from {what}; change output, or remove it to start anew")
     optimizer.restore(tensors)
     return Progress(**json.loads(metadata["progress"]))
 

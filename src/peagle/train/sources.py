@@ -40,6 +40,8 @@ def _parse(line: bytes, place: str) -> dict[str, Any]:
         json.dumps(value, ensure_ascii=False).encode()  # an escape may be half a character
     except UnicodeError as error:
         raise InputError(f"{place}: not valid UTF-8 text: {error}") from None
+    except json.JSONDecodeError as error:
+        raise InputError(f"{place}: not JSON: {error.msg} at column {error.colno}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{place}: not JSON: {error}") from None
     if not isinstance(value, dict):

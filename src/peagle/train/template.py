@@ -87,9 +87,10 @@ class ChatTemplate:
             **variables,
         )
         _, (blocks,) = rendered
-        if not blocks:
+        turns = [(start, stop) for start, stop in blocks if start < stop]
+        if not turns:
             raise self._unmarkable(chat, "its {% generation %} blocks hold nothing of this chat")
-        return [(start, stop) for start, stop in blocks]
+        return turns
 
     def _shows_answers(self, chat: Chat, text: str) -> bool:
         """Whether each answer has a place of its own in the rendering."""
@@ -145,7 +146,8 @@ class ChatTemplate:
         try:
             return render_chat(self._tokenizer, messages, tools=chat.tools, **variables)
         except InputError as error:
-            raise InputError(f"{chat.place}: {error}") from None
+            name = self._tokenizer.name_or_path
+            raise InputError(f"{chat.place}: {error} (the template of {name})") from None
 
     def _unmarkable(self, chat: Chat, reason: str) -> InputError:
         return InputError(

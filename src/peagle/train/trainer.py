@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
 from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
+from peagle.models.weights import writing
 from peagle.train.cod import Chains, sample_chains
 from peagle.train.estimate import Estimate
 from peagle.train.features import Features, FeatureSource, TargetFeatures, padded_for
@@ -29,6 +31,7 @@ SNAPSHOT = "snapshot.safetensors"
 ALONE = Ranks()
 REPORT_EVERY = 10
 """Steps."""
+MAKE_ROOM = "make room, and the same command goes on from the snapshot before"
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class Trainer:
         Raises `InputError` when the loss is no longer a number, naming the documents.
         """
         if self._snapshot.exists():
-            self._progress = load_snapshot(self._snapshot, self.optimizer, self._name)
+            self._progress = load_snapshot(self._snapshot, self.optimizer, self._origin)
         losses: list[Tensor] = []
         for step in range(self._progress.step, self.recipe.steps):
             losses.append(self.gradient(step))
@@ -95,6 +98,8 @@ class Trainer:
             elif len(losses) == REPORT_EVERY:
                 watch(Report(step + 1, self._mean(losses), None, False))
             if self._told_to_stop():
+                if losses:
+                    self._mean(losses)  # refuses what must not be kept
                 self._keep()
                 return self._progress
         if self._ranks.first:
@@ -157,20 +162,24 @@ class Trainer:
             self._progress.best_acceptance_length = estimate.acceptance_length
             if self._ranks.first:
                 shared = frozenset({EMBEDDINGS} if self.recipe.shares_embeddings else ())
-                save_drafter(self._output, self.model, shared=shared)
+                with writing(self._output, MAKE_ROOM):
+                    save_drafter(self._output, self.model, shared=shared)
         self._keep()
         watch(Report(self._progress.step, mean, estimate, best))
 
     def _keep(self) -> None:
         """Write the snapshot that a later run goes on from."""
         if self._ranks.first:
-            save_snapshot(self._snapshot, self.optimizer, self._progress, self._name)
+            with writing(self._snapshot, MAKE_ROOM):
+                save_snapshot(self._snapshot, self.optimizer, self._progress, self._origin)
         self._ranks.wait()
 
-    @property
-    def _name(self) -> str:
-        """The recipe, told apart from others that would compute something else."""
-        return self.recipe.model_dump_json(exclude_defaults=True, exclude={"shard_target"})
+    @cached_property
+    def _origin(self) -> dict[str, str]:
+        """Recipe and data, told apart from others that would compute something else."""
+        recipe = self.recipe.model_dump_json(exclude_defaults=True, exclude={"shard_target"})
+        rows = f"{self._training.digest} {self.validation.digest}"
+        return {"another recipe": recipe, "other data": rows}
 
     def estimate(self) -> Estimate:
         """Accuracy and acceptance length on the held-out documents."""
