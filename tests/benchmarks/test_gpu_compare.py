@@ -191,7 +191,7 @@ class TestCompare:
         assert [each["failure"] for each in found["records"]] == [None] * 2
         assert found["records"][1]["runs"][0]["rounds"] == [1.0, 2.0, 3.0]
         emitted = found["records"][0]["runs"][0]["acceptance_length"]
-        assert emitted == pytest.approx(1.5, abs=0.5)  # of two cycles
+        assert 1.0 < emitted <= 3.0  # of two cycles; random weights by themselves give 1
         assert done.stdout.count("| tiny |") == 1
         merged = compare("draw", out / "comparison.json", "--out", tmp_path / "all")
         assert merged.stdout == done.stdout == (tmp_path / "all/comparison.md").read_text() + "\n"

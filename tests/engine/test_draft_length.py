@@ -1,5 +1,6 @@
 """The number of drafts that a cycle gets."""
 
+import random
 from itertools import pairwise
 
 import pytest
@@ -14,13 +15,23 @@ STEEP = {64: {1: 9.0, 3: 12.0, 7: 21.0}}
 
 def settled(length: DraftLength, requests: int, rate: float, verifications: int = 8000) -> int:
     """What is chosen once drafts were accepted at a rate."""
-    accepted = 0.0
-    for _ in range(verifications):
-        drafts = length.choose(requests)
-        accepted += sum(rate**place for place in range(1, drafts + 1))
-        length.verified(drafts, int(accepted))
-        accepted -= int(accepted)
+    for lot in lots([rate] * 7, verifications):
+        length.verified(*drawn(length.choose(requests), lot))
     return length.choose(requests)
+
+
+def lots(rates: list[float], count: int) -> list[int]:
+    """How many drafts in a row are right, so many times, where each has its chance."""
+    draw = random.Random(0)
+    return [[draw.random() < rate for rate in [*rates, 0]].index(False) for _ in range(count)]
+
+
+def drawn(drafts: int, right: int) -> tuple[int, int]:
+    return drafts, min(drafts, right)
+
+
+def changes(chosen: list[int]) -> int:
+    return sum(one != other for one, other in pairwise(chosen))
 
 
 def test_lengths():
@@ -56,15 +67,38 @@ def test_long_contexts_are_worth_more_drafts():
     length = DraftLength(STEEP)
     assert settled(length, 64, 0.8) == 3
     for _ in range(500):
-        length.took(64, 3, 112.0)
+        length.took(64, 3, False, 112.0)
     assert settled(length, 64, 0.8) == 7
 
 
+def test_rows_that_sample_are_worth_fewer_drafts():
+    """Unlike a context's, their cost grows with every draft."""
+    length = DraftLength({64: {1: 9.0, 3: 9.5, 7: 11.0}}, sampled_row=0.05)
+    assert settled(length, 64, 0.8) == 7
+    chosen = [length.choose(64, sampled=True) for _ in range(2 * HELD)]
+    for _ in range(500):
+        length.took(64, chosen[-1], True, 9.0 + 64 * 0.05 * (chosen[-1] + 1))
+    assert chosen[-1] == length.choose(64, sampled=True) == 3
+
+
+def test_it_does_not_change_its_mind_where_later_drafts_are_worse():
+    """One rate for all places would: short cycles would ask for long ones, and the reverse."""
+    length = DraftLength({64: {1: 9.0, 3: 12.0, 7: 20.0}})
+    rates, chosen = [0.87, 0.80, 0.72, 0.66, 0.60, 0.55, 0.50], []
+    rights = iter(lots(rates, 64 * 1500))
+    for _ in range(1500):
+        chosen.append(length.choose(64))
+        for _ in range(64):
+            length.verified(*drawn(chosen[-1], next(rights)))
+    assert chosen.count(3) > 1350
+    assert changes(chosen) < 12
+
+
 def test_changes_stand_apart():
-    """Each of them costs a cycle that is not captured."""
+    """A shorter cycle's first one is not captured."""
     length, chosen = DraftLength(FLAT | STEEP), []
     for cycle in range(200):
         chosen.append(length.choose(64 if cycle % 2 else 1))
-    changes = [i for i, (one, next_) in enumerate(pairwise(chosen)) if one != next_]
-    assert changes
-    assert min(b - a for a, b in pairwise(changes)) > HELD
+    places = [i for i, (one, other) in enumerate(pairwise(chosen)) if one != other]
+    assert len(places) == changes(chosen) > 2
+    assert min(b - a for a, b in pairwise(places)) > HELD

@@ -8,6 +8,7 @@ import torch
 
 from peagle.config import SamplingParams
 from peagle.engine.batch import Scheduled
+from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
 from peagle.engine.prefill import Ends, Prefill
 
@@ -221,6 +222,31 @@ def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, 
     assert tiny.outputs(requests) == plain
     for did in (request.speculation for request in requests):
         assert did.cycles < did.drafted < 4 * did.cycles
+
+
+def test_lengths_are_chosen_by_what_was_accepted(targets, trained):
+    """Every verification is learnt from, with the drafts that its request got."""
+    seen: list[tuple[int, int]] = []
+
+    class Seeing(DraftLength):
+        def verified(self, drafts: int, accepted: int) -> None:
+            seen.append((drafts, accepted))
+            super().verified(drafts, accepted)
+
+    params = [SamplingParams(max_tokens=60, num_speculative_tokens=k) for k in (None, 2, 0, None)]
+    drafter = trained["peagle"].drafter
+    plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, params))
+    engine = engine_of(targets["easy"], drafter, True)
+    assert engine.runners.resident is not None
+    engine.runners.resident.length = Seeing({4: {1: 1.0, 3: 1.5, 4: 1.6}})
+    requests = tiny.run(engine, PROMPTS, params)
+    assert tiny.outputs(requests) == plain
+    assert seen[0][0] == 4
+    assert seen[-1][0] == 1
+    done = [request.speculation for request in requests]
+    assert sum(drafts for drafts, _ in seen) == sum(did.drafted for did in done)
+    assert sum(accepted for _, accepted in seen) == sum(did.accepted for did in done)
+    assert done[2].drafted == 0
 
 
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])

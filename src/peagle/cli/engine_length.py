@@ -57,7 +57,8 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> Engi
         model=recipe.output, num_speculative_tokens=recipe.num_speculative_tokens
     )
     try:
-        llm = LLM(recipe.target, drafter, EngineConfig(device=recipe.device))
+        config = EngineConfig(device=recipe.device, draft_length="fixed")
+        llm = LLM(recipe.target, drafter, config)
         done = llm.generate(prompts, SamplingParams(max_tokens=TOKENS))
     except torch.OutOfMemoryError as error:
         raise InputError(str(error).partition(". ")[0]) from None

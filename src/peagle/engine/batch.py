@@ -23,9 +23,9 @@ class Scheduled:
 
     request: Request
     rows: int
-    """Target rows: the chunk's length, or K + 1."""
+    """Target rows: the chunk's length, or the drafts and one more."""
     drafts: int
-    """K of this step; 0 for a prefill chunk."""
+    """Of this step, K or fewer; 0 for a prefill chunk."""
     start: int
     """Position of its first row; for a request on the device, the furthest that it can be."""
     completes: bool

@@ -6,11 +6,14 @@ CANDIDATES = (1, 3, 6, 12, 24)
 """Few, since each is captured for every batch size at the start: with the best of these a cycle is
 within some percent of the best of all."""
 RATE, WEIGHT = 0.8, 32
-"""The share of drafts that is taken to be accepted before any was verified, and as if how many."""
-REMEMBERED = 1024
-"""Verifications, or cycles, after which one counts a third as much as a new one."""
+"""The share of first drafts that is taken to be accepted before any was verified, and how many
+verifications that counts as."""
+REMEMBERED = 4096
+"""Verifications after which one counts a third as much as a new one."""
+CONTEXT = 1 / 32
+"""What the newest cycle counts in what contexts cost."""
 HELD = 16
-"""Cycles between two changes, each of which costs a cycle that is not captured."""
+"""Cycles between two changes: a shorter cycle's first one is not captured."""
 GAIN = 1.02
 """What a change must promise."""
 
@@ -19,55 +22,63 @@ Seconds = Mapping[int, Mapping[int, float]]
 
 
 def draft_lengths(k: int) -> tuple[int, ...]:
-    """What may be chosen where at most K tokens are drafted: K last, and none just below it."""
+    """What may be chosen where at most K tokens are drafted: K last, none above three quarters."""
     return (*(count for count in CANDIDATES if 4 * count <= 3 * k), k)
 
 
 class DraftLength:
-    """Weighs what cycles cost against the drafts that they would bring.
+    """Weighs what cycles cost against the tokens that they would bring.
 
-    A draft is taken to be accepted with one probability wherever it stands: that can be learnt
-    from cycles of any length. Costs are measured at the start; what contexts add to them is the
-    same for all lengths and measured in passing.
+    Each draft has its own chance to be accepted once those before it were. Places that no cycle has
+    tried for long are slowly taken to be like the one before them, so that they are tried again.
+    Costs are measured at the start; contexts add the same to all lengths, measured in passing.
     """
 
-    def __init__(self, seconds: Seconds) -> None:
-        """seconds: measured on requests without a context."""
+    def __init__(self, seconds: Seconds, sampled_row: float = 0.0) -> None:
+        """seconds: of greedy requests without a context; sampled_row: what sampling adds a row."""
         self._seconds = {size: dict(costs) for size, costs in sorted(seconds.items())}
+        self._sampled_row = sampled_row
         self._chosen = max(max(costs) for costs in self._seconds.values())
         self._cycles = HELD
         """Since the last change."""
-        self._accepted, self._tried = RATE * WEIGHT, float(WEIGHT)
+        self._accepted, self._tried = ([0.0] * self._chosen for _ in range(2))
         self._context = 0.0
 
-    def choose(self, requests: int) -> int:
-        """Drafts of the next cycle, given how many requests it has."""
+    def choose(self, requests: int, sampled: bool = False) -> int:
+        """Drafts of the next cycle, given how many requests it has, and whether one samples."""
         self._cycles += 1
-        costs = self._costs(requests)
-        best = max(costs, key=lambda drafts: self._speed(drafts, costs))
-        gain = self._speed(best, costs) / self._speed(self._chosen, costs)
-        if gain > GAIN and self._cycles > HELD:
+        costs, tokens = self._costs(requests, sampled), self._tokens()
+        speeds = {drafts: tokens[drafts] / (costs[drafts] + self._context) for drafts in costs}
+        best = max(speeds, key=lambda drafts: speeds[drafts])
+        if speeds[best] > GAIN * speeds[self._chosen] and self._cycles > HELD:
             self._chosen, self._cycles = best, 0
         return self._chosen
 
     def verified(self, drafts: int, accepted: int) -> None:
         """Learn from one request's drafts."""
-        if drafts:
-            keep = 1 - 1 / REMEMBERED
-            self._accepted = keep * self._accepted + accepted
-            self._tried = keep * self._tried + min(accepted + 1, drafts)
+        keep = 1 - 1 / REMEMBERED
+        self._accepted = [keep * count for count in self._accepted]
+        self._tried = [keep * count for count in self._tried]
+        for place in range(min(accepted + 1, drafts)):
+            self._tried[place] += 1
+            self._accepted[place] += place < accepted
 
-    def took(self, requests: int, drafts: int, seconds: float) -> None:
-        """Learn from what a cycle took."""
-        found = max(seconds - self._costs(requests)[drafts], 0.0)
-        self._context += (found - self._context) * WEIGHT / REMEMBERED
+    def took(self, requests: int, drafts: int, sampled: bool, seconds: float) -> None:
+        """Learn from what a captured cycle took."""
+        found = max(seconds - self._costs(requests, sampled)[drafts], 0.0)
+        self._context += (found - self._context) * CONTEXT
 
-    def _costs(self, requests: int) -> dict[int, float]:
-        sizes = [size for size in self._seconds if size >= requests]
-        return self._seconds[sizes[0] if sizes else max(self._seconds)]
+    def _costs(self, requests: int, sampled: bool) -> dict[int, float]:
+        """Seconds without contexts by number of drafts."""
+        size = next((size for size in self._seconds if size >= requests), max(self._seconds))
+        row = size * self._sampled_row * sampled
+        return {drafts: cost + row * (drafts + 1) for drafts, cost in self._seconds[size].items()}
 
-    def _speed(self, drafts: int, costs: Mapping[int, float]) -> float:
-        """Tokens a second of a request."""
-        rate = self._accepted / self._tried
-        tokens = sum(rate**place for place in range(drafts + 1))
-        return tokens / (costs[drafts] + self._context)
+    def _tokens(self) -> list[float]:
+        """What a request gets of a cycle with 0, 1, 2 ... drafts."""
+        tokens, rate, reached = [1.0], RATE, 1.0
+        for accepted, tried in zip(self._accepted, self._tried, strict=True):
+            rate = (accepted + WEIGHT * rate) / (tried + WEIGHT)
+            reached *= rate
+            tokens.append(tokens[-1] + reached)
+        return tokens

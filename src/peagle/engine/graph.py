@@ -18,6 +18,8 @@ TIMED = 15
 """Cycles that a time is the median of, where tiles are chosen by it."""
 GLANCED = 5
 """The same, where draft lengths are."""
+PRIME = 7919
+"""From the token of an idle row to the next one's."""
 
 
 def batch_sizes(most: int) -> list[int]:
@@ -67,42 +69,62 @@ class CycleGraphs:
 
     def seconds(self, size: int) -> float:
         """What such a cycle takes captured, for rows that no request has yet."""
-        self._fill(size, self._idle(size))
+        run = partial(self._once, size, _after_its_like(self.lengths[-1]), False)
         try:
-            run = partial(self._once, size, _after_its_like(self.lengths[-1]), False)
-            return _median(self._graph(run, None).replay, TIMED)
+            return self._timed(self._graph(run, None).replay, size, TIMED)
         finally:
             torch.cuda.empty_cache()  # what the graph took, which does not come back by itself
 
     def seconds_by_length(self) -> dict[int, dict[int, float]]:
-        """What the captured cycles take for rows that no request has yet, by size and length."""
-        found: dict[int, dict[int, float]] = {}
-        for size in self.sizes:
-            self._fill(size, self._idle(size))
-            cycles = {d: self._prepared(size, _after_its_like(d), False) for d in self.lengths}
-            found[size] = {drafts: _median(run, GLANCED) for drafts, run in cycles.items()}
-        return found
+        """What captured greedy cycles take for rows that no request has yet, by size and length."""
+        return {
+            size: {drafts: self._glance(size, drafts, False) for drafts in self.lengths}
+            for size in self.sizes
+        }
 
-    def drafts(self, wanted: int) -> int:
+    def seconds_of_sampling(self) -> float:
+        """What sampling adds for each row that is verified."""
+        size, drafts = self.sizes[-1], self.lengths[-1]
+        both = [self._glance(size, drafts, sampled) for sampled in (True, False)]
+        return max(both[0] - both[1], 0.0) / (size * (drafts + 1))
+
+    def length_for(self, wanted: int) -> int:
         """The length of a cycle in which somebody wants so many drafts."""
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
 
-    def run(self, rows: Sequence[int], breadth: Breadth, sampled: bool) -> None:
-        """One cycle for some rows of the request table."""
+    def run(self, rows: Sequence[int], breadth: Breadth, sampled: bool) -> bool:
+        """One cycle for some rows of the request table; whether it had been captured before."""
         size = self.sizes[bisect.bisect_left(self.sizes, len(rows))]
         named = [*rows, *[self._spare] * (size - len(rows))]
-        run = self._prepared(size, breadth, sampled)
+        usual = _after_its_like(breadth.drafts)
+        known = (size, usual, sampled) in self._captured
+        longer = breadth.pending > usual.pending
+        run: Run = partial(self._once, size, breadth, sampled)
+        if not longer:
+            run = self._prepared(size, usual, sampled)
         if self._named.get(size) != named:
             self._fill(size, named)
         run()
+        return known and not longer
+
+    def _glance(self, size: int, drafts: int, sampled: bool) -> float:
+        run = self._prepared(size, _after_its_like(drafts), sampled)
+        return self._timed(run, size, GLANCED)
+
+    def _timed(self, replay: Run, size: int, count: int) -> float:
+        """The median for idle rows, with tokens of their own: experts are chosen by these."""
+        idle = [row for row in range(size + 1) if row != self._spare][:size]
+        self._fill(size, idle)
+        tokens = self._requests[size] * PRIME % self._cycle.target.config.vocab_size
+        self._state.emitted[self._requests[size], 0] = tokens
+        self._state.computed[self._requests[size]] = 1
+        self._state.pending[self._requests[size]] = 1
+        return statistics.median(_seconds(replay) for _ in range(count))
 
     def _prepared(self, size: int, breadth: Breadth, sampled: bool) -> Run:
-        usual = _after_its_like(breadth.drafts)
-        if breadth.pending > usual.pending:
-            return partial(self._once, size, breadth, sampled)
-        key = (size, usual, sampled)
+        key = (size, breadth, sampled)
         if key not in self._captured:
-            self._captured[key] = self._capture(size, usual, sampled)
+            self._captured[key] = self._capture(size, breadth, sampled)
         return self._captured[key]
 
     def _capture(self, size: int, breadth: Breadth, sampled: bool) -> Run:
@@ -121,10 +143,6 @@ class CycleGraphs:
     def _fill(self, size: int, rows: list[int]) -> None:
         self._requests[size].copy_(upload(rows, self._requests[size].device))
         self._named[size] = rows
-
-    def _idle(self, size: int) -> list[int]:
-        """So many rows of the request table but the spare one."""
-        return [row for row in range(size + 1) if row != self._spare][:size]
 
     def _graph(self, run: Run, pool: Any) -> torch.cuda.CUDAGraph:
         device = self._state.computed.device
@@ -146,11 +164,7 @@ def _after_its_like(drafts: int) -> Breadth:
     return Breadth(drafts, drafts + 1)
 
 
-def _median(replay: Run, count: int) -> float:
-    return statistics.median(_timed(replay) for _ in range(count))
-
-
-def _timed(replay: Run) -> float:
+def _seconds(replay: Run) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     replay()

@@ -14,6 +14,7 @@ from peagle.engine.draft_length import DraftLength
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.prefill import Ends, Prefill
+from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import ResidentCycle, SamplingTable, choose
 from peagle.engine.runner import CycleResult
@@ -22,8 +23,6 @@ from peagle.models.decoder import Decoder
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident
 from peagle.ops.triton import AVAILABLE, kernels
-
-PRIME = 7919
 
 
 def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
@@ -42,6 +41,22 @@ def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
 
 
 @dataclass(frozen=True)
+class LaunchedCycle:
+    """A cycle on its way, and how to learn what it took."""
+
+    requests: int
+    drafts: int
+    sampled: bool
+    started: torch.cuda.Event
+    ended: torch.cuda.Event
+
+    @property
+    def seconds(self) -> float:
+        """Once it has ended."""
+        return self.started.elapsed_time(self.ended) / 1e3
+
+
+@dataclass(frozen=True)
 class Flight:
     """A launched step: whom it works for, and where its results will be."""
 
@@ -51,22 +66,7 @@ class Flight:
     results: Tensor
     """[table rows, K + 2] in the host's memory once `arrived` has happened."""
     arrived: torch.cuda.Event | None
-    cycle: "LaunchedCycle | None"
-
-
-@dataclass(frozen=True)
-class LaunchedCycle:
-    """A cycle on its way, and how to learn what it took."""
-
-    requests: int
-    drafts: int
-    started: torch.cuda.Event
-    ended: torch.cuda.Event
-
-    @property
-    def seconds(self) -> float:
-        """Once it has ended."""
-        return self.started.elapsed_time(self.ended) / 1e3
+    cycle: LaunchedCycle | None
 
 
 class ResidentRunner:
@@ -97,8 +97,8 @@ class ResidentRunner:
         self._prefill = Prefill(cycle, table)
         self._pending = [1] * len(table.limits)
         """By table row: the most rows that its next cycle can find the drafter not to have seen."""
-        self._length: DraftLength | None = None
-        """None: always the longest."""
+        self.length: DraftLength | None = None
+        """Chooses how many drafts cycles make; None: always the most."""
         self._flight: Flight | None = None
         self.refused: list[Scheduled] = []
         """Chunks of the last step for which there was no memory."""
@@ -111,13 +111,14 @@ class ResidentRunner:
             kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
         self._graphs.capture()
         if device.type == "cuda" and len(self._graphs.lengths) > 1:
-            self._length = DraftLength(self._graphs.seconds_by_length())
+            costs = self._graphs.seconds_by_length(), self._graphs.seconds_of_sampling()
+            self.length = DraftLength(*costs)
 
-    def draft_length(self, requests: int) -> int:
-        """How many drafts the next cycle is to make for so many requests."""
-        if self._length is None or not requests:
+    def draft_length(self, requests: Sequence[Request]) -> int:
+        """How many drafts the next cycle is to make for some requests."""
+        if self.length is None or not requests:
             return self._graphs.lengths[-1]
-        return self._length.choose(requests)
+        return self.length.choose(len(requests), _sampled(requests))
 
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
@@ -140,19 +141,19 @@ class ResidentRunner:
 
     def _cycle(self, work: list[Scheduled]) -> LaunchedCycle | None:
         rows = [item.request.row for item in work]
-        drafts = self._graphs.drafts(max(item.drafts for item in work))
+        drafts = self._graphs.length_for(max(item.drafts for item in work))
         breadth = Breadth(drafts, max(self._pending[row] for row in rows))
+        sampled = _sampled([item.request for item in work])
+        timed = self._state.computed.is_cuda and self.length is not None
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if timed else []
+        for started in events[:1]:
+            started.record()
+        replayed = self._graphs.run(rows, breadth, sampled)
         for row in rows:
             self._pending[row] = drafts + 1
-        sampled = any(item.request.params.temperature > 0 for item in work)
-        if self._length is None:
-            self._graphs.run(rows, breadth, sampled)
-            return None
-        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        started.record()
-        self._graphs.run(rows, breadth, sampled)
-        ended.record()
-        return LaunchedCycle(len(rows), drafts, started, ended)
+        for ended in events[1:]:
+            ended.record()
+        return LaunchedCycle(len(rows), drafts, sampled, *events) if events and replayed else None
 
     def _start(self, chunks: list[Scheduled]) -> list[Scheduled]:
         """Run chunks, and hand requests whose prompt is complete over to the cycle.
@@ -201,11 +202,13 @@ class ResidentRunner:
         if flight.arrived is not None:
             flight.arrived.synchronize()
         landed = _landed(flight)
-        if self._length is not None:
+        if self.length is not None:
             for item, result in landed:
-                self._length.verified(item.drafts, result.accepted)
+                if item.drafts:
+                    self.length.verified(item.drafts, result.accepted)
             if flight.cycle is not None:
-                self._length.took(flight.cycle.requests, flight.cycle.drafts, flight.cycle.seconds)
+                cycle = flight.cycle
+                self.length.took(cycle.requests, cycle.drafts, cycle.sampled, cycle.seconds)
         return landed
 
     def _fetch(self) -> tuple[Tensor, torch.cuda.Event | None]:
@@ -218,6 +221,10 @@ class ResidentRunner:
         arrived = torch.cuda.Event()
         arrived.record()
         return host, arrived
+
+
+def _sampled(requests: Sequence[Request]) -> bool:
+    return any(request.params.temperature > 0 for request in requests)
 
 
 def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
@@ -241,15 +248,12 @@ def _fresh_state(target: Decoder, drafter: Drafter | None, k: int, table: Reques
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.int64, device=device)
 
-    emitted = zeros(rows, k + 1)
-    # tokens of their own, so that idle rows go to as many experts as requests would
-    emitted[:, 0] = torch.arange(rows, device=device) * PRIME % target.config.vocab_size
     return Resident(
         slots=table.slots,
         limits=table.limits,
         computed=zeros(rows) + 1,
         pending=zeros(rows) + 1,
-        emitted=emitted,
+        emitted=zeros(rows, k + 1),
         features=target.embed.weight.new_zeros(rows, k + 1, width),
         ks=zeros(rows) + k,
         cycles=zeros(rows),

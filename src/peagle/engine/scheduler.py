@@ -63,9 +63,9 @@ class Scheduler:
         self.waiting.append(request)
 
     @property
-    def resident(self) -> int:
+    def resident(self) -> list[Request]:
         """Requests whose newest tokens live on the device."""
-        return sum(request.resident for request in self.running)
+        return [request for request in self.running if request.resident]
 
     def schedule(self, drafts: int | None = None) -> list[Scheduled]:
         """This step's work; empty only when no request is left.

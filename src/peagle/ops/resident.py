@@ -190,7 +190,8 @@ def accepted_below(rates: Sequence[float], device: torch.device) -> Tensor:
 
     rates: in which share of all cycles draft 1, 2, ... K is accepted, none above the one before.
     """
-    return torch.tensor([round(rate * TURNS) for rate in rates], device=device)
+    below = [round(rate * TURNS) for rate in rates]
+    return torch.tensor(below, dtype=torch.int64, device=device)
 
 
 def _synthetic(row: int, cycle: int, below: Tensor) -> int:

@@ -100,8 +100,10 @@ class ParallelPass:
             losses[-1].backward()
             losses[-1] = losses[-1].detach()
         learnt, gradients = borrowed.gradients(shared)
-        of_stream = torch.cat([leaf.grad for leaf in leaves if leaf.grad is not None])
-        del leaves
+        of_leaves = [leaf.grad for leaf in leaves if leaf.grad is not None]
+        assert len(of_leaves) == len(leaves), "a pass without a gradient"
+        of_stream = torch.cat(of_leaves)
+        del leaves, of_leaves
         torch.autograd.backward([first.hidden, *learnt], [of_stream, *gradients])
         return torch.stack(losses).sum()
 
