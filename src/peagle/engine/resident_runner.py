@@ -144,16 +144,22 @@ class ResidentRunner:
         drafts = self._graphs.length_for(max(item.drafts for item in work))
         breadth = Breadth(drafts, max(self._pending[row] for row in rows))
         sampled = _sampled([item.request for item in work])
-        timed = self._state.computed.is_cuda and self.length is not None
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if timed else []
-        for started in events[:1]:
-            started.record()
-        replayed = self._graphs.run(rows, breadth, sampled)
+        launched = self._timed(rows, breadth, sampled)
         for row in rows:
             self._pending[row] = drafts + 1
-        for ended in events[1:]:
-            ended.record()
-        return LaunchedCycle(len(rows), drafts, sampled, *events) if events and replayed else None
+        return launched
+
+    def _timed(self, rows: list[int], breadth: Breadth, sampled: bool) -> LaunchedCycle | None:
+        """None where the cycle's time says nothing of others: it was not captured before."""
+        if not self._state.computed.is_cuda:
+            self._graphs.run(rows, breadth, sampled)
+            return None
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
+        replayed = self._graphs.run(rows, breadth, sampled)
+        ended.record()
+        cycle = LaunchedCycle(len(rows), breadth.drafts, sampled, started, ended)
+        return cycle if replayed else None
 
     def _start(self, chunks: list[Scheduled]) -> list[Scheduled]:
         """Run chunks, and hand requests whose prompt is complete over to the cycle.
@@ -189,7 +195,7 @@ class ResidentRunner:
         sampling.seeds[rows] = column([request.seed for request in requests])
         lengths = column([item.stop for item in begun])
         chosen = argmax(ends.logits)
-        if any(request.params.temperature > 0 for request in requests):
+        if _sampled(requests):
             chosen = choose(ends.logits, chosen, sampling, rows, lengths)
         state.computed[rows], state.pending[rows] = lengths, 1
         state.emitted[rows, 0], state.cycles[rows] = chosen.clamp(min=0), 0
