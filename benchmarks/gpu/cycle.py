@@ -22,9 +22,9 @@ from matches import METHODS
 from traffic import cycle_bytes
 
 from peagle.bench.report import hardware, machine
-from peagle.bench.shapes import random_engine, random_prompts
-from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS, acceptance_rates
-from peagle.config import EngineConfig, SamplingParams
+from peagle.bench.shapes import random_prompts
+from peagle.bench.synthetic import SyntheticWorkload
+from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
 
 WARM_UP_STEPS = 16
@@ -72,8 +72,8 @@ def main(
     usual = METHODS[method]
     drafts = usual[0] if k is None else k
     length = acceptance or usual[1]
-    context = max(CONTEXT, prompt_tokens + ROOM)
-    engine = open_engine(shape, method, drafts, length, max(levels), context)
+    workload = SyntheticWorkload(shape, length, prompt_tokens, ROOM)
+    engine = workload.open(method, drafts, max(levels)).engine
     cycles = [measure(engine, level, prompt_tokens, steps, rate) for level in levels]
     for cycle in cycles:
         print(f"\n{shape}, {method}, K = {drafts}, {cycle.requests} in flight")
@@ -83,18 +83,6 @@ def main(
         found = {"bytes_per_second": rate, "cycles": [asdict(cycle) for cycle in cycles]}
         result = machine() | hardware("auto", "auto") | asked | found
         out.write_text(json.dumps(result, indent=1) + "\n")
-
-
-def open_engine(shape: str, method: str, k: int, length: float, most: int, context: int) -> Engine:
-    """The engine as `peagle bench --shape` makes it."""
-    config = EngineConfig(
-        max_num_seqs=most,
-        max_model_len=context,
-        enable_prefix_caching=False,
-        draft_length="fixed",
-    )
-    rates = acceptance_rates(k, length)
-    return random_engine(shape, method, k, DRAFT_LAYERS.get(method, 0), rates, config)
 
 
 def read_rate() -> float:

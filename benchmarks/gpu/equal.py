@@ -14,21 +14,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 import typer
 from sides import Vllm
 from sides import run as run_command
 
-from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
-from peagle.bench.load import drive
-from peagle.bench.pair import bundled
+from peagle.bench.load import Case, Workload, list_cases, run_cases
+from peagle.bench.pair import METHODS, Pair, choose_pair
 from peagle.bench.prompts import load_prompts
-from peagle.bench.report import hardware, machine, whole_file
+from peagle.bench.report import environment, whole_file
 from peagle.config import DType
+from peagle.models.tokenizer import load_tokenizer
 
 PEER = Path(__file__).parent / "equal_peer.py"
-METHODS: dict[str, bool | None] = {"none": None, "peagle": True, "eagle3": False}
-"""Whether a drafter drafts in parallel."""
 Outputs = Sequence[Sequence[int]]
 
 
@@ -45,59 +42,43 @@ def main(
     out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
 ) -> None:
     """Print, for each side and drafter, how many outputs equal those without one."""
-    job = {"max_tokens": max_tokens, "k": k, "concurrency": concurrency, "dtype": dtype}
-    shares = {"peagle": _shares(ours(job, tokens_of(prompts, limit)))}
+    pair = choose_pair(METHODS, None, {})
+    given = tuple(load_prompts(prompts, limit))
+    workload = Workload(pair, given, max_tokens, cast(DType, dtype))
+    cases = list_cases(METHODS, [k], [concurrency])
+    shares = {"peagle": _shares({r.case.method: r.outputs for r in run_cases(workload, cases)})}
     vllm = Vllm(vllm_python, vllm_path)
     if vllm.found():
-        shares["vllm"] = _shares(theirs(job, tokens_of(prompts, limit), vllm, timeout))
-    facts = machine() | hardware("auto", cast(DType, dtype)) | job | {"prompts": limit}
-    print(json.dumps({"equal": shares, "of": limit, "dtype": dtype}))
+        shares["vllm"] = _shares(theirs(workload, cases, vllm, timeout))
+    facts = environment(workload) | {"k": k, "concurrency": concurrency}
+    print(json.dumps({"equal": shares, "of": len(given), "dtype": dtype}))
     if out is not None:
         with whole_file(out) as file:
             file.write(json.dumps(facts | {"equal": shares}, indent=1) + "\n")
 
 
-def tokens_of(prompts: str, limit: int) -> list[list[int]]:
-    """Prompts as both sides get them."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(bundled("target"))
-    return [prompt.token_ids(tokenizer) for prompt in load_prompts(prompts, limit)]
-
-
-def speculation(method: str, k: int) -> dict[str, Any] | None:
-    """vLLM's settings for a method, which are ours too."""
-    parallel = METHODS[method]
-    if parallel is None:
+def speculation(pair: Pair, case: Case) -> dict[str, Any] | None:
+    """vLLM's settings for a case."""
+    if not case.k:
         return None
-    drafter = {"method": "eagle3", "model": str(bundled(method))}
-    return {**drafter, "num_speculative_tokens": k, "parallel_drafting": parallel}
-
-
-def ours(job: dict[str, Any], prompts: list[list[int]]) -> dict[str, Outputs]:
-    """Token ids of every output by method."""
-    params = SamplingParams(max_tokens=job["max_tokens"], ignore_eos=True)
-    found: dict[str, Outputs] = {}
-    for method in METHODS:
-        asked = speculation(method, job["k"])
-        config = EngineConfig(
-            dtype=job["dtype"], max_num_seqs=job["concurrency"], enable_prefix_caching=False
-        )
-        llm = LLM(bundled("target"), asked and SpeculativeConfig(**asked), config)
-        done = drive(llm, prompts, params, job["concurrency"])
-        found[method] = [completion.token_ids for completion in done]
-        del llm
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-    return found
+    drafter = {"method": "eagle3", "model": pair.drafters[case.method]}
+    parallel = case.method == "peagle"
+    return {**drafter, "num_speculative_tokens": case.k, "parallel_drafting": parallel}
 
 
 def theirs(
-    job: dict[str, Any], prompts: list[list[int]], vllm: Vllm, timeout: float
+    workload: Workload, cases: Sequence[Case], vllm: Vllm, timeout: float
 ) -> dict[str, Outputs]:
-    """The same of vLLM, which runs in a process of its own; exits with its last lines."""
-    trials = {method: speculation(method, job["k"]) for method in METHODS}
-    asked = {**job, "target": str(bundled("target")), "prompts": prompts, "trials": trials}
+    """Token ids of outputs by method; exits with the last lines of a process that failed."""
+    tokenizer = load_tokenizer(Path(workload.pair.target))
+    asked = {
+        "target": workload.pair.target,
+        "prompts": workload.tokens(cases[0], tokenizer),
+        "trials": {case.method: speculation(workload.pair, case) for case in cases},
+        "max_tokens": workload.max_tokens,
+        "concurrency": cases[0].concurrency,
+        "dtype": workload.dtype,
+    }
     with tempfile.TemporaryDirectory() as scratch:
         given, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
         given.write_text(json.dumps(asked))

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from peagle.bench.load import WARM_UP_TOKENS
 from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS, acceptance_rates
+from peagle.config import DraftLengths
 from peagle.errors import InputError
 
 Side = Literal["peagle", "vllm"]
-DraftLength = Literal["auto", "fixed"]
 METHODS = {"none": (0, 1.0), "peagle": (7, 3.94), "eagle3": (3, 2.6)}
 """K and acceptance length where none are given."""
 DEFAULT = "qwen3-8b:none,qwen3-8b:peagle,qwen3-8b:eagle3,qwen3-30b-a3b:peagle"
@@ -71,7 +71,7 @@ class Trial:
     concurrencies: tuple[int, ...]
     captured: int | None = None
     """Rows up to which vLLM captures graphs; None is its own choice."""
-    draft_length: DraftLength = "fixed"
+    draft_length: DraftLengths = "fixed"
     """Whether ours may draft less than K where that is faster."""
 
 

@@ -61,8 +61,7 @@ def attempt(trial: Trial, work: Work, vllm: Vllm, timeout: float) -> dict[str, A
     if not card.freed(before.get("memory.used", 0)):
         failure = f"{failure or ''}\nthe card's memory was not given back".strip()
     asked = {"side": trial.side, **vars(trial.match), "captured": trial.captured}
-    asked["draft_length"] = trial.draft_length
-    asked["concurrencies"] = list(trial.concurrencies)
+    asked |= {"draft_length": trial.draft_length, "concurrencies": list(trial.concurrencies)}
     return {**asked, "seconds": seconds, "card_before": before, "failure": failure, **measured}
 
 

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from peagle.errors import InputError
 
 DType = Literal["auto", "float32", "bfloat16"]
+DraftLengths = Literal["auto", "fixed"]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 
@@ -179,7 +180,7 @@ class EngineConfig(Config):
     """Most target rows in one step; longer prompts are prefilled in chunks. Unset is 2,048 on a CPU
     and 8,192 on a GPU."""
     enable_prefix_caching: bool = True
-    draft_length: Literal["auto", "fixed"] = "auto"
+    draft_length: DraftLengths = "auto"
     """auto: a cycle on a GPU drafts as many tokens, up to K, as bring the most tokens a second at
     the load there is; fixed: always K. A CPU always drafts K."""
     seed: int = 0

@@ -1,11 +1,11 @@
 """Time without meaning: random weights of a real size, and acceptance that is given."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from peagle.bench.load import Case, Tokens
 from peagle.bench.shapes import random_engine, random_prompts, shape_of
-from peagle.config import DType, EngineConfig, SamplingParams
+from peagle.config import DraftLengths, DType, EngineConfig, SamplingParams
 from peagle.errors import InputError
 from peagle.llm import LLM
 
@@ -49,7 +49,7 @@ class SyntheticWorkload:
     """Tokens that a cycle of K drafts emits on average, whatever the target says."""
     prompt_tokens: int
     max_tokens: int
-    draft_length: Literal["auto", "fixed"] = "fixed"
+    draft_length: DraftLengths = "fixed"
     dtype: DType = "auto"
     device: str = "auto"
     rounds: int = 3

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from peagle.cli.options import Device, DTypeName, Eagle3, Peagle, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
+from peagle.config import DraftLengths
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def bench(
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Of each of a shape's prompts.")] = 256,
     draft_length: Annotated[
-        Literal["auto", "fixed"],
+        DraftLengths,
         typer.Option(help="auto: a shape's cycles draft what is fastest at the load, up to K."),
     ] = "fixed",
     target: Target = None,

@@ -8,7 +8,7 @@ import typer
 
 from peagle.cli.loading import load_llm
 from peagle.cli.options import Device, DTypeName, Threads, use_threads
-from peagle.config import EngineConfig, SpeculativeConfig
+from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig
 from peagle.errors import InputError
 from peagle.server import sagemaker
 
@@ -85,7 +85,7 @@ def serve(
         bool, typer.Option(help="Keep the keys of prompts for later ones.")
     ] = True,
     draft_length: Annotated[
-        Literal["auto", "fixed"],
+        DraftLengths,
         typer.Option(help="auto: on a GPU, of 1 to K drafts what is fastest at the load."),
     ] = CONFIG.draft_length,
     seed: Annotated[int, typer.Option(help="Seeds requests without a seed.")] = CONFIG.seed,

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ class TrainingLog:
         Raises `InputError` when the disk is full.
         """
         entry = self._entry(report)
-        with writing(self._directory, "make room, and the same command goes on"):
+        with self._writing():
             if not self._begun:
                 self._begin()
             self._entries.append(entry)
@@ -63,8 +64,14 @@ class TrainingLog:
                 draw_curves(self._entries, self._recipe.loss, self._directory / CURVES)
 
     def add_engine(self, step: int, acceptance_length: float) -> None:
-        """Write down what the engine measured of the best drafter, at the end."""
-        self._write({"step": step, "engine_acceptance_length": acceptance_length, **self._now()})
+        """Write down what the engine measured of the best drafter, at the end; raises as `add`."""
+        with self._writing():
+            self._write(
+                {"step": step, "engine_acceptance_length": acceptance_length, **self._now()}
+            )
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return writing(self._directory, "make room, and the same command goes on")
 
     def _write(self, entry: Entry) -> None:
         with self._metrics.open("a", encoding="utf-8") as file:

@@ -53,14 +53,15 @@ class CycleGraphs:
             for size in self.sizes
         }
         self._named: dict[int, list[int]] = {}
-        self._captured: dict[tuple[int, Breadth, bool], Run] = {}
+        self._captured: dict[tuple[int, int, bool], Run] = {}
+        """By size, drafts, and whether a request samples."""
         self._pool: Any = None
 
     def capture(self) -> None:
         """Capture every size for greedy requests; sampled ones are captured when first met."""
         for size in reversed(self.sizes):
             for drafts in reversed(self.lengths):
-                self._prepared(size, _after_its_like(drafts), False)
+                self._prepared(size, drafts, False)
 
     def run_for_nobody(self, size: int) -> None:
         """One cycle of full length that is not captured, whose requests are all spare."""
@@ -96,20 +97,20 @@ class CycleGraphs:
         """One cycle for some rows of the request table; whether it had been captured before."""
         size = self.sizes[bisect.bisect_left(self.sizes, len(rows))]
         named = [*rows, *[self._spare] * (size - len(rows))]
-        usual = _after_its_like(breadth.drafts)
-        known = (size, usual, sampled) in self._captured
-        longer = breadth.pending > usual.pending
-        run: Run = partial(self._once, size, breadth, sampled)
-        if not longer:
-            run = self._prepared(size, usual, sampled)
+        fits = breadth.pending <= _after_its_like(breadth.drafts).pending
+        known = fits and (size, breadth.drafts, sampled) in self._captured
+        run: Run
+        if fits:
+            run = self._prepared(size, breadth.drafts, sampled)
+        else:
+            run = partial(self._once, size, breadth, sampled)
         if self._named.get(size) != named:
             self._fill(size, named)
         run()
-        return known and not longer
+        return known
 
     def _glance(self, size: int, drafts: int, sampled: bool) -> float:
-        run = self._prepared(size, _after_its_like(drafts), sampled)
-        return self._timed(run, size, GLANCED)
+        return self._timed(self._prepared(size, drafts, sampled), size, GLANCED)
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
         """The median for idle rows, with tokens of their own: experts are chosen by these."""
@@ -121,14 +122,14 @@ class CycleGraphs:
         self._state.pending[self._requests[size]] = 1
         return statistics.median(_seconds(replay) for _ in range(count))
 
-    def _prepared(self, size: int, breadth: Breadth, sampled: bool) -> Run:
-        key = (size, breadth, sampled)
+    def _prepared(self, size: int, drafts: int, sampled: bool) -> Run:
+        key = (size, drafts, sampled)
         if key not in self._captured:
-            self._captured[key] = self._capture(size, breadth, sampled)
+            self._captured[key] = self._capture(size, drafts, sampled)
         return self._captured[key]
 
-    def _capture(self, size: int, breadth: Breadth, sampled: bool) -> Run:
-        run = partial(self._once, size, breadth, sampled)
+    def _capture(self, size: int, drafts: int, sampled: bool) -> Run:
+        run = partial(self._once, size, _after_its_like(drafts), sampled)
         if not self._requests[size].is_cuda:
             return run
         self._fill(size, [self._spare] * size)

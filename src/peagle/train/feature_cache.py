@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.weights import read_json, safetensors_files, writing
+from peagle.train.digest import digest
 from peagle.train.feature_format import restore, row_bytes, store
 from peagle.train.features import Features, Split, TargetFeatures, padded_for
 from peagle.train.packing import Batch, Document, PackedRows
@@ -290,8 +291,8 @@ def made_from(
     described = json.dumps(read_json(target / "config.json"), sort_keys=True).encode()
     return {
         "format": VERSION,
-        "target configuration": _digest([described]),
-        "target weights": _digest(map(_fingerprint, safetensors_files(target))),
+        "target configuration": digest([described]),
+        "target weights": digest(map(_fingerprint, safetensors_files(target))),
         "taps": sorted(config.taps),
         "row_length": recipe.row_length,
         "feature_dtype": recipe.feature_dtype,
@@ -309,13 +310,6 @@ def _fingerprint(path: Path) -> bytes:
             file.seek(place)
             pieces.append(file.read(SAMPLE))
     return b"".join(pieces)
-
-
-def _digest(parts: Iterable[bytes | memoryview]) -> str:
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def _checksum(path: Path) -> str:

@@ -1,6 +1,5 @@
 """Documents side by side in rows of one length, and the rows of one pass end to end."""
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -8,6 +7,8 @@ from typing import Self
 
 import torch
 from torch import Tensor
+
+from peagle.train.digest import digest
 
 
 @dataclass(frozen=True)
@@ -82,10 +83,8 @@ class PackedRows:
     @property
     def digest(self) -> str:
         """Tells these rows from others."""
-        digest = hashlib.blake2b(digest_size=16)
-        for part in (self.tokens, self.positions, self.charged):
-            digest.update(part.flatten().numpy().data)
-        return digest.hexdigest()
+        parts = (self.tokens, self.positions, self.charged)
+        return digest(part.flatten().numpy().data for part in parts)
 
     def batch(self, rows: Tensor) -> Batch:
         """Some rows, end to end."""
