@@ -6,7 +6,6 @@ from peagle.config import EngineConfig
 from peagle.device import batched_tokens, kv_cache_memory
 from peagle.drafters.drafter import Drafter
 from peagle.engine.kv_cache import kv_bytes_per_token
-from peagle.engine.resident_cycle import SAMPLING_BYTES
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
@@ -49,7 +48,7 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, sampled: int
     features = 0 if drafter is None else drafter.model.config.feature_size
     width = 3 * inner + 8 * config.hidden_size + 2 * features
     numbers = rows * width + 2 * sampled * config.vocab_size
-    return numbers * target.embed.weight.dtype.itemsize + SAMPLING_BYTES
+    return numbers * target.embed.weight.dtype.itemsize
 
 
 def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from peagle.drafters.resident import Breadth
-from peagle.engine.resident_cycle import ResidentCycle, SamplingTable
+from peagle.engine.resident_cycle import ResidentCycle
 from peagle.engine.upload import upload
 from peagle.ops.resident import Resident
+from peagle.ops.sampling import SamplingTable
 
 Run = Callable[[], None]
 TIMED = 15

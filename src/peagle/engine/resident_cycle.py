@@ -5,7 +5,6 @@ requests of a batch get as many drafts; one that wants fewer accepts fewer.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,23 +16,7 @@ from peagle.ops import residual
 from peagle.ops.cached_attention import PassRows, attend_product
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident, accepted_below, settle, verify_inputs
-from peagle.ops.sampling import SamplingRows, distribution, draw, uniforms
-
-SAMPLED_NUMBERS = 1 << 23
-"""Logits that are sampled at once: each takes some 64 bytes meanwhile."""
-SAMPLING_BYTES = 64 * SAMPLED_NUMBERS
-
-
-@dataclass(frozen=True)
-class SamplingTable:
-    """How each row of the request table samples: each [table rows]."""
-
-    temperature: Tensor
-    """0 is greedy."""
-    top_k: Tensor
-    top_p: Tensor
-    min_p: Tensor
-    seeds: Tensor
+from peagle.ops.sampling import SamplingTable, choose
 
 
 class ResidentCycle:
@@ -110,7 +93,7 @@ def _draw(
     count = greedy.shape[1]
     positions = state.computed[requests][:, None] + torch.arange(1, count + 1, device=greedy.device)
     members = requests.repeat_interleave(count)
-    return choose(logits, greedy.flatten(), sampling, members, positions).view(-1, count)
+    return choose(logits, greedy.flatten(), sampling, members, positions.flatten()).view(-1, count)
 
 
 def _attend(cache: Tensor, rows: PassRows) -> AttendProduct:
@@ -120,32 +103,3 @@ def _attend(cache: Tensor, rows: PassRows) -> AttendProduct:
     for all that was launched before it.
     """
     return lambda layer, qkv, heads: attend_product(qkv, heads, cache[layer], rows, layer > 0)
-
-
-def choose(
-    logits: Tensor, greedy: Tensor, sampling: SamplingTable, requests: Tensor, positions: Tensor
-) -> Tensor:
-    """A token a row by its request's parameters, `greedy` where it is greedy or no number (-1).
-
-    requests: [rows] table rows; positions: where in its sequence each token will stand.
-    """
-    at_once = max(SAMPLED_NUMBERS // logits.shape[1], 1)
-    pieces = zip(
-        *(x.split(at_once) for x in (logits, greedy, requests, positions.flatten())), strict=True
-    )
-    return torch.cat([_choose(sampling, *piece) for piece in pieces])
-
-
-def _choose(
-    sampling: SamplingTable, logits: Tensor, greedy: Tensor, requests: Tensor, positions: Tensor
-) -> Tensor:
-    rows = SamplingRows(
-        temperature=sampling.temperature[requests],
-        top_k=sampling.top_k[requests],
-        top_p=sampling.top_p[requests],
-        min_p=sampling.min_p[requests],
-        seeds=sampling.seeds[requests],
-        positions=positions,
-    )
-    drawn = draw(distribution(logits, rows, filtered=True), uniforms(rows.seeds, rows.positions))
-    return torch.where((rows.temperature == 0) | (greedy < 0), greedy, drawn)

@@ -16,12 +16,13 @@ from peagle.engine.kv_cache import KVCache
 from peagle.engine.prefill import Ends, Prefill
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import ResidentCycle, SamplingTable, choose
+from peagle.engine.resident_cycle import ResidentCycle
 from peagle.engine.runner import CycleResult
 from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident
+from peagle.ops.sampling import SamplingTable, choose
 from peagle.ops.triton import AVAILABLE, kernels
 
 

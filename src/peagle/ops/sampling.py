@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peagle.ops.triton import kernels, serve
+
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
@@ -23,6 +25,38 @@ class SamplingRows:
     """int64: where in its sequence the token will stand."""
 
 
+@dataclass(frozen=True)
+class SamplingTable:
+    """How each row of a request table samples: each [table rows]."""
+
+    temperature: Tensor
+    """0 is greedy."""
+    top_k: Tensor
+    """0 keeps every token."""
+    top_p: Tensor
+    min_p: Tensor
+    seeds: Tensor
+    """int64"""
+
+
+def choose(
+    logits: Tensor, greedy: Tensor, table: SamplingTable, requests: Tensor, positions: Tensor
+) -> Tensor:
+    """A token a row by its request's settings, `greedy` where it is greedy or no number (-1).
+
+    logits: [rows, vocab]; greedy: [rows] argmax; requests: [rows] rows of the table; positions:
+    [rows], where in its sequence each token will stand. The kernel works in float32: its token
+    differs where a draw or the edge of top-p is closer to another one than float32 tells apart.
+    """
+    if serve(logits):
+        found: Tensor = kernels("sampling").choose(logits, greedy, table, requests, positions)
+        return found
+    settings = {name: column[requests] for name, column in vars(table).items()}
+    rows = SamplingRows(**settings, positions=positions)
+    drawn = draw(distribution(logits, rows), uniforms(rows.seeds, rows.positions))
+    return torch.where((rows.temperature == 0) | (greedy < 0), greedy, drawn)
+
+
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """A token per row: the argmax where temperature is 0, else a draw. logits: [rows, vocab]."""
     greedy = rows.temperature == 0
@@ -33,19 +67,14 @@ def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     return torch.where(greedy, choices, drawn)
 
 
-def distribution(logits: Tensor, rows: SamplingRows, filtered: bool | None = None) -> Tensor:
-    """Probabilities after temperature, then min-p, top-k and top-p. [rows, vocab], float64.
-
-    filtered: whether any row has a top-k or a top-p; None looks, which waits for the device.
-    """
+def distribution(logits: Tensor, rows: SamplingRows) -> Tensor:
+    """Probabilities after temperature, then min-p, top-k and top-p. [rows, vocab], float64."""
     temperature = torch.where(rows.temperature == 0, 1.0, rows.temperature)
     scaled = logits.double() / temperature[:, None]
     probabilities = scaled.softmax(dim=-1)
     floor = rows.min_p[:, None] * probabilities.amax(dim=-1, keepdim=True)
     scaled = scaled.masked_fill(probabilities < floor, float("-inf"))
-    if filtered is None:
-        filtered = bool((rows.top_k > 0).any()) or bool((rows.top_p < 1).any())
-    if filtered:
+    if bool((rows.top_k > 0).any()) or bool((rows.top_p < 1).any()):
         scaled = _keep_top(scaled, rows)
     return scaled.softmax(dim=-1)
 

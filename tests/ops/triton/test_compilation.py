@@ -84,6 +84,11 @@ for synthetic in (False, True):
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("choice", "_part", types, {"BLOCK": 4096})
 compiled("choice", "_merge", types, {"PARTS": 64, "OFFSETS": True})
+types = dict.fromkeys(("greedy", "top_ks", "seeds", "requests", "positions", "out"), INT)
+types |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), F32)
+for logits, bits in ((BF16, 16), (F32, 32)):
+    sizes = {"BITS": bits, "BLOCK": 8192}
+    compiled("sampling", "_choose", types | {"logits": logits}, sizes, num_warps=32)
 types = dict.fromkeys(("gate_up", "of_result", "out"), BF16)
 compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
 experts = {"EXPERTS": 128, "BLOCK_E": 128}

@@ -1,0 +1,222 @@
+"""A drawn token a row without sorting: the edges of top-k and top-p are found by a logit's bits.
+
+One program a row. A logit's key is its own bits, turned so that keys order as logits do. The edge
+of a filter is the largest key at and above which there is enough, found two bits a pass over a row;
+of the tokens at an edge the first ones stay, as a stable sort would have it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.sampling import SamplingTable
+
+BLOCK, WARPS = 8192, 32
+
+
+def choose(
+    logits: Tensor, greedy: Tensor, table: SamplingTable, requests: Tensor, positions: Tensor
+) -> Tensor:
+    """As the reference; logits with any row stride."""
+    out = torch.empty_like(greedy)
+    _choose[(len(logits),)](
+        logits,
+        greedy,
+        table.temperature,
+        table.top_k,
+        table.top_p,
+        table.min_p,
+        table.seeds,
+        requests,
+        positions,
+        out,
+        logits.shape[1],
+        logits.stride(0),
+        BITS=16 if logits.dtype == torch.bfloat16 else 32,
+        BLOCK=min(BLOCK, triton.next_power_of_2(logits.shape[1])),
+        num_warps=WARPS,
+    )
+    return out
+
+
+@triton.jit
+def _choose(
+    logits,
+    greedy,
+    temperatures,
+    top_ks,
+    top_ps,
+    min_ps,
+    seeds,
+    requests,
+    positions,
+    out,
+    vocab,
+    stride,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    best = tl.load(greedy + row)
+    request = tl.load(requests + row)
+    temperature = tl.load(temperatures + request)
+    if (temperature == 0) | (best < 0):
+        tl.store(out + row, best)
+        return
+    own = logits + row * stride
+    top = tl.load(own + best).to(tl.float32)
+    floor = tl.load(min_ps + request)
+    top_k, top_p = tl.load(top_ks + request), tl.load(top_ps + request)
+    # tokens above the edge stay, and the first `ties` of those at it
+    edge = tl.zeros([], tl.uint32)
+    ties = tl.zeros([], tl.float32)
+    if (top_k > 0) & (top_k < vocab):
+        wanted = top_k.to(tl.float32)
+        edge, above = _edge(own, vocab, top, temperature, floor, wanted, True, BITS, BLOCK)
+        ties = wanted - above
+    share = _share(_value(edge, BITS), top, temperature, floor)
+    total = _above(own, vocab, top, temperature, floor, edge, BITS, BLOCK) + ties * share
+    if top_p < 1:
+        wanted = top_p * total
+        found, above = _edge(own, vocab, top, temperature, floor, wanted, False, BITS, BLOCK)
+        if found >= edge:
+            share = _share(_value(found, BITS), top, temperature, floor)
+            first = tl.maximum(tl.ceil((wanted - above) / share), 1.0)
+            ties = tl.where(found == edge, tl.minimum(ties, first), first)
+            edge = found
+            total = above + ties * share
+    drawn = _uniform(tl.load(seeds + request), tl.load(positions + row)) * total
+    token = _drawn(own, vocab, top, temperature, floor, edge, ties, share, drawn, BITS, BLOCK)
+    tl.store(out + row, tl.where(token < 0, best, token))
+
+
+@triton.jit
+def _edge(
+    own,
+    vocab,
+    top,
+    temperature,
+    floor,
+    wanted,
+    COUNTS: tl.constexpr,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The largest key at and above which there is what is wanted, and what there is above it."""
+    edge = tl.zeros([], tl.uint32)
+    above = tl.zeros([], tl.float32)
+    step = tl.full([], 1 << (BITS - 2), tl.uint32)
+    for _ in range(BITS // 2):
+        first = tl.zeros([BLOCK], tl.float32)
+        second = tl.zeros([BLOCK], tl.float32)
+        third = tl.zeros([BLOCK], tl.float32)
+        for begin in range(0, vocab, BLOCK):
+            key, value = _read(own, begin, vocab, top, temperature, floor, BITS, BLOCK)
+            if COUNTS:
+                value = tl.full([BLOCK], 1.0, tl.float32)
+            first += tl.where(key >= edge + step, value, 0.0)
+            second += tl.where(key >= edge + step * 2, value, 0.0)
+            third += tl.where(key >= edge + step * 3, value, 0.0)
+        one, two, three = tl.sum(first, 0), tl.sum(second, 0), tl.sum(third, 0)
+        if three >= wanted:
+            edge += step * 3
+        elif two >= wanted:
+            edge += step * 2
+            above = three
+        elif one >= wanted:
+            edge += step
+            above = two
+        else:
+            above = one
+        step = step >> 2
+    return edge, above
+
+
+@triton.jit
+def _above(own, vocab, top, temperature, floor, edge, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """The shares above an edge, summed as `_drawn` does."""
+    total = tl.zeros([], tl.float32)
+    for begin in range(0, vocab, BLOCK):
+        key, share = _read(own, begin, vocab, top, temperature, floor, BITS, BLOCK)
+        total += tl.sum(tl.where(key > edge, share, 0.0), 0)
+    return total
+
+
+@triton.jit
+def _drawn(
+    own,
+    vocab,
+    top,
+    temperature,
+    floor,
+    edge,
+    ties,
+    share,
+    drawn,
+    BITS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The first token that stays and up to which there is more than was drawn; -1 for none."""
+    before = tl.zeros([], tl.float32)
+    token = tl.full([], -1, tl.int32)
+    for begin in range(0, vocab, BLOCK):
+        key, shares = _read(own, begin, vocab, top, temperature, floor, BITS, BLOCK)
+        at_edge = (key == edge).to(tl.float32)
+        tied = tl.minimum(tl.sum(at_edge, 0), ties)
+        behind = before + tl.sum(tl.where(key > edge, shares, 0.0), 0) + tied * share
+        if (token < 0) & (behind > drawn):
+            stays = (key > edge) | ((at_edge > 0) & (tl.cumsum(at_edge, 0) <= ties))
+            shares = tl.where(stays, shares, 0.0)
+            column = begin + tl.arange(0, BLOCK)
+            reached = (before + tl.cumsum(shares, 0) > drawn) & (shares > 0)
+            token = tl.min(tl.where(reached, column, vocab), 0)
+            if token == vocab:  # sums in another order ended just below
+                token = tl.max(tl.where(shares > 0, column, -1), 0)
+        before = behind
+        ties -= tied
+    return token
+
+
+@triton.jit
+def _read(own, begin, vocab, top, temperature, floor, BITS: tl.constexpr, BLOCK: tl.constexpr):
+    """A block's keys, 0 for what is no token, and the shares: e to the power of a scaled logit."""
+    column = begin + tl.arange(0, BLOCK)
+    inside = column < vocab
+    value = tl.load(own + column, mask=inside, other=float("-inf")).to(tl.float32)
+    share = tl.where(inside, _share(value, top, temperature, floor), 0.0)
+    bits = (value + 0.0).to(tl.uint32, bitcast=True)  # one zero, not two
+    bits = tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000) >> (32 - BITS)
+    return tl.where(share > 0, bits, 0), share
+
+
+@triton.jit
+def _value(key, BITS: tl.constexpr):
+    """The logit of a key; of key 0 none."""
+    bits = key << (32 - BITS)
+    negative = (bits ^ 0xFFFFFFFF) & (0xFFFFFFFF << (32 - BITS) & 0xFFFFFFFF)
+    bits = tl.where(bits >> 31 == 1, bits & 0x7FFFFFFF, negative)
+    return tl.where(key == 0, float("-inf"), bits.to(tl.float32, bitcast=True))
+
+
+@triton.jit
+def _share(value, top, temperature, floor):
+    """Relative to the most likely token; 0 below min-p."""
+    share = tl.where(value == top, 1.0, tl.exp((value - top) / temperature))
+    return tl.where(share >= floor, share, 0.0)
+
+
+@triton.jit
+def _uniform(seed, position):
+    """The reference's number, cut to 24 bits."""
+    golden: tl.constexpr = 0x9E3779B97F4A7C15
+    state = _mix(seed.to(tl.uint64, bitcast=True) + golden)
+    state += position.to(tl.uint64, bitcast=True) * golden
+    return (_mix(state) >> 40).to(tl.float32) * (1.0 / 16777216)
+
+
+@triton.jit
+def _mix(state):
+    state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
+    state = (state ^ (state >> 27)) * 0x94D049BB133111EB
+    return state ^ (state >> 31)

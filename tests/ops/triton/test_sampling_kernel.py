@@ -1,0 +1,92 @@
+import pytest
+import torch
+from torch import Tensor
+
+from peagle.ops.choice import argmax
+from peagle.ops.sampling import SamplingTable
+from peagle.ops.sampling import choose as reference
+
+VOCAB = 301
+PARAMS = ("temperature", "top_k", "top_p", "min_p")
+FILTERS = (
+    (1.0, 0, 1.0, 0.0),
+    (0.6, 20, 0.95, 0.0),
+    (1.7, 0, 0.8, 0.0),
+    (0.9, 7, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.2),
+    (1.3, 200, 0.99, 0.01),
+    (1.0, VOCAB + 5, 0.3, 0.0),
+    (1.0, 1, 0.5, 0.0),
+    (0.0, 5, 0.5, 0.0),
+    (1e-4, 0, 0.9, 0.0),
+    (1.0, 4, 1e-6, 1.0),
+)
+
+
+def table(settings: tuple[tuple[float, ...], ...]) -> SamplingTable:
+    columns = dict(zip(PARAMS, torch.tensor(settings).T.contiguous(), strict=True))
+    columns["top_k"] = columns["top_k"].long()
+    return SamplingTable(**columns, seeds=torch.arange(len(settings)) * 7919 - 3)
+
+
+def both(logits: Tensor, device: torch.device, settings=FILTERS) -> tuple[Tensor, Tensor]:
+    from peagle.ops.triton import sampling as kernel
+
+    known = table(settings)
+    rows = torch.arange(len(logits)) % len(settings)
+    positions = torch.arange(len(logits)) * 31
+    greedy = argmax(logits)
+    expected = reference(logits, greedy, known, rows, positions)
+    there = SamplingTable(**{name: column.to(device) for name, column in vars(known).items()})
+    inputs = (tensor.to(device) for tensor in (logits, greedy))
+    found = kernel.choose(*inputs, there, rows.to(device), positions.to(device))
+    return found.cpu(), expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block", [64, 512])
+def test_tokens_are_the_reference_s(
+    device: torch.device, dtype: torch.dtype, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peagle.ops.triton import sampling as kernel
+
+    monkeypatch.setattr(kernel, "BLOCK", block)
+    torch.manual_seed(block)
+    logits = (3 * torch.randn(3 * len(FILTERS), VOCAB)).to(dtype)
+    found, expected = both(logits, device)
+    assert found.tolist() == expected.tolist()
+    assert len(set(expected.tolist())) > len(FILTERS)
+
+
+def test_equal_logits_stay_in_the_order_of_the_vocabulary(device: torch.device) -> None:
+    torch.manual_seed(0)
+    logits = torch.randint(-3, 4, (4 * len(FILTERS), VOCAB)).float()
+    logits[::3] *= -0.0
+    found, expected = both(logits, device)
+    assert found.tolist() == expected.tolist()
+
+
+def test_draws_follow_the_probabilities(device: torch.device) -> None:
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().repeat(500, 1)
+    found, expected = both(logits, device, ((1.0, 0, 1.0, 0.0),))
+    assert found.tolist() == expected.tolist()
+    shares = torch.bincount(found, minlength=4) / 500
+    torch.testing.assert_close(shares, torch.tensor([0.5, 0.3, 0.15, 0.05]), atol=0.06, rtol=0)
+
+
+@pytest.mark.parametrize("settings", FILTERS[:7])
+def test_what_is_masked_is_never_drawn(device: torch.device, settings: tuple[float, ...]) -> None:
+    torch.manual_seed(1)
+    logits = torch.randn(20, VOCAB)
+    logits[:, 5:] = float("-inf")
+    found, expected = both(logits, device, (settings,))
+    assert found.tolist() == expected.tolist()
+    assert int(found.max()) < 5
+
+
+def test_rows_that_are_no_numbers_keep_their_mark(device: torch.device) -> None:
+    logits = torch.randn(3, VOCAB)
+    logits[1, 4] = float("nan")
+    found, _ = both(logits, device, ((1.0, 3, 0.9, 0.0),))
+    assert found[1] == -1
+    assert int(found[[0, 2]].min()) >= 0
