@@ -1,5 +1,6 @@
 """The graphics card as `nvidia-smi` shows it."""
 
+import os
 import subprocess
 import time
 from typing import Any
@@ -9,8 +10,10 @@ SLACK_MIB, FREE_SECONDS = 512, 60
 
 
 def reading() -> dict[str, Any]:
-    """The first card's values; empty where there is no card to ask about."""
-    asked = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
+    """The values of the first card that CUDA sees; empty where there is none to ask about."""
+    which = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    fields = f"--query-gpu={','.join(FIELDS)}"
+    asked = ["nvidia-smi", "--id", which, fields, "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
