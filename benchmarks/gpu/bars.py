@@ -20,7 +20,7 @@ HEADROOM = 1.16
 
 
 def draw(cells: Sequence[Cell], caption: str, path: Path) -> None:
-    """Output tokens per second of every cell; over each of our bars, how often vLLM's it is."""
+    """Output tokens per second of every cell; over each of ours, how many times vLLM's it is."""
     shapes = list(dict.fromkeys(cell.match.shape for cell in cells))
     levels = sorted({cell.concurrency for cell in cells})
     groups = max(len({c.match for c in cells if c.match.shape == shape}) for shape in shapes)
@@ -49,7 +49,7 @@ def _panel(axes: Axes, cells: Sequence[Cell], groups: int) -> None:
                 axes.annotate(" no figure", (at, 0), ha="center", va="bottom", rotation=90)
             ratio = cell.ratio(speed)
             if ratio is not None and offset < 1:
-                _above(axes, (at, speed or 0), f"{ratio:.2f}x")
+                _above(axes, (at, speed or 0), f"{ratio:.2f}")
     axes.set_xticks(range(len(cells)), [_tick(cell) for cell in cells])
     axes.set_xlim(-0.6, groups - 0.4)
     fastest = max((speed or 0 for cell in cells for speed in _speeds(cell)), default=0)
@@ -63,7 +63,7 @@ def _speeds(cell: Cell) -> tuple[float | None, ...]:
 
 
 def _above(axes: Axes, at: tuple[float, float], text: str) -> None:
-    how = {"ha": "center", "weight": "bold", "fontsize": 8}
+    how = {"ha": "center", "weight": "bold", "fontsize": 7}
     axes.annotate(text, at, (0, 2), textcoords="offset points", **how)
 
 

@@ -9,7 +9,7 @@ GROUPS = {
     "attention": r"^_attend|flash|fmha|attention",
     "keys and values stored": r"^_store",
     "routing": r"^_route|^_layout_kernel|softmax|sort",
-    "argmax, inputs, settling": r"^_part$|^_merge$|^_settle|_inputs$|argmax|arg_max",
+    "choice, inputs, settling": r"^_part$|^_merge$|^_sample$|^_settle|_inputs$|argmax|arg_max",
     "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",
     "norms, elementwise": r"norm|silu|elementwise|reduce",
 }

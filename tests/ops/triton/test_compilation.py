@@ -88,7 +88,7 @@ types = dict.fromkeys(("greedy", "top_ks", "seeds", "requests", "positions", "ou
 types |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), F32)
 for logits, bits in ((BF16, 16), (F32, 32)):
     sizes = {"BITS": bits, "BLOCK": 8192}
-    compiled("sampling", "_choose", types | {"logits": logits}, sizes, num_warps=32)
+    compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
 types = dict.fromkeys(("gate_up", "of_result", "out"), BF16)
 compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
 experts = {"EXPERTS": 128, "BLOCK_E": 128}

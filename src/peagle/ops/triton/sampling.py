@@ -20,7 +20,7 @@ def choose(
 ) -> Tensor:
     """As the reference; logits with any row stride."""
     out = torch.empty_like(greedy)
-    _choose[(len(logits),)](
+    _sample[(len(logits),)](
         logits,
         greedy,
         table.temperature,
@@ -41,7 +41,7 @@ def choose(
 
 
 @triton.jit
-def _choose(
+def _sample(
     logits,
     greedy,
     temperatures,
