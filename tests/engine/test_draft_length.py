@@ -67,18 +67,8 @@ def test_long_contexts_are_worth_more_drafts():
     length = DraftLength(STEEP)
     assert settled(length, 64, 0.8) == 3
     for _ in range(500):
-        length.took(64, 3, False, 112.0)
+        length.took(64, 3, 112.0)
     assert settled(length, 64, 0.8) == 7
-
-
-def test_rows_that_sample_are_worth_fewer_drafts():
-    """Unlike a context's, their cost grows with every draft."""
-    length = DraftLength({64: {1: 9.0, 3: 9.5, 7: 11.0}}, sampled_row=0.05)
-    assert settled(length, 64, 0.8) == 7
-    chosen = [length.choose(64, sampled=True) for _ in range(2 * HELD)]
-    for _ in range(500):
-        length.took(64, chosen[-1], True, 9.0 + 64 * 0.05 * (chosen[-1] + 1))
-    assert chosen[-1] == length.choose(64, sampled=True) == 3
 
 
 def test_it_does_not_change_its_mind_where_later_drafts_are_worse():

@@ -10,8 +10,8 @@ RATE, WEIGHT = 0.8, 32
 verifications that counts as."""
 REMEMBERED = 4096
 """Verifications after which one counts a third as much as a new one."""
-CONTEXT = 1 / 32
-"""What the newest cycle counts in what contexts cost."""
+NEWEST = 1 / 32
+"""What the newest cycle counts in what is added to the costs."""
 HELD = 16
 """Cycles between two changes: a shorter cycle's first one is not captured."""
 GAIN = 1.02
@@ -31,24 +31,24 @@ class DraftLength:
 
     Each draft has its own chance to be accepted once those before it were. Places that no cycle has
     tried for long are slowly taken to be like the one before them, so that they are tried again.
-    Costs are measured at the start; contexts add the same to all lengths, measured in passing.
+    Costs are measured at the start; what contexts and sampling add is taken to be the same for all
+    lengths, and measured in passing.
     """
 
-    def __init__(self, seconds: Seconds, sampled_row: float = 0.0) -> None:
-        """seconds: of greedy requests without a context; sampled_row: what sampling adds a row."""
+    def __init__(self, seconds: Seconds) -> None:
+        """seconds: of greedy requests without a context."""
         self._seconds = {size: dict(costs) for size, costs in sorted(seconds.items())}
-        self._sampled_row = sampled_row
         self._chosen = max(max(costs) for costs in self._seconds.values())
         self._cycles = HELD
         """Since the last change."""
         self._accepted, self._tried = ([0.0] * self._chosen for _ in range(2))
-        self._context = 0.0
+        self._added = 0.0
 
-    def choose(self, requests: int, sampled: bool = False) -> int:
-        """Drafts of the next cycle, given how many requests it has, and whether one samples."""
+    def choose(self, requests: int) -> int:
+        """Drafts of the next cycle, given how many requests it has."""
         self._cycles += 1
-        costs, tokens = self._costs(requests, sampled), self._tokens()
-        speeds = {drafts: tokens[drafts] / (costs[drafts] + self._context) for drafts in costs}
+        costs, tokens = self._costs(requests), self._tokens()
+        speeds = {drafts: tokens[drafts] / (costs[drafts] + self._added) for drafts in costs}
         best = max(speeds, key=lambda drafts: speeds[drafts])
         if speeds[best] > GAIN * speeds[self._chosen] and self._cycles > HELD:
             self._chosen, self._cycles = best, 0
@@ -63,16 +63,15 @@ class DraftLength:
             self._tried[place] += 1
             self._accepted[place] += place < accepted
 
-    def took(self, requests: int, drafts: int, sampled: bool, seconds: float) -> None:
+    def took(self, requests: int, drafts: int, seconds: float) -> None:
         """Learn from what a captured cycle took."""
-        found = max(seconds - self._costs(requests, sampled)[drafts], 0.0)
-        self._context += (found - self._context) * CONTEXT
+        found = max(seconds - self._costs(requests)[drafts], 0.0)
+        self._added += (found - self._added) * NEWEST
 
-    def _costs(self, requests: int, sampled: bool) -> dict[int, float]:
-        """Seconds without contexts by number of drafts."""
+    def _costs(self, requests: int) -> dict[int, float]:
+        """Seconds by number of drafts, as measured at the start."""
         size = next((size for size in self._seconds if size >= requests), max(self._seconds))
-        row = size * self._sampled_row * sampled
-        return {drafts: cost + row * (drafts + 1) for drafts, cost in self._seconds[size].items()}
+        return self._seconds[size]
 
     def _tokens(self) -> list[float]:
         """What a request gets of a cycle with 0, 1, 2 ... drafts."""

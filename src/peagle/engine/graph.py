@@ -54,64 +54,55 @@ class CycleGraphs:
             for size in self.sizes
         }
         self._named: dict[int, list[int]] = {}
-        self._captured: dict[tuple[int, int, bool], Run] = {}
-        """By size, drafts, and whether a request samples."""
+        self._captured: dict[tuple[int, int], Run] = {}
+        """By size and drafts."""
         self._pool: Any = None
 
     def capture(self) -> None:
-        """Capture every size for greedy requests; sampled ones are captured when first met."""
+        """Capture every size and length."""
         for size in reversed(self.sizes):
             for drafts in reversed(self.lengths):
-                self._prepared(size, drafts, False)
+                self._prepared(size, drafts)
 
     def run_for_nobody(self, size: int) -> None:
         """One cycle of full length that is not captured, whose requests are all spare."""
         self._fill(size, [self._spare] * size)
-        self._once(size, _after_its_like(self.lengths[-1]), False)
+        self._once(size, _after_its_like(self.lengths[-1]))
 
     def seconds(self, size: int) -> float:
         """What such a cycle takes captured, for rows that no request has yet."""
-        run = partial(self._once, size, _after_its_like(self.lengths[-1]), False)
+        run = partial(self._once, size, _after_its_like(self.lengths[-1]))
         try:
             return self._timed(self._graph(run, None).replay, size, TIMED)
         finally:
             torch.cuda.empty_cache()  # what the graph took, which does not come back by itself
 
     def seconds_by_length(self) -> dict[int, dict[int, float]]:
-        """What captured greedy cycles take for rows that no request has yet, by size and length."""
+        """What captured cycles take for rows that no request has yet, by size and length."""
         return {
-            size: {drafts: self._glance(size, drafts, False) for drafts in self.lengths}
+            size: {drafts: self._glance(size, drafts) for drafts in self.lengths}
             for size in self.sizes
         }
-
-    def seconds_of_sampling(self) -> float:
-        """What sampling adds for each row that is verified."""
-        size, drafts = self.sizes[-1], self.lengths[-1]
-        both = [self._glance(size, drafts, sampled) for sampled in (True, False)]
-        return max(both[0] - both[1], 0.0) / (size * (drafts + 1))
 
     def length_for(self, wanted: int) -> int:
         """The length of a cycle in which somebody wants so many drafts."""
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
 
-    def run(self, rows: Sequence[int], breadth: Breadth, sampled: bool) -> bool:
+    def run(self, rows: Sequence[int], breadth: Breadth) -> bool:
         """One cycle for some rows of the request table; whether it had been captured before."""
         size = self.sizes[bisect.bisect_left(self.sizes, len(rows))]
         named = [*rows, *[self._spare] * (size - len(rows))]
         fits = breadth.pending <= _after_its_like(breadth.drafts).pending
-        known = fits and (size, breadth.drafts, sampled) in self._captured
-        run: Run
-        if fits:
-            run = self._prepared(size, breadth.drafts, sampled)
-        else:
-            run = partial(self._once, size, breadth, sampled)
+        known = fits and (size, breadth.drafts) in self._captured
+        once = partial(self._once, size, breadth)
+        run: Run = self._prepared(size, breadth.drafts) if fits else once
         if self._named.get(size) != named:
             self._fill(size, named)
         run()
         return known
 
-    def _glance(self, size: int, drafts: int, sampled: bool) -> float:
-        return self._timed(self._prepared(size, drafts, sampled), size, GLANCED)
+    def _glance(self, size: int, drafts: int) -> float:
+        return self._timed(self._prepared(size, drafts), size, GLANCED)
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
         """The median for idle rows, with tokens of their own: experts are chosen by these."""
@@ -123,14 +114,13 @@ class CycleGraphs:
         self._state.pending[self._requests[size]] = 1
         return statistics.median(_seconds(replay) for _ in range(count))
 
-    def _prepared(self, size: int, drafts: int, sampled: bool) -> Run:
-        key = (size, drafts, sampled)
-        if key not in self._captured:
-            self._captured[key] = self._capture(size, drafts, sampled)
-        return self._captured[key]
+    def _prepared(self, size: int, drafts: int) -> Run:
+        if (size, drafts) not in self._captured:
+            self._captured[size, drafts] = self._capture(size, drafts)
+        return self._captured[size, drafts]
 
-    def _capture(self, size: int, drafts: int, sampled: bool) -> Run:
-        run = partial(self._once, size, _after_its_like(drafts), sampled)
+    def _capture(self, size: int, drafts: int) -> Run:
+        run = partial(self._once, size, _after_its_like(drafts))
         if not self._requests[size].is_cuda:
             return run
         self._fill(size, [self._spare] * size)
@@ -138,9 +128,8 @@ class CycleGraphs:
         self._pool = self._pool or graph.pool()
         return graph.replay
 
-    def _once(self, size: int, breadth: Breadth, sampled: bool) -> None:
-        sampling = self._sampling if sampled else None
-        self._cycle.run(self._state, self._requests[size], breadth, sampling)
+    def _once(self, size: int, breadth: Breadth) -> None:
+        self._cycle.run(self._state, self._requests[size], breadth, self._sampling)
 
     def _fill(self, size: int, rows: list[int]) -> None:
         self._requests[size].copy_(upload(rows, self._requests[size].device))

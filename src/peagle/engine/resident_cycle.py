@@ -37,14 +37,13 @@ class ResidentCycle:
         """What decides on drafts whatever the target says; None: the target decides."""
 
     def run(
-        self, state: Resident, requests: Tensor, breadth: Breadth, sampling: SamplingTable | None
+        self, state: Resident, requests: Tensor, breadth: Breadth, sampling: SamplingTable
     ) -> None:
         """Draft, verify and accept for some requests. requests: [requests] table rows."""
         drafts = self.draft(state, requests, breadth)
         logits, features = self.verify(state, requests, drafts)
-        chosen = argmax(logits).view(len(requests), breadth.drafts + 1)
-        if sampling is not None:
-            chosen = _draw(state, requests, sampling, logits, chosen)
+        chosen = choose(logits, argmax(logits), sampling, requests, state.computed + 1)
+        chosen = chosen.view(len(requests), breadth.drafts + 1)
         settle(state, requests, drafts, chosen, features, self.synthetic)
 
     def draft(self, state: Resident, requests: Tensor, breadth: Breadth) -> Tensor:
@@ -84,16 +83,6 @@ class ResidentCycle:
         config = self.drafter.model.config
         embedding = self.target.embed.weight
         return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
-
-
-def _draw(
-    state: Resident, requests: Tensor, sampling: SamplingTable, logits: Tensor, greedy: Tensor
-) -> Tensor:
-    """[requests, drafts + 1], as `greedy`."""
-    count = greedy.shape[1]
-    positions = state.computed[requests][:, None] + torch.arange(1, count + 1, device=greedy.device)
-    members = requests.repeat_interleave(count)
-    return choose(logits, greedy.flatten(), sampling, members, positions.flatten()).view(-1, count)
 
 
 def _attend(cache: Tensor, rows: PassRows) -> AttendProduct:

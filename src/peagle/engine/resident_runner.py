@@ -47,7 +47,6 @@ class LaunchedCycle:
 
     requests: int
     drafts: int
-    sampled: bool
     started: torch.cuda.Event
     ended: torch.cuda.Event
 
@@ -112,14 +111,13 @@ class ResidentRunner:
             kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
         self._graphs.capture()
         if device.type == "cuda" and len(self._graphs.lengths) > 1:
-            costs = self._graphs.seconds_by_length(), self._graphs.seconds_of_sampling()
-            self.length = DraftLength(*costs)
+            self.length = DraftLength(self._graphs.seconds_by_length())
 
     def draft_length(self, requests: Sequence[Request]) -> int:
         """How many drafts the next cycle is to make for some requests."""
         if self.length is None or not requests:
             return self._graphs.lengths[-1]
-        return self.length.choose(len(requests), _sampled(requests))
+        return self.length.choose(len(requests))
 
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
@@ -144,22 +142,21 @@ class ResidentRunner:
         rows = [item.request.row for item in work]
         drafts = self._graphs.length_for(max(item.drafts for item in work))
         breadth = Breadth(drafts, max(self._pending[row] for row in rows))
-        sampled = _sampled([item.request for item in work])
-        launched = self._timed(rows, breadth, sampled)
+        launched = self._timed(rows, breadth)
         for row in rows:
             self._pending[row] = drafts + 1
         return launched
 
-    def _timed(self, rows: list[int], breadth: Breadth, sampled: bool) -> LaunchedCycle | None:
+    def _timed(self, rows: list[int], breadth: Breadth) -> LaunchedCycle | None:
         """None where the cycle's time says nothing of others: it was not captured before."""
         if not self._state.computed.is_cuda:
-            self._graphs.run(rows, breadth, sampled)
+            self._graphs.run(rows, breadth)
             return None
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        replayed = self._graphs.run(rows, breadth, sampled)
+        replayed = self._graphs.run(rows, breadth)
         ended.record()
-        cycle = LaunchedCycle(len(rows), breadth.drafts, sampled, started, ended)
+        cycle = LaunchedCycle(len(rows), breadth.drafts, started, ended)
         return cycle if replayed else None
 
     def _start(self, chunks: list[Scheduled]) -> list[Scheduled]:
@@ -194,11 +191,8 @@ class ResidentRunner:
             table = getattr(sampling, name)
             table[rows] = column(values).to(table.dtype)
         sampling.seeds[rows] = column([request.seed for request in requests])
-        lengths = column([item.stop for item in begun])
-        chosen = argmax(ends.logits)
-        if _sampled(requests):
-            chosen = choose(ends.logits, chosen, sampling, rows, lengths)
-        state.computed[rows], state.pending[rows] = lengths, 1
+        state.computed[rows], state.pending[rows] = column([item.stop for item in begun]), 1
+        chosen = choose(ends.logits, argmax(ends.logits), sampling, rows, state.computed)
         state.emitted[rows, 0], state.cycles[rows] = chosen.clamp(min=0), 0
         state.ks[rows] = column([request.k for request in requests])
         state.results[rows, 0], state.results[rows, 1] = 0, chosen
@@ -215,7 +209,7 @@ class ResidentRunner:
                     self.length.verified(item.drafts, result.accepted)
             if flight.cycle is not None:
                 cycle = flight.cycle
-                self.length.took(cycle.requests, cycle.drafts, cycle.sampled, cycle.seconds)
+                self.length.took(cycle.requests, cycle.drafts, cycle.seconds)
         return landed
 
     def _fetch(self) -> tuple[Tensor, torch.cuda.Event | None]:
@@ -228,10 +222,6 @@ class ResidentRunner:
         arrived = torch.cuda.Event()
         arrived.record()
         return host, arrived
-
-
-def _sampled(requests: Sequence[Request]) -> bool:
-    return any(request.params.temperature > 0 for request in requests)
 
 
 def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:

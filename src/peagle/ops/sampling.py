@@ -40,19 +40,25 @@ class SamplingTable:
 
 
 def choose(
-    logits: Tensor, greedy: Tensor, table: SamplingTable, requests: Tensor, positions: Tensor
+    logits: Tensor, greedy: Tensor, table: SamplingTable, requests: Tensor, firsts: Tensor
 ) -> Tensor:
     """A token a row by its request's settings, `greedy` where it is greedy or no number (-1).
 
-    logits: [rows, vocab]; greedy: [rows] argmax; requests: [rows] rows of the table; positions:
-    [rows], where in its sequence each token will stand. The kernel works in float32: its token
-    differs where a draw or the edge of top-p is closer to another one than float32 tells apart.
+    logits: [rows, vocab], the same number of rows for each request; greedy: [rows] argmax;
+    requests: [requests] rows of the table; firsts: [table rows], where in its sequence the token of
+    a request's first row will stand. The kernel works in float32: its token differs where a draw or
+    the edge of top-p is closer to another one than float32 tells apart.
     """
     if serve(logits):
-        found: Tensor = kernels("sampling").choose(logits, greedy, table, requests, positions)
+        found: Tensor = kernels("sampling").choose(logits, greedy, table, requests, firsts)
         return found
-    settings = {name: column[requests] for name, column in vars(table).items()}
-    rows = SamplingRows(**settings, positions=positions)
+    count = len(logits) // len(requests)
+    members = requests.repeat_interleave(count)
+    settings = {name: column[members] for name, column in vars(table).items()}
+    places = torch.arange(count, device=firsts.device).repeat(len(requests))
+    rows = SamplingRows(**settings, positions=firsts[members] + places)
+    if bool((rows.temperature == 0).all()):
+        return greedy
     drawn = draw(distribution(logits, rows), uniforms(rows.seeds, rows.positions))
     return torch.where((rows.temperature == 0) | (greedy < 0), greedy, drawn)
 

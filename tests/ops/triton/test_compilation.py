@@ -84,7 +84,7 @@ for synthetic in (False, True):
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("choice", "_part", types, {"BLOCK": 4096})
 compiled("choice", "_merge", types, {"PARTS": 64, "OFFSETS": True})
-types = dict.fromkeys(("greedy", "top_ks", "seeds", "requests", "positions", "out"), INT)
+types = dict.fromkeys(("greedy", "top_ks", "seeds", "requests", "firsts", "out"), INT)
 types |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), F32)
 for logits, bits in ((BF16, 16), (F32, 32)):
     sizes = {"BITS": bits, "BLOCK": 8192}

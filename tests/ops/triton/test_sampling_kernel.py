@@ -30,16 +30,17 @@ def table(settings: tuple[tuple[float, ...], ...]) -> SamplingTable:
 
 
 def both(logits: Tensor, device: torch.device, settings=FILTERS) -> tuple[Tensor, Tensor]:
+    """The kernel's tokens and the reference's; as many rows for each request of the settings."""
     from peagle.ops.triton import sampling as kernel
 
     known = table(settings)
-    rows = torch.arange(len(logits)) % len(settings)
-    positions = torch.arange(len(logits)) * 31
+    requests = torch.arange(len(settings)).flip(0)
+    firsts = torch.arange(len(settings)) * 31
     greedy = argmax(logits)
-    expected = reference(logits, greedy, known, rows, positions)
+    expected = reference(logits, greedy, known, requests, firsts)
     there = SamplingTable(**{name: column.to(device) for name, column in vars(known).items()})
     inputs = (tensor.to(device) for tensor in (logits, greedy))
-    found = kernel.choose(*inputs, there, rows.to(device), positions.to(device))
+    found = kernel.choose(*inputs, there, requests.to(device), firsts.to(device))
     return found.cpu(), expected
 
 

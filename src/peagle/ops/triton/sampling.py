@@ -16,7 +16,7 @@ BLOCK, WARPS = 8192, 32
 
 
 def choose(
-    logits: Tensor, greedy: Tensor, table: SamplingTable, requests: Tensor, positions: Tensor
+    logits: Tensor, greedy: Tensor, table: SamplingTable, requests: Tensor, firsts: Tensor
 ) -> Tensor:
     """As the reference; logits with any row stride."""
     out = torch.empty_like(greedy)
@@ -29,8 +29,9 @@ def choose(
         table.min_p,
         table.seeds,
         requests,
-        positions,
+        firsts,
         out,
+        len(logits) // len(requests),
         logits.shape[1],
         logits.stride(0),
         BITS=16 if logits.dtype == torch.bfloat16 else 32,
@@ -50,8 +51,9 @@ def _sample(
     min_ps,
     seeds,
     requests,
-    positions,
+    firsts,
     out,
+    count,
     vocab,
     stride,
     BITS: tl.constexpr,
@@ -59,7 +61,7 @@ def _sample(
 ):
     row = tl.program_id(0).to(tl.int64)
     best = tl.load(greedy + row)
-    request = tl.load(requests + row)
+    request = tl.load(requests + row // count)
     temperature = tl.load(temperatures + request)
     if (temperature == 0) | (best < 0):
         tl.store(out + row, best)
@@ -86,7 +88,8 @@ def _sample(
             ties = tl.where(found == edge, tl.minimum(ties, first), first)
             edge = found
             total = above + ties * share
-    drawn = _uniform(tl.load(seeds + request), tl.load(positions + row)) * total
+    position = tl.load(firsts + request) + row % count
+    drawn = _uniform(tl.load(seeds + request), position) * total
     token = _drawn(own, vocab, top, temperature, floor, edge, ties, share, drawn, BITS, BLOCK)
     tl.store(out + row, tl.where(token < 0, best, token))
 
