@@ -41,7 +41,7 @@ def choose(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])  # a prompt's end is one row, a cycle K + 1
 def _sample(
     logits,
     greedy,
