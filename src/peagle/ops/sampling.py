@@ -47,7 +47,7 @@ def choose(
     logits: [rows, vocab], the same number of rows for each request; greedy: [rows] argmax;
     requests: [requests] rows of the table; firsts: [table rows], where in its sequence the token of
     a request's first row will stand. The kernel works in float32: its token differs where a draw or
-    the edge of top-p is closer to another one than float32 tells apart.
+    the edge of min-p or top-p is closer to another one than float32 tells apart.
     """
     if serve(logits):
         found: Tensor = kernels("sampling").choose(logits, greedy, table, requests, firsts)
@@ -93,7 +93,8 @@ def _keep_top(scaled: Tensor, rows: SamplingRows) -> Tensor:
     ordered = ordered.masked_fill(rank >= limit[:, None], float("-inf"))
     probabilities = ordered.softmax(dim=-1)
     before = probabilities.cumsum(dim=-1) - probabilities
-    ordered = ordered.masked_fill(before >= rows.top_p[:, None], float("-inf"))
+    beyond = (before >= rows.top_p[:, None]) & (rank > 0)  # the most likely one always stays
+    ordered = ordered.masked_fill(beyond, float("-inf"))
     return torch.empty_like(ordered).scatter_(-1, order, ordered)
 
 
