@@ -80,7 +80,7 @@ class CycleGraphs:
     def seconds_by_length(self) -> dict[int, dict[int, float]]:
         """What captured cycles take for rows that no request has yet, by size and length."""
         return {
-            size: {drafts: self._glance(size, drafts) for drafts in self.lengths}
+            size: {d: self._timed(self._prepared(size, d), size, GLANCED) for d in self.lengths}
             for size in self.sizes
         }
 
@@ -89,20 +89,16 @@ class CycleGraphs:
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
 
     def run(self, rows: Sequence[int], breadth: Breadth) -> bool:
-        """One cycle for some rows of the request table; whether it had been captured before."""
+        """One cycle for some rows of the request table; whether it was a captured one."""
         size = self.sizes[bisect.bisect_left(self.sizes, len(rows))]
         named = [*rows, *[self._spare] * (size - len(rows))]
         fits = breadth.pending <= _after_its_like(breadth.drafts).pending
-        known = fits and (size, breadth.drafts) in self._captured
         once = partial(self._once, size, breadth)
         run: Run = self._prepared(size, breadth.drafts) if fits else once
         if self._named.get(size) != named:
             self._fill(size, named)
         run()
-        return known
-
-    def _glance(self, size: int, drafts: int) -> float:
-        return self._timed(self._prepared(size, drafts), size, GLANCED)
+        return fits
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
         """The median for idle rows, with tokens of their own: experts are chosen by these."""

@@ -14,7 +14,6 @@ from peagle.engine.draft_length import DraftLength
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.prefill import Ends, Prefill
-from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import ResidentCycle
 from peagle.engine.runner import CycleResult
@@ -113,11 +112,11 @@ class ResidentRunner:
         if device.type == "cuda" and len(self._graphs.lengths) > 1:
             self.length = DraftLength(self._graphs.seconds_by_length())
 
-    def draft_length(self, requests: Sequence[Request]) -> int:
-        """How many drafts the next cycle is to make for some requests."""
+    def draft_length(self, requests: int) -> int:
+        """How many drafts the next cycle is to make for so many requests."""
         if self.length is None or not requests:
             return self._graphs.lengths[-1]
-        return self.length.choose(len(requests))
+        return self.length.choose(requests)
 
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
@@ -148,7 +147,7 @@ class ResidentRunner:
         return launched
 
     def _timed(self, rows: list[int], breadth: Breadth) -> LaunchedCycle | None:
-        """None where the cycle's time says nothing of others: it was not captured before."""
+        """None where the cycle's time says nothing of others: it was not captured."""
         if not self._state.computed.is_cuda:
             self._graphs.run(rows, breadth)
             return None

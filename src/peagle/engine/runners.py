@@ -9,7 +9,6 @@ from peagle.drafters.drafter import Drafter
 from peagle.engine.batch import Scheduled
 from peagle.engine.capacity import Capacity
 from peagle.engine.kv_cache import KVCache
-from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_runner import ResidentRunner, captures_cycles
 from peagle.engine.runner import CycleResult, Runner
@@ -53,8 +52,8 @@ class Runners:
         """Whether the device chooses the tokens of such a request by itself."""
         return self.resident is not None and params.logits_unchanged
 
-    def draft_length(self, requests: Sequence[Request]) -> int | None:
-        """How many drafts each of some requests on the device is to get; None: its own K."""
+    def draft_length(self, requests: int) -> int | None:
+        """How many drafts each of so many requests on the device is to get; None: its own K."""
         return None if self.resident is None else self.resident.draft_length(requests)
 
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:

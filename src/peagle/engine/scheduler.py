@@ -63,9 +63,9 @@ class Scheduler:
         self.waiting.append(request)
 
     @property
-    def resident(self) -> list[Request]:
+    def resident(self) -> int:
         """Requests whose newest tokens live on the device."""
-        return [request for request in self.running if request.resident]
+        return sum(request.resident for request in self.running)
 
     def schedule(self, drafts: int | None = None) -> list[Scheduled]:
         """This step's work; empty only when no request is left.

@@ -57,20 +57,20 @@ def choose(
     settings = {name: column[members] for name, column in vars(table).items()}
     places = torch.arange(count, device=firsts.device).repeat(len(requests))
     rows = SamplingRows(**settings, positions=firsts[members] + places)
-    if bool((rows.temperature == 0).all()):
-        return greedy
-    drawn = draw(distribution(logits, rows), uniforms(rows.seeds, rows.positions))
-    return torch.where((rows.temperature == 0) | (greedy < 0), greedy, drawn)
+    return _drawn(logits, greedy, rows)
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
     """A token per row: the argmax where temperature is 0, else a draw. logits: [rows, vocab]."""
-    greedy = rows.temperature == 0
-    choices = logits.argmax(dim=-1)
-    if bool(greedy.all()):
-        return choices
+    return _drawn(logits, logits.argmax(dim=-1), rows)
+
+
+def _drawn(logits: Tensor, greedy: Tensor, rows: SamplingRows) -> Tensor:
+    settled = (rows.temperature == 0) | (greedy < 0)
+    if bool(settled.all()):
+        return greedy
     drawn = draw(distribution(logits, rows), uniforms(rows.seeds, rows.positions))
-    return torch.where(greedy, choices, drawn)
+    return torch.where(settled, greedy, drawn)
 
 
 def distribution(logits: Tensor, rows: SamplingRows) -> Tensor:
