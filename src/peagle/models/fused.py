@@ -9,9 +9,10 @@ from torch import Tensor
 from peagle.models.decoder import MLP, Attention, Decoder, DecoderConfig
 from peagle.ops import residual
 from peagle.ops.cached_attention import Heads
+from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
 from peagle.ops.norm import RMSNorm
-from peagle.ops.residual import Normed
+from peagle.ops.residual import Links, Normed
 
 AttendProduct = Callable[[int, Tensor, Heads], Tensor]
 """(layer, its q, k, v product [rows, width], how to read it) -> [rows, heads * head_dim]."""
@@ -52,6 +53,10 @@ class FusedLayers:
         self.layers: list[Block] = list(layers)
         self.heads = [heads_of(layer, config, table) for layer in self.layers]
         self._next_norms = [*(layer.input_norm for layer in self.layers[1:]), last_norm]
+        self._next_qkvs: list[Linear | None] = [
+            *(layer.attention.qkv for layer in self.layers[1:]),
+            None,
+        ]
 
     def __call__(
         self,
@@ -69,41 +74,42 @@ class FusedLayers:
         if taps is not None:
             taps.keep(0, stream)
         x = first
-        last = len(self.layers) - 1
-        for index, layer in enumerate(self.layers):
-            kept = reads if index == last else None
-            stream, x = self._layer(index, layer, stream, x, attend, kept)
+        qkv: Tensor | None = self._first_qkv(first)
+        for index, heads in enumerate(self.heads):
+            assert qkv is not None
+            attended = attend(index, qkv, heads)
+            if reads is not None and index == len(self.layers) - 1:
+                attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
+            stream, x, qkv = self._behind(index, attended, stream)
             if taps is not None:
                 taps.keep(index + 1, stream)
         return stream, x
 
     def write_keys(self, stream: Tensor, first: Normed, attend: AttendProduct) -> None:
         """The same as far as keys and values: all that rows nobody reads are needed for."""
-        x = first
-        for index, layer in enumerate(self.layers[:-1]):
-            stream, x = self._layer(index, layer, stream, x, attend)
-        last = len(self.layers) - 1
-        attend(last, residual.linear(x, self.layers[last].attention.qkv), self.heads[last])
+        qkv: Tensor | None = self._first_qkv(first)
+        for index, heads in enumerate(self.heads):
+            assert qkv is not None
+            attended = attend(index, qkv, heads)
+            if index < len(self.layers) - 1:
+                stream, _, qkv = self._behind(index, attended, stream)
 
-    def _layer(
-        self,
-        index: int,
-        layer: Block,
-        stream: Tensor,
-        x: Normed,
-        attend: AttendProduct,
-        reads: Tensor | None = None,
-    ) -> tuple[Tensor, Normed]:
-        qkv = residual.linear(x, layer.attention.qkv)
-        attended = attend(index, qkv, self.heads[index])
-        if reads is not None:
-            attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
-        stream, x = residual.add(attended, layer.attention.out, stream, layer.post_norm)
-        if isinstance(layer.mlp, Experts):
-            stream = stream + layer.mlp(residual.normed(stream, layer.post_norm).x)
-            return stream, residual.normed(stream, self._next_norms[index])
-        inner = residual.gated(x, layer.mlp.gate_up)
-        return residual.add(inner, layer.mlp.down, stream, self._next_norms[index])
+    def _first_qkv(self, first: Normed) -> Tensor:
+        return residual.linear(first, self.layers[0].attention.qkv)
+
+    def _behind(
+        self, index: int, attended: Tensor, stream: Tensor
+    ) -> tuple[Tensor, Normed, Tensor | None]:
+        """What a layer does with attended values, and the next one's q, k, v product."""
+        layer, norm, qkv = self.layers[index], self._next_norms[index], self._next_qkvs[index]
+        attention, mlp = layer.attention, layer.mlp
+        if isinstance(mlp, MLP):
+            links = Links(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
+            return residual.chain(attended, stream, links)
+        stream, _ = residual.add(attended, attention.out, stream, layer.post_norm)
+        stream = stream + mlp(residual.normed(stream, layer.post_norm).x)
+        x = residual.normed(stream, norm)
+        return stream, x, None if qkv is None else residual.linear(x, qkv)
 
 
 def heads_of(layer: Block, config: DecoderConfig, table: Tensor) -> Heads:

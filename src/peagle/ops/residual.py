@@ -35,6 +35,32 @@ class Normed:
         return torch.rsqrt(mean + self.eps)
 
 
+@dataclass(frozen=True)
+class Links:
+    """What lies between a layer's attention and the next one's."""
+
+    out: Linear
+    post_norm: RMSNorm
+    gate_up: Linear
+    down: Linear
+    next_norm: RMSNorm
+    qkv: Linear | None
+    """Of the next layer; None behind the last."""
+
+
+def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Normed, Tensor | None]:
+    """From attended values to the stream behind their layer, its next norm, and q, k, v of that.
+
+    attended: [rows, heads * head_dim]; stream: [rows, hidden_size].
+    """
+    if serve(attended) and kernels("chain").takes(attended, links):
+        fast: tuple[Tensor, Normed, Tensor | None] = kernels("chain").chain(attended, stream, links)
+        return fast
+    stream, x = add(attended, links.out, stream, links.post_norm)
+    stream, x = add(gated(x, links.gate_up), links.down, stream, links.next_norm)
+    return stream, x, None if links.qkv is None else linear(x, links.qkv)
+
+
 def normed(x: Tensor, norm: RMSNorm) -> Normed:
     """`norm` of a stream. x: [rows, width]."""
     if serve(x):

@@ -103,4 +103,26 @@ def test_sizes_whose_rows_are_all_left_to_cublas_are_not_run(tmp_path: Path) -> 
     run: list[int] = []
     tiles = Tiles(tmp_path / "tiles.json")
     choose_tiles(Many(tiles, best_of()), tiles)
-    assert run == [1, 4, 64]
+    assert list(dict.fromkeys(run)) == [1, 4, 64]
+
+
+@pytest.mark.filterwarnings("ignore:measuring")
+def test_what_a_chain_taken_apart_asks_for_is_chosen_too(tmp_path: Path) -> None:
+    from peagle.ops.triton.tiles import APART, Chain, Product, Tiles, candidates
+    from peagle.ops.triton.tuning import choose_tiles
+
+    chain = Chain(rows=8, hidden=4096, heads=4096, inner=12288, qkv=6144)
+    inside = Product(16, *QKV, False, BF16)
+
+    class Chained(Cycles):
+        sizes = [1]
+
+        def _products(self, size: int):  # type: ignore[no-untyped-def]
+            return [chain] if self._tiles.get(chain) is not APART else [chain, inside]
+
+    tiles, best = Tiles(tmp_path / "tiles.json"), {chain: APART, inside: candidates(inside)[1]}
+    choose_tiles(Chained(tiles, best), tiles)
+    again = Tiles(tmp_path / "tiles.json")
+    for asked, choice in best.items():
+        assert asked in again
+        assert again.get(asked) == choice

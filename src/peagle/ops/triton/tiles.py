@@ -1,4 +1,4 @@
-"""Which part of a small-row product one program takes: the quickest on this GPU, once measured."""
+"""How small-row products are read, alone or in a chain: the quickest on this GPU, once measured."""
 
 import functools
 import json
@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
@@ -54,9 +55,39 @@ class Product:
         return self.outputs * self.depth * (2 if self.gated else 1)
 
 
+@dataclass(frozen=True)
+class Chain:
+    """What lies between two layers' attention, as `chain` multiplies it in one launch."""
+
+    rows: int
+    """8 or 16."""
+    hidden: int
+    heads: int
+    """Columns of attended values."""
+    inner: int
+    qkv: int
+    """Of the next layer; 0 behind the last."""
+
+    @property
+    def weights(self) -> int:
+        """Numbers to read."""
+        return self.hidden * (self.heads + 3 * self.inner + self.qkv)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """How far ahead a chain asks for weights."""
+
+    room: int
+    """KiB of a multiprocessor's own memory."""
+
+
 CuBLAS = None
 """In a tile's place."""
-Choice = Tile | None
+APART = None
+"""In a ring's place: a launch for each product."""
+Asked = Product | Chain
+Choice = Tile | Ring | None
 
 NARROW = (
     Tile(16, 256, 2, 5, overlaps=True),
@@ -79,6 +110,8 @@ MEDIUM_OUTPUTS, WIDE_OUTPUTS = 4097, 16384
 """Where those begin."""
 BEST = {16: (0, 0, 0, 0), 32: (0, 1, 0, 2), 64: (3, 3, 3, 3)}
 """Of each list above, the place of the best on an H200, by padded rows."""
+RINGS = (Ring(184), Ring(144), APART)
+"""The largest beside which a program of attention still fits, and room for two of them."""
 
 
 class Tiles:
@@ -88,20 +121,20 @@ class Tiles:
         """Raises nothing: a file that cannot be read is as none."""
         self._file = file
         self._chosen = {} if file is None else _read(file)
-        self.asked: Counter[Product] = Counter()
+        self.asked: Counter[Asked] = Counter()
         """How often `takes` was asked for each since this was last cleared."""
 
-    def __contains__(self, product: Product) -> bool:
+    def __contains__(self, asked: Asked) -> bool:
         """Whether there is a choice for it."""
-        return product in self._chosen
+        return asked in self._chosen
 
-    def get(self, product: Product) -> Choice:
-        """The choice, or what was best on an H200 for products like it."""
-        return self._chosen.get(product, candidates(product)[0])
+    def get(self, asked: Asked) -> Choice:
+        """The choice, or what was best on an H200 for its like."""
+        return self._chosen.get(asked, candidates(asked)[0])
 
-    def set(self, product: Product, tile: Choice) -> None:
+    def set(self, asked: Asked, choice: Choice) -> None:
         """Choose."""
-        self._chosen[product] = tile
+        self._chosen[asked] = choice
 
     def save(self) -> None:
         """Keep the choices, beside those that another start has kept since. Raises `OSError`."""
@@ -109,15 +142,19 @@ class Tiles:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
         kept = _read(self._file) | self._chosen
-        listed = [[astuple(product), tile and astuple(tile)] for product, tile in kept.items()]
+        listed = [[astuple(asked), choice and astuple(choice)] for asked, choice in kept.items()]
         with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as beside:
             beside.write(json.dumps(listed) + "\n")
         os.replace(beside.name, self._file)
 
 
 @functools.cache
-def candidates(product: Product) -> tuple[Choice, ...]:
+def candidates(asked: Asked) -> tuple[Choice, ...]:
     """What may be quickest, the best on an H200 first."""
+    return RINGS if isinstance(asked, Chain) else _tiles(asked)
+
+
+def _tiles(product: Product) -> tuple[Choice, ...]:
     kind = 3 if product.gated else _kind(product.outputs)
     tiles = (NARROW, MEDIUM, WIDE, GATES)[kind]
     best = tiles[BEST[product.rows][kind]]
@@ -149,7 +186,7 @@ def takes(x: Tensor, outputs: int, gated: bool = False) -> bool:
 def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
     """The tile for such a product, cut down to what a multiprocessor has memory for."""
     tile = tiles_of(x.device).get(_product(x, outputs, gated))
-    assert tile is not CuBLAS
+    assert isinstance(tile, Tile)
     return fitting(tile, x, gated)
 
 
@@ -187,10 +224,17 @@ def tiles_of(device: torch.device) -> Tiles:
     return Tiles(Path(home) / "peagle" / f"tiles-{gpu}-{made_by}.json")
 
 
-def _read(file: Path) -> dict[Product, Choice]:
+def _read(file: Path) -> dict[Asked, Choice]:
     """The choices of a file that are still among the candidates; none where it cannot be read."""
     try:
-        pairs = [(Product(*p), tile and Tile(*tile)) for p, tile in json.loads(file.read_text())]
-        return {product: tile for product, tile in pairs if tile in candidates(product)}
+        pairs = [_pair(asked, choice) for asked, choice in json.loads(file.read_text())]
+        return {asked: choice for asked, choice in pairs if choice in candidates(asked)}
     except (OSError, ValueError, TypeError, KeyError):
         return {}
+
+
+def _pair(asked: list[Any], choice: list[Any] | None) -> tuple[Asked, Choice]:
+    """As `Tiles.save` lists them: a product's dtype tells it from a chain."""
+    if isinstance(asked[-1], str):
+        return Product(*asked), None if choice is None else Tile(*choice)
+    return Chain(*asked), None if choice is None else Ring(*choice)

@@ -1,4 +1,4 @@
-"""Tiles for small batches, chosen by the time of whole cycles at the first start on a GPU."""
+"""Tiles and rings for small batches, chosen by whole cycles' time at the first start on a GPU."""
 
 import warnings
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from peagle.ops.triton.tiles import Choice, Product, Tiles, candidates
+from peagle.ops.triton.tiles import Asked, Choice, Tiles, candidates
 
 LEAST_SHARE = 0.05
 """Of a cycle's weights: products with less are left to a size in which they have more, and without
@@ -31,49 +31,50 @@ def choose_tiles(cycles: Cycles, tiles: Tiles) -> None:
     """Choose for every product that has no choice yet, and keep the choices for later starts."""
     told = False
     for size in cycles.sizes:
-        products = _unchosen(cycles, size, tiles)
+        while unchosen := _unchosen(cycles, size, tiles):  # a chain taken apart asks for more
+            if not told:
+                message = "measuring this GPU, once for a model: it may take minutes"
+                warnings.warn(message, stacklevel=2)
+                told = True
+            _choose_all(cycles, size, unchosen, tiles)
         if not tiles.asked:  # rows are too many for tiles, and more in the sizes that follow
             break
-        if products and not told:
-            warnings.warn("measuring this GPU, once for a model: it may take minutes", stacklevel=2)
-            told = True
-        _choose_all(cycles, size, products, tiles)
     if told:
         _keep(tiles)
 
 
-def _unchosen(cycles: Cycles, size: int, tiles: Tiles) -> list[Product]:
-    """A cycle's products without a choice, the heaviest first."""
+def _unchosen(cycles: Cycles, size: int, tiles: Tiles) -> list[Asked]:
+    """A cycle's products and chains without a choice, the heaviest first."""
     tiles.asked.clear()
     cycles.run_for_nobody(size)
-    weights = {product: count * product.weights for product, count in tiles.asked.items()}
+    weights = {asked: count * asked.weights for asked, count in tiles.asked.items()}
     enough = LEAST_SHARE * sum(weights.values())
-    heavy = [p for p in weights if weights[p] >= enough and p not in tiles]
-    return sorted(heavy, key=lambda product: -weights[product])
+    heavy = [asked for asked in weights if weights[asked] >= enough and asked not in tiles]
+    return sorted(heavy, key=lambda asked: -weights[asked])
 
 
-def _choose_all(cycles: Cycles, size: int, products: list[Product], tiles: Tiles) -> None:
+def _choose_all(cycles: Cycles, size: int, unchosen: list[Asked], tiles: Tiles) -> None:
     """One after another, each beside the choices before it."""
-    for product in products:
-        best, *others = candidates(product)
-        least = _seconds_with(product, best, cycles, size, tiles)
-        for tile in others:
-            found = _seconds_with(product, tile, cycles, size, tiles)
+    for asked in unchosen:
+        best, *others = candidates(asked)
+        least = _seconds_with(asked, best, cycles, size, tiles)
+        for choice in others:
+            found = _seconds_with(asked, choice, cycles, size, tiles)
             if found < least * FASTER:
-                best, least = tile, found
-        tiles.set(product, best)
+                best, least = choice, found
+        tiles.set(asked, best)
 
 
-def _seconds_with(product: Product, tile: Choice, cycles: Cycles, size: int, tiles: Tiles) -> float:
+def _seconds_with(asked: Asked, choice: Choice, cycles: Cycles, size: int, tiles: Tiles) -> float:
     """What a cycle takes with a choice, for which there may be no room; it is taken back."""
-    before = tiles.get(product)
-    tiles.set(product, tile)
+    before = tiles.get(asked)
+    tiles.set(asked, choice)
     try:
         return cycles.seconds(size)
     except (OutOfResources, PTXASError, torch.OutOfMemoryError):
         return float("inf")
     finally:
-        tiles.set(product, before)
+        tiles.set(asked, before)
 
 
 def _keep(tiles: Tiles) -> None:

@@ -1,0 +1,155 @@
+"""Needs a Hopper GPU: the interpreter knows neither its copies nor its products."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from peagle.ops import residual
+from peagle.ops.linear import Linear
+from peagle.ops.norm import RMSNorm
+from peagle.ops.residual import Links
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")
+SMALL = {"hidden": 256, "heads": 512, "inner": 768, "qkv": 320}
+QWEN3_4B = {"hidden": 2560, "heads": 4096, "inner": 9728, "qkv": 6144}
+ALL_AT_ONCE = {"hidden": 6144, "heads": 8192, "inner": 16384, "qkv": 10240}
+
+
+def draw_links(hidden: int, heads: int, inner: int, qkv: int) -> Links:
+    sizes = ((heads, hidden), (hidden, 2 * inner), (inner, hidden), (hidden, qkv))
+    layers = [Linear(*size) for size in sizes]
+    norms = [RMSNorm(hidden, 1e-6), RMSNorm(hidden, 1e-5)]
+    for layer in layers:
+        torch.nn.init.normal_(layer.weight, std=0.02)
+    for norm in norms:
+        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    out, gate_up, down, last = (layer.to("cuda", torch.bfloat16) for layer in layers)
+    post_norm, next_norm = (norm.to("cuda", torch.bfloat16) for norm in norms)
+    return Links(out, post_norm, gate_up, down, next_norm, last)
+
+
+def draw(rows: int, links: Links) -> tuple[torch.Tensor, torch.Tensor]:
+    sizes = (links.out.weight.shape[1], len(links.out.weight))
+    attended, stream = (torch.randn(rows, n, device="cuda", dtype=torch.bfloat16) for n in sizes)
+    return attended, stream
+
+
+def reference(attended: torch.Tensor, stream: torch.Tensor, links: Links) -> list[torch.Tensor]:
+    """On the CPU in float32: stream, its norm, q, k, v."""
+    assert links.qkv is not None
+    out, gate_up, down, last = map(product_of, (links.out, links.gate_up, links.down, links.qkv))
+    norms = norm_of(links.post_norm), norm_of(links.next_norm)
+    there = Links(out, norms[0], gate_up, down, norms[1], last)
+    found, normed, qkv = residual.chain(attended.float().cpu(), stream.float().cpu(), there)
+    assert qkv is not None
+    return [found, normed.x, qkv]
+
+
+def product_of(layer: Linear) -> Linear:
+    twin = Linear(layer.weight.shape[1], layer.weight.shape[0])
+    twin.weight.data = layer.weight.detach().float().cpu()
+    return twin
+
+
+def norm_of(norm: RMSNorm) -> RMSNorm:
+    twin = RMSNorm(len(norm.weight), norm.eps)
+    twin.weight.data = norm.weight.detach().float().cpu()
+    return twin
+
+
+def far(found: torch.Tensor, expected: torch.Tensor) -> float:
+    found = found.float().cpu()
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(5)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 8, 11, 16])
+@pytest.mark.parametrize("sizes", [SMALL, QWEN3_4B, ALL_AT_ONCE])
+@torch.inference_mode()
+def test_a_chain_equals_its_products(rows: int, sizes: dict[str, int]) -> None:
+    from peagle.ops.triton import chain
+
+    links = draw_links(**sizes)
+    attended, stream = draw(rows, links)
+    assert chain.takes(attended, links)
+    found, normed, qkv = chain.chain(attended, stream, links)
+    expected, expected_norm, expected_qkv = reference(attended, stream, links)
+    assert qkv is not None
+    assert far(found, expected) < 0.006
+    assert far(normed.x.float() * normed.scale(), expected_norm) < 0.01
+    assert far(qkv, expected_qkv) < 0.01
+
+
+@torch.inference_mode()
+def test_the_last_layer_has_no_q_k_v_behind_it() -> None:
+    from peagle.ops.triton import chain
+
+    links = draw_links(**SMALL)
+    attended, stream = draw(3, links)
+    with_qkv = chain.chain(attended, stream, links)
+    without = chain.chain(attended, stream, dataclasses.replace(links, qkv=None))
+    assert without[2] is None
+    assert torch.equal(without[0], with_qkv[0])
+    assert torch.equal(without[1].x, with_qkv[1].x)
+
+
+@torch.inference_mode()
+def test_chains_follow_each_other_in_a_graph_with_the_same_result_every_time() -> None:
+    from peagle.ops.triton import chain
+
+    links = draw_links(hidden=2048, heads=2048, inner=4096, qkv=2048)
+
+    def three() -> torch.Tensor:
+        x, at = attended, stream
+        for _ in range(3):
+            at, _, qkv = chain.chain(x, at, links)
+            assert qkv is not None
+            x = qkv
+        return x
+
+    attended, stream = draw(8, links)
+    expected = three()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = three()
+    for _ in range(50):
+        found.zero_()
+        graph.replay()
+        assert torch.equal(found, expected)
+
+
+@torch.inference_mode()
+def test_a_row_of_nan_spoils_no_other() -> None:
+    from peagle.ops.triton import chain
+
+    links = draw_links(**SMALL)
+    attended, stream = draw(6, links)
+    expected = chain.chain(attended, stream, links)
+    attended[2] = torch.nan
+    found = chain.chain(attended, stream, links)
+    others = [0, 1, 3, 4, 5]
+    assert torch.equal(found[0][others], expected[0][others])
+    assert found[2] is not None
+    assert expected[2] is not None
+    assert torch.equal(found[2][others], expected[2][others])
+    assert found[2][2].isnan().all()
+
+
+@torch.inference_mode()
+def test_what_does_not_fit_is_left_to_products() -> None:
+    from peagle.ops.triton import chain
+
+    links = draw_links(**SMALL)
+    attended, _ = draw(17, links)
+    assert not chain.takes(attended, links)
+    assert not chain.takes(attended[:4].float(), links)
+    biased = Linear(256, 320, bias=True).to("cuda", torch.bfloat16)
+    assert not chain.takes(attended[:4], dataclasses.replace(links, qkv=biased))
+    odd = draw_links(hidden=256, heads=384, inner=768, qkv=320)
+    assert not chain.takes(draw(4, odd)[0], odd)
