@@ -118,25 +118,27 @@ for bias in (False, True):
 
 from triton.experimental.gluon._runtime import GluonASTSource
 from peagle.ops.triton import chain
+from peagle.ops.triton.chain.shape import LAYOUT, Shape
 
-for rows, qkv in ((8, 6144), (16, 0)):
+for rows, qkv in ((8, 6144), (16, 0), (32, 6144)):
     sizes = {"hidden": 4096, "heads": 4096, "inner": 12288, "qkv": qkv}
-    shape = chain.Shape(rows=rows, **sizes, stages=7, programs=132)
+    shape = Shape(rows=rows, **sizes, programs=132, stages=3)
     names = chain._chain.arg_names
 
     def panels(rows):
-        return f"tensordesc<bf16[{rows}, 64],{chain.LAYOUT!r}>"
+        return f"tensordesc<bf16[{rows}, 64],{LAYOUT!r}>"
 
     sources = ("attended", "middle_input", "inner_input", "out_input")
     types = {n: panels(32) for n in names if n.endswith("_weight")}
     types |= {"qkv_rest": panels(16), **dict.fromkeys(sources, panels(rows))}
-    types |= {"middle_squares": F32, "out_squares": F32, "arrivals": "*i32", "rows": "i32"}
-    types |= {"post_eps": "fp32", "next_eps": "fp32", "SHAPE": "constexpr"}
+    types |= {"middle_squares": F32, "out_squares": F32}
+    types |= {"arrivals": "*i32", "rows": "i32", "SHAPE": "constexpr"}
+    types |= {"post_eps": "fp32", "next_eps": "fp32"}
     signature = {n: types.get(n, BF16) for n in names}
     source = GluonASTSource(chain._chain, signature, {(names.index("SHAPE"),): shape})
-    options = {"num_warps": 4, "maxnreg": chain.REGISTERS, "launch_pdl": True}
+    options = {"num_warps": 4, "maxnreg": chain.REGISTERS[rows], "launch_pdl": True}
     made = triton.compile(source, HOPPER, options)
-    assert made.metadata.shared <= 184 << 10
+    assert made.metadata.shared <= shape.stages * shape.slot + chain.MARGIN
     print("chain", "_chain")
 """
 

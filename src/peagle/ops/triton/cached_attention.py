@@ -24,6 +24,8 @@ from peagle.ops.triton.launch import begin, counters, overlap, shared_memory
 
 PROGRAMS = 528
 """Four on each of an H200's multiprocessors."""
+KEYS = 64
+"""Of one tile."""
 MOST_PARTS = 8
 """Of one request's context: merging takes longer with each."""
 
@@ -42,8 +44,8 @@ def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor
         dtype=torch.float32,
         device=query.device,
     )
-    wanted = 128 if parts == 1 and queries * padded == 32 else 64
-    keys, stages = _fitting(query, queries * padded, wanted)
+    deep = parts == 1 and queries * padded == 32
+    keys, stages = _fitting(query, queries * padded, 5 if deep else 3)
     _attend[(requests, sets, parts)](
         query,
         cache,
@@ -87,15 +89,18 @@ def heads_together(requests: int, most: int, heads: Focus) -> int:
     return group
 
 
-def _fitting(query: Tensor, queries: int, keys: int) -> tuple[int, int]:
-    """Keys a step and stages for which a processor has the shared memory."""
-    unit, stages = query.shape[-1] * query.element_size(), 3
+def _fitting(query: Tensor, queries: int, stages: int) -> tuple[int, int]:
+    """Keys a step and stages for which a processor has the shared memory.
+
+    A tile's slots are loaded a stage before its keys, so that five stages hold two tiles.
+    """
+    unit, keys = query.shape[-1] * query.element_size(), KEYS
 
     def needed() -> int:
         return (queries + 2 * (stages - 1) * keys) * unit + queries * keys * query.element_size()
 
     while needed() > shared_memory(query) and (stages, keys) != (2, 16):
-        stages, keys = (2, keys) if stages == 3 else (2, keys // 2)
+        stages, keys = (stages - 1, keys) if stages > 2 else (2, keys // 2)
     return keys, stages
 
 

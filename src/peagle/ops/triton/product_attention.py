@@ -31,9 +31,9 @@ HEAD_BYTES = 256
 """Of one head. With more of either, registers let too few programs run at once."""
 MOST_PARTS = 7
 """Of older keys: merging takes longer with each."""
-SHAPES = ((8, 2), (4, 3))
-"""Warps of a program, and how many such programs a multiprocessor holds. One more than all of them
-hold together makes everything behind wait for it."""
+SHAPES = ((8, 2, 128), (4, 3, 168))
+"""Warps of a program, how many such programs a multiprocessor holds, and the registers of a thread
+with which it does. One program more than all of them hold makes everything behind wait for it."""
 
 
 def attend_product(
@@ -44,7 +44,7 @@ def attend_product(
     group = heads_together(requests, most, heads)
     sets = heads.query // group
     padded = triton.next_power_of_2(group)
-    parts, warps = _parts(requests * sets, multiprocessors(qkv))
+    parts, warps, registers = _parts(requests * sets, multiprocessors(qkv))
     fits = most * padded <= ROWS and heads.size * qkv.element_size() <= HEAD_BYTES
     if not (parts and fits):
         query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
@@ -91,18 +91,19 @@ def attend_product(
         SETTLED=settled,
         **overlap(qkv),
         num_warps=warps,
+        maxnreg=registers,
         num_stages=3,
     )
     return out
 
 
-def _parts(sets: int, processors: int) -> tuple[int, int]:
-    """Programs that share a set's older keys, and their warps; none where sets are too many."""
-    for warps, together in SHAPES:
+def _parts(sets: int, processors: int) -> tuple[int, int, int]:
+    """Programs that share a set's older keys, their warps and registers; none for many sets."""
+    for warps, together, registers in SHAPES:
         parts = min(together * processors // sets - 1, MOST_PARTS)
         if parts > 1:
-            return parts, warps
-    return 0, 0
+            return parts, warps, registers
+    return 0, 0, 0
 
 
 @triton.jit

@@ -1,0 +1,204 @@
+"""From a layer's attended values to the next layer's q, k, v in one launch, where rows are few.
+
+Four products of few rows take as long as their weights take to read, and between two launches
+memory stands idle for some 4 us. Here one program on each multiprocessor goes through all four. One
+of its warps loads: it asks for weights as far ahead as a ring in shared memory reaches, into the
+next product too, whose input other programs still compute. Four warps multiply what has come.
+"""
+
+from dataclasses import replace
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from peagle.ops.residual import Links, Normed
+from peagle.ops.triton.chain.loads import load_all
+from peagle.ops.triton.chain.products import multiply_all
+from peagle.ops.triton.chain.shape import (
+    HEIGHT,
+    LAYOUT,
+    LEAST_ROWS,
+    MOST_ROWS,
+    PANEL,
+    PANELS,
+    Shape,
+)
+from peagle.ops.triton.chain.signals import meet
+from peagle.ops.triton.launch import HOPPER, counters, multiprocessors, shared_memory
+from peagle.ops.triton.tiles import Chain, Ring, padded, tiles_of
+
+REGISTERS = {8: 64, 16: 64, 32: 80}
+"""Of a thread, by rows: with more, attention's programs do not fit beside."""
+LOADER_REGISTERS = gl.constexpr(48)
+"""Of the loading warp's; the multiplying ones have what is left."""
+MARGIN = 10 << 10
+"""Bytes of shared memory that are not the ring's."""
+
+
+def takes(attended: Tensor, links: Links) -> bool:
+    """Whether one launch beats one a product. Counts what it is asked for."""
+    layers = [links.out, links.gate_up, links.down, *([links.qkv] if links.qkv else [])]
+    if len(attended) > MOST_ROWS or any(layer.bias is not None for layer in layers):
+        return False
+    if attended.dtype != torch.bfloat16 or not _is_hopper(attended):
+        return False
+    asked = _asked(attended, links)
+    products = Shape(**vars(asked), programs=1).products
+    if any(product.depth % product.chunk for product in products):
+        return False
+    tiles = tiles_of(attended.device)
+    tiles.asked[asked] += 1
+    return tiles.get(asked) is not None
+
+
+def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Normed, Tensor | None]:
+    """As the reference; attended and stream: [rows, width], contiguous."""
+    rows = len(stream)
+    shape = _shape(attended, links)
+    middle, middle_scaled, out, out_scaled = (torch.empty_like(stream) for _ in range(4))
+    tiles, most = shape.out_product.tiles, padded(rows)
+    squares = torch.empty(2, tiles, most, dtype=torch.float32, device=stream.device)
+    inner = stream.new_empty(rows, shape.inner)
+    qkv = stream.new_empty(rows, shape.qkv) if links.qkv else None
+    last = (links.qkv or links.out).weight
+    weights = (links.out.weight, links.gate_up.weight, links.down.weight, last)
+    inputs = (attended, middle_scaled, inner, out_scaled)
+    _chain[(shape.programs,)](
+        *(_panels(weight, 32) for weight in weights),
+        _panels(last, 16),
+        *(_panels(x, shape.rows) for x in inputs),
+        stream,
+        links.post_norm.weight,
+        links.next_norm.weight,
+        middle,
+        middle_scaled,
+        squares[0],
+        inner,
+        out,
+        out_scaled,
+        squares[1],
+        out if qkv is None else qkv,
+        counters(stream.device, 4),
+        rows,
+        links.post_norm.eps,
+        links.next_norm.eps,
+        SHAPE=shape,
+        num_warps=4,
+        maxnreg=REGISTERS[shape.rows],
+        launch_pdl=True,
+    )
+    return out, Normed(out_scaled, squares[1], links.next_norm.eps), qkv
+
+
+def _is_hopper(x: Tensor) -> bool:
+    return torch.cuda.get_device_capability(x.device)[0] == HOPPER
+
+
+def _asked(attended: Tensor, links: Links) -> Chain:
+    return Chain(
+        rows=max(LEAST_ROWS, triton.next_power_of_2(len(attended))),
+        hidden=len(links.out.weight),
+        heads=attended.shape[1],
+        inner=len(links.gate_up.weight) // 2,
+        qkv=len(links.qkv.weight) if links.qkv else 0,
+    )
+
+
+def _shape(attended: Tensor, links: Links) -> Shape:
+    asked = _asked(attended, links)
+    ring = tiles_of(attended.device).get(asked)
+    assert isinstance(ring, Ring)
+    shape = Shape(**vars(asked), programs=multiprocessors(attended))
+    room = min(ring.room << 10, shared_memory(attended) - MARGIN)
+    return replace(shape, stages=room // shape.slot)
+
+
+def _panels(x: Tensor, rows: int) -> TensorDescriptor:
+    """How so many rows of a panel are copied; what lies outside of x comes as zeros."""
+    return TensorDescriptor.from_tensor(x, [rows, PANEL.value], LAYOUT)
+
+
+@gluon.jit
+def _chain(
+    out_weight,
+    gate_up_weight,
+    down_weight,
+    qkv_weight,
+    qkv_rest,
+    attended,
+    middle_input,
+    inner_input,
+    out_input,
+    stream,
+    post_norm,
+    next_norm,
+    middle,
+    middle_scaled,
+    middle_squares,
+    inner,
+    out,
+    out_scaled,
+    out_squares,
+    qkv,
+    arrivals,
+    rows,
+    post_eps,
+    next_eps,
+    SHAPE: gl.constexpr,
+):
+    slots: gl.constexpr = SHAPE.stages * PANELS
+    most: gl.constexpr = SHAPE.rows
+    stages: gl.constexpr = SHAPE.stages
+    panels = gl.allocate_shared_memory(gl.bfloat16, [slots, HEIGHT, PANEL], LAYOUT)
+    halves = panels._reinterpret(gl.bfloat16, [slots * 2, 32, PANEL], LAYOUT)
+    quarters = panels._reinterpret(gl.bfloat16, [slots * 4, 16, PANEL], LAYOUT)
+    inputs = gl.allocate_shared_memory(gl.bfloat16, [slots * 2, most, PANEL], LAYOUT)
+    folded = inputs._reinterpret(gl.bfloat16, [slots, most * 2, PANEL], LAYOUT)
+    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(stages):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(free.index(slot), count=1)
+    fence_async_shared()
+    meet()
+    weights = (out_weight, gate_up_weight, down_weight, qkv_weight)
+    sources = (attended, middle_input, inner_input, out_input)
+    added = (stream, post_norm, middle, middle_scaled, middle_squares)
+    added_behind = (middle, next_norm, out, out_scaled, out_squares)
+    gl.warp_specialize(
+        [
+            (
+                multiply_all,
+                (
+                    (full, free, panels, inputs, folded),
+                    added,
+                    inner,
+                    added_behind,
+                    qkv,
+                    arrivals,
+                    rows,
+                    post_eps,
+                    next_eps,
+                    SHAPE,
+                ),
+            ),
+            (
+                load_all,
+                (
+                    (full, free, halves, quarters, inputs),
+                    weights,
+                    qkv_rest,
+                    sources,
+                    arrivals,
+                    SHAPE,
+                ),
+            ),
+        ],
+        [1],
+        [LOADER_REGISTERS],
+    )
