@@ -88,7 +88,7 @@ class ResidentCycle:
 def _attend(cache: Tensor, rows: PassRows) -> AttendProduct:
     """Attention over a cache of [layers, 2, slots, heads, head_dim].
 
-    Behind the first layer `rows` are settled: a layer's gate, or the addition of its experts, waits
-    for all that was launched before it.
+    Behind the first layer `rows` are settled: a layer's gate, the addition of its experts, or the
+    one launch that a layer's products are, waits for all that was launched before it.
     """
     return lambda layer, qkv, heads: attend_product(qkv, heads, cache[layer], rows, layer > 0)

@@ -4,9 +4,15 @@ Four products of few rows take as long as their weights take to read, and betwee
 memory stands idle for some 4 us. Here one program on each multiprocessor goes through all four. One
 of its warps loads: it asks for weights as far ahead as a ring in shared memory reaches, into the
 next product too, whose input other programs still compute. Four warps multiply what has come.
+
+The programs wait for each other, so all must be on the GPU at once. One stream sees to that, since
+what runs before ends by itself; another process's programs beside them, under MPS, might not.
 """
 
+import functools
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import triton
@@ -45,7 +51,7 @@ def takes(attended: Tensor, links: Links) -> bool:
     layers = [links.out, links.gate_up, links.down, *([links.qkv] if links.qkv else [])]
     if len(attended) > MOST_ROWS or any(layer.bias is not None for layer in layers):
         return False
-    if attended.dtype != torch.bfloat16 or not _is_hopper(attended):
+    if attended.dtype != torch.bfloat16 or not _is_hopper(attended) or _is_shared():
         return False
     asked = _asked(attended, links)
     products = Shape(**vars(asked), programs=1).products
@@ -97,6 +103,12 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
 
 def _is_hopper(x: Tensor) -> bool:
     return torch.cuda.get_device_capability(x.device)[0] == HOPPER
+
+
+@functools.cache
+def _is_shared() -> bool:
+    """Whether other processes run on the GPU at the same time: where MPS has its pipes."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
 
 
 def _asked(attended: Tensor, links: Links) -> Chain:
