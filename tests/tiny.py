@@ -36,7 +36,7 @@ from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import load_decoder
+from peagle.models.loading import load_decoder
 from peagle.ops.cached_attention import Focus, attend_plainly
 from peagle.ops.rope import RopeConfig
 

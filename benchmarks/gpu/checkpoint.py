@@ -22,7 +22,7 @@ from peagle.bench.shapes import random_drafter, random_target, shape_of
 from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter
-from peagle.models.families import decoder_rules
+from peagle.models.loading import decoder_rules
 from peagle.models.weights import disassemble
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")

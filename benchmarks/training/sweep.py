@@ -19,7 +19,8 @@ from torch import Tensor
 from peagle.bench.report import machine
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
-from peagle.models.families import decoder_config, load_decoder
+from peagle.models.families import decoder_config
+from peagle.models.loading import load_decoder
 from peagle.models.weights import model_directory, read_json
 from peagle.train.estimate import Estimate
 from peagle.train.initial import initial_drafter

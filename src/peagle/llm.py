@@ -21,7 +21,7 @@ from peagle.engine.engine import Engine
 from peagle.engine.request import Request, RequestOutput, Speculation, TokenLogprobs
 from peagle.errors import InputError
 from peagle.grammar import GrammarCompiler
-from peagle.models.families import load_decoder
+from peagle.models.loading import load_decoder
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory, read_json
 

@@ -8,7 +8,7 @@ import torch
 
 from peagle.bench.shapes import random_target, shape_of
 from peagle.drafters.diagnosis import diagnose
-from peagle.models.families import load_decoder
+from peagle.models.loading import load_decoder
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "checkpoint.py"
 

@@ -10,7 +10,7 @@ from tiny import MASK, VOCAB, drafter_config, save_random_drafter, save_target
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.diagnosis import diagnose
 from peagle.errors import InputError
-from peagle.models.families import load_decoder
+from peagle.models.loading import load_decoder
 
 
 @pytest.fixture(scope="module")

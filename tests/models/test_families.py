@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from peagle.drafters.checkpoint import load_drafter
 from peagle.errors import InputError
-from peagle.models.families import decoder_rules, load_decoder, load_ends
+from peagle.models.loading import decoder_rules, load_decoder, load_ends
 from peagle.models.weights import disassemble
 
 Values = dict[str, Any]

@@ -12,8 +12,8 @@ from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
-from peagle.models import families
-from peagle.models.families import load_decoder
+from peagle.models import loading
+from peagle.models.loading import load_decoder
 from peagle.train.features import padded_for, target_features
 from peagle.train.packing import Document, pack
 from peagle.train.run import prepare
@@ -119,7 +119,7 @@ def test_the_memory_asked_for_is_that_of_dequantised_weights(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ):
     asked = []
-    monkeypatch.setattr(families, "require_memory", lambda needed, *_: asked.append(needed))
+    monkeypatch.setattr(loading, "require_memory", lambda needed, *_: asked.append(needed))
     decoder = tiny.load_target(directory, torch.bfloat16)
     assert asked == [sum(2 * parameter.numel() for parameter in decoder.parameters())]
     on_disk = sum(file.stat().st_size for file in directory.glob("*.safetensors"))

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.models.families import load_decoder, load_layers
+from peagle.models.loading import load_decoder, load_layers
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
 from peagle.train.run import prepare

@@ -15,7 +15,8 @@ from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import layer_rules, transformer_config
+from peagle.models.families import transformer_config
+from peagle.models.loading import layer_rules
 from peagle.models.weights import TensorRule, assemble, disassemble, read_json, read_tensors
 from peagle.ops.packing import pack
 

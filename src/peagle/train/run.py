@@ -10,7 +10,8 @@ import torch
 from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import decoder_config, load_decoder, load_ends
+from peagle.models.families import decoder_config
+from peagle.models.loading import load_decoder, load_ends
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory, read_json
 from peagle.train.conversations import Summary, read_documents

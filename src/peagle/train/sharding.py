@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from peagle.models.decoder import Decoder
-from peagle.models.families import load_decoder, load_ends, load_layers
+from peagle.models.loading import load_decoder, load_ends, load_layers
 from peagle.train.parallel import Ranks
 
 
