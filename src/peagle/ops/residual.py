@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.swiglu import swiglu
-from peagle.ops.triton import kernels, serve
+from peagle.ops.triton import hopper, kernels, serve
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
 
     attended: [rows, heads * head_dim]; stream: [rows, hidden_size].
     """
-    if serve(attended) and kernels("chain").takes(attended, links):
+    if hopper(attended) and kernels("chain").takes(attended, links):
         fast: tuple[Tensor, Normed, Tensor | None] = kernels("chain").chain(attended, stream, links)
         return fast
     stream, x = add(attended, links.out, stream, links.post_norm)

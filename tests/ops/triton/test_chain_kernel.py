@@ -142,17 +142,3 @@ def test_a_row_of_nan_spoils_no_other(rows: int) -> None:
     assert expected[2] is not None
     assert torch.equal(found[2][others], expected[2][others])
     assert found[2][2].isnan().all()
-
-
-@torch.inference_mode()
-def test_what_does_not_fit_is_left_to_products() -> None:
-    from peagle.ops.triton import chain
-
-    links = draw_links(**SMALL)
-    attended, _ = draw(33, links)
-    assert not chain.takes(attended, links)
-    assert not chain.takes(attended[:4].float(), links)
-    biased = Linear(256, 320, bias=True).to("cuda", torch.bfloat16)
-    assert not chain.takes(attended[:4], dataclasses.replace(links, qkv=biased))
-    odd = draw_links(hidden=256, heads=384, inner=1024, qkv=320)
-    assert not chain.takes(draw(4, odd)[0], odd)

@@ -111,16 +111,18 @@ def test_what_a_chain_taken_apart_asks_for_is_chosen_too(tmp_path: Path) -> None
     from peagle.ops.triton.tiles import APART, Chain, Product, Tiles, candidates
     from peagle.ops.triton.tuning import choose_tiles
 
-    chain = Chain(rows=8, hidden=4096, heads=4096, inner=12288, qkv=6144)
-    inside = Product(16, *QKV, False, BF16)
+    chain = Chain(rows=8, hidden=4096, heads=4096, inner=12288)
+    inside = [Product(16, *shape, False, BF16) for shape in (QKV, DOWN, (4096, 4096))]
+    inside.append(Product(16, 12288, 4096, True, BF16))
 
     class Chained(Cycles):
         sizes = [1]
 
         def _products(self, size: int):  # type: ignore[no-untyped-def]
-            return [chain] if self._tiles.get(chain) is not APART else [chain, inside]
+            return [chain] if self._tiles.get(chain) is not APART else [chain, *inside]
 
-    tiles, best = Tiles(tmp_path / "tiles.json"), {chain: APART, inside: candidates(inside)[1]}
+    best = {chain: APART} | {product: candidates(product)[1] for product in inside}
+    tiles = Tiles(tmp_path / "tiles.json")
     choose_tiles(Chained(tiles, best), tiles)
     again = Tiles(tmp_path / "tiles.json")
     for asked, choice in best.items():

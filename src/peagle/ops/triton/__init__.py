@@ -5,14 +5,22 @@ import importlib
 import importlib.util
 from types import ModuleType
 
+import torch
 from torch import Tensor
 
 AVAILABLE = importlib.util.find_spec("triton") is not None
+HOPPER = 9
+"""Its compute capability."""
 
 
 def serve(x: Tensor) -> bool:
     """Whether the kernels compute on this tensor's device."""
     return AVAILABLE and x.is_cuda
+
+
+def hopper(x: Tensor) -> bool:
+    """Whether they do, on a GPU with what only Hopper has."""
+    return serve(x) and torch.cuda.get_device_capability(x.device)[0] == HOPPER
 
 
 @functools.cache

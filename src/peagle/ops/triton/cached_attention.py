@@ -92,7 +92,8 @@ def heads_together(requests: int, most: int, heads: Focus) -> int:
 def _fitting(query: Tensor, queries: int, stages: int) -> tuple[int, int]:
     """Keys a step and stages for which a processor has the shared memory.
 
-    A tile's slots are loaded a stage before its keys, so that five stages hold two tiles.
+    A tile's slots are loaded a stage before its keys, so that five stages hold two tiles; room is
+    counted as if each stage but one held a tile.
     """
     unit, keys = query.shape[-1] * query.element_size(), KEYS
 

@@ -4,7 +4,8 @@ Between two kernels of a captured cycle lie some 2 us in which memory stands idl
 with `overlap` is on the multiprocessors by then; it waits in `begin`, or between `announce` and
 `wait`, until all that was launched before is done and visible. Every program of such a kernel must
 wait before it writes what another kernel reads, and before it reads what another kernel wrote, but
-where a launch without `overlap` came in between: that waits for all before it.
+where a launch without `overlap` came in between: that waits for all before it. A kernel that
+announces behind its wait lets the next one read early what was written before itself.
 """
 
 import functools
@@ -16,7 +17,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-HOPPER = 9
+from peagle.ops.triton import HOPPER
+
 H200_SHARED_MEMORY, H200_PROCESSORS = 227 << 10, 132
 """What the interpreter makes believe."""
 
@@ -47,7 +49,10 @@ def _properties(device: int) -> dict[str, Any]:
 
 @functools.cache
 def counters(device: torch.device, count: int) -> Tensor:
-    """Zeros that programs count each other with; every launch leaves them at zero."""
+    """Zeros that programs count each other with; every launch leaves them at zero.
+
+    Kernels share them, so that each touches them only behind its wait.
+    """
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 

@@ -60,18 +60,16 @@ class Chain:
     """What lies between two layers' attention, as `chain` multiplies it in one launch."""
 
     rows: int
-    """8 or 16."""
+    """8, 16 or 32."""
     hidden: int
     heads: int
     """Columns of attended values."""
     inner: int
-    qkv: int
-    """Of the next layer; 0 behind the last."""
 
     @property
     def weights(self) -> int:
-        """Numbers to read."""
-        return self.hidden * (self.heads + 3 * self.inner + self.qkv)
+        """Numbers to read, less the next layer's q, k, v, which the last has none of."""
+        return self.hidden * (self.heads + 3 * self.inner)
 
 
 @dataclass(frozen=True)
@@ -229,7 +227,7 @@ def _read(file: Path) -> dict[Asked, Choice]:
     try:
         pairs = [_pair(asked, choice) for asked, choice in json.loads(file.read_text())]
         return {asked: choice for asked, choice in pairs if choice in candidates(asked)}
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, LookupError):
         return {}
 
 

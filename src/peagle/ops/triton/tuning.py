@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from triton.runtime.errors import OutOfResources, PTXASError
 
-from peagle.ops.triton.tiles import Asked, Choice, Tiles, candidates
+from peagle.ops.triton.tiles import APART, Asked, Chain, Choice, Tiles, candidates
 
 LEAST_SHARE = 0.05
 """Of a cycle's weights: products with less are left to a size in which they have more, and without
@@ -47,7 +47,11 @@ def _unchosen(cycles: Cycles, size: int, tiles: Tiles) -> list[Asked]:
     """A cycle's products and chains without a choice, the heaviest first."""
     tiles.asked.clear()
     cycles.run_for_nobody(size)
-    weights = {asked: count * asked.weights for asked, count in tiles.asked.items()}
+    weights = {
+        asked: count * asked.weights
+        for asked, count in tiles.asked.items()
+        if not (isinstance(asked, Chain) and tiles.get(asked) is APART)
+    }
     enough = LEAST_SHARE * sum(weights.values())
     heavy = [asked for asked in weights if weights[asked] >= enough and asked not in tiles]
     return sorted(heavy, key=lambda asked: -weights[asked])

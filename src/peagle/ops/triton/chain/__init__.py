@@ -35,7 +35,7 @@ from peagle.ops.triton.chain.shape import (
     Shape,
 )
 from peagle.ops.triton.chain.signals import meet
-from peagle.ops.triton.launch import HOPPER, counters, multiprocessors, shared_memory
+from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
 from peagle.ops.triton.tiles import Chain, Ring, padded, tiles_of
 
 REGISTERS = {8: 64, 16: 64, 32: 80}
@@ -48,14 +48,16 @@ MARGIN = 10 << 10
 
 def takes(attended: Tensor, links: Links) -> bool:
     """Whether one launch beats one a product. Counts what it is asked for."""
-    layers = [links.out, links.gate_up, links.down, *([links.qkv] if links.qkv else [])]
-    if len(attended) > MOST_ROWS or any(layer.bias is not None for layer in layers):
+    named = (links.out, links.gate_up, links.down, links.qkv)
+    layers = [layer for layer in named if layer is not None]
+    if not 0 < len(attended) <= MOST_ROWS or is_shared():
         return False
-    if attended.dtype != torch.bfloat16 or not _is_hopper(attended) or _is_shared():
+    if any(x.dtype != torch.bfloat16 for x in (attended, *(layer.weight for layer in layers))):
+        return False
+    if any(layer.bias is not None for layer in layers):
         return False
     asked = _asked(attended, links)
-    products = Shape(**vars(asked), programs=1).products
-    if any(product.depth % product.chunk for product in products):
+    if any(link.depth % link.chunk for link in Shape(**vars(asked), qkv=0, programs=1).links):
         return False
     tiles = tiles_of(attended.device)
     tiles.asked[asked] += 1
@@ -67,11 +69,11 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
     rows = len(stream)
     shape = _shape(attended, links)
     middle, middle_scaled, out, out_scaled = (torch.empty_like(stream) for _ in range(4))
-    tiles, most = shape.out_product.tiles, padded(rows)
+    tiles, most = shape.out_link.tiles, padded(rows)
     squares = torch.empty(2, tiles, most, dtype=torch.float32, device=stream.device)
     inner = stream.new_empty(rows, shape.inner)
-    qkv = stream.new_empty(rows, shape.qkv) if links.qkv else None
-    last = (links.qkv or links.out).weight
+    qkv = None if links.qkv is None else stream.new_empty(rows, shape.qkv)
+    last = (links.out if links.qkv is None else links.qkv).weight
     weights = (links.out.weight, links.gate_up.weight, links.down.weight, last)
     inputs = (attended, middle_scaled, inner, out_scaled)
     _chain[(shape.programs,)](
@@ -101,12 +103,8 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
     return out, Normed(out_scaled, squares[1], links.next_norm.eps), qkv
 
 
-def _is_hopper(x: Tensor) -> bool:
-    return torch.cuda.get_device_capability(x.device)[0] == HOPPER
-
-
 @functools.cache
-def _is_shared() -> bool:
+def is_shared() -> bool:
     """Whether other processes run on the GPU at the same time: where MPS has its pipes."""
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
 
@@ -117,7 +115,6 @@ def _asked(attended: Tensor, links: Links) -> Chain:
         hidden=len(links.out.weight),
         heads=attended.shape[1],
         inner=len(links.gate_up.weight) // 2,
-        qkv=len(links.qkv.weight) if links.qkv else 0,
     )
 
 
@@ -125,7 +122,8 @@ def _shape(attended: Tensor, links: Links) -> Shape:
     asked = _asked(attended, links)
     ring = tiles_of(attended.device).get(asked)
     assert isinstance(ring, Ring)
-    shape = Shape(**vars(asked), programs=multiprocessors(attended))
+    qkv = 0 if links.qkv is None else len(links.qkv.weight)
+    shape = Shape(**vars(asked), qkv=qkv, programs=multiprocessors(attended))
     room = min(ring.room << 10, shared_memory(attended) - MARGIN)
     return replace(shape, stages=room // shape.slot)
 
@@ -135,7 +133,7 @@ def _panels(x: Tensor, rows: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(x, [rows, PANEL.value], LAYOUT)
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["rows"])
 def _chain(
     out_weight,
     gate_up_weight,

@@ -16,10 +16,10 @@ the same columns of their rows, memory gives 3 % less."""
 @gluon.jit
 def load_all(ring, weights, rest, sources, arrivals, SHAPE: gl.constexpr):
     """Fill slots for the four products. rest: of weights whose tiles are no power of two high."""
-    out: gl.constexpr = SHAPE.out_product
-    gate: gl.constexpr = SHAPE.gate_product
-    down: gl.constexpr = SHAPE.down_product
-    qkv: gl.constexpr = SHAPE.qkv_product
+    out: gl.constexpr = SHAPE.out_link
+    gate: gl.constexpr = SHAPE.gate_link
+    down: gl.constexpr = SHAPE.down_link
+    qkv: gl.constexpr = SHAPE.qkv_link
     done = _load(0, ring, weights[0], rest, sources[0], arrivals, 0, out, SHAPE)
     done = _load(done, ring, weights[1], rest, sources[1], arrivals, out.tiles, gate, SHAPE)
     everyone = SHAPE.programs
@@ -37,73 +37,74 @@ def _load(
     source,
     arrivals,
     awaited: gl.constexpr,
-    PRODUCT: gl.constexpr,
+    LINK: gl.constexpr,
     SHAPE: gl.constexpr,
 ):
     """Fill slots for one product: weights run ahead of inputs, which others may still write.
 
-    done: slots filled before. Returns them with these.
+    done: slots filled before. Returns them with these. awaited: how many programs' parts the input
+    has, counted in arrivals; 0: it is what the launch before wrote.
     """
-    count = tiles_taken(PRODUCT, SHAPE) * PRODUCT.steps
+    count = tiles_taken(LINK, SHAPE) * LINK.steps
     ahead = gl.minimum(count, SHAPE.stages)
     for step in range(ahead):
-        _load_weight(done + step, step, ring, weight, rest, PRODUCT, SHAPE)
+        _load_weight(done + step, step, ring, weight, rest, LINK, SHAPE)
     if awaited == 0:
         gdc_wait()
     elif count > 0:
         wait_for(arrivals, awaited)
     publish()
     for step in range(ahead):
-        _load_input(done + step, step, ring, source, PRODUCT, SHAPE)
+        _load_input(done + step, step, ring, source, LINK, SHAPE)
     for step in range(ahead, count):
-        _load_weight(done + step, step, ring, weight, rest, PRODUCT, SHAPE)
-        _load_input(done + step, step, ring, source, PRODUCT, SHAPE)
+        _load_weight(done + step, step, ring, weight, rest, LINK, SHAPE)
+        _load_input(done + step, step, ring, source, LINK, SHAPE)
     return done + count
 
 
 @gluon.jit
-def tiles_taken(PRODUCT: gl.constexpr, SHAPE: gl.constexpr):
+def tiles_taken(LINK: gl.constexpr, SHAPE: gl.constexpr):
     """How many this program takes."""
-    return (PRODUCT.tiles - gl.program_id(0) + SHAPE.programs - 1) // SHAPE.programs
+    return (LINK.tiles - gl.program_id(0) + SHAPE.programs - 1) // SHAPE.programs
 
 
 @gluon.jit
-def _load_weight(place, step, ring, weight, rest, PRODUCT: gl.constexpr, SHAPE: gl.constexpr):
+def _load_weight(place, step, ring, weight, rest, LINK: gl.constexpr, SHAPE: gl.constexpr):
     full, free, halves, quarters, _ = ring
     slot = place % SHAPE.stages
     mbarrier.wait(free.index(slot), (place // SHAPE.stages & 1) ^ 1)
-    mbarrier.expect(full.index(slot), PRODUCT.bytes(SHAPE.rows))
-    row = (gl.program_id(0) + step // PRODUCT.steps * SHAPE.programs) * PRODUCT.columns
-    first = _first_panel(step, PRODUCT)
+    mbarrier.expect(full.index(slot), LINK.bytes(SHAPE.rows))
+    row = (gl.program_id(0) + step // LINK.steps * SHAPE.programs) * LINK.columns
+    first = _first_panel(step, LINK)
     for panel in gl.static_range(PANELS):
         half = (slot * PANELS + panel) * 2
         upper, lower = halves.index(half), halves.index(half + 1)
-        column = (first + panel * PRODUCT.pieces) * PANEL
+        column = (first + panel * LINK.pieces) * PANEL
         _copy(weight, row, column, full.index(slot), upper)
-        if PRODUCT.kind == "folded":
+        if LINK.kind == "folded":
             _copy(weight, row, column + PANEL, full.index(slot), lower)
-        elif PRODUCT.kind == "gated":
-            _copy(weight, row + PRODUCT.outputs, column, full.index(slot), lower)
+        elif LINK.kind == "gated":
+            _copy(weight, row + LINK.outputs, column, full.index(slot), lower)
         else:
             _copy(rest, row + 32, column, full.index(slot), quarters.index(half * 2 + 2))
 
 
 @gluon.jit
-def _load_input(place, step, ring, source, PRODUCT: gl.constexpr, SHAPE: gl.constexpr):
+def _load_input(place, step, ring, source, LINK: gl.constexpr, SHAPE: gl.constexpr):
     full, _, _, _, inputs = ring
-    pieces: gl.constexpr = PANELS * PRODUCT.pieces
+    pieces: gl.constexpr = PANELS * LINK.pieces
     slot = place % SHAPE.stages
-    first = _first_panel(step, PRODUCT)
+    first = _first_panel(step, LINK)
     for piece in gl.static_range(pieces):
         panel = inputs.index(slot * PANELS * 2 + piece)
         _copy(source, 0, (first + piece) * PANEL, full.index(slot), panel)
 
 
 @gluon.jit
-def _first_panel(step, PRODUCT: gl.constexpr):
+def _first_panel(step, LINK: gl.constexpr):
     """Where in the depth a step begins, in panels."""
-    staggered = (step + gl.program_id(0) * STAGGER) % PRODUCT.steps
-    return staggered * (PANELS * PRODUCT.pieces)
+    staggered = (step + gl.program_id(0) * STAGGER) % LINK.steps
+    return staggered * (PANELS * LINK.pieces)
 
 
 @gluon.jit

@@ -1,4 +1,4 @@
-"""How the four products of a chain are cut into what one program takes."""
+"""How the four products of a chain, its links, are cut into what one program takes."""
 
 from dataclasses import dataclass
 
@@ -18,8 +18,8 @@ LEAST_ROWS, MOST_ROWS = 8, 32
 
 
 @dataclass(frozen=True)
-class Product:
-    """One of the four.
+class Link:
+    """One of the four products.
 
     A panel has a line for each output of a tile; or two, of its gate and of what that gates, or of
     one piece of the depth and the next.
@@ -79,29 +79,29 @@ class Shape:
     """Slots of the ring."""
 
     @property
-    def out_product(self) -> Product:
+    def out_link(self) -> Link:
         """Of attended values."""
-        return Product("folded", self.heads, self.hidden, 32)
+        return Link("folded", self.heads, self.hidden, 32)
 
     @property
-    def gate_product(self) -> Product:
+    def gate_link(self) -> Link:
         """And up's."""
-        return Product("gated", self.hidden, self.inner, 32)
+        return Link("gated", self.hidden, self.inner, 32)
 
     @property
-    def down_product(self) -> Product:
+    def down_link(self) -> Link:
         """The MLP's second."""
-        return Product("folded", self.inner, self.hidden, 32)
+        return Link("folded", self.inner, self.hidden, 32)
 
     @property
-    def qkv_product(self) -> Product:
+    def qkv_link(self) -> Link:
         """The next layer's first."""
-        return Product("plain", self.hidden, self.qkv, 48)
+        return Link("plain", self.hidden, self.qkv, 48)
 
     @property
-    def products(self) -> tuple[Product, Product, Product, Product]:
+    def links(self) -> tuple[Link, Link, Link, Link]:
         """In their order."""
-        return self.out_product, self.gate_product, self.down_product, self.qkv_product
+        return self.out_link, self.gate_link, self.down_link, self.qkv_link
 
     @property
     def slot(self) -> int:
@@ -109,6 +109,6 @@ class Shape:
         return PANELS.value * PANEL.value * 2 * (HEIGHT.value + 2 * self.rows)
 
     @property
-    def sums(self) -> int:
-        """Rows of the parts of squares, as `residual` has them."""
+    def squares_stride(self) -> int:
+        """From one part of the squares to the next, as `residual` has them."""
         return padded(self.rows)

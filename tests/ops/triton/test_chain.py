@@ -1,0 +1,79 @@
+"""What of a chain needs no GPU: which it takes, and how it is cut."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from peagle.ops.linear import Linear
+from peagle.ops.norm import RMSNorm
+from peagle.ops.residual import Links
+
+
+def links_of(hidden: int = 256, heads: int = 512, inner: int = 1024, qkv: int = 320) -> Links:
+    sizes = ((heads, hidden), (hidden, 2 * inner), (inner, hidden), (hidden, qkv))
+    out, gate_up, down, last = (Linear(*size).to(torch.bfloat16) for size in sizes)
+    return Links(out, RMSNorm(hidden, 1e-6), gate_up, down, RMSNorm(hidden, 1e-6), last)
+
+
+def attended(rows: int, heads: int = 512) -> torch.Tensor:
+    return torch.zeros(rows, heads, dtype=torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def _no_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peagle.ops.triton import chain
+
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "none"))
+    chain.is_shared.cache_clear()
+
+
+def test_few_rows_of_bfloat16_without_bias_are_taken() -> None:
+    from peagle.ops.triton import chain
+
+    links = links_of()
+    for rows, taken in ((0, False), (1, True), (32, True), (33, False)):
+        assert chain.takes(attended(rows), links) == taken
+    assert not chain.takes(attended(4).float(), links)
+    assert chain.takes(attended(4), dataclasses.replace(links, qkv=None))
+    biased = Linear(256, 320, bias=True).to(torch.bfloat16)
+    assert not chain.takes(attended(4), dataclasses.replace(links, qkv=biased))
+    assert not chain.takes(attended(4), dataclasses.replace(links, down=Linear(1024, 256)))
+    assert not chain.takes(attended(4, heads=384), links_of(heads=384))
+
+
+def test_processes_that_share_a_gpu_have_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peagle.ops.triton import chain
+
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert not chain.takes(attended(4), links_of())
+    chain.is_shared.cache_clear()
+
+
+def test_what_one_launch_each_is_quicker_for_is_left_to_that() -> None:
+    from peagle.ops.triton import chain
+    from peagle.ops.triton.tiles import APART, tiles_of
+
+    links, tiles = links_of(hidden=128), tiles_of(torch.device("cpu"))
+    tiles.asked.clear()
+    assert chain.takes(attended(4), links)
+    [asked] = tiles.asked
+    tiles.set(asked, APART)
+    assert not chain.takes(attended(4), links)
+
+
+@pytest.mark.parametrize("rows", [8, 16, 32])
+def test_tiles_cover_every_output_and_all_of_the_depth(rows: int) -> None:
+    from peagle.ops.triton.chain.shape import Shape
+
+    shape = Shape(rows=rows, hidden=2560, heads=4096, inner=9728, qkv=6144, programs=132)
+    for link in shape.links:
+        assert 0 <= link.tiles * link.columns - link.outputs < link.columns
+        assert link.steps * link.chunk == link.depth
+        assert link.bytes(rows) <= shape.slot
+    assert sum(link.depth * link.outputs for link in shape.links) + 9728 * 2560 == (
+        2560 * (4096 + 3 * 9728 + 6144)
+    )
