@@ -84,15 +84,7 @@ def _multiply(done, ring, LINK: gl.constexpr, SHAPE: gl.constexpr):
 
 
 @gluon.jit
-def _add(
-    done,
-    ring,
-    added,
-    arrivals,
-    rows,
-    LINK: gl.constexpr,
-    SHAPE: gl.constexpr,
-):
+def _add(done, ring, added, arrivals, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """The product and the stream before, that under the next norm, and the sum of its squares."""
     before, norm, out, scaled, squares = added
     layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, FOLDED))
@@ -144,15 +136,7 @@ def _over_rms(squares, eps, LINK: gl.constexpr, SHAPE: gl.constexpr):
 
 
 @gluon.jit
-def _gate(
-    done,
-    ring,
-    factor,
-    inner,
-    rows,
-    LINK: gl.constexpr,
-    SHAPE: gl.constexpr,
-):
+def _gate(done, ring, factor, inner, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """silu(gate) * up."""
     layout: gl.constexpr = gl.SliceLayout(2, GATED)
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))
@@ -172,15 +156,7 @@ def _gate(
 
 
 @gluon.jit
-def _scale(
-    done,
-    ring,
-    factor,
-    out,
-    rows,
-    LINK: gl.constexpr,
-    SHAPE: gl.constexpr,
-):
+def _scale(done, ring, factor, out, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """The product of what is divided by its rms."""
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, PLAIN))
     output = gl.arange(0, 64, gl.SliceLayout(1, PLAIN))
