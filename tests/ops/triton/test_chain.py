@@ -10,6 +10,8 @@ from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.residual import Links
 
+pytestmark = pytest.mark.usefixtures("without_mps")
+
 
 def links_of(hidden: int = 256, heads: int = 512, inner: int = 1024, qkv: int = 320) -> Links:
     sizes = ((heads, hidden), (hidden, 2 * inner), (inner, hidden), (hidden, qkv))
@@ -19,14 +21,6 @@ def links_of(hidden: int = 256, heads: int = 512, inner: int = 1024, qkv: int = 
 
 def attended(rows: int, heads: int = 512) -> torch.Tensor:
     return torch.zeros(rows, heads, dtype=torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def _no_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from peagle.ops.triton import chain
-
-    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "none"))
-    chain.is_shared.cache_clear()
 
 
 def test_few_rows_of_bfloat16_without_bias_are_taken() -> None:

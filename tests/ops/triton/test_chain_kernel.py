@@ -11,7 +11,10 @@ from peagle.ops.norm import RMSNorm
 from peagle.ops.residual import Links
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-pytestmark = pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")
+pytestmark = [
+    pytest.mark.skipif(not HOPPER, reason="no Hopper GPU"),
+    pytest.mark.usefixtures("without_mps"),
+]
 SMALL = {"hidden": 256, "heads": 512, "inner": 1024, "qkv": 320}
 QWEN3_4B = {"hidden": 2560, "heads": 4096, "inner": 9728, "qkv": 6144}
 SEVERAL_TURNS = {"hidden": 6144, "heads": 1024, "inner": 5120, "qkv": 7168}
