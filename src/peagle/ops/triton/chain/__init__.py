@@ -36,7 +36,7 @@ from peagle.ops.triton.chain.shape import (
 )
 from peagle.ops.triton.chain.signals import meet
 from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
-from peagle.ops.triton.tiles import Chain, Ring, padded, tiles_of
+from peagle.ops.triton.tiles import Chain, Ring, tiles_of
 
 REGISTERS = {8: 64, 16: 64, 32: 80}
 """Of a thread, by rows: with more, attention's programs do not fit beside."""
@@ -69,8 +69,8 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
     rows = len(stream)
     shape = _shape(attended, links)
     middle, middle_scaled, out, out_scaled = (torch.empty_like(stream) for _ in range(4))
-    tiles, most = shape.out_link.tiles, padded(rows)
-    squares = torch.empty(2, tiles, most, dtype=torch.float32, device=stream.device)
+    parts = (2, shape.out_link.tiles, shape.squares_stride)
+    squares = torch.empty(parts, dtype=torch.float32, device=stream.device)
     inner = stream.new_empty(rows, shape.inner)
     qkv = None if links.qkv is None else stream.new_empty(rows, shape.qkv)
     last = (links.out if links.qkv is None else links.qkv).weight

@@ -159,7 +159,7 @@ def _gate(done, ring, factor, inner, rows, LINK: gl.constexpr, SHAPE: gl.constex
 def _scale(done, ring, factor, out, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """The product of what is divided by its rms."""
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, PLAIN))
-    output = gl.arange(0, 64, gl.SliceLayout(1, PLAIN))
+    output = gl.arange(0, HEIGHT, gl.SliceLayout(1, PLAIN))
     factor = gl.convert_layout(factor, gl.SliceLayout(0, PLAIN))[None, :]
     for index in range(tiles_taken(LINK, SHAPE)):
         tile = gl.program_id(0) + index * SHAPE.programs
