@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from test_families import Values, assert_weights_are_refused, change_config
+from test_families import Values, change_config
+from test_loading import assert_weights_are_refused
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter

@@ -1,0 +1,97 @@
+"""What a target's directory holds, read whole, in parts, and taken apart again."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import tiny
+import torch
+from safetensors.torch import load_file, save_file
+
+from peagle.errors import InputError
+from peagle.models.loading import decoder_rules, load_decoder, load_ends
+from peagle.models.weights import disassemble
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tiny.save_target(tmp_path / "target")
+
+
+def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def test_an_expert_that_is_missing_is_named(tmp_path: Path):
+    directory = tiny.save_target(tmp_path, "qwen3_moe")
+    name = "model.layers.2.mlp.experts.5.up_proj.weight"
+    change_tensors(directory, lambda t: t.pop(name))
+    with pytest.raises(InputError, match=f"missing tensors: {re.escape(name)}$"):
+        tiny.load_target(directory)
+
+
+@pytest.mark.parametrize("family", tiny.KINDS)
+def test_a_decoder_is_taken_apart_into_the_tensors_it_came_from(tmp_path: Path, family: str):
+    directory = tiny.save_target(tmp_path, family)
+    decoder = tiny.load_target(directory)
+    again = disassemble(decoder, decoder_rules(decoder.config))
+    saved = load_file(directory / "model.safetensors")
+    assert again.keys() == saved.keys()
+    assert all(torch.equal(again[name], value) for name, value in saved.items())
+
+
+WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
+    ("missing", lambda t: t.pop("model.norm.weight"), r"missing tensors: model\.norm\.weight"),
+    ("more", lambda t: t.update(other=torch.ones(1)), "unexpected tensors: other"),
+    (
+        "NaN",
+        lambda t: t["lm_head.weight"][3].fill_(float("nan")),
+        r"tensor lm_head\.weight holds NaN or infinite values",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [w[1:] for w in WEIGHTS], ids=[w[0] for w in WEIGHTS]
+)
+def test_weights_that_do_not_fit(directory: Path, change: Callable[..., object], message: str):
+    assert_weights_are_refused(directory, change, message)
+
+
+def assert_weights_are_refused(directory: Path, change: Callable[..., object], message: str):
+    change_tensors(directory, change)
+    with pytest.raises(InputError, match=message):
+        tiny.load_target(directory)
+
+
+def test_tied_embeddings_are_one_parameter(tmp_path: Path):
+    decoder = tiny.load_target(tiny.save_target(tmp_path, tie_word_embeddings=True))
+    assert decoder.head.weight is decoder.embed.weight
+
+
+def test_the_longest_length_can_be_set(directory: Path):
+    decoder = load_decoder(directory, torch.float32, tiny.CPU, max_length=40)
+    assert decoder.rotations.shape[0] == 40
+    assert tiny.load_target(directory).rotations.shape[0] == 256
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_ends_alone_are_those_of_the_whole(tmp_path: Path, tied: bool):
+    """And of the layers nothing is read, damaged as they may be."""
+    whole = tiny.load_target(tiny.save_target(tmp_path, tie_word_embeddings=tied))
+    change_tensors(tmp_path, lambda t: t["model.layers.1.mlp.up_proj.weight"].fill_(torch.inf))
+    ends = load_ends(tmp_path, torch.float32, tiny.CPU)
+    assert ends.config == whole.config
+    assert not len(ends.layers)
+    expected = whole.state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in ends.state_dict().items())
+    assert {name.split(".")[0] for name in ends.state_dict()} == {"embed", "norm", "head"}
+
+
+def test_ends_that_are_missing_are_named(directory: Path):
+    change_tensors(directory, lambda t: t.pop("model.norm.weight"))
+    with pytest.raises(InputError, match=r"missing tensors: model\.norm\.weight"):
+        load_ends(directory, torch.float32, tiny.CPU)
