@@ -10,7 +10,7 @@ from torch import Tensor
 
 from peagle.ops.norm import rms_norm
 from peagle.ops.rope import apply_rope, rotation_at
-from peagle.ops.triton import kernels, serve
+from peagle.ops.triton import hopper, kernels, serve
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,9 @@ def attend_product(
     before it, and behind which this one comes: a kernel may read them before its own wait.
     """
     if serve(qkv):
-        attended: Tensor = kernels("product_attention").attend_product(
-            qkv, heads, cache, rows, settled
-        )
+        on_hopper = hopper(qkv) and kernels("hopper_attention").takes(qkv, heads, rows)
+        name = "hopper_attention" if on_hopper else "product_attention"
+        attended: Tensor = kernels(name).attend_product(qkv, heads, cache, rows, settled)
         return attended
     query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
     return attend(query, heads, cache, rows)

@@ -9,10 +9,10 @@ from peagle.ops.rope import RopeConfig, rope_table
 LENGTH, KV_HEADS, SIZE = 1100, 2, 16
 
 
-def heads_of(query: int = 4, **changes: object) -> Heads:
-    values = {"norm_weight": torch.rand(2 * SIZE) + 0.5, "window": None, "sinks": None, **changes}
-    table = rope_table(RopeConfig(), SIZE, LENGTH)
-    return Heads(query, KV_HEADS, SIZE, rotations=table, eps=1e-6, **values)
+def heads_of(query: int = 4, size: int = SIZE, **changes: object) -> Heads:
+    values = {"norm_weight": torch.rand(2 * size) + 0.5, "window": None, "sinks": None, **changes}
+    table = rope_table(RopeConfig(), size, LENGTH)
+    return Heads(query, KV_HEADS, size, rotations=table, eps=1e-6, **values)
 
 
 def pass_rows(starts: list[int], counts: list[int], most: int) -> PassRows:

@@ -27,7 +27,7 @@ def test_few_rows_of_bfloat16_without_bias_are_taken() -> None:
     from peagle.ops.triton import chain
 
     links = links_of()
-    for rows, taken in ((0, False), (1, True), (32, True), (33, False)):
+    for rows, taken in ((0, False), (1, True), (33, True), (64, True), (65, False)):
         assert chain.takes(attended(rows), links) == taken
     assert not chain.takes(attended(4).float(), links)
     assert chain.takes(attended(4), dataclasses.replace(links, qkv=None))
@@ -59,14 +59,15 @@ def test_what_one_launch_each_is_quicker_for_is_left_to_that() -> None:
     assert not chain.takes(attended(4), links)
 
 
-@pytest.mark.parametrize("rows", [8, 16, 32])
+@pytest.mark.parametrize("rows", [8, 16, 32, 64])
 def test_tiles_cover_every_output_and_all_of_the_depth(rows: int) -> None:
     from peagle.ops.triton.chain.shape import Shape
 
     shape = Shape(rows=rows, hidden=2560, heads=4096, inner=9728, qkv=6144, programs=132)
     for link in shape.links:
-        assert 0 <= link.tiles * link.columns - link.outputs < link.columns
-        assert link.steps * link.chunk == link.depth
+        tiles = link.units // link.programs
+        assert 0 <= tiles * link.columns - link.outputs < link.columns
+        assert link.steps * link.chunk * link.programs == link.depth
         assert link.bytes(rows) <= shape.slot
     assert sum(link.depth * link.outputs for link in shape.links) + 9728 * 2560 == (
         2560 * (4096 + 3 * 9728 + 6144)

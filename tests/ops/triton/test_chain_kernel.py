@@ -73,7 +73,7 @@ def _seed() -> None:
     torch.manual_seed(5)
 
 
-@pytest.mark.parametrize("rows", [1, 5, 8, 11, 16, 27])
+@pytest.mark.parametrize("rows", [1, 5, 8, 11, 16, 27, 45, 64])
 @pytest.mark.parametrize("sizes", [SMALL, QWEN3_4B, SEVERAL_TURNS])
 @torch.inference_mode()
 def test_a_chain_equals_its_products(rows: int, sizes: dict[str, int]) -> None:
@@ -103,7 +103,7 @@ def test_the_last_layer_has_no_q_k_v_behind_it() -> None:
     assert torch.equal(without[1].x, with_qkv[1].x)
 
 
-@pytest.mark.parametrize("rows", [8, 32])
+@pytest.mark.parametrize("rows", [8, 32, 64])
 @torch.inference_mode()
 def test_chains_follow_each_other_in_a_graph_with_the_same_result_every_time(rows: int) -> None:
     from peagle.ops.triton import chain
@@ -129,7 +129,7 @@ def test_chains_follow_each_other_in_a_graph_with_the_same_result_every_time(row
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("rows", [6, 20])
+@pytest.mark.parametrize("rows", [6, 20, 56])
 @torch.inference_mode()
 def test_a_row_of_nan_spoils_no_other(rows: int) -> None:
     from peagle.ops.triton import chain

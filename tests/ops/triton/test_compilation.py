@@ -117,29 +117,54 @@ for bias in (False, True):
         compiled("moe", name, types, {**sizes, **flags})
 
 from triton.experimental.gluon._runtime import GluonASTSource
-from peagle.ops.triton import chain
-from peagle.ops.triton.chain.shape import LAYOUT, Shape
+from peagle.ops.triton import chain, hopper_attention
+from peagle.ops.triton.chain.shape import LAYOUT3, LAYOUT4, Shape
 
-for rows, qkv in ((8, 6144), (16, 0), (32, 6144)):
+
+def made(kernel, types, constant, value, **options):
+    names = kernel.arg_names
+    signature = {n: "constexpr" if n == constant else types.get(n, "i32") for n in names}
+    attributes = {
+        (i,): [["tt.divisibility", 16]]
+        for i, n in enumerate(names)
+        if signature[n][0] == "*" or n in WIDTHS
+    }
+    source = GluonASTSource(kernel, signature, {(names.index(constant),): value}, attributes)
+    return triton.compile(source, HOPPER, {**options, "launch_pdl": True})
+
+
+def boxes(*box):
+    return f"tensordesc<bf16{list(box)},{LAYOUT4 if len(box) == 4 else LAYOUT3!r}>"
+
+
+for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
     sizes = {"hidden": 4096, "heads": 4096, "inner": 12288, "qkv": qkv}
     shape = Shape(rows=rows, **sizes, programs=132, stages=3)
-    names = chain._chain.arg_names
-
-    def panels(rows):
-        return f"tensordesc<bf16[{rows}, 64],{LAYOUT!r}>"
-
-    sources = ("attended", "middle_input", "inner_input", "out_input")
-    types = {n: panels(32) for n in names if n.endswith("_weight")}
-    types |= {"qkv_rest": panels(16), **dict.fromkeys(sources, panels(rows))}
-    types |= {"middle_squares": F32, "out_squares": F32}
-    types |= {"arrivals": "*i32", "rows": "i32", "SHAPE": "constexpr"}
-    types |= {"post_eps": "fp32", "next_eps": "fp32"}
-    signature = {n: types.get(n, BF16) for n in names}
-    source = GluonASTSource(chain._chain, signature, {(names.index("SHAPE"),): shape})
-    options = {"num_warps": 4, "maxnreg": chain.REGISTERS[rows], "launch_pdl": True}
-    made = triton.compile(source, HOPPER, options)
-    assert made.metadata.shared <= shape.stages * shape.slot + chain.MARGIN
+    links = shape.links
+    types = dict.fromkeys(("stream", "post_norm", "middle", "middle_scaled", "inner", "out"), BF16)
+    types |= dict.fromkeys(("next_norm", "out_scaled", "qkv"), BF16)
+    weights = ("out_weight", "gate_up_weight", "down_weight", "qkv_weight")
+    types |= {n: boxes(*link.box) for n, link in zip(weights, links)}
+    inputs = ("attended", "middle_input", "inner_input", "out_input")
+    types |= {n: boxes(link.inputs, rows, 64) for n, link in zip(inputs, links)}
+    types |= {"qkv_rest": boxes(1, 16, 64), "post_eps": "fp32", "next_eps": "fp32"}
+    types |= dict.fromkeys(("middle_squares", "out_squares", "sums"), F32) | {"arrivals": "*i32"}
+    options = {"num_warps": 4, "maxnreg": chain.REGISTERS[rows]}
+    kernel = made(chain._chain, types, "SHAPE", shape, **options)
+    assert kernel.metadata.shared <= shape.stages * shape.slot + chain.MARGIN
     print("chain", "_chain")
+
+types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)
+types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
+types |= {"rotations": F32, "partial": F32, "arrivals": "*i32", "eps": "fp32", "scale": "fp32"}
+for lines, warps, size, switch in ((8, 8, 128, False), (32, 4, 64, True), (64, 8, 128, True)):
+    sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines, "parts": 3}
+    switches = {"norm": not switch, "window": switch, "sinks": switch, "settled": not switch}
+    stages = hopper_attention.stages(lines)
+    form = hopper_attention.Form(**sizes, warps=warps, stages=stages, **switches)
+    kernel = made(hopper_attention._attend_part, types, "FORM", form, num_warps=warps)
+    assert kernel.metadata.shared <= 227 << 10
+    print("hopper_attention", "_attend_part")
 """
 
 

@@ -60,7 +60,7 @@ class Chain:
     """What lies between two layers' attention, as `chain` multiplies it in one launch."""
 
     rows: int
-    """8, 16 or 32."""
+    """8, 16, 32 or 64."""
     hidden: int
     heads: int
     """Columns of attended values."""
@@ -108,8 +108,8 @@ MEDIUM_OUTPUTS, WIDE_OUTPUTS = 4097, 16384
 """Where those begin."""
 BEST = {16: (0, 0, 0, 0), 32: (0, 1, 0, 2), 64: (3, 3, 3, 3)}
 """Of each list above, the place of the best on an H200, by padded rows."""
-RINGS = (Ring(184), Ring(144), APART)
-"""The largest beside which a program of attention still fits, and room for two of them."""
+RINGS = (Ring(208), Ring(144), APART)
+"""The largest, and one beside which a program of a Triton kernel still fits."""
 
 
 class Tiles:

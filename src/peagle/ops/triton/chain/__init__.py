@@ -28,18 +28,21 @@ from peagle.ops.triton.chain.products import multiply_all
 from peagle.ops.triton.chain.shape import (
     HEIGHT,
     LAYOUT,
+    LAYOUT3,
+    LAYOUT4,
     LEAST_ROWS,
     MOST_ROWS,
+    OWNED,
     PANEL,
-    PANELS,
+    Link,
     Shape,
 )
 from peagle.ops.triton.chain.signals import meet
 from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
 from peagle.ops.triton.tiles import Chain, Ring, tiles_of
 
-REGISTERS = {8: 64, 16: 64, 32: 80}
-"""Of a thread, by rows: with more, attention's programs do not fit beside."""
+REGISTERS = {8: 64, 16: 64, 32: 96, 64: 168}
+"""Of a thread, by rows."""
 LOADER_REGISTERS = gl.constexpr(48)
 """Of the loading warp's; the multiplying ones have what is left."""
 MARGIN = 10 << 10
@@ -57,7 +60,8 @@ def takes(attended: Tensor, links: Links) -> bool:
     if any(layer.bias is not None for layer in layers):
         return False
     asked = _asked(attended, links)
-    if any(link.depth % link.chunk for link in Shape(**vars(asked), qkv=0, programs=1).links):
+    shape = Shape(**vars(asked), qkv=0, programs=1)
+    if any(link.depth % (link.chunk * link.programs) for link in shape.links):
         return False
     tiles = tiles_of(attended.device)
     tiles.asked[asked] += 1
@@ -69,17 +73,19 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
     rows = len(stream)
     shape = _shape(attended, links)
     middle, middle_scaled, out, out_scaled = (torch.empty_like(stream) for _ in range(4))
-    parts = (2, shape.out_link.tiles, shape.squares_stride)
+    parts = (2, shape.out_link.units, shape.squares_stride)
     squares = torch.empty(parts, dtype=torch.float32, device=stream.device)
     inner = stream.new_empty(rows, shape.inner)
+    sums = torch.empty(shape.given, shape.rows, OWNED.value, device=stream.device)
     qkv = None if links.qkv is None else stream.new_empty(rows, shape.qkv)
     last = (links.out if links.qkv is None else links.qkv).weight
     weights = (links.out.weight, links.gate_up.weight, links.down.weight, last)
     inputs = (attended, middle_scaled, inner, out_scaled)
+    pieces = [link.inputs for link in shape.links]
     _chain[(shape.programs,)](
-        *(_panels(weight, 32) for weight in weights),
-        _panels(last, 16),
-        *(_panels(x, shape.rows) for x in inputs),
+        *(_weights(*pair) for pair in zip(weights, shape.links, strict=True)),
+        _boxes(last, (1, 16, PANEL.value)),
+        *(_boxes(x, (n, shape.rows, PANEL.value)) for x, n in zip(inputs, pieces, strict=True)),
         stream,
         links.post_norm.weight,
         links.next_norm.weight,
@@ -91,7 +97,8 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
         out_scaled,
         squares[1],
         out if qkv is None else qkv,
-        counters(stream.device, 4),
+        sums,
+        counters(stream.device, 4 + shape.given),
         rows,
         links.post_norm.eps,
         links.next_norm.eps,
@@ -128,9 +135,21 @@ def _shape(attended: Tensor, links: Links) -> Shape:
     return replace(shape, stages=room // shape.slot)
 
 
-def _panels(x: Tensor, rows: int) -> TensorDescriptor:
-    """How so many rows of a panel are copied; what lies outside of x comes as zeros."""
-    return TensorDescriptor.from_tensor(x, [rows, PANEL.value], LAYOUT)
+def _weights(weight: Tensor, link: Link) -> TensorDescriptor:
+    """How a link's weights are copied."""
+    if link.kind != "gated":
+        return _boxes(weight, link.box)
+    depth = weight.shape[1]
+    shape = [depth // PANEL.value, 2, link.outputs, PANEL.value]
+    strides = [PANEL.value, link.outputs * depth, depth, 1]
+    return TensorDescriptor(weight, shape, strides, list(link.box), LAYOUT4)
+
+
+def _boxes(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
+    """How so many panels of so many lines are copied; what lies outside of x comes as zeros."""
+    lines, depth = x.shape
+    shape, strides = [depth // PANEL.value, lines, PANEL.value], [PANEL.value, depth, 1]
+    return TensorDescriptor(x, shape, strides, list(box), LAYOUT3)
 
 
 @gluon.jit(do_not_specialize=["rows"])
@@ -155,20 +174,23 @@ def _chain(
     out_scaled,
     out_squares,
     qkv,
+    sums,
     arrivals,
     rows,
     post_eps,
     next_eps,
     SHAPE: gl.constexpr,
 ):
-    slots: gl.constexpr = SHAPE.stages * PANELS
+    places: gl.constexpr = SHAPE.stages * SHAPE.panels
+    pieces: gl.constexpr = SHAPE.stages * SHAPE.pieces
     most: gl.constexpr = SHAPE.rows
     stages: gl.constexpr = SHAPE.stages
-    panels = gl.allocate_shared_memory(gl.bfloat16, [slots, HEIGHT, PANEL], LAYOUT)
-    halves = panels._reinterpret(gl.bfloat16, [slots * 2, 32, PANEL], LAYOUT)
-    quarters = panels._reinterpret(gl.bfloat16, [slots * 4, 16, PANEL], LAYOUT)
-    inputs = gl.allocate_shared_memory(gl.bfloat16, [slots * 2, most, PANEL], LAYOUT)
-    folded = inputs._reinterpret(gl.bfloat16, [slots, most * 2, PANEL], LAYOUT)
+    panels = gl.allocate_shared_memory(gl.bfloat16, [places, HEIGHT, PANEL], LAYOUT)
+    if SHAPE.alike:
+        inputs = panels
+    else:
+        inputs = gl.allocate_shared_memory(gl.bfloat16, [pieces, most, PANEL], LAYOUT)
+    folded = inputs._reinterpret(gl.bfloat16, [pieces // 2, most * 2, PANEL], LAYOUT)
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     for slot in gl.static_range(stages):
@@ -190,6 +212,7 @@ def _chain(
                     inner,
                     added_behind,
                     qkv,
+                    (sums, arrivals + 4),
                     arrivals,
                     rows,
                     post_eps,
@@ -200,7 +223,7 @@ def _chain(
             (
                 load_all,
                 (
-                    (full, free, halves, quarters, inputs),
+                    (full, free, panels, inputs),
                     weights,
                     qkv_rest,
                     sources,

@@ -5,7 +5,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
-from peagle.ops.triton.chain.shape import PANEL, PANELS
+from peagle.ops.triton.chain.shape import HEIGHT, LAYOUT3, LAYOUT4, PANEL
 from peagle.ops.triton.chain.signals import publish, wait_for
 
 STAGGER = gl.constexpr(5)
@@ -21,11 +21,11 @@ def load_all(ring, weights, rest, sources, arrivals, SHAPE: gl.constexpr):
     down: gl.constexpr = SHAPE.down_link
     qkv: gl.constexpr = SHAPE.qkv_link
     done = _load(0, ring, weights[0], rest, sources[0], arrivals, 0, out, SHAPE)
-    done = _load(done, ring, weights[1], rest, sources[1], arrivals, out.tiles, gate, SHAPE)
+    done = _load(done, ring, weights[1], rest, sources[1], arrivals, out.units, gate, SHAPE)
     everyone = SHAPE.programs
     done = _load(done, ring, weights[2], rest, sources[2], arrivals + 1, everyone, down, SHAPE)
     if SHAPE.qkv > 0:
-        _load(done, ring, weights[3], rest, sources[3], arrivals + 2, down.tiles, qkv, SHAPE)
+        _load(done, ring, weights[3], rest, sources[3], arrivals + 2, down.units, qkv, SHAPE)
 
 
 @gluon.jit
@@ -45,7 +45,7 @@ def _load(
     done: slots filled before. Returns them with these. awaited: how many programs' parts the input
     has, counted in arrivals; 0: it is what the launch before wrote.
     """
-    count = tiles_taken(LINK, SHAPE) * LINK.steps
+    count = units_taken(LINK, SHAPE) * LINK.steps
     ahead = gl.minimum(count, SHAPE.stages)
     for step in range(ahead):
         _load_weight(done + step, step, ring, weight, rest, LINK, SHAPE)
@@ -63,50 +63,69 @@ def _load(
 
 
 @gluon.jit
-def tiles_taken(LINK: gl.constexpr, SHAPE: gl.constexpr):
+def units_taken(LINK: gl.constexpr, SHAPE: gl.constexpr):
     """How many this program takes."""
-    return (LINK.tiles - gl.program_id(0) + SHAPE.programs - 1) // SHAPE.programs
+    return (LINK.units - gl.program_id(0) + SHAPE.programs - 1) // SHAPE.programs
 
 
 @gluon.jit
 def _load_weight(place, step, ring, weight, rest, LINK: gl.constexpr, SHAPE: gl.constexpr):
-    full, free, halves, quarters, _ = ring
+    full, free, panels, _ = ring
     slot = place % SHAPE.stages
+    arrival = full.index(slot)
     mbarrier.wait(free.index(slot), (place // SHAPE.stages & 1) ^ 1)
-    mbarrier.expect(full.index(slot), LINK.bytes(SHAPE.rows))
-    row = (gl.program_id(0) + step // LINK.steps * SHAPE.programs) * LINK.columns
-    first = _first_panel(step, LINK)
-    for panel in gl.static_range(PANELS):
-        half = (slot * PANELS + panel) * 2
-        upper, lower = halves.index(half), halves.index(half + 1)
-        column = (first + panel * LINK.pieces) * PANEL
-        _copy(weight, row, column, full.index(slot), upper)
-        if LINK.kind == "folded":
-            _copy(weight, row, column + PANEL, full.index(slot), lower)
-        elif LINK.kind == "gated":
-            _copy(weight, row + LINK.outputs, column, full.index(slot), lower)
-        else:
-            _copy(rest, row + 32, column, full.index(slot), quarters.index(half * 2 + 2))
+    mbarrier.expect(arrival, LINK.bytes(SHAPE.rows))
+    line = _unit(step, LINK, SHAPE) // LINK.programs * LINK.columns
+    first = _first_panel(step, LINK, SHAPE)
+    lines: gl.constexpr = SHAPE.stages * SHAPE.panels * HEIGHT
+    together: gl.constexpr = LINK.panels
+    if LINK.kind == "gated":
+        shape: gl.constexpr = [lines // (HEIGHT * together), together, 2, HEIGHT // 2, PANEL]
+        boxes = panels._reinterpret(gl.bfloat16, shape, LAYOUT4)
+        strips: gl.constexpr = LINK.strips
+        for strip in gl.static_range(strips):
+            box = boxes.index(slot * (SHAPE.panels // together) + strip)
+            _copy(weight, [first, 0, line + strip * 32, 0], arrival, box)
+    elif LINK.columns == 48:
+        halves = panels._reinterpret(gl.bfloat16, [lines // 32, 1, 32, PANEL], LAYOUT3)
+        quarters = panels._reinterpret(gl.bfloat16, [lines // 16, 1, 16, PANEL], LAYOUT3)
+        for panel in gl.static_range(together):
+            at = slot * SHAPE.panels + panel
+            _copy(weight, [first + panel, line, 0], arrival, halves.index(at * 2))
+            _copy(rest, [first + panel, line + 32, 0], arrival, quarters.index(at * 4 + 2))
+    else:
+        size: gl.constexpr = LINK.inputs * HEIGHT // LINK.pieces
+        box_shape: gl.constexpr = [lines // size, LINK.inputs, HEIGHT // LINK.pieces, PANEL]
+        boxes = panels._reinterpret(gl.bfloat16, box_shape, LAYOUT3)
+        box = boxes.index(slot * (SHAPE.panels * HEIGHT // size))
+        _copy(weight, [first, line, 0], arrival, box)
 
 
 @gluon.jit
-def _load_input(place, step, ring, source, LINK: gl.constexpr, SHAPE: gl.constexpr):
-    full, _, _, _, inputs = ring
-    pieces: gl.constexpr = PANELS * LINK.pieces
-    slot = place % SHAPE.stages
-    first = _first_panel(step, LINK)
-    for piece in gl.static_range(pieces):
-        panel = inputs.index(slot * PANELS * 2 + piece)
-        _copy(source, 0, (first + piece) * PANEL, full.index(slot), panel)
+def _load_input(done, step, ring, source, LINK: gl.constexpr, SHAPE: gl.constexpr):
+    full, _, _, inputs = ring
+    slot = done % SHAPE.stages
+    boxes: gl.constexpr = SHAPE.pieces // LINK.inputs
+    shape: gl.constexpr = [SHAPE.stages * boxes, LINK.inputs, SHAPE.rows, PANEL]
+    places = inputs._reinterpret(gl.bfloat16, shape, LAYOUT3)
+    box = places.index(slot * boxes + boxes - 1)
+    _copy(source, [_first_panel(step, LINK, SHAPE), 0, 0], full.index(slot), box)
 
 
 @gluon.jit
-def _first_panel(step, LINK: gl.constexpr):
+def _unit(step, LINK: gl.constexpr, SHAPE: gl.constexpr):
+    """Which unit of work a step belongs to."""
+    return gl.program_id(0) + step // LINK.steps * SHAPE.programs
+
+
+@gluon.jit
+def _first_panel(step, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """Where in the depth a step begins, in panels."""
     staggered = (step + gl.program_id(0) * STAGGER) % LINK.steps
-    return staggered * (PANELS * LINK.pieces)
+    share = _unit(step, LINK, SHAPE) % LINK.programs
+    return (share * LINK.steps + staggered) * (LINK.panels * LINK.pieces)
 
 
 @gluon.jit
-def _copy(source, row, column, barrier, panel):
-    tma.async_copy_global_to_shared(source, [row, column], barrier, panel)
+def _copy(source, place, barrier, box):
+    tma.async_copy_global_to_shared(source, place, barrier, box)

@@ -13,8 +13,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from peagle.ops.triton.chain.loads import tiles_taken
-from peagle.ops.triton.chain.shape import HEIGHT, PANELS
+from peagle.ops.triton.chain.loads import units_taken
+from peagle.ops.triton.chain.shape import HEIGHT, OWNED
 from peagle.ops.triton.chain.signals import arrive, meet, wait_for
 
 PLAIN = gl.constexpr(gl.BlockedLayout([2, 1], [16, 2], [1, 4], [0, 1]))
@@ -32,6 +32,7 @@ def multiply_all(
     inner,
     added_behind,
     qkv,
+    given,
     arrivals,
     rows,
     post_eps,
@@ -46,14 +47,14 @@ def multiply_all(
     gdc_wait()
     # attention that is launched now may read all but q, k and v, for which it waits
     gdc_launch_dependents()
-    done = _add(0, ring, added, arrivals, rows, out_link, SHAPE)
-    wait_for(arrivals, out_link.tiles)
+    done = _add(0, ring, added, given, arrivals, rows, out_link, SHAPE)
+    wait_for(arrivals, out_link.units)
     factor = _over_rms(added[4], post_eps, out_link, SHAPE)
     done = _gate(done, ring, factor, inner, rows, gate_link, SHAPE)
     arrive(arrivals + 1)
-    done = _add(done, ring, added_behind, arrivals + 2, rows, down_link, SHAPE)
+    done = _add(done, ring, added_behind, given, arrivals + 2, rows, down_link, SHAPE)
     if SHAPE.qkv > 0:
-        wait_for(arrivals + 2, down_link.tiles)
+        wait_for(arrivals + 2, down_link.units)
         factor = _over_rms(added_behind[4], next_eps, down_link, SHAPE)
         _scale(done, ring, factor, qkv, rows, qkv_link, SHAPE)
     # behind q, k and v all programs have seen the counts; else the last of them comes with this one
@@ -65,18 +66,21 @@ def multiply_all(
 
 @gluon.jit
 def _multiply(done, ring, LINK: gl.constexpr, SHAPE: gl.constexpr):
-    """A tile: [lines, rows], folded [lines, 2 rows]."""
+    """A tile of one panel a step: [lines, rows], folded [lines, 2 rows]."""
     full, free, panels, inputs, folded = ring
     width: gl.constexpr = SHAPE.rows * LINK.pieces
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
     acc = gl.zeros([HEIGHT, width], gl.float32, acc_layout)
+    count: gl.constexpr = LINK.panels
     for step in range(LINK.steps):
         slot = (done + step) % SHAPE.stages
         mbarrier.wait(full.index(slot), (done + step) // SHAPE.stages & 1)
-        for panel in gl.static_range(PANELS):
-            at = slot * PANELS + panel
-            alone = slot * PANELS * 2 + panel
-            x = folded.index(at) if LINK.pieces == 2 else inputs.index(alone)
+        for panel in gl.static_range(count):
+            if LINK.pieces == 2:
+                x = folded.index(slot * LINK.panels + panel)
+            else:
+                x = inputs.index(slot * SHAPE.pieces + SHAPE.pieces - count + panel)
+            at = slot * SHAPE.panels + panel
             acc = warpgroup_mma(panels.index(at), x.permute((1, 0)), acc, is_async=True)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(free.index(slot), count=1)
@@ -84,30 +88,55 @@ def _multiply(done, ring, LINK: gl.constexpr, SHAPE: gl.constexpr):
 
 
 @gluon.jit
-def _add(done, ring, added, arrivals, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
+def _multiply_strips(done, ring, LINK: gl.constexpr, SHAPE: gl.constexpr):
+    """A tile of three strips, one below the other: three times [lines, rows]."""
+    full, free, panels, inputs, _ = ring
+    width: gl.constexpr = SHAPE.rows
+    count: gl.constexpr = LINK.panels
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, width, 16])
+    first = gl.zeros([HEIGHT, width], gl.float32, acc_layout)
+    second = gl.zeros([HEIGHT, width], gl.float32, acc_layout)
+    third = gl.zeros([HEIGHT, width], gl.float32, acc_layout)
+    for step in range(LINK.steps):
+        slot = (done + step) % SHAPE.stages
+        mbarrier.wait(full.index(slot), (done + step) // SHAPE.stages & 1)
+        for panel in gl.static_range(count):
+            x = inputs.index(slot * SHAPE.pieces + SHAPE.pieces - count + panel).permute((1, 0))
+            at = slot * SHAPE.panels + panel
+            first = warpgroup_mma(panels.index(at), x, first, is_async=True)
+            second = warpgroup_mma(panels.index(at + count), x, second, is_async=True)
+            third = warpgroup_mma(panels.index(at + 2 * count), x, third, is_async=True)
+        first, second, third = warpgroup_mma_wait(0, deps=(first, second, third))
+        mbarrier.arrive(free.index(slot), count=1)
+    return first, second, third
+
+
+@gluon.jit
+def _add(done, ring, added, given, arrivals, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """The product and the stream before, that under the next norm, and the sum of its squares."""
     before, norm, out, scaled, squares = added
-    layout: gl.constexpr = gl.SliceLayout(2, gl.SliceLayout(3, FOLDED))
+    halved: gl.constexpr = LINK.kind == "halved"
+    layout: gl.constexpr = gl.SliceLayout(2, GATED if halved else gl.SliceLayout(3, FOLDED))
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))
-    for index in range(tiles_taken(LINK, SHAPE)):
-        tile = gl.program_id(0) + index * SHAPE.programs
-        column = tile * LINK.columns + gl.arange(0, LINK.columns, gl.SliceLayout(1, layout))
+    for index in range(units_taken(LINK, SHAPE)):
+        unit = gl.program_id(0) + index * SHAPE.programs
+        column = unit * OWNED + gl.arange(0, OWNED, gl.SliceLayout(1, layout))
         inside = column < LINK.outputs
         place = row[None, :] * LINK.outputs + column[:, None]
         keep = (row < rows)[None, :] & inside[:, None]
         known = gl.load(before + place, mask=keep, other=0.0, cache_modifier=".cg")
         factor = gl.load(norm + column, mask=inside, other=0.0)
         acc = _multiply(done + index * LINK.steps, ring, LINK, SHAPE)
-        total = _unfolded(acc, SHAPE)
+        total = _exchanged(acc, unit, given, SHAPE) if halved else _unfolded(acc, SHAPE)
         y = (total.to(gl.bfloat16).to(gl.float32) + known.to(gl.float32)).to(gl.bfloat16)
         gl.store(out + place, y, mask=keep)
         y = y.to(gl.float32)
         y_scaled = y * factor.to(gl.float32)[:, None]
         gl.store(scaled + place, y_scaled.to(gl.bfloat16), mask=keep)
         sums = gl.sum(gl.where(keep, y * y, 0.0), 0)
-        gl.store(squares + tile * SHAPE.squares_stride + row, sums)
+        gl.store(squares + unit * SHAPE.squares_stride + row, sums)
         arrive(arrivals)
-    return done + tiles_taken(LINK, SHAPE) * LINK.steps
+    return done + units_taken(LINK, SHAPE) * LINK.steps
 
 
 @gluon.jit
@@ -121,15 +150,44 @@ def _unfolded(acc, SHAPE: gl.constexpr):
 
 
 @gluon.jit
+def _exchanged(acc, unit, given, SHAPE: gl.constexpr):
+    """The half of a tile's outputs that this program owns; the other half's sums go to the program
+    that has the rest of the depth, as this one gets its own from there."""
+    sums, gifts = given
+    layout: gl.constexpr = gl.SliceLayout(2, GATED)
+    upper, lower = _halves(acc, SHAPE)
+    is_upper = unit % 2 == 0
+    line = gl.arange(0, OWNED, gl.SliceLayout(1, layout))[:, None]
+    row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))[None, :]
+    at = sums + row * OWNED + line
+    size: gl.constexpr = OWNED * SHAPE.rows
+    gl.store(at + (unit ^ 1) * size, gl.where(is_upper, lower, upper))
+    meet()
+    gl.atomic_add(gifts + (unit ^ 1), 1, sem="release")
+    wait_for(gifts + unit, 1)
+    theirs = gl.load(at + unit * size, cache_modifier=".cg")
+    meet()
+    gl.store(gifts + unit, 0)
+    return gl.where(is_upper, upper, lower) + theirs
+
+
+@gluon.jit
+def _halves(acc, SHAPE: gl.constexpr):
+    """Of a panel of 64 lines: the upper and the lower 32."""
+    both = gl.permute(gl.reshape(acc, [2, 32, SHAPE.rows]), (1, 2, 0))
+    return gl.split(gl.convert_layout(both, GATED))
+
+
+@gluon.jit
 def _over_rms(squares, eps, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """One over the root mean square of each row of a stream: [rows]."""
     meet()  # no warp still waits for a count when another goes on and it is cleared
-    parts: gl.constexpr = triton.next_power_of_2(LINK.tiles)
+    parts: gl.constexpr = triton.next_power_of_2(LINK.units)
     lanes: gl.constexpr = SHAPE.rows if SHAPE.rows < 32 else 32
     layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // lanes, lanes], [4, 1], [1, 0])
     part = gl.arange(0, parts, gl.SliceLayout(1, layout))
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))
-    there = (part < LINK.tiles)[:, None] & (row >= 0)[None, :]
+    there = (part < LINK.units)[:, None] & (row >= 0)[None, :]
     at = squares + part[:, None] * SHAPE.squares_stride + row[None, :]
     found = gl.load(at, mask=there, other=0.0, cache_modifier=".cg")
     return gl.rsqrt(gl.sum(found, 0) / LINK.outputs + eps)
@@ -138,21 +196,33 @@ def _over_rms(squares, eps, LINK: gl.constexpr, SHAPE: gl.constexpr):
 @gluon.jit
 def _gate(done, ring, factor, inner, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """silu(gate) * up."""
+    factor = gl.convert_layout(factor, gl.SliceLayout(0, gl.SliceLayout(2, GATED)))[None, :]
+    for index in range(units_taken(LINK, SHAPE)):
+        first = (gl.program_id(0) + index * SHAPE.programs) * LINK.columns
+        at = done + index * LINK.steps
+        if LINK.strips == 3:
+            upper, middle, lower = _multiply_strips(at, ring, LINK, SHAPE)
+            _write_gated(upper, factor, inner, first, rows, LINK, SHAPE)
+            _write_gated(middle, factor, inner, first + 32, rows, LINK, SHAPE)
+            _write_gated(lower, factor, inner, first + 64, rows, LINK, SHAPE)
+        else:
+            acc = _multiply(at, ring, LINK, SHAPE)
+            _write_gated(acc, factor, inner, first, rows, LINK, SHAPE)
+    return done + units_taken(LINK, SHAPE) * LINK.steps
+
+
+@gluon.jit
+def _write_gated(acc, factor, inner, first, rows, LINK: gl.constexpr, SHAPE: gl.constexpr):
+    """A panel of 32 gates and 32 of what they gate."""
     layout: gl.constexpr = gl.SliceLayout(2, GATED)
+    gate, up = _halves(acc, SHAPE)
+    gate = gate * factor
+    y = gate / (1.0 + gl.exp(-gate)) * (up * factor)
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))
-    factor = gl.convert_layout(factor, gl.SliceLayout(0, layout))[None, :]
-    for index in range(tiles_taken(LINK, SHAPE)):
-        tile = gl.program_id(0) + index * SHAPE.programs
-        acc = _multiply(done + index * LINK.steps, ring, LINK, SHAPE)
-        both = gl.permute(gl.reshape(acc, [2, LINK.columns, SHAPE.rows]), (1, 2, 0))
-        gate, up = gl.split(gl.convert_layout(both, GATED))
-        gate = gate * factor
-        y = gate / (1.0 + gl.exp(-gate)) * (up * factor)
-        column = tile * LINK.columns + gl.arange(0, LINK.columns, gl.SliceLayout(1, layout))
-        keep = (row < rows)[None, :] & (column < LINK.outputs)[:, None]
-        place = row[None, :] * LINK.outputs + column[:, None]
-        gl.store(inner + place, y.to(gl.bfloat16), mask=keep)
-    return done + tiles_taken(LINK, SHAPE) * LINK.steps
+    column = first + gl.arange(0, 32, gl.SliceLayout(1, layout))
+    keep = (row < rows)[None, :] & (column < LINK.outputs)[:, None]
+    place = row[None, :] * LINK.outputs + column[:, None]
+    gl.store(inner + place, y.to(gl.bfloat16), mask=keep)
 
 
 @gluon.jit
@@ -161,7 +231,7 @@ def _scale(done, ring, factor, out, rows, LINK: gl.constexpr, SHAPE: gl.constexp
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, PLAIN))
     output = gl.arange(0, HEIGHT, gl.SliceLayout(1, PLAIN))
     factor = gl.convert_layout(factor, gl.SliceLayout(0, PLAIN))[None, :]
-    for index in range(tiles_taken(LINK, SHAPE)):
+    for index in range(units_taken(LINK, SHAPE)):
         tile = gl.program_id(0) + index * SHAPE.programs
         acc = _multiply(done + index * LINK.steps, ring, LINK, SHAPE)
         column = tile * LINK.columns + output

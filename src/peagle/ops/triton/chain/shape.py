@@ -1,6 +1,8 @@
 """How the four products of a chain, its links, are cut into what one program takes."""
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 from triton.experimental.gluon import language as gl
 
@@ -10,32 +12,38 @@ PANEL = gl.constexpr(64)
 """Columns of a weight that one copy brings: 128 bytes a row."""
 HEIGHT = gl.constexpr(64)
 """Lines that a panel has room for."""
-PANELS = gl.constexpr(2)
-"""In a slot of the ring."""
-LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-"""Of panels in shared memory."""
-LEAST_ROWS, MOST_ROWS = 8, 32
+OWNED = gl.constexpr(32)
+"""Outputs that a program adds to the stream at a time."""
+LAYOUT, LAYOUT3, LAYOUT4 = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3, 4))
+"""Of panels in shared memory, one or several together."""
+LEAST_ROWS, MOST_ROWS = 8, 64
+CUT = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+"""Of this file: a kernel that was compiled for another way of cutting must not be found again."""
 
 
 @dataclass(frozen=True)
 class Link:
     """One of the four products.
 
-    A panel has a line for each output of a tile; or two, of its gate and of what that gates, or of
-    one piece of the depth and the next.
+    A panel has a line for each output of a tile, or two: of its gate and of what that gates, or of
+    one piece of the depth and the next. Where a tile is halved, two programs share its depth.
     """
 
     kind: str
-    """"plain", "gated" or "folded"."""
+    """"plain", "gated", "folded" or "halved"."""
     depth: int
     outputs: int
     columns: int
     """Outputs of a tile."""
+    panels: int = 2
+    """In a slot, one behind the other: the longer memory's runs, the quicker it is."""
+    strips: int = 1
+    """Of a tile, one below the other, each as high as a panel."""
 
     @property
     def lines(self) -> int:
-        """Of a panel."""
-        return self.columns if self.kind == "plain" else 2 * self.columns
+        """Of all panels of a tile."""
+        return 2 * self.columns if self.kind in ("gated", "folded") else self.columns
 
     @property
     def pieces(self) -> int:
@@ -45,21 +53,40 @@ class Link:
     @property
     def chunk(self) -> int:
         """Of the depth in one slot."""
-        return PANELS.value * PANEL.value * self.pieces
+        return self.panels * PANEL.value * self.pieces
+
+    @property
+    def programs(self) -> int:
+        """That share a tile."""
+        return 2 if self.kind == "halved" else 1
 
     @property
     def steps(self) -> int:
-        """Slots that a tile fills."""
-        return self.depth // self.chunk
+        """Slots that a program fills for a tile."""
+        return self.depth // (self.chunk * self.programs)
 
     @property
-    def tiles(self) -> int:
-        """One after another, and from program to program."""
-        return -(-self.outputs // self.columns)
+    def units(self) -> int:
+        """Of work, one after another, and from program to program."""
+        return -(-self.outputs // self.columns) * self.programs
+
+    @property
+    def inputs(self) -> int:
+        """Pieces of input in a slot."""
+        return self.panels * self.pieces
+
+    @property
+    def box(self) -> tuple[int, ...]:
+        """What one copy of weights brings: columns in panels, gates and what they gate, lines."""
+        if self.kind == "gated":
+            return self.panels, 2, 32, PANEL.value
+        if self.kind == "plain" and self.columns != HEIGHT.value:
+            return 1, 32, PANEL.value
+        return self.inputs, HEIGHT.value // self.pieces, PANEL.value
 
     def bytes(self, rows: int) -> int:
         """That come into a slot, with so many rows of input."""
-        return int(PANELS.value * PANEL.value * 2 * (self.lines + rows * self.pieces))
+        return int(self.panels * PANEL.value * 2 * (self.lines + rows * self.pieces))
 
 
 @dataclass(frozen=True)
@@ -67,7 +94,7 @@ class Shape:
     """What the kernel is compiled for."""
 
     rows: int
-    """8, 16 or 32."""
+    """8, 16, 32 or 64."""
     hidden: int
     heads: int
     """Columns of attended values."""
@@ -77,36 +104,65 @@ class Shape:
     programs: int
     stages: int = 0
     """Slots of the ring."""
+    cut: str = CUT
 
     @property
     def out_link(self) -> Link:
         """Of attended values."""
-        return Link("folded", self.heads, self.hidden, 32)
+        return self._added(self.heads)
 
     @property
     def gate_link(self) -> Link:
         """And up's."""
-        return Link("gated", self.hidden, self.inner, 32)
+        strips = 3 if self.alike else 1
+        return Link("gated", self.hidden, self.inner, 32 * strips, 2, strips)
 
     @property
     def down_link(self) -> Link:
         """The MLP's second."""
-        return Link("folded", self.inner, self.hidden, 32)
+        return self._added(self.inner)
 
     @property
     def qkv_link(self) -> Link:
         """The next layer's first."""
-        return Link("plain", self.hidden, self.qkv, 48)
+        return Link("plain", self.hidden, self.qkv, 48, 4 if self.alike else 2)
 
     @property
     def links(self) -> tuple[Link, Link, Link, Link]:
         """In their order."""
         return self.out_link, self.gate_link, self.down_link, self.qkv_link
 
+    def _added(self, depth: int) -> Link:
+        if self.alike:
+            return Link("halved", depth, self.hidden, HEIGHT.value, 4)
+        return Link("folded", depth, self.hidden, OWNED.value)
+
+    @property
+    def alike(self) -> bool:
+        """Whether there are as many rows as lines: a piece of input takes a panel's place. Then the
+        input would be as much to read as the weights, so that tiles have more lines."""
+        return self.rows == HEIGHT.value
+
+    @property
+    def panels(self) -> int:
+        """Places in a slot, of weights and of whatever is as large."""
+        return 8 if self.alike else 2
+
+    @property
+    def pieces(self) -> int:
+        """Places of input in a slot, which it fills from behind."""
+        return 8 if self.alike else 4
+
     @property
     def slot(self) -> int:
         """Bytes."""
-        return PANELS.value * PANEL.value * 2 * (HEIGHT.value + 2 * self.rows)
+        pieces = 0 if self.alike else self.pieces
+        return PANEL.value * 2 * (self.panels * HEIGHT.value + pieces * self.rows)
+
+    @property
+    def given(self) -> int:
+        """Parts of tiles whose sums go from one program to another."""
+        return self.out_link.units if self.alike else 0
 
     @property
     def squares_stride(self) -> int:

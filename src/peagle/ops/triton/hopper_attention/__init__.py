@@ -1,0 +1,207 @@
+"""From a layer's q, k, v product to attended values in one launch, with Hopper's matrix products.
+
+One program takes a request, all query heads that share keys, and a part of the context. Keys and
+values come through a ring in shared memory, ahead of what is multiplied. Tiles are [keys, rows] and
+[head_dim, rows] here: the cache is the left operand, since a request's rows are fewer than the 64
+lines that the left one must have.
+
+The first tile of a context is the rows' own keys, which their program norms, rotates and writes;
+older ones are on their way while the product still runs, wherever a program is there by then.
+Whichever program of a request and head is the last to finish merges the parts.
+"""
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from peagle.ops.cached_attention import Heads, PassRows
+from peagle.ops.triton.chain.signals import meet
+from peagle.ops.triton.hopper_attention.form import TILE, Form
+from peagle.ops.triton.hopper_attention.heads import heads_at, turned, turns
+from peagle.ops.triton.hopper_attention.parts import leave, merged, write
+from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
+from peagle.ops.triton.launch import counters, multiprocessors
+
+SIZES = (64, 128)
+"""Of heads."""
+MOST_LINES = 64
+"""Of one program: a request's rows times the heads that share keys."""
+MOST_PARTS = 16
+"""Of a context: merging takes longer with each."""
+LOG2E = 1.4426950408889634
+
+
+def takes(qkv: Tensor, heads: Heads, rows: PassRows) -> bool:
+    """Whether sizes and types are this kernel's."""
+    fits = _lines(heads, rows) <= MOST_LINES and heads.size in SIZES
+    return fits and qkv.dtype in (torch.bfloat16, torch.float16)
+
+
+def attend_product(
+    qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows, settled: bool = False
+) -> Tensor:
+    """As the reference."""
+    requests = len(rows.requests)
+    pairs = requests * heads.key_value
+    form = _form(heads, rows, multiprocessors(qkv), settled)
+    out = qkv.new_empty(len(qkv), heads.query * heads.size)
+    partial = torch.empty(pairs * form.partial, dtype=torch.float32, device=qkv.device)
+    _attend_part[(requests, heads.key_value, form.parts)](
+        qkv,
+        cache,
+        rows.slots,
+        rows.limits,
+        rows.requests,
+        rows.starts,
+        rows.firsts,
+        rows.counts,
+        heads.rotations,
+        qkv if heads.norm_weight is None else heads.norm_weight,
+        qkv if heads.sinks is None else heads.sinks,
+        out,
+        partial,
+        counters(qkv.device, pairs),
+        cache.stride(0),
+        rows.slots.stride(0),
+        len(heads.rotations) - 1,
+        heads.eps,
+        heads.size**-0.5 * LOG2E,
+        0 if heads.window is None else heads.window,
+        FORM=form,
+        num_warps=form.warps,
+        launch_pdl=True,
+    )
+    return out
+
+
+def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
+    lines = _lines(heads, rows)
+    warps, parts = _programs(len(rows.requests) * heads.key_value, heads.size, processors)
+    return Form(
+        heads=heads.query,
+        kv_heads=heads.key_value,
+        size=heads.size,
+        padded=_padded(heads),
+        lines=lines,
+        warps=warps,
+        stages=stages(lines),
+        parts=parts,
+        norm=heads.norm_weight is not None,
+        window=heads.window is not None,
+        sinks=heads.sinks is not None,
+        settled=settled,
+    )
+
+
+def stages(lines: int) -> int:
+    """Tiles for which the ring of a program has room, beside queries and shares."""
+    return 3 if lines < MOST_LINES else 2
+
+
+def _programs(pairs: int, size: int, processors: int) -> tuple[int, int]:
+    """Warps of a program, and how many share the context of a request and key-value head.
+
+    A large program fills a multiprocessor; of the small ones two do.
+    """
+    if 2 * pairs <= processors and size == 128:
+        return 8, min(processors // pairs, MOST_PARTS)
+    return 4, max(1, min(2 * processors // pairs, MOST_PARTS))
+
+
+def _padded(heads: Heads) -> int:
+    return triton.next_power_of_2(heads.query // heads.key_value)
+
+
+def _lines(heads: Heads, rows: PassRows) -> int:
+    return max(8, triton.next_power_of_2(rows.most) * _padded(heads))
+
+
+@gluon.jit
+def _attend_part(
+    qkv,
+    cache,
+    slots,
+    limits,
+    requests,
+    starts,
+    firsts,
+    counts,
+    rotations,
+    norm_weight,
+    sinks,
+    out,
+    partial,
+    arrivals,
+    side_stride,
+    slots_stride,
+    last_position,
+    eps,
+    scale,
+    window,
+    FORM: gl.constexpr,
+):
+    dtype: gl.constexpr = cache.dtype.element_ty
+    if not FORM.settled:
+        gdc_wait()
+    request, kv_head, part = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    table_row = gl.load(requests + request).to(gl.int64)
+    start = gl.load(starts + request).to(gl.int32)
+    first = gl.load(firsts + request).to(gl.int64)
+    count = gl.load(counts + request).to(gl.int32)
+    stop = gl.minimum(start + count, gl.load(limits + table_row).to(gl.int32))
+    older = gl.minimum(start, stop)
+    skipped = 0
+    if FORM.window:  # what is before all windows is not read
+        skipped = gl.maximum(start - window + 1, 0) // FORM.keys
+    tiles = 1 + gl.maximum((older + FORM.keys - 1) // FORM.keys - skipped, 0)
+    share = gl.maximum((tiles + FORM.parts - 1) // FORM.parts, FORM.least_share)
+    active = (tiles + share - 1) // share
+    begin = part * share
+    end = gl.minimum(begin + share, tiles)
+    if begin >= end:
+        return
+    tile: gl.constexpr = [FORM.stages, FORM.keys, FORM.size]
+    keys = gl.allocate_shared_memory(dtype, tile, TILE)
+    values = gl.allocate_shared_memory(dtype, tile, TILE)
+    ring = (keys, values)
+    table = slots + table_row * slots_stride
+    span = (begin, end, start, stop, older, skipped)
+    sides = (cache + kv_head * FORM.size, side_stride)
+    found = fetch_first(ring, table, span, sides, FORM)
+    # all that is known before the product is
+    line = gl.arange(0, FORM.lines, gl.SliceLayout(1, FORM.rows))
+    own = gl.arange(0, FORM.own, gl.SliceLayout(1, FORM.rows))
+    row, head = line // FORM.padded, kv_head * FORM.group + line % FORM.padded
+    turned_at = gl.minimum(start + row, last_position)
+    q_turns = turns(rotations, turned_at, norm_weight, FORM)
+    own_turned_at = gl.minimum(start + own, last_position)
+    k_turns = turns(rotations, own_turned_at, norm_weight + FORM.size, FORM)
+    kept = start + own < stop
+    slot = gl.load(table + start + own, mask=kept, other=0)
+    if FORM.settled:
+        gdc_wait()
+    gdc_launch_dependents()
+    of_row = qkv + (first + row) * FORM.width
+    of_own = qkv + (first + own) * FORM.width + (FORM.heads + kv_head) * FORM.size
+    real = (row < count) & (line % FORM.padded < FORM.group)
+    q = heads_at(of_row + head * FORM.size, real, FORM)
+    k = heads_at(of_own, kept, FORM)
+    v, _ = heads_at(of_own + FORM.kv_heads * FORM.size, kept, FORM)
+    if begin == 0:
+        write_own(turned(k, k_turns, eps, FORM).to(dtype), v, slot, kept, ring, sides, FORM)
+    q = turned(q, q_turns, eps, FORM).to(dtype)
+    asked = gl.allocate_shared_memory(dtype, [FORM.lines, FORM.size], TILE, q)
+    top, total, attended = attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM)
+    if active > 1:
+        pair = request * FORM.kv_heads + kv_head
+        left = partial + pair.to(gl.int64) * FORM.partial
+        leave(top, total, attended, left, part, FORM)
+        meet()
+        if gl.atomic_add(arrivals + pair, 1, sem="acq_rel") != active - 1:
+            return
+        gl.store(arrivals + pair, 0)
+        top, total, attended = merged(left, active, FORM)
+    write(top, total, attended, sinks, out, kv_head, first, count, FORM)

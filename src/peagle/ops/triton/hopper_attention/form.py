@@ -1,0 +1,86 @@
+"""What attention's kernel is compiled for, and how its tiles lie in a program's threads."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from triton.experimental.gluon import language as gl
+
+TILE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+"""Of all that is multiplied, in shared memory."""
+LEAST_KEYS = 256
+"""Of a part of a context."""
+CUT = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+"""Of this file: a kernel that was compiled for other layouts must not be found again."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """Sizes and switches."""
+
+    heads: int
+    kv_heads: int
+    size: int
+    """Of a head."""
+    padded: int
+    """Heads that share keys, filled up to a power of two."""
+    lines: int
+    """Rows of a request times those."""
+    warps: int
+    stages: int
+    """Tiles that the ring holds."""
+    parts: int
+    """Of a context, at most."""
+    norm: bool
+    window: bool
+    sinks: bool
+    settled: bool
+    cut: str = CUT
+
+    @property
+    def group(self) -> int:
+        """Heads that share keys."""
+        return self.heads // self.kv_heads
+
+    @property
+    def own(self) -> int:
+        """Rows of a request, at least as many as a tile in shared memory is cut at."""
+        return max(self.lines // self.padded, 8)
+
+    @property
+    def width(self) -> int:
+        """Of the product."""
+        return (self.heads + 2 * self.kv_heads) * self.size
+
+    @property
+    def keys(self) -> int:
+        """Of one tile: 16 for each warp."""
+        return 16 * self.warps
+
+    @property
+    def least_share(self) -> int:
+        """Tiles of a part at least."""
+        return LEAST_KEYS // self.keys
+
+    @property
+    def partial(self) -> int:
+        """Numbers that the parts of one request and key-value head leave: [parts, lines, size] of
+        what their keys gave, then [parts, 2, lines] of the highest score and the sum of shares."""
+        return self.parts * self.lines * (self.size + 2)
+
+    @property
+    def rows(self) -> gl.BlockedLayout:
+        """Of [rows, size]: 16 bytes a thread."""
+        across = self.size // 8
+        return gl.BlockedLayout([1, 8], [32 // across, across], [self.warps, 1], [1, 0])
+
+    @property
+    def sums(self) -> gl.BlockedLayout:
+        """The same in float32."""
+        across = self.size // 4
+        return gl.BlockedLayout([1, 4], [32 // across, across], [self.warps, 1], [1, 0])
+
+    @property
+    def scores(self) -> gl.NVMMADistributedLayout:
+        """Of products: [keys, lines] and [size, lines]."""
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.lines, 16])

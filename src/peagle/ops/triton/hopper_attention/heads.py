@@ -1,0 +1,37 @@
+"""Heads of a product's rows, normed and rotated."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def heads_at(at, mask, FORM: gl.constexpr):
+    """A head of each row, and the same with lanes half a head away. at, mask: [rows]."""
+    lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
+    x = gl.load(at[:, None] + lane, mask=mask[:, None], other=0.0)
+    crossed = (lane + FORM.size // 2) % FORM.size
+    return x, gl.load(at[:, None] + crossed, mask=mask[:, None], other=0.0)
+
+
+@gluon.jit
+def turns(rotations, positions, weight, FORM: gl.constexpr):
+    """The rotation at [rows] positions times the norm's weight: what lanes are multiplied by, and
+    what the lanes half a head away are."""
+    lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
+    turn = rotations + positions[:, None] * (2 * FORM.size) + lane
+    own, crossed = gl.load(turn), gl.load(turn + FORM.size)
+    if FORM.norm:
+        own = own * gl.load(weight + lane).to(gl.float32)
+        far = (lane + FORM.size // 2) % FORM.size
+        crossed = crossed * gl.load(weight + far).to(gl.float32)
+    return own, crossed
+
+
+@gluon.jit
+def turned(heads, by, eps, FORM: gl.constexpr):
+    """Rows of heads in float32. heads: of `heads_at`; by: of `turns`."""
+    x = heads[0].to(gl.float32)
+    rotated = x * by[0] + heads[1].to(gl.float32) * by[1]
+    if FORM.norm:
+        rotated = rotated * gl.rsqrt(gl.sum(x * x, 1) / FORM.size + eps)[:, None]
+    return rotated

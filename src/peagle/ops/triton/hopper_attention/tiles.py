@@ -1,0 +1,130 @@
+"""Tiles of keys and values: into the ring, and what rows draw from them.
+
+A span is (first tile, end, the rows' first position, end of those with a slot, end of older ones,
+tiles before all windows). Tile 0 is the rows' own; older keys follow from tile 1 on.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from peagle.ops.triton.chain.signals import meet
+from peagle.ops.triton.hopper_attention.form import TILE
+
+
+@gluon.jit
+def fetch_first(ring, table, span, sides, FORM: gl.constexpr):
+    """Ask for as many tiles as the ring holds, less one; the slots of the one that follows."""
+    begin, end, _, _, _, _ = span
+    found = _slots(begin, table, span, FORM)
+    ahead: gl.constexpr = FORM.stages - 1
+    for index in gl.static_range(ahead):
+        following = _slots(begin + index + 1, table, span, FORM)
+        if begin + index < end:
+            _fetch(begin + index, index, ring, found, sides, FORM)
+        async_copy.commit_group()
+        found = following
+    return found
+
+
+@gluon.jit
+def write_own(k, v, slot, kept, ring, sides, FORM: gl.constexpr):
+    """The rows' own keys and values, [own, size], into the cache and the ring's first place."""
+    of_head, side_stride = sides
+    keys, values = ring
+    lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
+    at = of_head + (slot.to(gl.int64) * (FORM.kv_heads * FORM.size))[:, None] + lane
+    gl.store(at, k, mask=kept[:, None])
+    gl.store(at + side_stride, v, mask=kept[:, None])
+    # no share of what lies behind them, but zero times anything must be zero
+    tile: gl.constexpr = [FORM.keys, FORM.size]
+    layout: gl.constexpr = FORM.rows
+    values.index(0).store(gl.zeros(tile, v.dtype, layout))
+    meet()
+    keys.index(0).slice(0, FORM.own).store(k)
+    values.index(0).slice(0, FORM.own).store(v)
+
+
+@gluon.jit
+def attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
+    """The highest scores, sums of shares, [lines], and what rows draw, [lines, size], of a span.
+
+    asked: the queries in shared memory. found: slots of the tile that is next to be fetched.
+    scale: of scores, for powers of two.
+    """
+    keys, values = ring
+    begin, end, start, stop, older, skipped = span
+    lines: gl.constexpr = FORM.lines
+    tile_lines: gl.constexpr = [FORM.keys, FORM.lines]
+    head_lines: gl.constexpr = [FORM.size, FORM.lines]
+    shares = gl.allocate_shared_memory(asked.dtype, [lines, FORM.keys], TILE)
+    layout: gl.constexpr = FORM.scores
+    along: gl.constexpr = gl.SliceLayout(0, layout)
+    row_position = (start + gl.arange(0, lines, along) // FORM.padded)[None, :]
+    key = gl.arange(0, FORM.keys, gl.SliceLayout(1, layout))
+    top = gl.full([lines], float("-inf"), gl.float32, along)
+    mass = gl.zeros(tile_lines, gl.float32, layout)
+    attended = gl.zeros(head_lines, gl.float32, layout)
+    for tile in range(begin, end):
+        place = (tile - begin) % FORM.stages
+        following = _slots(tile + FORM.stages, table, span, FORM)
+        async_copy.wait_group(FORM.stages - 2)
+        fence_async_shared()
+        meet()  # this tile is there, and no warp still reads the one before
+        last = tile + FORM.stages - 1
+        if last < end:
+            _fetch(last, (last - begin) % FORM.stages, ring, found, sides, FORM)
+        async_copy.commit_group()
+        found = following
+        scores = gl.zeros(tile_lines, gl.float32, layout)
+        scores = warpgroup_mma(keys.index(place), asked.permute((1, 0)), scores, is_async=True)
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        first = gl.where(tile == 0, start, (skipped + tile - 1) * FORM.keys)
+        position = (first + key)[:, None]
+        seen = (position < gl.where(tile == 0, stop, older)) & (position <= row_position)
+        if FORM.window:
+            seen = seen & (position > row_position - window)
+        scores = gl.where(seen, scores * scale, float("-inf"))
+        higher = gl.maximum(top, gl.max(scores, 0))
+        safe = gl.where(higher == float("-inf"), 0.0, higher)
+        portion = gl.exp2(scores - safe[None, :])
+        fade = gl.exp2(top - safe)[None, :]
+        top = higher
+        mass = mass * fade + portion
+        attended = attended * fade
+        shares.permute((1, 0)).store(portion.to(asked.dtype))
+        fence_async_shared()
+        meet()
+        drawn = values.index(place).permute((1, 0))
+        attended = warpgroup_mma(drawn, shares.permute((1, 0)), attended, is_async=True)
+        attended = warpgroup_mma_wait(0, deps=(attended,))
+    across: gl.constexpr = gl.SliceLayout(1, FORM.sums)
+    attended = gl.convert_layout(gl.permute(attended, (1, 0)), FORM.sums)
+    total = gl.convert_layout(gl.sum(mass, 0), across)
+    return gl.convert_layout(top, across), total, attended
+
+
+@gluon.jit
+def _slots(tile, table, span, FORM: gl.constexpr):
+    """Cache slots of a tile's older keys; those of the last key where there are no more."""
+    _, end, _, _, older, skipped = span
+    key = gl.arange(0, FORM.keys, gl.SliceLayout(1, FORM.rows))
+    position = gl.minimum((skipped + tile - 1) * FORM.keys + key, older - 1)
+    wanted = (tile > 0) & (tile < end) & (key >= 0)
+    return gl.load(table + position, mask=wanted, other=0).to(gl.int32)
+
+
+@gluon.jit
+def _fetch(tile, place, ring, found, sides, FORM: gl.constexpr):
+    """Ask for a tile of older keys and values. found: their slots."""
+    if tile > 0:
+        of_head, side_stride = sides
+        lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
+        at = of_head + (found.to(gl.int64) * (FORM.kv_heads * FORM.size))[:, None] + lane
+        async_copy.async_copy_global_to_shared(ring[0].index(place), at)
+        async_copy.async_copy_global_to_shared(ring[1].index(place), at + side_stride)

@@ -1,0 +1,91 @@
+"""Needs a Hopper GPU: the interpreter knows neither its copies nor its products."""
+
+import pytest
+import torch
+from paged_rows import KV_HEADS, LENGTH, heads_of, on, pass_rows
+
+from peagle.ops import cached_attention as reference
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+pytestmark = pytest.mark.skipif(not HOPPER, reason="no Hopper GPU")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"size": 64, "norm_weight": None},
+        {"window": 70},
+        {"size": 64, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, 0.2, 0.1, -3.0])},
+        {"query": 6},
+        {"query": 2},
+    ],
+    ids=["plain", "no norm", "window", "sinks", "three heads share", "a head alone"],
+)
+@pytest.mark.parametrize(
+    ("starts", "counts"),
+    [
+        ([0, 5], [3, 4]),
+        ([300, 64], [1, 5]),
+        ([129, 250], [14, 9]),
+        ([1090], [4]),
+        ([500, 7], [16, 3]),
+        ([64, 650, 127, 200, 1] * 10, [2] * 50),
+        ([20, 3, 64, 65, 127, 900, 1] * 20, [8] * 140),
+    ],
+    ids=[
+        "no older keys",
+        "one tile",
+        "two requests",
+        "many parts",
+        "as many rows as there may be",
+        "few parts",
+        "one part",
+    ],
+)
+def test_is_store_then_attend(changes: dict, starts: list[int], counts: list[int]) -> None:
+    from peagle.ops.triton import hopper_attention as kernel
+
+    heads, rows = (
+        heads_of(**{"query": 8, "size": 128, **changes}),
+        pass_rows(starts, counts, max(counts)),
+    )
+    device, half = torch.device("cuda"), torch.bfloat16
+    qkv = torch.randn(sum(counts), (heads.query + 2 * KV_HEADS) * heads.size).to(half)
+    cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, heads.size).to(half)
+    theirs = cache.clone()
+    expected = reference.attend_product(qkv, heads, theirs, rows)
+    placed = on(device, rows)
+    assert kernel.takes(qkv.to(device), heads, placed)
+    for _ in range(2):  # a second launch finds the arrival counters as the first one did
+        ours = cache.clone().to(device)
+        found = kernel.attend_product(qkv.to(device), on(device, heads), ours, placed)
+        near(found[:-1], expected[:-1])  # the last row has no slot
+        near(ours, theirs)
+
+
+def test_a_row_of_the_table_that_belongs_to_no_request_changes_nothing() -> None:
+    from peagle.ops.triton import hopper_attention as kernel
+
+    heads, rows = heads_of(8, 128), pass_rows([100, 1, 200], [3, 3, 3], 3)
+    rows.limits[1], rows.limits[2] = 0, LENGTH
+    rows.writes[3:6], rows.writes[-1] = -1, rows.slots[2, 202]
+    device, half = torch.device("cuda"), torch.bfloat16
+    qkv = torch.randn(9, (8 + 2 * KV_HEADS) * 128).to(half)
+    cache = torch.randn(2, 3 * LENGTH, KV_HEADS, 128).to(half)
+    theirs, ours = cache.clone(), cache.clone().to(device)
+    expected = reference.attend_product(qkv, heads, theirs, rows)
+    found = kernel.attend_product(qkv.to(device), on(device, heads), ours, on(device, rows))
+    near(ours, theirs)
+    for kept in (slice(0, 3), slice(6, 9)):
+        near(found[kept], expected[kept])
+    assert not found[3:6].isnan().any()
+
+
+def near(one: torch.Tensor, other: torch.Tensor) -> None:
+    torch.testing.assert_close(one.cpu(), other.cpu(), rtol=2e-2, atol=2e-2)
