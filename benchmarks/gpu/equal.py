@@ -8,9 +8,11 @@ alone does, and a near-tie may flip. From there on both texts are the target's o
 """
 
 import json
+import multiprocessing
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -46,12 +48,15 @@ def main(
     given = tuple(load_prompts(prompts, limit))
     workload = Workload(pair, given, max_tokens, cast(DType, dtype))
     cases = list_cases(METHODS, [k], [concurrency])
-    shares = {"peagle": _shares({r.case.method: r.outputs for r in run_cases(workload, cases)})}
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawning) as process:  # with which its memory of the GPU goes
+        shares = {"peagle": _shares(process.submit(ours, workload, cases).result())}
+    print(f"ours: {shares['peagle']} of {len(given)}", file=sys.stderr)
     vllm = Vllm(vllm_python, vllm_path)
     if vllm.found():
         shares["vllm"] = _shares(theirs(workload, cases, vllm, timeout))
-    facts = environment(workload) | {"k": k, "concurrency": concurrency}
     print(json.dumps({"equal": shares, "of": len(given), "dtype": dtype}))
+    facts = environment(workload) | {"k": k, "concurrency": concurrency}
     if out is not None:
         with whole_file(out) as file:
             file.write(json.dumps(facts | {"equal": shares}, indent=1) + "\n")
@@ -64,6 +69,11 @@ def speculation(pair: Pair, case: Case) -> dict[str, Any] | None:
     drafter = {"method": "eagle3", "model": pair.drafters[case.method]}
     parallel = case.method == "peagle"
     return {**drafter, "num_speculative_tokens": case.k, "parallel_drafting": parallel}
+
+
+def ours(workload: Workload, cases: Sequence[Case]) -> dict[str, Outputs]:
+    """Token ids of outputs by method."""
+    return {run.case.method: run.outputs for run in run_cases(workload, cases)}
 
 
 def theirs(

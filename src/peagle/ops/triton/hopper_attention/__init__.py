@@ -29,15 +29,18 @@ SIZES = (64, 128)
 """Of heads."""
 MOST_LINES = 64
 """Of one program: a request's rows times the heads that share keys."""
+LEAST_PAIRS = 64
+"""Requests times key-value heads from which programs of so many lines are the quicker ones."""
 MOST_PARTS = 16
 """Of a context: merging takes longer with each."""
 LOG2E = 1.4426950408889634
 
 
 def takes(qkv: Tensor, heads: Heads, rows: PassRows) -> bool:
-    """Whether sizes and types are this kernel's."""
-    fits = _lines(heads, rows) <= MOST_LINES and heads.size in SIZES
-    return fits and qkv.dtype in (torch.bfloat16, torch.float16)
+    """Whether sizes and types are this kernel's, and it is quicker than Triton's."""
+    lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
+    quicker = lines < MOST_LINES or (lines == MOST_LINES and pairs >= LEAST_PAIRS)
+    return quicker and heads.size in SIZES and qkv.dtype in (torch.bfloat16, torch.float16)
 
 
 def attend_product(
@@ -79,7 +82,7 @@ def attend_product(
 
 def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
     lines = _lines(heads, rows)
-    warps, parts = _programs(len(rows.requests) * heads.key_value, heads.size, processors)
+    warps, parts = programs(len(rows.requests) * heads.key_value, heads.size, processors)
     return Form(
         heads=heads.query,
         kv_heads=heads.key_value,
@@ -101,7 +104,7 @@ def stages(lines: int) -> int:
     return 3 if lines < MOST_LINES else 2
 
 
-def _programs(pairs: int, size: int, processors: int) -> tuple[int, int]:
+def programs(pairs: int, size: int, processors: int) -> tuple[int, int]:
     """Warps of a program, and how many share the context of a request and key-value head.
 
     A large program fills a multiprocessor; of the small ones two do.
