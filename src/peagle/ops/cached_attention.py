@@ -117,7 +117,7 @@ def attend_product(
     before it, and behind which this one comes: a kernel may read them before its own wait.
     """
     if serve(qkv):
-        on_hopper = hopper(qkv) and kernels("hopper_attention").takes(qkv, heads, rows)
+        on_hopper = hopper(qkv) and kernels("hopper_attention").takes(qkv, heads, cache, rows)
         name = "hopper_attention" if on_hopper else "product_attention"
         attended: Tensor = kernels(name).attend_product(qkv, heads, cache, rows, settled)
         return attended

@@ -14,6 +14,22 @@ def device() -> torch.device:
 
 
 @pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where kernels run that only Hopper has: there, else under the emulation beside this file."""
+    if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9:
+        return torch.device("cuda")
+    import gluon_emulation
+
+    from peagle.ops.triton import chain, hopper_attention
+    from peagle.ops.triton.chain import loads, products, signals
+    from peagle.ops.triton.hopper_attention import heads, parts, tiles
+
+    modules = (chain, loads, products, signals, hopper_attention, heads, parts, tiles)
+    gluon_emulation.install(monkeypatch, modules, processors=12)
+    return torch.device("cpu")
+
+
+@pytest.fixture
 def without_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains are left out where processes share a GPU, which this machine may."""
     from peagle.ops.triton import chain

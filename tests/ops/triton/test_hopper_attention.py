@@ -12,7 +12,8 @@ def taken(
 
     counts = [rows] * requests
     placed = pass_rows([64] * requests, counts, rows)
-    return bool(hopper_attention.takes(torch.zeros(1, dtype=dtype), heads_of(8, size), placed))
+    qkv, cache = torch.zeros(1, dtype=dtype), torch.zeros(1, dtype=dtype)
+    return bool(hopper_attention.takes(qkv, heads_of(8, size), cache, placed))
 
 
 def test_few_rows_of_half_precision_are_taken() -> None:

@@ -114,8 +114,9 @@ class Shape:
     @property
     def gate_link(self) -> Link:
         """And up's."""
-        strips = 3 if self.alike else 1
-        return Link("gated", self.hidden, self.inner, 32 * strips, 2, strips)
+        narrow = Link("gated", self.hidden, self.inner, 32, 4 if self.alike else 2)
+        wide = Link("gated", self.hidden, self.inner, 96, 2, strips=3)
+        return wide if self.alike and self._longest(wide) <= self._longest(narrow) else narrow
 
     @property
     def down_link(self) -> Link:
@@ -131,6 +132,10 @@ class Shape:
     def links(self) -> tuple[Link, Link, Link, Link]:
         """In their order."""
         return self.out_link, self.gate_link, self.down_link, self.qkv_link
+
+    def _longest(self, link: Link) -> int:
+        """Lines of the program that has most."""
+        return -(-link.units // self.programs) * link.lines
 
     def _added(self, depth: int) -> Link:
         if self.alike:

@@ -36,11 +36,12 @@ MOST_PARTS = 16
 LOG2E = 1.4426950408889634
 
 
-def takes(qkv: Tensor, heads: Heads, rows: PassRows) -> bool:
+def takes(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> bool:
     """Whether sizes and types are this kernel's, and it is quicker than Triton's."""
     lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
     quicker = lines < MOST_LINES or (lines == MOST_LINES and pairs >= LEAST_PAIRS)
-    return quicker and heads.size in SIZES and qkv.dtype in (torch.bfloat16, torch.float16)
+    halves = qkv.dtype == cache.dtype and qkv.dtype in (torch.bfloat16, torch.float16)
+    return quicker and halves and heads.size in SIZES
 
 
 def attend_product(
