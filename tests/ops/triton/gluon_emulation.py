@@ -40,17 +40,14 @@ def install(patch: pytest.MonkeyPatch, modules: Iterable[ModuleType], processors
             elif isinstance(value, JITFunction):
                 patch.setattr(module, name, Kernel(value.fn))
             elif isinstance(value, language.constexpr):
-                kind = Constant if isinstance(value.value, int) else lambda inner: inner
-                patch.setattr(module, name, kind(value.value))
+                patch.setattr(module, name, constant(value.value))
 
 
-class Constant(int):
+def constant(value: Any) -> Any:
     """A number as kernels and their hosts both read it."""
-
-    @property
-    def value(self) -> int:
-        """Itself."""
-        return int(self)
+    if type(value) not in (int, float):
+        return value
+    return type("Constant", (type(value),), {"value": value})(value)
 
 
 class Kernel:

@@ -76,7 +76,8 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
     parts = (2, shape.out_link.units, shape.squares_stride)
     squares = torch.empty(parts, dtype=torch.float32, device=stream.device)
     inner = stream.new_empty(rows, shape.inner)
-    sums = torch.empty(shape.given, shape.rows, OWNED.value, device=stream.device)
+    given = (shape.given, shape.rows, OWNED.value)
+    sums = torch.empty(given, dtype=torch.float32, device=stream.device)
     qkv = None if links.qkv is None else stream.new_empty(rows, shape.qkv)
     last = (links.out if links.qkv is None else links.qkv).weight
     weights = (links.out.weight, links.gate_up.weight, links.down.weight, last)

@@ -21,7 +21,7 @@ from peagle.ops.cached_attention import Heads, PassRows
 from peagle.ops.triton.chain.signals import meet
 from peagle.ops.triton.hopper_attention.form import TILE, Form
 from peagle.ops.triton.hopper_attention.heads import heads_at, turned, turns
-from peagle.ops.triton.hopper_attention.parts import leave, merged, write
+from peagle.ops.triton.hopper_attention.parts import LOG2E, leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
 from peagle.ops.triton.launch import counters, multiprocessors
 
@@ -33,7 +33,6 @@ LEAST_PAIRS = 64
 """Requests times key-value heads from which programs of so many lines are the quicker ones."""
 MOST_PARTS = 16
 """Of a context: merging takes longer with each."""
-LOG2E = 1.4426950408889634
 
 
 def takes(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> bool:
@@ -72,7 +71,7 @@ def attend_product(
         rows.slots.stride(0),
         len(heads.rotations) - 1,
         heads.eps,
-        heads.size**-0.5 * LOG2E,
+        heads.size**-0.5 * LOG2E.value,
         0 if heads.window is None else heads.window,
         FORM=form,
         num_warps=form.warps,

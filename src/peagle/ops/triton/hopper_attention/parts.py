@@ -7,6 +7,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 LOG2E = gl.constexpr(1.4426950408889634)
+"""Scores are exponents of two."""
 
 
 @gluon.jit
