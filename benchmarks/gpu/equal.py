@@ -55,8 +55,8 @@ def main(
     vllm = Vllm(vllm_python, vllm_path)
     if vllm.found():
         shares["vllm"] = _shares(theirs(workload, cases, vllm, timeout))
-    print(json.dumps({"equal": shares, "of": len(given), "dtype": dtype}))
     facts = environment(workload) | {"k": k, "concurrency": concurrency}
+    print(json.dumps({"equal": shares, "of": len(given), "dtype": dtype}))
     if out is not None:
         with whole_file(out) as file:
             file.write(json.dumps(facts | {"equal": shares}, indent=1) + "\n")

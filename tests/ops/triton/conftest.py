@@ -1,4 +1,4 @@
-"""The kernels run on a GPU where there is one, else under Triton's interpreter."""
+"""The kernels run on a GPU where there is one, else interpreted or emulated."""
 
 from pathlib import Path
 

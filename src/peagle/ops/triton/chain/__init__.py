@@ -37,7 +37,7 @@ from peagle.ops.triton.chain.shape import (
     Link,
     Shape,
 )
-from peagle.ops.triton.chain.signals import meet
+from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
 from peagle.ops.triton.tiles import Chain, Ring, tiles_of
 
@@ -60,7 +60,7 @@ def takes(attended: Tensor, links: Links) -> bool:
     if any(layer.bias is not None for layer in layers):
         return False
     asked = _asked(attended, links)
-    shape = Shape(**vars(asked), qkv=0, programs=1)
+    shape = Shape(**vars(asked), qkv=0, programs=multiprocessors(attended))
     if any(link.depth % (link.chunk * link.programs) for link in shape.links):
         return False
     tiles = tiles_of(attended.device)

@@ -77,28 +77,23 @@ def _load_weight(place, step, ring, weight, rest, LINK: gl.constexpr, SHAPE: gl.
     mbarrier.expect(arrival, LINK.bytes(SHAPE.rows))
     line = _unit(step, LINK, SHAPE) // LINK.programs * LINK.columns
     first = _first_panel(step, LINK, SHAPE)
-    lines: gl.constexpr = SHAPE.stages * SHAPE.panels * HEIGHT
-    together: gl.constexpr = LINK.panels
+    shape: gl.constexpr = SHAPE.boxes(LINK)
+    boxes = panels._reinterpret(gl.bfloat16, shape, LAYOUT4 if LINK.kind == "gated" else LAYOUT3)
+    at = slot * (shape[0] // SHAPE.stages)
     if LINK.kind == "gated":
-        shape: gl.constexpr = [lines // (HEIGHT * together), together, 2, HEIGHT // 2, PANEL]
-        boxes = panels._reinterpret(gl.bfloat16, shape, LAYOUT4)
         strips: gl.constexpr = LINK.strips
         for strip in gl.static_range(strips):
-            box = boxes.index(slot * (SHAPE.panels // together) + strip)
-            _copy(weight, [first, 0, line + strip * 32, 0], arrival, box)
-    elif LINK.columns == 48:
-        halves = panels._reinterpret(gl.bfloat16, [lines // 32, 1, 32, PANEL], LAYOUT3)
+            _copy(weight, [first, 0, line + strip * 32, 0], arrival, boxes.index(at + strip))
+    elif LINK.kind == "plain":
+        lines: gl.constexpr = SHAPE.stages * SHAPE.panels * HEIGHT
         quarters = panels._reinterpret(gl.bfloat16, [lines // 16, 1, 16, PANEL], LAYOUT3)
+        together: gl.constexpr = LINK.panels
         for panel in gl.static_range(together):
-            at = slot * SHAPE.panels + panel
-            _copy(weight, [first + panel, line, 0], arrival, halves.index(at * 2))
-            _copy(rest, [first + panel, line + 32, 0], arrival, quarters.index(at * 4 + 2))
+            half = at + panel * 2
+            _copy(weight, [first + panel, line, 0], arrival, boxes.index(half))
+            _copy(rest, [first + panel, line + 32, 0], arrival, quarters.index(half * 2 + 2))
     else:
-        size: gl.constexpr = LINK.inputs * HEIGHT // LINK.pieces
-        box_shape: gl.constexpr = [lines // size, LINK.inputs, HEIGHT // LINK.pieces, PANEL]
-        boxes = panels._reinterpret(gl.bfloat16, box_shape, LAYOUT3)
-        box = boxes.index(slot * (SHAPE.panels * HEIGHT // size))
-        _copy(weight, [first, line, 0], arrival, box)
+        _copy(weight, [first, line, 0], arrival, boxes.index(at))
 
 
 @gluon.jit

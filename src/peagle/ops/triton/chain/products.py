@@ -15,7 +15,8 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.triton.chain.loads import units_taken
 from peagle.ops.triton.chain.shape import HEIGHT, OWNED
-from peagle.ops.triton.chain.signals import arrive, meet, wait_for
+from peagle.ops.triton.chain.signals import arrive, wait_for
+from peagle.ops.triton.gluon import meet
 
 PLAIN = gl.constexpr(gl.BlockedLayout([2, 1], [16, 2], [1, 4], [0, 1]))
 """64 lines by rows."""

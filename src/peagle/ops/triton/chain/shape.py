@@ -1,11 +1,11 @@
 """How the four products of a chain, its links, are cut into what one program takes."""
 
-import hashlib
+import math
 from dataclasses import dataclass
-from pathlib import Path
 
 from triton.experimental.gluon import language as gl
 
+from peagle.ops.triton.gluon import digest
 from peagle.ops.triton.tiles import padded
 
 PANEL = gl.constexpr(64)
@@ -17,8 +17,6 @@ OWNED = gl.constexpr(32)
 LAYOUT, LAYOUT3, LAYOUT4 = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3, 4))
 """Of panels in shared memory, one or several together."""
 LEAST_ROWS, MOST_ROWS = 8, 64
-CUT = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-"""Of this file: a kernel that was compiled for another way of cutting must not be found again."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Link:
         """What one copy of weights brings: columns in panels, gates and what they gate, lines."""
         if self.kind == "gated":
             return self.panels, 2, 32, PANEL.value
-        if self.kind == "plain" and self.columns != HEIGHT.value:
+        if self.kind == "plain":
             return 1, 32, PANEL.value
         return self.inputs, HEIGHT.value // self.pieces, PANEL.value
 
@@ -104,7 +102,7 @@ class Shape:
     programs: int
     stages: int = 0
     """Slots of the ring."""
-    cut: str = CUT
+    source: str = digest(__file__)
 
     @property
     def out_link(self) -> Link:
@@ -163,6 +161,11 @@ class Shape:
         """Bytes."""
         pieces = 0 if self.alike else self.pieces
         return PANEL.value * 2 * (self.panels * HEIGHT.value + pieces * self.rows)
+
+    def boxes(self, link: Link) -> list[int]:
+        """The ring's panels as places of what one copy of a link's weights brings."""
+        lines = self.stages * self.panels * HEIGHT.value
+        return [lines // math.prod(link.box[:-1]), *link.box]
 
     @property
     def given(self) -> int:

@@ -3,8 +3,7 @@
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
-"""The warps of a partition wait for each other."""
+from peagle.ops.triton.gluon import meet
 
 
 @gluon.jit

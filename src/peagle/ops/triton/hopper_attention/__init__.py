@@ -18,7 +18,7 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.cached_attention import Heads, PassRows
-from peagle.ops.triton.chain.signals import meet
+from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.form import TILE, Form
 from peagle.ops.triton.hopper_attention.heads import heads_at, turned, turns
 from peagle.ops.triton.hopper_attention.parts import LOG2E, leave, merged, write

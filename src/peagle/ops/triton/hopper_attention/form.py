@@ -1,17 +1,15 @@
 """What attention's kernel is compiled for, and how its tiles lie in a program's threads."""
 
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
 
 from triton.experimental.gluon import language as gl
+
+from peagle.ops.triton.gluon import digest
 
 TILE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 """Of all that is multiplied, in shared memory."""
 LEAST_KEYS = 256
 """Of a part of a context."""
-CUT = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-"""Of this file: a kernel that was compiled for other layouts must not be found again."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class Form:
     window: bool
     sinks: bool
     settled: bool
-    cut: str = CUT
+    source: str = digest(__file__)
 
     @property
     def group(self) -> int:

@@ -13,7 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from peagle.ops.triton.chain.signals import meet
+from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.form import TILE
 
 
