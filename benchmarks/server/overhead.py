@@ -36,8 +36,8 @@ from peagle.bench.prompts import load_prompts
 from peagle.bench.report import machine
 
 K, SLOWER = 7, 1.05
-MOST, GPU_SHARE = 64, 0.28
-"""Requests of an engine, and what it may have of a GPU: there are three."""
+GPU_SHARES = (0.28, 0.56, 0.84)
+"""Of a GPU, what may be in use once each of the three engines has started, one after another."""
 CONCURRENCIES = (1, 16)
 PAUSE = 0.02
 """Seconds before a question that is asked for its first token."""
@@ -91,14 +91,14 @@ class Asked:
     def _speculation(self) -> dict[str, Any]:
         return {"model": self.drafter, "num_speculative_tokens": K, "parallel_drafting": True}
 
-    @property
-    def _config(self) -> dict[str, Any]:
-        shared = {"max_num_seqs": MOST, "gpu_memory_utilization": GPU_SHARE}
+    def _config(self, share: float) -> dict[str, Any]:
+        shared = {"max_num_seqs": max(CONCURRENCIES), "gpu_memory_utilization": share}
         return {"dtype": self.dtype, "enable_prefix_caching": False, **shared}
 
     def engine(self) -> AsyncLLM:
         """In this process."""
-        speculation, config = SpeculativeConfig(**self._speculation), EngineConfig(**self._config)
+        speculation = SpeculativeConfig(**self._speculation)
+        config = EngineConfig(**self._config(GPU_SHARES[0]))
         return AsyncLLM(lambda: LLM(self.target, speculation, config))
 
     @property
@@ -106,13 +106,13 @@ class Asked:
         """Of `peagle serve`."""
         flags = [self.target, "--speculative-config", json.dumps(self._speculation)]
         flags += ["--dtype", self.dtype, "--no-enable-prefix-caching"]
-        shared = ["--max-num-seqs", str(MOST), "--gpu-memory-utilization", str(GPU_SHARE)]
-        return flags + shared
+        shared = ["--max-num-seqs", str(max(CONCURRENCIES)), "--gpu-memory-utilization"]
+        return [*flags, *shared, str(GPU_SHARES[1])]
 
     @property
     def arguments(self) -> list[str]:
         """Of `bare.py`."""
-        return [self.target, json.dumps(self._speculation), json.dumps(self._config)]
+        return [self.target, json.dumps(self._speculation), json.dumps(self._config(GPU_SHARES[2]))]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from peagle.config import SamplingParams
 from peagle.engine.batch import Scheduled
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
-from peagle.engine.prefill import Ends, Prefill
+from peagle.engine.prefill import Prefill
+from peagle.engine.resident_cycle import Ends
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 SAMPLED = [

@@ -19,7 +19,7 @@ from peagle.ops.packing import pack
 from peagle.ops.rope import RopeConfig
 
 STD = 0.02
-DRAFT_VOCABULARY = 32_000
+REDUCED_VOCABULARY = 32_000
 MASK_TOKEN = 151_643
 
 
@@ -29,6 +29,7 @@ class Shape:
 
     target: DecoderConfig
     draft_intermediate_size: int
+    draft_vocab_size: int = REDUCED_VOCABULARY
 
 
 _QWEN3_8B = DecoderConfig(
@@ -67,8 +68,9 @@ _TINY = replace(
 )
 SHAPES = {
     "qwen3-8b": Shape(_QWEN3_8B, 12_288),
+    "qwen3-8b-full-head": Shape(_QWEN3_8B, 12_288, _QWEN3_8B.vocab_size),
     "qwen3-30b-a3b": Shape(_QWEN3_30B_A3B, 8192),
-    "tiny": Shape(_TINY, 128),
+    "tiny": Shape(_TINY, 128, _TINY.vocab_size),
 }
 
 
@@ -100,12 +102,11 @@ def random_drafter(
         num_experts=0,
     )
     depth = target.num_hidden_layers
-    vocabulary = min(DRAFT_VOCABULARY, target.vocab_size)
     config = DrafterConfig(
         transformer=transformer,
         target_hidden_size=target.hidden_size,
         taps=(2, depth // 2, depth - 3),
-        draft_vocab_size=vocabulary,
+        draft_vocab_size=shape.draft_vocab_size,
         mask_token_id=min(MASK_TOKEN, target.vocab_size - 1) if parallel else None,
     )
     with torch.device("meta"):

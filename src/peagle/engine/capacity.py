@@ -6,6 +6,7 @@ from peagle.config import EngineConfig
 from peagle.device import batched_tokens, kv_cache_memory
 from peagle.drafters.drafter import Drafter
 from peagle.engine.kv_cache import kv_bytes_per_token
+from peagle.engine.prompt_graphs import SIZES
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
@@ -42,12 +43,16 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
 
 
 def _workspace(target: Decoder, drafter: Drafter | None, rows: int, sampled: int) -> int:
-    """Bytes of a step's largest tensors: a layer's products, drafter features, and logits."""
+    """Bytes of a step's largest tensors: a layer's products, drafter features, and logits.
+
+    Captured prompts keep theirs apart from those of prompts that are launched as they come.
+    """
     config = target.config
     inner = max(config.intermediate_size, config.moe_intermediate_size * config.num_experts_per_tok)
     features = 0 if drafter is None else drafter.model.config.feature_size
     width = 3 * inner + 8 * config.hidden_size + 2 * features
-    numbers = rows * width + 2 * sampled * config.vocab_size
+    captured = min(rows, SIZES[-1])
+    numbers = (rows + captured) * width + 2 * sampled * config.vocab_size
     return numbers * target.embed.weight.dtype.itemsize
 
 

@@ -56,7 +56,8 @@ class CycleGraphs:
         self._named: dict[int, list[int]] = {}
         self._captured: dict[tuple[int, int], Run] = {}
         """By size and drafts."""
-        self._pool: Any = None
+        self.pool: Any = None
+        """Of the graphs' memory, which one after another may use."""
 
     def capture(self) -> None:
         """Capture every size and length."""
@@ -73,7 +74,8 @@ class CycleGraphs:
         """What such a cycle takes captured, for rows that no request has yet."""
         run = partial(self._once, size, _after_its_like(self.lengths[-1]))
         try:
-            return self._timed(self._graph(run, None).replay, size, TIMED)
+            graph = captured(run, self._state.computed.device, None)
+            return self._timed(graph.replay, size, TIMED)
         finally:
             torch.cuda.empty_cache()  # what the graph took, which does not come back by itself
 
@@ -120,8 +122,8 @@ class CycleGraphs:
         if not self._requests[size].is_cuda:
             return run
         self._fill(size, [self._spare] * size)
-        graph = self._graph(run, self._pool)
-        self._pool = self._pool or graph.pool()
+        graph = captured(run, self._state.computed.device, self.pool)
+        self.pool = self.pool or graph.pool()
         return graph.replay
 
     def _once(self, size: int, breadth: Breadth) -> None:
@@ -131,19 +133,20 @@ class CycleGraphs:
         self._requests[size].copy_(upload(rows, self._requests[size].device))
         self._named[size] = rows
 
-    def _graph(self, run: Run, pool: Any) -> torch.cuda.CUDAGraph:
-        device = self._state.computed.device
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        try:
-            with torch.cuda.stream(stream):
-                run()  # compiles kernels and makes their workspaces outside the graph's memory
-        finally:
-            torch.cuda.current_stream(device).wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool):
-            run()
-        return graph
+
+def captured(run: Run, device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
+    """A graph of what `run` launches, with its memory from a pool; None: one of its own."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            run()  # compiles kernels and makes their workspaces outside the graph's memory
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        run()
+    return graph
 
 
 def _after_its_like(drafts: int) -> Breadth:

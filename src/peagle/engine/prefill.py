@@ -1,6 +1,5 @@
 """Prompt chunks through target and drafter, beside the captured cycle and not in it."""
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,78 +9,38 @@ from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from peagle.drafters.drafter import Span
-from peagle.drafters.resident import known_inputs
 from peagle.engine.batch import Scheduled, places, tile_rows
+from peagle.engine.prompt_graphs import PromptGraphs, ends_of, following_tokens, spans_of
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import ResidentCycle
+from peagle.engine.resident_cycle import Ends, Prompts, ResidentCycle
 from peagle.engine.upload import upload
-from peagle.models.fused import AttendProduct, Taps
-from peagle.ops import cached_attention, residual
+from peagle.models.fused import AttendProduct
+from peagle.ops import cached_attention
 from peagle.ops.cached_attention import Heads, store
 
 
-@dataclass(frozen=True)
-class Ends:
-    """What chunks that complete their prompt leave for the first cycle, in the order given."""
-
-    logits: Tensor
-    """[completing chunks, vocab]"""
-    features: Tensor | None
-    """[completing chunks, hidden_size], projected; None without a drafter."""
-
-
 class Prefill:
-    """Runs chunks: the target's keys, and the drafter's for every position whose next is known."""
+    """Runs chunks: the target's keys, and the drafter's."""
 
-    def __init__(self, cycle: ResidentCycle, table: RequestTable) -> None:
-        self._cycle, self._table = cycle, table
+    def __init__(self, cycle: ResidentCycle, table: RequestTable, graphs: PromptGraphs) -> None:
+        self._cycle, self._table, self._graphs = cycle, table, graphs
 
     def run(self, chunks: Sequence[Scheduled]) -> Ends:
         """Chunks of equal length that begin at 0 should stand together: they attend at once."""
-        target = self._cycle.target
-        device = target.embed.weight.device
-        spans = [(item.request.row, item.start, item.rows) for item in chunks]
-        tokens = upload(
-            [t for item in chunks for t in item.request.tokens[item.start : item.stop]], device
-        )
-        x = target.embed(tokens)
-        taps = self._cycle.taps(len(tokens))
-        first = residual.normed(x, self._cycle.layers.layers[0].input_norm)
-        attend = self._attend(self._cycle.target_cache, spans)
-        stream, _ = self._cycle.layers(x, first, attend, taps)
-        ends = upload(_ends(chunks), device)
-        features = self._fill_drafter(chunks, taps, ends)
-        if not len(ends):
-            return Ends(stream.new_empty(0, target.config.vocab_size), features)
-        last = residual.normed(stream.index_select(0, ends), target.norm)
-        return Ends(residual.linear(last, target.head), features)
+        graph = self._graphs.fit(chunks)
+        if graph is not None:
+            return graph.run(chunks)
+        device = self._table.slots.device
+        tokens = [token for item in chunks for token in item.request.tokens[item.start : item.stop]]
+        following = [token for item in chunks for token in following_tokens(item)]
+        given = (upload(values, device) for values in (tokens, following, ends_of(chunks)))
+        spans = spans_of(chunks)
+        return self._cycle.fill(Prompts(*given), lambda cache: self._attend(cache, spans))
 
-    def _fill_drafter(
-        self, chunks: Sequence[Scheduled], taps: Taps | None, ends: Tensor
-    ) -> Tensor | None:
-        drafter, cache = self._cycle.drafter, self._cycle.drafter_cache
-        if drafter is None or cache is None or taps is None:
-            return None
-        features = drafter.model.project(taps.into)
-        spans: list[tuple[int, int, int]] = []
-        following: list[int] = []
-        kept: list[int] = []
-        for item, first in zip(chunks, _firsts(chunks), strict=True):
-            known = item.rows - item.completes
-            following += item.request.tokens[item.start + 1 : item.start + 1 + known]
-            kept += range(first, first + known)
-            if known:
-                spans.append((item.request.row, item.start, known))
-        if kept:
-            index, tokens = (upload(values, features.device) for values in (kept, following))
-            stream, x = known_inputs(drafter.model, tokens, features.index_select(0, index))
-            drafter.layers.write_keys(stream, x, self._attend(cache, spans))
-        return features.index_select(0, ends)
-
-    def _attend(self, cache: Tensor, spans: Sequence[tuple[int, int, int]]) -> AttendProduct:
-        named, groups = [Span(*span) for span in spans], _groups(spans)
-        positions, slots = places(self._table, named)
-        tiles = tile_rows(self._table, named) if self._cycle.target.config.focused else None
+    def _attend(self, cache: Tensor, spans: Sequence[Span]) -> AttendProduct:
+        groups = _groups(spans)
+        positions, slots = places(self._table, spans)
+        tiles = tile_rows(self._table, spans) if self._cycle.target.config.focused else None
 
         def attend(layer: int, qkv: Tensor, heads: Heads) -> Tensor:
             query, key, value = store(qkv, heads, cache[layer], positions, slots)
@@ -131,25 +90,14 @@ class _Group:
     members: int
 
 
-def _groups(spans: Sequence[tuple[int, int, int]]) -> list[_Group]:
+def _groups(spans: Sequence[Span]) -> list[_Group]:
     groups: list[_Group] = []
     first = 0
-    for row, start, rows in spans:
+    for span in spans:
         last = groups[-1] if groups else None
-        if last and start == 0 == last.start and rows == last.rows:
-            groups[-1] = _Group(last.table_row, 0, rows, last.first, last.members + 1)
+        if last and span.start == 0 == last.start and span.count == last.rows:
+            groups[-1] = _Group(last.table_row, 0, span.count, last.first, last.members + 1)
         else:
-            groups.append(_Group(row, start, rows, first, 1))
-        first += rows
+            groups.append(_Group(span.row, span.start, span.count, first, 1))
+        first += span.count
     return groups
-
-
-def _firsts(chunks: Sequence[Scheduled]) -> list[int]:
-    """The batch row at which each chunk begins."""
-    return [0, *itertools.accumulate(item.rows for item in chunks)][:-1]
-
-
-def _ends(chunks: Sequence[Scheduled]) -> list[int]:
-    """The batch rows that give completing chunks their next token."""
-    pairs = zip(chunks, _firsts(chunks), strict=True)
-    return [first + item.rows - 1 for item, first in pairs if item.completes]

@@ -1,15 +1,16 @@
-"""One cycle on state that stays on the device: draft, verify, accept. Tensors only, no waiting.
+"""One cycle on state that stays on the device: draft, verify, accept; and prompts before it.
 
-What a CUDA graph captures. Nothing here may depend on a value that only the device knows, so all
-requests of a batch get as many drafts; one that wants fewer accepts fewer.
+What a CUDA graph captures: tensors only, no waiting. Nothing here may depend on a value that only
+the device knows, so all requests of a batch get as many drafts; one that wants fewer accepts fewer.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from peagle.drafters.resident import Breadth, ResidentDrafter
+from peagle.drafters.resident import Breadth, ResidentDrafter, known_inputs
 from peagle.models.decoder import Decoder
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
@@ -17,6 +18,31 @@ from peagle.ops.cached_attention import PassRows, attend_product
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident, accepted_below, settle, verify_inputs
 from peagle.ops.sampling import SamplingTable, choose
+
+Attention = Callable[[Tensor], AttendProduct]
+"""Over a cache of [layers, 2, slots, heads, head_dim]: the attention of one pass."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Rows of prompts, one chunk's behind another's."""
+
+    tokens: Tensor
+    """[rows]"""
+    following: Tensor
+    """[rows] the tokens behind them; where a prompt ends, any."""
+    ends: Tensor
+    """[ends] rows that give their requests the next token."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """What those rows leave for the first cycle."""
+
+    logits: Tensor
+    """[ends, vocab]"""
+    features: Tensor | None
+    """[ends, hidden_size], projected; None without a drafter."""
 
 
 class ResidentCycle:
@@ -66,6 +92,35 @@ class ResidentCycle:
         if taps is None or self.drafter is None:
             return logits, None
         return logits, self.drafter.model.project(taps.into)
+
+    def fill(self, prompts: Prompts, attention: Attention) -> Ends:
+        """Write the keys of prompts' rows into both caches.
+
+        The drafter's for a prompt's last row, whose next token is not known yet, mean nothing: the
+        first cycle writes them again before it reads them.
+        """
+        target, ends = self.target, prompts.ends
+        x = target.embed(prompts.tokens)
+        first = residual.normed(x, self.layers.layers[0].input_norm)
+        taps = self.taps(len(x))
+        to_the_end = taps is not None and len(self.layers.layers) in taps.layers
+        reads = None if to_the_end else ends
+        stream, last = self.layers(x, first, attention(self.target_cache), taps, reads)
+        if to_the_end:
+            last = residual.normed(stream.index_select(0, ends), target.norm)
+        features = None if taps is None else self._fill_drafter(prompts, taps.into, attention)
+        if not len(ends):
+            return Ends(x.new_empty(0, target.config.vocab_size), features)
+        return Ends(residual.linear(last, target.head), features)
+
+    def _fill_drafter(self, prompts: Prompts, tapped: Tensor, attention: Attention) -> Tensor:
+        drafter, cache = self.drafter, self.drafter_cache
+        assert drafter is not None
+        assert cache is not None
+        features = drafter.model.project(tapped)
+        stream, x = known_inputs(drafter.model, prompts.following, features)
+        drafter.layers(stream, x, attention(cache), reads=prompts.ends[:0])
+        return features.index_select(0, prompts.ends)
 
     def open_target(self, rows: PassRows) -> AttendProduct:
         """The target's attention for one pass over cached requests."""

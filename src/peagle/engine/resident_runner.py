@@ -13,9 +13,10 @@ from peagle.engine.batch import Scheduled
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.kv_cache import KVCache
-from peagle.engine.prefill import Ends, Prefill
+from peagle.engine.prefill import Prefill
+from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import ResidentCycle
+from peagle.engine.resident_cycle import Ends, ResidentCycle
 from peagle.engine.runner import CycleResult
 from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
@@ -82,9 +83,13 @@ class ResidentRunner:
         lengths: Sequence[int],
         table: RequestTable,
         caches: tuple[KVCache, KVCache | None],
+        max_batched_tokens: int,
         synthetic: Sequence[float] | None = None,
     ) -> None:
-        """lengths: numbers of drafts that a cycle may have, ascending, K last."""
+        """lengths: numbers of drafts that a cycle may have, ascending, K last.
+
+        max_batched_tokens: most rows of a step.
+        """
         self._table, spare = table, table.admit()
         drafting = None if drafter is None else resident_drafter(drafter)
         of_target, of_drafter = caches
@@ -93,7 +98,8 @@ class ResidentRunner:
         self._state = _fresh_state(target, drafter, lengths[-1], table)
         self._sampling = _fresh_sampling(table)
         self._graphs = CycleGraphs(cycle, self._state, self._sampling, spare, lengths)
-        self._prefill = Prefill(cycle, table)
+        self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
+        self._prefill = Prefill(cycle, table, self._prompts)
         self._pending = [1] * len(table.limits)
         """By table row: the most rows that its next cycle can find the drafter not to have seen."""
         self.length: DraftLength | None = None
@@ -106,10 +112,12 @@ class ResidentRunner:
     def capture(self) -> None:
         """Make ready what can be before the first request."""
         device = self._state.computed.device
-        if device.type == "cuda":
-            kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
+        if device.type != "cuda":
+            return
+        kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
         self._graphs.capture()
-        if device.type == "cuda" and len(self._graphs.lengths) > 1:
+        self._prompts.capture(self._graphs.pool)
+        if len(self._graphs.lengths) > 1:
             self.length = DraftLength(self._graphs.seconds_by_length())
 
     def draft_length(self, requests: int) -> int:

@@ -45,7 +45,9 @@ class Runners:
         self.plain = Runner(target, drafter, self.table, caches)
         self.resident: ResidentRunner | None = None
         if by_itself:
-            self.resident = ResidentRunner(target, drafter, lengths, self.table, caches, synthetic)
+            self.resident = ResidentRunner(
+                target, drafter, lengths, self.table, caches, capacity.batched_tokens, synthetic
+            )
             self.resident.capture()
 
     def on_device(self, params: SamplingParams) -> bool:

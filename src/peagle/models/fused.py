@@ -69,7 +69,8 @@ class FusedLayers:
         """The residual stream [rows, hidden_size] behind the last layer, and its final norm.
 
         `first` is what the first layer's q, k, v product reads; `reads` the rows that are wanted,
-        None for all: the others end at the last layer's keys and values.
+        None for all: the others end at the last layer's keys and values, behind which `taps` then
+        keep nothing.
         """
         if taps is not None:
             taps.keep(0, stream)
@@ -80,19 +81,12 @@ class FusedLayers:
             attended = attend(index, qkv, heads)
             if reads is not None and index == len(self.layers) - 1:
                 attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
+                if not len(reads):
+                    return stream, Normed(stream, None, first.eps)
             stream, x, qkv = self._behind(index, attended, stream)
             if taps is not None:
                 taps.keep(index + 1, stream)
         return stream, x
-
-    def write_keys(self, stream: Tensor, first: Normed, attend: AttendProduct) -> None:
-        """The same as far as keys and values: all that rows nobody reads are needed for."""
-        qkv: Tensor | None = self._first_qkv(first)
-        for index, heads in enumerate(self.heads):
-            assert qkv is not None
-            attended = attend(index, qkv, heads)
-            if index < len(self.layers) - 1:
-                stream, _, qkv = self._behind(index, attended, stream)
 
     def _first_qkv(self, first: Normed) -> Tensor:
         return residual.linear(first, self.layers[0].attention.qkv)
