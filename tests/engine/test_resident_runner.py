@@ -6,7 +6,8 @@ import pytest
 import tiny
 import torch
 
-from peagle.config import SamplingParams
+from peagle.bench.shapes import random_engine
+from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.batch import Scheduled
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
@@ -270,3 +271,19 @@ def test_cycles_of_changing_length_draft_as_from_scratch(targets, trained, metho
         assert accepted == [*agreed, False].index(False)
         known, hits = known + accepted + 1, hits + accepted
     assert hits > 3
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_requests_come_and_go_without_the_host_waiting_for_the_device():
+    """Short prompts, which are captured, and one of more rows than that."""
+    rates, how = (0.8, 0.5, 0.3, 0.1), EngineConfig(max_num_seqs=3, enable_prefix_caching=False)
+    engine = random_engine("tiny", "peagle", 4, 2, rates, how)
+    for again in range(2):  # what is compiled and allocated at first may wait
+        torch.cuda.set_sync_debug_mode("error" if again else "default")
+        try:
+            for i, length in enumerate((9, 40, 700, 3, 80)):
+                prompt = [(i + 7 * j) % 512 for j in range(length)]
+                engine.add(f"{again} {i}", prompt, SamplingParams(max_tokens=8 + 5 * i))
+            tiny.finish(engine)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

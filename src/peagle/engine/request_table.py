@@ -46,8 +46,8 @@ class RequestTable:
         """Give a row back."""
         self._unwritten = [place for place in self._unwritten if place[0] != row]
         self._free.append(row)
-        self.limits[row] = 0
-        self.slots[row] = self._nowhere
+        self.limits[row].fill_(0)  # `= 0` would wait for the device
+        self.slots[row].fill_(self._nowhere)
 
     def append(self, row: int, position: int, blocks: list[int]) -> None:
         """Record the blocks that hold a request's positions from `position`, a block's first."""

@@ -183,28 +183,34 @@ class ResidentRunner:
         return []
 
     def _enter(self, begun: list[Scheduled], ends: Ends) -> None:
+        """Write what a request brings into its rows; an item assigned as `x[i] = 1` would wait."""
         state, sampling = self._state, self._sampling
         device = state.computed.device
-        requests = [item.request for item in begun]
-
-        def column(values: list[int] | list[float]) -> Tensor:
-            return upload(values, device)
-
-        for request in requests:
-            self._pending[request.row] = 1
-        rows = column([request.row for request in requests])
-        for name in ("temperature", "top_k", "top_p", "min_p"):
-            values = [max(getattr(request.params, name), 0) for request in requests]
-            table = getattr(sampling, name)
-            table[rows] = column(values).to(table.dtype)
-        sampling.seeds[rows] = column([request.seed for request in requests])
-        state.computed[rows], state.pending[rows] = column([item.stop for item in begun]), 1
+        for item in begun:
+            self._pending[item.request.row] = 1
+        whole, real = (
+            upload([*zip(*map(numbers, begun), strict=True)], device)
+            for numbers in (_whole_numbers, _real_numbers)
+        )
+        rows, stops, ks, seeds, top_ks = whole
+        temperatures, top_ps, min_ps = real
+        for column, values in (
+            (state.computed, stops),
+            (state.ks, ks),
+            (sampling.seeds, seeds),
+            (sampling.top_k, top_ks),
+            (sampling.temperature, temperatures),
+            (sampling.top_p, top_ps),
+            (sampling.min_p, min_ps),
+        ):
+            column.index_copy_(0, rows, values)
         chosen = choose(ends.logits, argmax(ends.logits), sampling, rows, state.computed)
-        state.emitted[rows, 0], state.cycles[rows] = chosen.clamp(min=0), 0
-        state.ks[rows] = column([request.k for request in requests])
-        state.results[rows, 0], state.results[rows, 1] = 0, chosen
+        state.emitted[:, 0].index_copy_(0, rows, chosen.clamp(min=0))
+        state.results[:, 1].index_copy_(0, rows, chosen)
+        for column, value in ((state.pending, 1), (state.cycles, 0), (state.results[:, 0], 0)):
+            column.index_fill_(0, rows, value)
         if ends.features is not None:
-            state.features[rows, 0] = ends.features
+            state.features[:, 0].index_copy_(0, rows, ends.features)
 
     def _land(self, flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
         if flight.arrived is not None:
@@ -229,6 +235,16 @@ class ResidentRunner:
         arrived = torch.cuda.Event()
         arrived.record()
         return host, arrived
+
+
+def _whole_numbers(item: Scheduled) -> tuple[int, ...]:
+    request = item.request
+    return request.row, item.stop, request.k, request.seed, max(request.params.top_k, 0)
+
+
+def _real_numbers(item: Scheduled) -> tuple[float, ...]:
+    params = item.request.params
+    return float(params.temperature), float(params.top_p), float(params.min_p)
 
 
 def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
