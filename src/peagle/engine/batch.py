@@ -95,18 +95,13 @@ def _group(
     )
 
 
-def tiles_of(spans: Sequence[Span]) -> list[tuple[int, int, int]]:
-    """Table row, start and count of each tile of some spans, in the order given."""
-    return [
+def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
+    """The rows of some spans, in the order given, each `TILE` of a span as if a request's own."""
+    tiles = [
         (span.row, start, min(TILE, span.start + span.count - start))
         for span in spans
         for start in range(span.start, span.start + span.count, TILE)
     ]
-
-
-def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
-    """The rows of some spans, in the order given, each `TILE` of a span as if a request's own."""
-    tiles = tiles_of(spans)
     requests, starts, counts = upload([*zip(*tiles, strict=True)], table.slots.device)
     positions, writes = places(table, spans)
     return PassRows(

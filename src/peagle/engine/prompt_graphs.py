@@ -1,18 +1,19 @@
 """Short prompts, captured by their number of rows: launched one by one, kernels wait for the host.
 
-A pass is filled up to the next size with rows of `spare`, a table row that belongs to no request.
+Each chunk is filled up to whole tiles of attention, and all of them to the next size, with rows of
+`spare`, a table row that belongs to no request. Such rows write no keys and nobody reads them.
 """
 
 import bisect
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Span
-from peagle.engine.batch import TILE, Scheduled, tiles_of
+from peagle.engine.batch import TILE, Scheduled
 from peagle.engine.graph import captured
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import Attention, Ends, Prompts, ResidentCycle
@@ -24,8 +25,8 @@ SIZES = (16, 64, 128, 256, 384, 512)
 """Rows that are captured. With more the GPU has more to do than the host."""
 CHUNKS = 8
 """Most prompts in one pass."""
-FURTHEST = 4096
-"""Positions that rows may see: attention to more is quicker uncaptured."""
+MOST_PAIRS = 3 << 18
+"""Rows times positions they may see: with more, attention is quicker uncaptured."""
 
 
 class PromptGraph:
@@ -55,41 +56,38 @@ class PromptGraph:
         return Ends(found.logits[:count], features)
 
     def _numbers(self, chunks: Sequence[Scheduled]) -> list[int]:
-        """For each row its token, the next one, its position and table row; for each of attention's
-        tiles the table row, start and count; and the rows at which prompts end."""
-        spans = spans_of(chunks)
-        rest = self._size - sum(span.count for span in spans)
-        spans += [Span(self._spare, 0, min(TILE, rest - i)) for i in range(0, rest, TILE)]
-        idle = [0] * rest
-        tokens = [token for item in chunks for token in item.request.tokens[item.start : item.stop]]
-        following = [token for item in chunks for token in following_tokens(item)]
-        positions = [span.start + offset for span in spans for offset in range(span.count)]
-        owners = [span.row for span in spans for _ in range(span.count)]
-        tiles = tiles_of(spans)
-        tiles += [(self._spare, 0, 0)] * (self._tiles - len(tiles))
-        ends = ends_of(chunks)
+        """For each row its token, the next one, its position and table row; for each tile of
+        attention its table row and first position; and the rows at which prompts end."""
+        idle = (0, 0, 0, self._spare)
+        rows: list[tuple[int, ...]] = []
+        tiles: list[tuple[int, int]] = []
+        ends: list[int] = []
+        for item in chunks:
+            owner, places = item.request.row, range(item.start, item.stop)
+            tokens = item.request.tokens[item.start : item.stop]
+            ends += [len(rows) + item.rows - 1] * item.completes
+            owners = [owner] * item.rows
+            rows += zip(tokens, following_tokens(item), places, owners, strict=True)
+            rows += [idle] * (-item.rows % TILE)
+            tiles += [(owner, place) for place in places[::TILE]]
+        rows += [idle] * (self._size - len(rows))
+        tiles += [(self._spare, 0)] * (self._size // TILE - len(tiles))
         ends += [0] * (CHUNKS - len(ends))
-        of_rows = [*tokens, *idle, *following, *idle, *positions, *owners]
-        return [*of_rows, *_flat(zip(*tiles, strict=True)), *ends]
-
-    @property
-    def _tiles(self) -> int:
-        """Enough for a part of a tile at the end of each chunk."""
-        return self._size // TILE + CHUNKS
+        flat = itertools.chain.from_iterable
+        return [*flat(rows), *flat(tiles), *ends]
 
     def _pass(self) -> Ends:
-        parts = (4 * self._size, 3 * self._tiles, CHUNKS)
-        of_rows, of_tiles, ends = self._told.split(parts)
-        tokens, following, positions, owners = of_rows.view(4, -1)
-        requests, starts, counts = of_tiles.view(3, -1)
+        of_rows, of_tiles, ends = self._told.split((4 * self._size, 2 * self._size // TILE, CHUNKS))
+        tokens, following, positions, owners = of_rows.view(-1, 4).t().contiguous()
+        requests, starts = of_tiles.view(-1, 2).t().contiguous()
         slots, limits = self._table.slots, self._table.limits
         rows = PassRows(
             slots=slots,
             limits=limits,
             requests=requests,
             starts=starts,
-            firsts=counts.cumsum(0) - counts,
-            counts=counts,
+            firsts=torch.arange(0, self._size, TILE, device=slots.device),
+            counts=torch.full_like(starts, TILE),
             positions=positions,
             writes=slots[owners, positions].where(positions < limits[owners], -1),
             most=TILE,
@@ -114,9 +112,10 @@ class PromptGraphs:
 
     def fit(self, chunks: Sequence[Scheduled]) -> PromptGraph | None:
         """The pass that takes these; None where they are too many or too long."""
-        place = bisect.bisect_left(self._sizes, sum(item.rows for item in chunks))
-        furthest = max(item.stop for item in chunks)
-        if place == len(self._sizes) or len(chunks) > CHUNKS or furthest > FURTHEST:
+        rows = sum(item.rows + -item.rows % TILE for item in chunks)
+        pairs = rows * max(item.stop for item in chunks)
+        place = bisect.bisect_left(self._sizes, rows)
+        if place == len(self._sizes) or len(chunks) > CHUNKS or pairs > MOST_PAIRS:
             return None
         return self._graphs[place]
 
@@ -147,7 +146,3 @@ def _attention(rows: PassRows) -> Attention:
         return attend_layer
 
     return over
-
-
-def _flat(columns: Iterable[Iterable[int]]) -> Iterable[int]:
-    return itertools.chain.from_iterable(columns)
