@@ -40,7 +40,7 @@ def main(
     dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = "bfloat16",
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds of vLLM's process.")] = 400,
+    timeout: Annotated[float, typer.Option(help="Seconds of each process of vLLM.")] = 400,
     out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
 ) -> None:
     """Print, for each side and drafter, how many outputs equal those without one."""
@@ -79,24 +79,30 @@ def ours(workload: Workload, cases: Sequence[Case]) -> dict[str, Outputs]:
 def theirs(
     workload: Workload, cases: Sequence[Case], vllm: Vllm, timeout: float
 ) -> dict[str, Outputs]:
-    """Token ids of outputs by method; exits with the last lines of a process that failed."""
+    """The same of vLLM, a process a method; exits with the last lines of one that failed."""
     tokenizer = load_tokenizer(Path(workload.pair.target))
     asked = {
         "target": workload.pair.target,
         "prompts": workload.tokens(cases[0], tokenizer),
-        "trials": {case.method: speculation(workload.pair, case) for case in cases},
         "max_tokens": workload.max_tokens,
         "concurrency": cases[0].concurrency,
         "dtype": workload.dtype,
     }
+    jobs = {
+        case.method: {**asked, "speculation": speculation(workload.pair, case)} for case in cases
+    }
+    return {method: _outputs(job, vllm, timeout) for method, job in jobs.items()}
+
+
+def _outputs(job: dict[str, Any], vllm: Vllm, timeout: float) -> Outputs:
     with tempfile.TemporaryDirectory() as scratch:
         given, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
-        given.write_text(json.dumps(asked))
+        given.write_text(json.dumps(job))
         command = [str(vllm.python), str(PEER), str(given), str(result)]
         failure = run_command(command, vllm.environment(), timeout)
         if failure:
             sys.exit(f"vLLM failed: {failure}")
-        found: dict[str, Outputs] = json.loads(result.read_text())
+        found: Outputs = json.loads(result.read_text())
         return found
 
 

@@ -9,24 +9,18 @@ MEMORY_SHARE = 0.5
 
 
 def main(job_file: str, result_file: str) -> None:
-    """Run every method on an engine of its own, one after the other."""
-    from vllm.distributed import cleanup_dist_env_and_memory
-
+    """Run one method."""
     job = json.loads(Path(job_file).read_text())
-    outputs = {}
-    for method, speculation in job["trials"].items():
-        outputs[method] = complete(job, speculation)
-        cleanup_dist_env_and_memory()
-    Path(result_file).write_text(json.dumps(outputs))
+    Path(result_file).write_text(json.dumps(complete(job)))
 
 
-def complete(job: dict[str, Any], speculation: dict[str, Any] | None) -> list[list[int]]:
+def complete(job: dict[str, Any]) -> list[list[int]]:
     """Token ids of every output."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         job["target"],
-        speculative_config=speculation,
+        speculative_config=job["speculation"],
         skip_tokenizer_init=True,
         dtype=job["dtype"],
         max_num_seqs=job["concurrency"],

@@ -15,6 +15,7 @@ its caches are, then meets both alike.
 """
 
 import asyncio
+import itertools
 import json
 import random
 import socket
@@ -39,6 +40,8 @@ K, SLOWER = 7, 1.05
 GPU_SHARES = (0.28, 0.56, 0.84)
 """Of a GPU, what may be in use once each of the three engines has started, one after another."""
 CONCURRENCIES = (1, 16)
+TURNS = {1: 4, 16: 16}
+"""By concurrency, how often every prompt is asked for its first token, for each pass of rates."""
 PAUSE = 0.02
 """Seconds before a question that is asked for its first token."""
 SHORT = 8
@@ -52,9 +55,9 @@ Ask = Callable[[str, int], AsyncIterator[Any]]
 def main(
     prompts: Annotated[str, typer.Option(help="HumanEval's file, or other prompts.")],
     limit: Annotated[int, typer.Option(help="How many prompts.")] = 32,
-    joined: Annotated[int, typer.Option(help="How many texts make one prompt.")] = 1,
+    joined: Annotated[str, typer.Option(help="Of how many texts one is made; several: 1,8.")] = "1",
     max_tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 128,
-    rounds: Annotated[int, typer.Option(help="Passes of each; four times as many for TTFT.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Passes of each; more for TTFT.")] = 5,
     target: Annotated[str, typer.Option(help="A target, with --drafter; else the bundled.")] = "",
     drafter: Annotated[str, typer.Option(help="Its P-EAGLE drafter.")] = "",
     dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = "float32",
@@ -63,17 +66,21 @@ def main(
     """Measure both sides and print their ratios."""
     asked = Asked(target or str(bundled("target")), drafter or str(bundled("peagle")), dtype)
     llm = asked.engine()
-    parts = [prompt.text for prompt in load_prompts(prompts, limit * joined)]
-    texts = ["".join(parts[index::limit]) for index in range(limit)]
+    counts = [int(count) for count in joined.split(",")]
+    parts = [prompt.text for prompt in load_prompts(prompts, limit * max(counts))]
     rows = []
     log = Path(tempfile.mkdtemp())
     with serve(asked.flags, log / "server") as server, bare(asked.arguments, log / "bare") as least:
-        for concurrency in CONCURRENCIES:
+        for count, concurrency in itertools.product(counts, CONCURRENCIES):
+            texts = ["".join(parts[index : limit * count : limit]) for index in range(limit)]
             sides = Sides(llm, (server.port, least.port), texts, max_tokens, concurrency)
-            rows.append(_row(concurrency, sides.rates(rounds), sides.firsts(4 * rounds)))
-            print(json.dumps(rows[-1]))
+            found = _row(
+                concurrency, sides.rates(rounds), sides.firsts(TURNS[concurrency] * rounds)
+            )
+            rows.append({"joined": count, **found})
+            print(json.dumps(rows[-1]), flush=True)
     if out is not None:
-        facts = {"prompts": limit, "joined": joined, "max_tokens": max_tokens, "rounds": rounds}
+        facts = {"prompts": limit, "max_tokens": max_tokens, "rounds": rounds}
         out.write_text(json.dumps(machine() | facts | {"rows": rows}, indent=2) + "\n")
     slow = any(row[name] > SLOWER for row in rows for name in ("ttft_ratio", "time_ratio"))
     raise typer.Exit(1 if slow else 0)

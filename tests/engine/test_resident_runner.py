@@ -8,9 +8,11 @@ import torch
 
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
+from peagle.drafters.resident import Breadth
 from peagle.engine.batch import Scheduled
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
+from peagle.engine.graph import CycleGraphs
 from peagle.engine.prefill import Prefill
 from peagle.engine.resident_cycle import Ends
 
@@ -120,6 +122,33 @@ def test_a_last_token_known_to_come_starts_no_further_cycle(targets, trained):
     assert engine.step() == []
     assert engine.scheduler.schedule() == []
     assert [len(output.new_tokens) for output in engine.step()] == [1]
+
+
+def test_first_tokens_come_before_the_next_step_begins(targets, trained, monkeypatch):
+    """So that whoever asks meanwhile is in it; beside cycles nothing waits."""
+    begun: list[list[str]] = []
+    fill, cycle = Prefill.run, CycleGraphs.run
+
+    def noted_fill(self: Prefill, chunks: list[Scheduled]) -> Ends:
+        begun[-1] += [item.request.id for item in chunks]
+        return fill(self, chunks)
+
+    def noted_cycle(self: CycleGraphs, rows: list[int], breadth: Breadth) -> bool:
+        begun[-1].append(f"cycle of {len(rows)}")
+        return cycle(self, rows, breadth)
+
+    monkeypatch.setattr(Prefill, "run", noted_fill)
+    monkeypatch.setattr(CycleGraphs, "run", noted_cycle)
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
+    brought = []
+    for newcomers in (["a"], [], ["b", "c"], ["d"], []):
+        for name in newcomers:
+            engine.add(name, PROMPTS[1], SamplingParams(max_tokens=40))
+        begun.append([])
+        brought.append({output.request_id for output in engine.step()})
+    assert begun == [["a"], [], ["cycle of 1", "b", "c"], ["cycle of 3", "d"], ["cycle of 4"]]
+    assert brought == [set(), {"a"}, set(), {"a", "b", "c"}, {"a", "b", "c", "d"}]
+    tiny.finish(engine)
 
 
 def test_prompts_too_large_for_the_memory_come_in_smaller_chunks(targets, trained, monkeypatch):

@@ -124,10 +124,23 @@ class Engine:
 
     def step(self) -> list[RequestOutput]:
         """One cycle for as many requests as fit; what each of them got."""
-        drafts = self.runners.draft_length(self.scheduler.resident)
-        work = self.scheduler.schedule(drafts)
+        work = [] if self._awaits_first_tokens else self._schedule()
         outputs = [self._advance(*done) for done in self.runners.run(work)]
         return outputs + self._make_room()
+
+    @property
+    def _awaits_first_tokens(self) -> bool:
+        """Whether a step starts nothing, since all that runs are prompts on their last chunk.
+
+        First tokens come sooner by what a launch takes, and whoever asks meanwhile is in the next
+        step: a burst of prompts is one pass or two, and not as many as it has requests.
+        """
+        queue = self.scheduler
+        alone = not queue.waiting and queue.resident == len(queue.running)
+        return alone and self.runners.filling
+
+    def _schedule(self) -> list[Scheduled]:
+        return self.scheduler.schedule(self.runners.draft_length(self.scheduler.resident))
 
     def _make_room(self) -> list[RequestOutput]:
         """Take back prompt chunks for which a step had no memory, and make later ones smaller.

@@ -67,6 +67,8 @@ class Flight:
     """[table rows, K + 2] in the host's memory once `arrived` has happened."""
     arrived: torch.cuda.Event | None
     cycle: LaunchedCycle | None
+    prompts_alone: bool
+    """Whether no request beyond its prompt takes part."""
 
 
 class ResidentRunner:
@@ -126,6 +128,11 @@ class ResidentRunner:
             return self._graphs.lengths[-1]
         return self.length.choose(requests)
 
+    @property
+    def filling(self) -> bool:
+        """Whether a step is under way that brings first tokens and no others."""
+        return self._flight is not None and self._flight.prompts_alone
+
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Launch a step; return what the one before it brought to requests that still run."""
@@ -143,7 +150,7 @@ class ResidentRunner:
         for item in work:
             item.request.launch(item.rows, item.completes)
         admissions = tuple(item.request.admissions for item in work)
-        return Flight(tuple(work), admissions, *self._fetch(), cycle)
+        return Flight(tuple(work), admissions, *self._fetch(), cycle, not cycles)
 
     def _cycle(self, work: list[Scheduled]) -> LaunchedCycle | None:
         rows = [item.request.row for item in work]

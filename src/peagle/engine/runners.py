@@ -58,6 +58,11 @@ class Runners:
         """How many drafts each of so many requests on the device is to get; None: its own K."""
         return None if self.resident is None else self.resident.draft_length(requests)
 
+    @property
+    def filling(self) -> bool:
+        """Whether the device works on prompts alone."""
+        return self.resident is not None and self.resident.filling
+
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Start the work; what has come of it, or of earlier work."""
         done: list[tuple[Scheduled, CycleResult]] = []
