@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/first_token.py --shape qwen3-8b --lengths 16,64,256 --cached 0,8192
 
-Random weights; one request at a time. Behind a cached prefix the length is that of what is new,
-less than a block of the prefix besides.
+Random weights; one request at a time. Behind a cached prefix the length is that of what is new; up
+to a block of the prefix (with a drafter, of one that ends with a block, all of it) runs besides.
 """
 
 import json

@@ -15,6 +15,7 @@ from peagle.engine.engine import Engine
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.prefill import Prefill
 from peagle.engine.resident_cycle import Ends
+from peagle.engine.resident_runner import ResidentRunner
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 SAMPLED = [
@@ -124,30 +125,61 @@ def test_a_last_token_known_to_come_starts_no_further_cycle(targets, trained):
     assert [len(output.new_tokens) for output in engine.step()] == [1]
 
 
-def test_first_tokens_come_before_the_next_step_begins(targets, trained, monkeypatch):
-    """So that whoever asks meanwhile is in it; beside cycles nothing waits."""
-    begun: list[list[str]] = []
-    fill, cycle = Prefill.run, CycleGraphs.run
+@pytest.fixture
+def begun(monkeypatch) -> list[list[str]]:
+    """What each step on the device was: a cycle of so many, and whose prompts."""
+    found: list[list[str]] = []
+    launch, fill, cycle = ResidentRunner.run, Prefill.run, CycleGraphs.run
+
+    def noted_step(self: ResidentRunner, work: list[Scheduled]) -> list:
+        found.append([])
+        return launch(self, work)
 
     def noted_fill(self: Prefill, chunks: list[Scheduled]) -> Ends:
-        begun[-1] += [item.request.id for item in chunks]
+        found[-1] += [item.request.id for item in chunks]
         return fill(self, chunks)
 
     def noted_cycle(self: CycleGraphs, rows: list[int], breadth: Breadth) -> bool:
-        begun[-1].append(f"cycle of {len(rows)}")
+        found[-1].append(f"cycle of {len(rows)}")
         return cycle(self, rows, breadth)
 
+    monkeypatch.setattr(ResidentRunner, "run", noted_step)
     monkeypatch.setattr(Prefill, "run", noted_fill)
     monkeypatch.setattr(CycleGraphs, "run", noted_cycle)
+    return found
+
+
+def test_first_tokens_come_before_the_next_step_begins(targets, trained, begun):
+    """So that whoever asks meanwhile is in it; beside cycles nothing waits."""
     engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
     brought = []
     for newcomers in (["a"], [], ["b", "c"], ["d"], []):
         for name in newcomers:
             engine.add(name, PROMPTS[1], SamplingParams(max_tokens=40))
-        begun.append([])
         brought.append({output.request_id for output in engine.step()})
     assert begun == [["a"], [], ["cycle of 1", "b", "c"], ["cycle of 3", "d"], ["cycle of 4"]]
     assert brought == [set(), {"a"}, set(), {"a", "b", "c"}, {"a", "b", "c", "d"}]
+    tiny.finish(engine)
+
+
+def test_nobody_waits_for_the_first_tokens_of_others(targets, trained, begun):
+    """Not who asks in time for the next step, not the rest of a prompt, not the host's requests."""
+    drafter, how = trained["peagle"].drafter, SamplingParams(max_tokens=40)
+    for rows, steps in ((64, [["a"], ["cycle of 1", "b"]]), (16, [["a"], ["b", "a"]])):
+        engine = engine_of(targets["easy"], drafter, True, max_num_batched_tokens=rows)
+        for name in "ab":
+            engine.add(name, PROMPTS[2], how)
+            engine.step()
+        assert begun == steps
+        tiny.finish(engine)
+        begun.clear()
+    engine = engine_of(targets["easy"], drafter, True)
+    host = engine.add("host", PROMPTS[1], how.model_copy(update={"logprobs": 1}))
+    engine.add("a", PROMPTS[1], how)
+    engine.step()
+    engine.step()
+    assert begun == [["a"], ["cycle of 1"]]
+    assert host.output_length == 2
     tiny.finish(engine)
 
 

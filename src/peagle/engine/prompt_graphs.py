@@ -44,7 +44,7 @@ class PromptGraph:
         self._replayed = graph, passes[-1]
 
     def run(self, chunks: Sequence[Scheduled]) -> Ends:
-        """The ends of those that complete; what is returned lasts until the next pass."""
+        """The ends of those that complete; they last until anything else of the pool runs."""
         self._told.copy_(upload(self._numbers(chunks), self._told.device))
         if self._replayed is None:
             found = self._pass()
@@ -57,10 +57,10 @@ class PromptGraph:
 
     def _numbers(self, chunks: Sequence[Scheduled]) -> list[int]:
         """For each row its token, the next one, its position and table row; for each tile of
-        attention its table row and first position; and the rows at which prompts end."""
+        attention its table row, first position and count; and the rows at which prompts end."""
         idle = (0, 0, 0, self._spare)
         rows: list[tuple[int, ...]] = []
-        tiles: list[tuple[int, int]] = []
+        tiles: list[tuple[int, ...]] = []
         ends: list[int] = []
         for item in chunks:
             owner, places = item.request.row, range(item.start, item.stop)
@@ -69,17 +69,17 @@ class PromptGraph:
             owners = [owner] * item.rows
             rows += zip(tokens, following_tokens(item), places, owners, strict=True)
             rows += [idle] * (-item.rows % TILE)
-            tiles += [(owner, place) for place in places[::TILE]]
+            tiles += [(owner, place, min(TILE, item.stop - place)) for place in places[::TILE]]
         rows += [idle] * (self._size - len(rows))
-        tiles += [(self._spare, 0)] * (self._size // TILE - len(tiles))
+        tiles += [(self._spare, 0, TILE)] * (self._size // TILE - len(tiles))
         ends += [0] * (CHUNKS - len(ends))
         flat = itertools.chain.from_iterable
         return [*flat(rows), *flat(tiles), *ends]
 
     def _pass(self) -> Ends:
-        of_rows, of_tiles, ends = self._told.split((4 * self._size, 2 * self._size // TILE, CHUNKS))
+        of_rows, of_tiles, ends = self._told.split((4 * self._size, 3 * self._size // TILE, CHUNKS))
         tokens, following, positions, owners = of_rows.view(-1, 4).t().contiguous()
-        requests, starts = of_tiles.view(-1, 2).t().contiguous()
+        requests, starts, counts = of_tiles.view(-1, 3).t().contiguous()
         slots, limits = self._table.slots, self._table.limits
         rows = PassRows(
             slots=slots,
@@ -87,7 +87,7 @@ class PromptGraph:
             requests=requests,
             starts=starts,
             firsts=torch.arange(0, self._size, TILE, device=slots.device),
-            counts=torch.full_like(starts, TILE),
+            counts=counts,
             positions=positions,
             writes=slots[owners, positions].where(positions < limits[owners], -1),
             most=TILE,
@@ -101,8 +101,7 @@ class PromptGraphs:
     def __init__(
         self, cycle: ResidentCycle, table: RequestTable, spare: int, max_batched_tokens: int
     ) -> None:
-        most = min(max_batched_tokens, table.slots.shape[1])
-        self._sizes = [size for size in SIZES if size <= most]
+        self._sizes = [size for size in SIZES if size <= max_batched_tokens]
         self._graphs = [PromptGraph(cycle, table, spare, size) for size in self._sizes]
 
     def capture(self, pool: Any) -> None:

@@ -106,11 +106,11 @@ class ResidentCycle:
         to_the_end = taps is not None and len(self.layers.layers) in taps.layers
         reads = None if to_the_end else ends
         stream, last = self.layers(x, first, attention(self.target_cache), taps, reads)
-        if to_the_end:
-            last = residual.normed(stream.index_select(0, ends), target.norm)
         features = None if taps is None else self._fill_drafter(prompts, taps.into, attention)
         if not len(ends):
             return Ends(x.new_empty(0, target.config.vocab_size), features)
+        if to_the_end:
+            last = residual.normed(stream.index_select(0, ends), target.norm)
         return Ends(residual.linear(last, target.head), features)
 
     def _fill_drafter(self, prompts: Prompts, tapped: Tensor, attention: Attention) -> Tensor:

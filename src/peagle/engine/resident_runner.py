@@ -74,8 +74,8 @@ class Flight:
 class ResidentRunner:
     """Requests whose tokens the device chooses by itself; nothing on the host waits for a token.
 
-    A step's prompt chunks run as they come, then one captured cycle for all requests beyond their
-    prompt. What a step emitted is returned by the call after it.
+    A step is one captured cycle for all requests beyond their prompt, then the prompt chunks that
+    there are, captured where they are short. What it emitted is returned by the call after it.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ResidentRunner:
 
     @property
     def filling(self) -> bool:
-        """Whether a step is under way that brings first tokens and no others."""
+        """Whether a step is under way in which nobody is beyond a prompt."""
         return self._flight is not None and self._flight.prompts_alone
 
     @torch.inference_mode()
@@ -145,6 +145,7 @@ class ResidentRunner:
         chunks = [item for item in work if not item.request.resident]
         cycles = [item for item in work if item.request.resident]
         cycle = self._cycle(cycles) if cycles else None
+        # behind the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
         self.refused = self._start(chunks) if chunks else []
         work = [item for item in work if item not in self.refused]
         for item in work:

@@ -70,7 +70,7 @@ class FusedLayers:
 
         `first` is what the first layer's q, k, v product reads; `reads` the rows that are wanted,
         None for all: the others end at the last layer's keys and values, behind which `taps` then
-        keep nothing.
+        keep nothing. With no reads both results are empty.
         """
         if taps is not None:
             taps.keep(0, stream)
