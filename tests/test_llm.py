@@ -12,7 +12,15 @@ import tiny
 import torch
 from tiny_pair import TinyPair, save_pair
 
-from peagle import LLM, AsyncLLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
+from peagle import (
+    LLM,
+    AsyncLLM,
+    EngineConfig,
+    InputError,
+    SamplingParams,
+    SpeculativeConfig,
+    async_llm,
+)
 from peagle.async_llm import EngineClosedError
 from peagle.llm import Chunk, end_tokens
 
@@ -273,6 +281,35 @@ class TestAsync:
             assert sum((chunk.token_ids for chunk in chunks), ()) == completion.token_ids
             assert chunks[-1].completion is not None
             assert chunks[-1].completion.finish_reason == completion.finish_reason
+
+    def test_who_waits_has_a_turn_before_the_next_step(self, pair: TinyPair, monkeypatch):
+        """Where the device has a step to go on with: the interpreter is busy in the next one."""
+        monkeypatch.setattr(async_llm, "PATIENCE", 5.0)
+        with tiny.resident(True):
+            llm = made(pair)
+        handed: list[Chunk] = []
+        read: list[Chunk] = []
+        seen: list[tuple[int, int]] = []
+        step = llm.step
+
+        def noted_step() -> list[Chunk]:
+            seen.append((len(handed), len(read)))
+            chunks = step()
+            handed.extend(chunks)
+            return chunks
+
+        monkeypatch.setattr(llm, "step", noted_step)
+
+        async def everything() -> None:
+            engine = AsyncLLM(lambda: llm)
+            async for chunk in engine.stream(PROMPTS[0], HOW):
+                time.sleep(0.01)  # as long as a step
+                read.append(chunk)
+            engine.close()
+
+        asyncio.run(everything())
+        assert len(seen) > 5
+        assert all(before == after for before, after in seen)
 
     def test_a_loop_that_is_gone_disturbs_nobody(self, llm: LLM):
         engine = AsyncLLM(lambda: llm)

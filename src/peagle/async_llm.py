@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -13,6 +14,8 @@ from peagle.llm import LLM, Chunk, Prepared, Prompt
 
 SHORT_PROMPT = 4096
 """Below this many characters or tokens encoding takes less time than a change of threads."""
+PATIENCE = 1e-3
+"""Seconds that an engine with a step under way leaves the interpreter to those who wait."""
 
 
 class EngineClosedError(Exception):
@@ -112,7 +115,9 @@ class AsyncLLM:
             except Exception as error:
                 self._fail(streams, error)
                 continue
-            _deliver((streams[chunk.request_id], chunk) for chunk in chunks)
+            taken = _deliver((streams[chunk.request_id], chunk) for chunk in chunks)
+            if llm.engine.runs_ahead:
+                _wait_for(taken)
             for chunk in chunks:
                 if chunk.completion is not None:
                     del streams[chunk.request_id]
@@ -170,17 +175,35 @@ async def _chunks(
         yield index, item
 
 
-def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> None:
-    """Hand items to the waiting streams, waking each event loop once; some may be gone by now."""
+def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> list[threading.Event]:
+    """Hand items to the waiting streams, waking each event loop once; some may be gone by now.
+
+    The events happen when those that waited have had their turn.
+    """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Chunk | Exception]]]
     by_loop = defaultdict(list)
     for stream, item in items:
         by_loop[stream.loop].append((stream, item))
+    taken = []
     for loop, batch in by_loop.items():
+        event = threading.Event()
         with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_hand_over, batch)
+            loop.call_soon_threadsafe(_hand_over, batch, event)
+            taken.append(event)
+    return taken
 
 
-def _hand_over(batch: list[tuple[_Stream, Chunk | Exception]]) -> None:
+def _wait_for(taken: Iterable[threading.Event]) -> None:
+    """Let event loops have the interpreter before the next launch takes it for half a millisecond.
+
+    The device has a step to go on with, unless these are the first tokens of all that runs.
+    """
+    end = time.monotonic() + PATIENCE
+    for event in taken:
+        event.wait(max(end - time.monotonic(), 0))
+
+
+def _hand_over(batch: list[tuple[_Stream, Chunk | Exception]], taken: threading.Event) -> None:
     for stream, item in batch:
         stream.items.put_nowait((stream.index, item))
+    asyncio.get_running_loop().call_soon(taken.set)  # behind those whom the items wake

@@ -82,6 +82,11 @@ class Engine:
         return bool(self._requests)
 
     @property
+    def runs_ahead(self) -> bool:
+        """Whether a step's results come while the device works on the next one."""
+        return self.runners.resident is not None
+
+    @property
     def load(self) -> Load:
         """A snapshot, which any thread may take."""
         queue = self.scheduler
