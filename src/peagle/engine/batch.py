@@ -36,6 +36,17 @@ class Scheduled:
         """Position behind its last row."""
         return self.start + self.rows
 
+    @property
+    def tokens(self) -> list[int]:
+        """Of a prefill chunk's rows."""
+        return self.request.tokens[self.start : self.stop]
+
+    @property
+    def following(self) -> list[int]:
+        """The token behind each of them; where the prompt ends, its last one again."""
+        tokens = self.request.tokens
+        return [*tokens[self.start + 1 : self.stop + 1], *tokens[-1:]][: self.rows]
+
 
 @dataclass(frozen=True)
 class Rows:

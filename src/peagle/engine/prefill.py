@@ -1,5 +1,6 @@
 """Prompt chunks through target and drafter, beside the captured cycle and not in it."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from peagle.drafters.drafter import Span
 from peagle.engine.batch import Scheduled, places, tile_rows
-from peagle.engine.prompt_graphs import PromptGraphs, ends_of, following_tokens, spans_of
+from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import Ends, Prompts, ResidentCycle
 from peagle.engine.upload import upload
@@ -31,10 +32,10 @@ class Prefill:
         if graph is not None:
             return graph.run(chunks)
         device = self._table.slots.device
-        tokens = [token for item in chunks for token in item.request.tokens[item.start : item.stop]]
-        following = [token for item in chunks for token in following_tokens(item)]
-        given = (upload(values, device) for values in (tokens, following, ends_of(chunks)))
-        spans = spans_of(chunks)
+        tokens = [token for item in chunks for token in item.tokens]
+        following = [token for item in chunks for token in item.following]
+        given = (upload(values, device) for values in (tokens, following, _ends(chunks)))
+        spans = [Span(item.request.row, item.start, item.rows) for item in chunks]
         return self._cycle.fill(Prompts(*given), lambda cache: self._attend(cache, spans))
 
     def _attend(self, cache: Tensor, spans: Sequence[Span]) -> AttendProduct:
@@ -101,3 +102,9 @@ def _groups(spans: Sequence[Span]) -> list[_Group]:
             groups.append(_Group(span.row, span.start, span.count, first, 1))
         first += span.count
     return groups
+
+
+def _ends(chunks: Sequence[Scheduled]) -> list[int]:
+    """The batch rows that give completing chunks their next token."""
+    behind = itertools.accumulate(item.rows for item in chunks)
+    return [stop - 1 for item, stop in zip(chunks, behind, strict=True) if item.completes]

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Span
 from peagle.engine.batch import TILE, Scheduled
 from peagle.engine.graph import captured
 from peagle.engine.request_table import RequestTable
@@ -64,10 +63,9 @@ class PromptGraph:
         ends: list[int] = []
         for item in chunks:
             owner, places = item.request.row, range(item.start, item.stop)
-            tokens = item.request.tokens[item.start : item.stop]
             ends += [len(rows) + item.rows - 1] * item.completes
             owners = [owner] * item.rows
-            rows += zip(tokens, following_tokens(item), places, owners, strict=True)
+            rows += zip(item.tokens, item.following, places, owners, strict=True)
             rows += [idle] * (-item.rows % TILE)
             tiles += [(owner, place, min(TILE, item.stop - place)) for place in places[::TILE]]
         rows += [idle] * (self._size - len(rows))
@@ -117,23 +115,6 @@ class PromptGraphs:
         if place == len(self._sizes) or len(chunks) > CHUNKS or pairs > MOST_PAIRS:
             return None
         return self._graphs[place]
-
-
-def spans_of(chunks: Sequence[Scheduled]) -> list[Span]:
-    """Whose rows chunks are."""
-    return [Span(item.request.row, item.start, item.rows) for item in chunks]
-
-
-def following_tokens(item: Scheduled) -> list[int]:
-    """The token behind each of a chunk's rows; where the prompt ends, its last one again."""
-    tokens = item.request.tokens
-    return [*tokens[item.start + 1 : item.stop + 1], *tokens[-1:]][: item.rows]
-
-
-def ends_of(chunks: Sequence[Scheduled]) -> list[int]:
-    """The rows that give chunks that complete their prompts the next token."""
-    behind = itertools.accumulate(item.rows for item in chunks)
-    return [stop - 1 for item, stop in zip(chunks, behind, strict=True) if item.completes]
 
 
 def _attention(rows: PassRows) -> Attention:
