@@ -13,11 +13,10 @@ from peagle.drafters.drafter import Span
 from peagle.engine.batch import Scheduled, places, tile_rows
 from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import Ends, Prompts, ResidentCycle
+from peagle.engine.resident_cycle import Attention, Ends, Prompts, ResidentCycle
 from peagle.engine.upload import upload
 from peagle.models.fused import AttendProduct
-from peagle.ops import cached_attention
-from peagle.ops.cached_attention import Heads, store
+from peagle.ops.cached_attention import Heads, store, store_attend
 
 
 class Prefill:
@@ -36,22 +35,25 @@ class Prefill:
         following = [token for item in chunks for token in item.following]
         given = (upload(values, device) for values in (tokens, following, _ends(chunks)))
         spans = [Span(item.request.row, item.start, item.rows) for item in chunks]
-        return self._cycle.fill(Prompts(*given), lambda cache: self._attend(cache, spans))
+        return self._cycle.fill(Prompts(*given), self._attention(spans))
 
-    def _attend(self, cache: Tensor, spans: Sequence[Span]) -> AttendProduct:
+    def _attention(self, spans: Sequence[Span]) -> Attention:
         groups = _groups(spans)
         positions, slots = places(self._table, spans)
         tiles = tile_rows(self._table, spans) if self._cycle.target.config.focused else None
 
-        def attend(layer: int, qkv: Tensor, heads: Heads) -> Tensor:
-            query, key, value = store(qkv, heads, cache[layer], positions, slots)
-            if not heads.whole:
-                assert tiles is not None
-                return cached_attention.attend(query, heads, cache[layer], tiles)
-            attended = [self._group(query, key, value, cache[layer], group) for group in groups]
-            return attended[0] if len(attended) == 1 else torch.cat(attended)
+        def over(cache: Tensor) -> AttendProduct:
+            def attend(layer: int, qkv: Tensor, heads: Heads) -> Tensor:
+                if not heads.whole:
+                    assert tiles is not None
+                    return store_attend(qkv, heads, cache[layer], tiles)
+                query, key, value = store(qkv, heads, cache[layer], positions, slots)
+                attended = [self._group(query, key, value, cache[layer], one) for one in groups]
+                return attended[0] if len(attended) == 1 else torch.cat(attended)
 
-        return attend
+            return attend
+
+        return over
 
     def _group(
         self, query: Tensor, key: Tensor, value: Tensor, cache: Tensor, group: "_Group"

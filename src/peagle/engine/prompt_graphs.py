@@ -18,7 +18,7 @@ from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import Attention, Ends, Prompts, ResidentCycle
 from peagle.engine.upload import upload
 from peagle.models.fused import AttendProduct
-from peagle.ops.cached_attention import Heads, PassRows, attend, store
+from peagle.ops.cached_attention import PassRows, store_attend
 
 SIZES = (16, 64, 128, 256, 384, 512)
 """Rows that are captured. With more the GPU has more to do than the host."""
@@ -119,10 +119,6 @@ class PromptGraphs:
 
 def _attention(rows: PassRows) -> Attention:
     def over(cache: Tensor) -> AttendProduct:
-        def attend_layer(layer: int, qkv: Tensor, heads: Heads) -> Tensor:
-            query, _, _ = store(qkv, heads, cache[layer], rows.positions, rows.writes)
-            return attend(query, heads, cache[layer], rows)
-
-        return attend_layer
+        return lambda layer, qkv, heads: store_attend(qkv, heads, cache[layer], rows)
 
     return over

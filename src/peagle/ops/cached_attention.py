@@ -121,6 +121,11 @@ def attend_product(
         name = "hopper_attention" if on_hopper else "product_attention"
         attended: Tensor = kernels(name).attend_product(qkv, heads, cache, rows, settled)
         return attended
+    return store_attend(qkv, heads, cache, rows)
+
+
+def store_attend(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
+    """The same, apart: a request's rows may come in several pieces, as if each were a request's."""
     query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
     return attend(query, heads, cache, rows)
 
