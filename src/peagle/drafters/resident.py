@@ -50,7 +50,8 @@ class ResidentDrafter(ABC):
         """The residual stream [reads, hidden_size] at the rows drafts are read at, and its norm."""
         first = Normed(inputs.x, None, self._norms.eps)
         attend = open_pass(inputs.rows)
-        return self.layers(inputs.stream, first, attend, reads=inputs.reads.flatten())
+        reads = inputs.reads.flatten()
+        return self.layers(inputs.stream, first, attend, reads=reads, live=inputs.live)
 
 
 class ResidentParallel(ResidentDrafter):

@@ -65,12 +65,14 @@ class FusedLayers:
         attend: AttendProduct,
         taps: Taps | None = None,
         reads: Tensor | None = None,
+        live: Tensor | None = None,
     ) -> tuple[Tensor, Normed]:
         """The residual stream [rows, hidden_size] behind the last layer, and its final norm.
 
         `first` is what the first layer's q, k, v product reads; `reads` the rows that are wanted,
         None for all: the others end at the last layer's keys and values, behind which `taps` then
-        keep nothing. With no reads both results are empty.
+        keep nothing. With no reads both results are empty. `live`: [1] int32, rows behind which
+        anything may stand, where only the device knows.
         """
         if taps is not None:
             taps.keep(0, stream)
@@ -83,7 +85,8 @@ class FusedLayers:
                 attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
                 if not len(reads):
                     return stream, Normed(stream, None, first.eps)
-            stream, x, qkv = self._behind(index, attended, stream)
+                live = None
+            stream, x, qkv = self._behind(index, attended, stream, live)
             if taps is not None:
                 taps.keep(index + 1, stream)
         return stream, x
@@ -92,14 +95,14 @@ class FusedLayers:
         return residual.linear(first, self.layers[0].attention.qkv)
 
     def _behind(
-        self, index: int, attended: Tensor, stream: Tensor
+        self, index: int, attended: Tensor, stream: Tensor, live: Tensor | None
     ) -> tuple[Tensor, Normed, Tensor | None]:
         """What a layer does with attended values, and the next one's q, k, v product."""
         layer, norm, qkv = self.layers[index], self._next_norms[index], self._next_qkvs[index]
         attention, mlp = layer.attention, layer.mlp
         if isinstance(mlp, MLP):
             links = Links(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
-            return residual.chain(attended, stream, links)
+            return residual.chain(attended, stream, links, live)
         stream, _ = residual.add(attended, attention.out, stream, layer.post_norm)
         stream = stream + mlp(residual.normed(stream, layer.post_norm).x)
         x = residual.normed(stream, norm)

@@ -50,6 +50,8 @@ class DraftInputs:
     """[most rows, hidden_size]"""
     reads: Tensor
     """[requests, reads] rows whose output is wanted: the newest token's, then the mask slots'."""
+    live: Tensor
+    """[1] int32, rows of all requests; anything may stand behind them."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ def draft_inputs(
 ) -> DraftInputs:
     """Each request's pending positions with their real features, then `masks` mask slots.
 
-    Rows stand without gaps, so those of rejected drafts take no room; behind the last row of all
-    anything may stand. requests: [requests] table rows; pending: the most that one of them has.
+    Rows stand without gaps, so those of rejected drafts take no room. requests: [requests] table
+    rows; pending: the most that one of them has.
     """
     if serve(state.computed):
         inputs: DraftInputs = kernels("resident").draft_inputs(
@@ -100,7 +102,8 @@ def draft_inputs(
     starts = state.computed[requests] - known
     reads = (firsts + known - 1)[:, None] + torch.arange(masks + 1, device=x.device)
     rows = _placed(state, requests, starts, counts, most, pending + masks)
-    return DraftInputs(rows, x, stream, reads)
+    live = counts.sum(dim=0, keepdim=True, dtype=torch.int32)
+    return DraftInputs(rows, x, stream, reads, live)
 
 
 def verify_inputs(

@@ -48,16 +48,18 @@ class Links:
     """Of the next layer; None behind the last."""
 
 
-def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Normed, Tensor | None]:
+def chain(
+    attended: Tensor, stream: Tensor, links: Links, live: Tensor | None = None
+) -> tuple[Tensor, Normed, Tensor | None]:
     """From attended values to the stream behind their layer, its next norm, and q, k, v of that.
 
-    attended: [rows, heads * head_dim]; stream: [rows, hidden_size].
+    attended: [rows, heads * head_dim]; stream: [rows, hidden_size]; live: as in `gated`.
     """
     if hopper(attended) and kernels("chain").takes(attended, links):
         fast: tuple[Tensor, Normed, Tensor | None] = kernels("chain").chain(attended, stream, links)
         return fast
     stream, x = add(attended, links.out, stream, links.post_norm)
-    stream, x = add(gated(x, links.gate_up), links.down, stream, links.next_norm)
+    stream, x = add(gated(x, links.gate_up, live), links.down, stream, links.next_norm)
     return stream, x, None if links.qkv is None else linear(x, links.qkv)
 
 
@@ -75,11 +77,16 @@ def linear(x: Normed, layer: Linear) -> Tensor:
     return _product(x, layer)
 
 
-def gated(x: Normed, gate_up: Linear) -> Tensor:
-    """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2]."""
+def gated(x: Normed, gate_up: Linear, live: Tensor | None = None) -> Tensor:
+    """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2].
+
+    live: [1] int32, how many rows mean anything, the first ones; None: all.
+    """
     if serve(x.x) and gate_up.bias is None:
         if kernels("tiles").takes(x.x, len(gate_up.weight) // 2, gated=True):
             return kernels("residual").gated(x.x, x.squares, x.eps, gate_up.weight)
+        if x.squares is None and hopper(x.x) and kernels("wide_gate").takes(x.x, gate_up.weight):
+            return kernels("wide_gate").gated(x.x, gate_up.weight, live)
         return kernels("residual").silu_mul(_product(x, gate_up))
     return swiglu(_product(x, gate_up))
 

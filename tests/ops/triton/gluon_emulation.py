@@ -82,7 +82,7 @@ def _argument(value: Any) -> Any:
 
 
 def _run(place: tuple[int, int, int], function: Callable[..., None], args: dict[str, Any]) -> None:
-    program.place, program.asked, program.groups = place, [], []
+    program.place, program.asked, program.groups, program.written = place, [], [], []
     function(**args)
     assert not any(program.groups), "copies are under way at the end"
 
@@ -255,13 +255,22 @@ class Descriptor:
     layout: Any
 
     def box(self, place: Sequence[Any]) -> Tensor:
+        inside, at = self._places(place)
+        return torch.where(inside, self.base.view(-1)[at.clamp(0, self.base.numel() - 1)], 0)
+
+    def put(self, place: Sequence[Any], values: Tensor) -> None:
+        inside, at = self._places(place)
+        self.base.view(-1)[at[inside]] = values[inside]
+
+    def _places(self, place: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Which of a box's numbers lie in the tensor, and where."""
         inside, at = torch.tensor(True), torch.tensor(0)
         axes = zip(place, self.block_shape, self.shape, self.strides, strict=True)
         for start, length, size, stride in axes:
             index = int(start) + torch.arange(length)
             inside = inside[..., None] & (index >= 0) & (index < size)
             at = at[..., None] + index * stride
-        return torch.where(inside, self.base.view(-1)[at.clamp(0, self.base.numel() - 1)], 0)
+        return inside, at
 
 
 def copy_box(source: Descriptor, place: Sequence[Any], barrier: Barrier, into: Shared) -> None:
@@ -274,6 +283,18 @@ def copy_box(source: Descriptor, place: Sequence[Any], barrier: Barrier, into: S
         barrier.change(0, -into.tensor.numel() * into.tensor.element_size())
 
     threading.Timer(random.random() * 0.003, arrive).start()
+
+
+def write_box(target: Descriptor, place: Sequence[Any], source: Shared) -> None:
+    """Late, when `wait_written` asks for it: who changes the source before that is found out."""
+    assert source.shape == list(target.block_shape)
+    program.written.append(lambda: target.put(place, source.tensor))
+
+
+def wait_written(left: int) -> None:
+    assert left == 0
+    while program.written:
+        program.written.pop()()
 
 
 def copy_rows(into: Shared, source: Pointer) -> None:
@@ -293,16 +314,18 @@ def wait_groups(left: int) -> None:
             arrive()
 
 
-def multiply(a: Shared, b: Shared, total: Tensor, is_async: bool) -> Tensor:
-    return total + a.tensor.float() @ b.tensor.float()
+def multiply(a: Shared | Tensor, b: Shared, total: Tensor, is_async: bool) -> Tensor:
+    left = a.tensor if isinstance(a, Shared) else a
+    return total + left.float() @ b.tensor.float()
 
 
 def specialize(partitions: Sequence[tuple[Any, Any]], warps: Any, registers: Any) -> None:
     place = program.place
 
     def run(function: Callable[..., None], args: Any) -> None:
-        program.place = place
+        program.place, program.written = place, []
         function(*args)
+        assert not program.written, "shared memory ends before it is written"
 
     together([functools.partial(run, function, args) for function, args in partitions])
 
@@ -342,12 +365,17 @@ gl = SimpleNamespace(
     convert_layout=lambda x, layout: x,
     BlockedLayout=nothing,
     SliceLayout=nothing,
+    DotOperandLayout=nothing,
     NVMMADistributedLayout=nothing,
 )
 REPLACEMENTS = {
     "gl": gl,
     "mbarrier": mbarrier,
-    "tma": SimpleNamespace(async_copy_global_to_shared=copy_box),
+    "tma": SimpleNamespace(
+        async_copy_global_to_shared=copy_box,
+        async_copy_shared_to_global=write_box,
+        store_wait=wait_written,
+    ),
     "async_copy": SimpleNamespace(
         async_copy_global_to_shared=copy_rows, commit_group=commit, wait_group=wait_groups
     ),

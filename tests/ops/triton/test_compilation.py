@@ -75,7 +75,8 @@ streams = ("features", "embedding", "input_weight", "hidden_weight", "mask_featu
 types |= dict.fromkeys((*streams, "weight", "scaled", "kept"), BF16)
 types |= {"eps": "fp32", "synthetic": INT}
 sizes = {"BATCH": 8, "HIDDEN": 4096, "READS": 8}
-compiled("resident", "_draft_inputs", types, {**sizes, "BEFORE": False})
+drafts = types | {"live": "*i32"}
+compiled("resident", "_draft_inputs", drafts, {**sizes, "BEFORE": False})
 compiled("resident", "_verify_inputs", types, {"HIDDEN": 4096})
 for synthetic in (False, True):
     sizes = {"COUNT": 8, "WIDTH": 8, "HIDDEN": 4096, "FEATURES": True}
@@ -117,7 +118,7 @@ for bias in (False, True):
         compiled("moe", name, types, {**sizes, **flags})
 
 from triton.experimental.gluon._runtime import GluonASTSource
-from peagle.ops.triton import chain, hopper_attention
+from peagle.ops.triton import chain, hopper_attention, wide_gate
 from peagle.ops.triton.chain.shape import LAYOUT3, LAYOUT4, Shape
 
 
@@ -157,14 +158,28 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
 types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"rotations": F32, "partial": F32, "arrivals": "*i32", "eps": "fp32", "scale": "fp32"}
-for lines, warps, size, switch in ((8, 8, 128, False), (32, 4, 64, True), (64, 8, 128, True)):
+for lines, warps, size in ((8, 8, 128), (32, 4, 64), (64, 4, 128), (64, 4, 64)):
+    plain = size == 128
     sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines, "parts": 3}
-    switches = {"norm": not switch, "window": switch, "sinks": switch, "settled": not switch}
-    stages = hopper_attention.stages(lines)
-    form = hopper_attention.Form(**sizes, warps=warps, stages=stages, **switches)
+    switches = {"norm": plain, "window": not plain, "sinks": not plain, "settled": plain}
+    form = hopper_attention.Form(**sizes, warps=warps, stages=3, **switches)
     kernel = made(hopper_attention._attend_part, types, "FORM", form, num_warps=warps)
-    assert kernel.metadata.shared <= 227 << 10
+    assert kernel.metadata.shared <= (227 << 10) // (8 // warps)
     print("hopper_attention", "_attend_part")
+
+
+def tensor(box):
+    layout = wide_gate.LAYOUT3 if len(box) == 3 else wide_gate.LAYOUT
+    return f"tensordesc<bf16{box},{layout!r}>"
+
+
+for live in (False, True):
+    form = wide_gate.Form(4096, 12288, 132, live)
+    types = {"x": tensor([128, 64]), "out": tensor([128, 128]), "live": "*i32"}
+    types["weight"] = tensor([2, 128, 64])
+    kernel = made(wide_gate._wide_gate, types, "FORM", form, num_warps=8)
+    assert kernel.metadata.shared <= 227 << 10
+    print("wide_gate", "_wide_gate")
 """
 
 

@@ -68,6 +68,7 @@ def test_draft_inputs(
         same(getattr(ours.rows, name), getattr(theirs.rows, name))
     assert ours.rows.most == theirs.rows.most
     same(ours.reads, theirs.reads)
+    assert int(ours.live) == int(theirs.live) == total
     same(ours.x[:total], theirs.x[:total])
     same(ours.stream[:total], theirs.stream[:total])
 

@@ -19,6 +19,7 @@ def draft_inputs(
     stream = norms.embedding.new_empty(most, hidden)
     rows = _empty_rows(state, requests, most, pending + masks)
     reads = requests.new_empty(batch, masks + 1, dtype=torch.int64)
+    live = requests.new_empty(1, dtype=torch.int32)
     _draft_inputs[(most,)](
         requests,
         state.computed,
@@ -33,6 +34,7 @@ def draft_inputs(
         stream,
         *_places(state, rows),
         reads,
+        live,
         state.slots.stride(0),
         batch,
         masks,
@@ -46,7 +48,7 @@ def draft_inputs(
         BEFORE=norms.before_residual,
         num_warps=8,
     )
-    return DraftInputs(rows, x, stream, reads)
+    return DraftInputs(rows, x, stream, reads, live)
 
 
 def verify_inputs(
@@ -165,6 +167,7 @@ def _draft_inputs(
     positions,
     writes,
     reads,
+    live,
     slots_stride,
     batch,
     masks,
@@ -179,12 +182,15 @@ def _draft_inputs(
 ):
     row = tl.program_id(0)
     member = tl.arange(0, BATCH)
-    live = member < batch
-    table_rows = tl.load(requests + member, mask=live, other=0)
-    count = tl.load(pending + table_rows, mask=live, other=0).to(tl.int32)
-    rows = tl.where(live, count + masks, 0)
+    there = member < batch
+    table_rows = tl.load(requests + member, mask=there, other=0)
+    count = tl.load(pending + table_rows, mask=there, other=0).to(tl.int32)
+    rows = tl.where(there, count + masks, 0)
     ends = tl.cumsum(rows, 0)
-    if row >= tl.sum(rows, 0):
+    all_rows = tl.sum(rows, 0)
+    if row == 0:
+        tl.store(live, all_rows)
+    if row >= all_rows:
         tl.store(positions + row, tl.zeros([], tl.int64))
         tl.store(writes + row, tl.full([], -1, tl.int64))
         return

@@ -1,9 +1,9 @@
 """From a layer's q, k, v product to attended values in one launch, with Hopper's matrix products.
 
 One program takes a request, all query heads that share keys, and a part of the context. Keys and
-values come through a ring in shared memory, ahead of what is multiplied. Tiles are [keys, rows] and
-[head_dim, rows] here: the cache is the left operand, since a request's rows are fewer than the 64
-lines that the left one must have.
+values come through a ring in shared memory, ahead of what is multiplied. The left operand of a
+product has 64 lines. A request's rows that are as many are that operand, so that no warp needs what
+another has; fewer are columns, and the cache is on the left.
 
 The first tile of a context is the rows' own keys, which their program norms, rotates and writes;
 older ones are on their way while the product still runs, wherever a program is there by then.
@@ -19,7 +19,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.cached_attention import Heads, PassRows
 from peagle.ops.triton.gluon import meet
-from peagle.ops.triton.hopper_attention.form import TILE, Form
+from peagle.ops.triton.hopper_attention.form import LEFT, TILE, Form
 from peagle.ops.triton.hopper_attention.heads import heads_at, turned, turns
 from peagle.ops.triton.hopper_attention.parts import LOG2E, leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
@@ -27,20 +27,14 @@ from peagle.ops.triton.launch import counters, multiprocessors
 
 SIZES = (64, 128)
 """Of heads."""
-MOST_LINES = 64
-"""Of one program: a request's rows times the heads that share keys."""
-LEAST_PAIRS = 64
-"""Requests times key-value heads from which programs of so many lines are the quicker ones."""
 MOST_PARTS = 16
 """Of a context: merging takes longer with each."""
 
 
 def takes(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> bool:
-    """Whether sizes and types are this kernel's, and it is quicker than Triton's."""
-    lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
-    quicker = lines < MOST_LINES or (lines == MOST_LINES and pairs >= LEAST_PAIRS)
+    """Whether sizes and types are this kernel's."""
     halves = qkv.dtype == cache.dtype and qkv.dtype in (torch.bfloat16, torch.float16)
-    return quicker and halves and heads.size in SIZES
+    return _lines(heads, rows) <= LEFT and halves and heads.size in SIZES
 
 
 def attend_product(
@@ -81,8 +75,8 @@ def attend_product(
 
 
 def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
-    lines = _lines(heads, rows)
-    warps, parts = programs(len(rows.requests) * heads.key_value, heads.size, processors)
+    lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
+    warps, parts = programs(pairs, lines, heads.size, processors)
     return Form(
         heads=heads.query,
         kv_heads=heads.key_value,
@@ -90,7 +84,7 @@ def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
         padded=_padded(heads),
         lines=lines,
         warps=warps,
-        stages=stages(lines),
+        stages=3,
         parts=parts,
         norm=heads.norm_weight is not None,
         window=heads.window is not None,
@@ -99,17 +93,13 @@ def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
     )
 
 
-def stages(lines: int) -> int:
-    """Tiles for which the ring of a program has room, beside queries and shares."""
-    return 3 if lines < MOST_LINES else 2
-
-
-def programs(pairs: int, size: int, processors: int) -> tuple[int, int]:
+def programs(pairs: int, lines: int, size: int, processors: int) -> tuple[int, int]:
     """Warps of a program, and how many share the context of a request and key-value head.
 
-    A large program fills a multiprocessor; of the small ones two do.
+    A large program fills a multiprocessor; of the small ones two do. Rows as left operand are
+    small ones'.
     """
-    if 2 * pairs <= processors and size == 128:
+    if 2 * pairs <= processors and size == 128 and lines < LEFT:
         return 8, min(processors // pairs, MOST_PARTS)
     return 4, max(1, min(2 * processors // pairs, MOST_PARTS))
 
@@ -119,6 +109,7 @@ def _padded(heads: Heads) -> int:
 
 
 def _lines(heads: Heads, rows: PassRows) -> int:
+    """A request's rows times the heads that share keys."""
     return max(8, triton.next_power_of_2(rows.most) * _padded(heads))
 
 
@@ -175,10 +166,10 @@ def _attend_part(
     sides = (cache + kv_head * FORM.size, side_stride)
     found = fetch_first(ring, table, span, sides, FORM)
     # all that is known before the product is
-    line = gl.arange(0, FORM.lines, gl.SliceLayout(1, FORM.rows))
+    at_once: gl.constexpr = FORM.at_once
+    line = gl.arange(0, at_once, gl.SliceLayout(1, FORM.rows))
     own = gl.arange(0, FORM.own, gl.SliceLayout(1, FORM.rows))
-    row, head = line // FORM.padded, kv_head * FORM.group + line % FORM.padded
-    turned_at = gl.minimum(start + row, last_position)
+    turned_at = gl.minimum(start + line // FORM.padded, last_position)
     q_turns = turns(rotations, turned_at, norm_weight, FORM)
     own_turned_at = gl.minimum(start + own, last_position)
     k_turns = turns(rotations, own_turned_at, norm_weight + FORM.size, FORM)
@@ -187,16 +178,23 @@ def _attend_part(
     if FORM.settled:
         gdc_wait()
     gdc_launch_dependents()
-    of_row = qkv + (first + row) * FORM.width
     of_own = qkv + (first + own) * FORM.width + (FORM.heads + kv_head) * FORM.size
-    real = (row < count) & (line % FORM.padded < FORM.group)
-    q = heads_at(of_row + head * FORM.size, real, FORM)
     k = heads_at(of_own, kept, FORM)
     v, _ = heads_at(of_own + FORM.kv_heads * FORM.size, kept, FORM)
     if begin == 0:
         write_own(turned(k, k_turns, eps, FORM).to(dtype), v, slot, kept, ring, sides, FORM)
-    q = turned(q, q_turns, eps, FORM).to(dtype)
-    asked = gl.allocate_shared_memory(dtype, [FORM.lines, FORM.size], TILE, q)
+    lines: gl.constexpr = [FORM.lines, FORM.size]
+    asked = gl.allocate_shared_memory(dtype, lines, TILE)
+    pieces: gl.constexpr = FORM.lines // FORM.at_once
+    for piece in gl.static_range(pieces):
+        row = (piece * at_once + line) // FORM.padded
+        head = line % FORM.padded
+        of_row = qkv + (first + row) * FORM.width + (kv_head * FORM.group + head) * FORM.size
+        q = heads_at(of_row, (row < count) & (head < FORM.group), FORM)
+        if piece > 0:
+            turned_at = gl.minimum(start + row, last_position)
+            q_turns = turns(rotations, turned_at, norm_weight, FORM)
+        asked.slice(piece * at_once, at_once).store(turned(q, q_turns, eps, FORM).to(dtype))
     top, total, attended = attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM)
     if active > 1:
         pair = request * FORM.kv_heads + kv_head

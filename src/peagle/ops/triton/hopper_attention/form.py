@@ -8,6 +8,8 @@ from peagle.ops.triton.gluon import digest
 
 TILE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 """Of all that is multiplied, in shared memory."""
+LEFT = 64
+"""Lines of a product's left operand."""
 LEAST_KEYS = 256
 """Of a part of a context."""
 
@@ -39,6 +41,16 @@ class Form:
     def group(self) -> int:
         """Heads that share keys."""
         return self.heads // self.kv_heads
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether these are the left operand of products; else keys are."""
+        return self.lines == LEFT
+
+    @property
+    def at_once(self) -> int:
+        """Lines that are normed and rotated together: twice as many have no room in registers."""
+        return min(self.lines, 32)
 
     @property
     def own(self) -> int:
@@ -80,5 +92,13 @@ class Form:
 
     @property
     def scores(self) -> gl.NVMMADistributedLayout:
-        """Of products: [keys, lines] and [size, lines]."""
-        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, self.lines, 16])
+        """Of scores, [lines, keys] by rows; else of both products, [keys, lines], [size, lines]."""
+        return self._product(self.keys if self.by_rows else self.lines)
+
+    @property
+    def drawn(self) -> gl.NVMMADistributedLayout:
+        """By rows, of what they draw: [lines, size]."""
+        return self._product(self.size)
+
+    def _product(self, columns: int) -> gl.NVMMADistributedLayout:
+        return gl.NVMMADistributedLayout([3, 0], [self.warps, 1], [16, columns, 16])

@@ -57,8 +57,66 @@ def attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM: gl
     asked: the queries in shared memory. found: slots of the tile that is next to be fetched.
     scale: of scores, for powers of two.
     """
+    if FORM.by_rows:
+        top, total, attended = _by_rows(ring, asked, found, table, span, sides, scale, window, FORM)
+    else:
+        top, total, attended = _by_keys(ring, asked, found, table, span, sides, scale, window, FORM)
+    across: gl.constexpr = gl.SliceLayout(1, FORM.sums)
+    attended = gl.convert_layout(attended, FORM.sums)
+    return gl.convert_layout(top, across), gl.convert_layout(total, across), attended
+
+
+@gluon.jit
+def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
+    """Rows are the left operand: a warp has all keys of its own, and shares stay in registers."""
     keys, values = ring
-    begin, end, start, stop, older, skipped = span
+    begin, end, start, _, _, _ = span
+    lines: gl.constexpr = FORM.lines
+    line_keys: gl.constexpr = [FORM.lines, FORM.keys]
+    line_dims: gl.constexpr = [FORM.lines, FORM.size]
+    layout: gl.constexpr = FORM.scores
+    drawn: gl.constexpr = FORM.drawn
+    shares: gl.constexpr = gl.DotOperandLayout(0, drawn, 2)
+    along: gl.constexpr = gl.SliceLayout(1, layout)
+    row_position = (start + gl.arange(0, lines, along) // FORM.padded)[:, None]
+    key = gl.arange(0, FORM.keys, gl.SliceLayout(0, layout))
+    top = gl.full([lines], float("-inf"), gl.float32, along)
+    total = gl.zeros([lines], gl.float32, along)
+    attended = gl.zeros(line_dims, gl.float32, drawn)
+    for tile in range(begin, end):
+        place = (tile - begin) % FORM.stages
+        following = _slots(tile + FORM.stages, table, span, FORM)
+        async_copy.wait_group(FORM.stages - 2)
+        fence_async_shared()
+        meet()  # this tile is there, and no warp still reads the one before
+        scores = gl.zeros(line_keys, gl.float32, layout)
+        scores = warpgroup_mma(asked, keys.index(place).permute((1, 0)), scores, is_async=True)
+        last = tile + FORM.stages - 1
+        if last < end:
+            _fetch(last, (last - begin) % FORM.stages, ring, found, sides, FORM)
+        async_copy.commit_group()
+        found = following
+        scores = warpgroup_mma_wait(0, deps=(scores,))
+        position = _first_key(tile, span, FORM) + key[None, :]
+        scores = _seen(scores * scale, tile, position, row_position, span, window, FORM)
+        higher = gl.maximum(top, gl.max(scores, 1))
+        safe = gl.where(higher == float("-inf"), 0.0, higher)
+        portion = gl.exp2(scores - safe[:, None])
+        fade = gl.exp2(top - safe)
+        top = higher
+        total = total * fade + gl.sum(portion, 1)
+        attended = attended * gl.convert_layout(fade, gl.SliceLayout(1, drawn))[:, None]
+        portion = gl.convert_layout(portion.to(asked.dtype), shares)
+        attended = warpgroup_mma(portion, values.index(place), attended, is_async=True)
+        attended = warpgroup_mma_wait(0, deps=(attended,))
+    return top, total, attended
+
+
+@gluon.jit
+def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
+    """Keys are the left operand, so that few rows are few columns: warps share each row's sums."""
+    keys, values = ring
+    begin, end, start, _, _, _ = span
     lines: gl.constexpr = FORM.lines
     tile_lines: gl.constexpr = [FORM.keys, FORM.lines]
     head_lines: gl.constexpr = [FORM.size, FORM.lines]
@@ -84,12 +142,8 @@ def attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM: gl
         scores = gl.zeros(tile_lines, gl.float32, layout)
         scores = warpgroup_mma(keys.index(place), asked.permute((1, 0)), scores, is_async=True)
         scores = warpgroup_mma_wait(0, deps=(scores,))
-        first = gl.where(tile == 0, start, (skipped + tile - 1) * FORM.keys)
-        position = (first + key)[:, None]
-        seen = (position < gl.where(tile == 0, stop, older)) & (position <= row_position)
-        if FORM.window:
-            seen = seen & (position > row_position - window)
-        scores = gl.where(seen, scores * scale, float("-inf"))
+        position = _first_key(tile, span, FORM) + key[:, None]
+        scores = _seen(scores * scale, tile, position, row_position, span, window, FORM)
         higher = gl.maximum(top, gl.max(scores, 0))
         safe = gl.where(higher == float("-inf"), 0.0, higher)
         portion = gl.exp2(scores - safe[None, :])
@@ -103,10 +157,24 @@ def attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM: gl
         drawn = values.index(place).permute((1, 0))
         attended = warpgroup_mma(drawn, shares.permute((1, 0)), attended, is_async=True)
         attended = warpgroup_mma_wait(0, deps=(attended,))
-    across: gl.constexpr = gl.SliceLayout(1, FORM.sums)
-    attended = gl.convert_layout(gl.permute(attended, (1, 0)), FORM.sums)
-    total = gl.convert_layout(gl.sum(mass, 0), across)
-    return gl.convert_layout(top, across), total, attended
+    return top, gl.sum(mass, 0), gl.permute(attended, (1, 0))
+
+
+@gluon.jit
+def _first_key(tile, span, FORM: gl.constexpr):
+    """Its position."""
+    _, _, start, _, _, skipped = span
+    return gl.where(tile == 0, start, (skipped + tile - 1) * FORM.keys)
+
+
+@gluon.jit
+def _seen(scores, tile, position, row_position, span, window, FORM: gl.constexpr):
+    """Scores of what rows may see; minus infinity for the rest."""
+    _, _, _, stop, older, _ = span
+    seen = (position < gl.where(tile == 0, stop, older)) & (position <= row_position)
+    if FORM.window:
+        seen = seen & (position > row_position - window)
+    return gl.where(seen, scores, float("-inf"))
 
 
 @gluon.jit

@@ -1,0 +1,192 @@
+"""SwiGLU of hundreds of rows: the gate is taken while its product still is in registers.
+
+A product of cuBLAS is written and read again, and in a captured cycle it has as many rows as there
+is room for; here tiles behind the last row that means anything are left out. One program on each
+multiprocessor goes from tile to tile. One of its warps loads, for the next tile while this one is
+written; two groups of four multiply 64 rows each.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from peagle.ops.triton.gluon import digest, meet
+from peagle.ops.triton.launch import multiprocessors
+
+HEIGHT, WIDTH = gl.constexpr(128), gl.constexpr(128)
+"""Of a tile: rows and outputs."""
+LINES = gl.constexpr(256)
+"""Of the weight for a tile: of gates and, behind them, of what they gate."""
+DEPTH = gl.constexpr(64)
+"""Columns that a step reads."""
+STAGES = gl.constexpr(4)
+"""Steps for which shared memory has room, beside a tile that is written."""
+LOADER_REGISTERS = gl.constexpr(40)
+LAYOUT, LAYOUT3 = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3))
+SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, LINES.value, 16]))
+BUSY = 0.8
+"""Share of multiprocessors' turns that must have a tile, for cuBLAS's smaller ones are better off
+with fewer."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What the kernel is compiled for."""
+
+    depth: int
+    outputs: int
+    programs: int
+    live: bool
+    """Whether the device says how many rows there are."""
+    source: str = digest(__file__)
+
+    @property
+    def across(self) -> int:
+        """Tiles beside each other."""
+        return self.outputs // WIDTH.value
+
+
+def takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether types and sizes are this kernel's, and it beats cuBLAS."""
+    rows, depth = x.shape
+    across, rest = divmod(len(weight) // 2, WIDTH.value)
+    if not rows or rest or depth % DEPTH.value or not x.dtype == weight.dtype == torch.bfloat16:
+        return False
+    turns = triton.cdiv(rows, HEIGHT.value) * across / multiprocessors(x)
+    return turns >= BUSY * -(-turns // 1)
+
+
+def gated(x: Tensor, weight: Tensor, live: Tensor | None = None) -> Tensor:
+    """silu(gate) * up of the halves of `x @ weight.T`: [rows, len(weight) / 2].
+
+    live: [1] int32, rows behind which anything may stand; None: all are live.
+    """
+    rows, depth = x.shape
+    form = Form(depth, len(weight) // 2, multiprocessors(x), live is not None)
+    out = x.new_empty(rows, form.outputs)
+    halves = ([2, form.outputs, depth], [form.outputs * depth, depth, 1])
+    _wide_gate[(form.programs,)](
+        _boxes(x, DEPTH.value),
+        TensorDescriptor(weight, *halves, [2, WIDTH.value, DEPTH.value], LAYOUT3),
+        _boxes(out, WIDTH.value),
+        x if live is None else live,
+        rows,
+        FORM=form,
+        num_warps=8,
+        launch_pdl=True,
+    )
+    return out
+
+
+def _boxes(x: Tensor, width: int) -> TensorDescriptor:
+    return TensorDescriptor(x, list(x.shape), [x.shape[1], 1], [HEIGHT.value, width], LAYOUT)
+
+
+@gluon.jit(do_not_specialize=["rows"])
+def _wide_gate(x, weight, out, live, rows, FORM: gl.constexpr):
+    inputs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, HEIGHT, DEPTH], LAYOUT)
+    lines = gl.allocate_shared_memory(gl.bfloat16, [STAGES, LINES, DEPTH], LAYOUT)
+    written = gl.allocate_shared_memory(gl.bfloat16, [HEIGHT, WIDTH], LAYOUT)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for slot in gl.static_range(STAGES):
+        mbarrier.init(full.index(slot), count=1)
+        mbarrier.init(free.index(slot), count=1)
+    fence_async_shared()
+    meet()
+    ring = (full, free, inputs, lines)
+    gl.warp_specialize(
+        [
+            (_multiply, (ring, written, out, live, rows, FORM)),
+            (_load, (ring, x, weight, live, rows, FORM)),
+        ],
+        [1],
+        [LOADER_REGISTERS],
+    )
+
+
+@gluon.jit
+def _load(ring, x, weight, live, rows, FORM: gl.constexpr):
+    """Fill slots for all tiles of this program."""
+    full, free, inputs, lines = ring
+    boxes: gl.constexpr = [STAGES, 2, WIDTH, DEPTH]
+    halves = lines._reinterpret(gl.bfloat16, boxes, LAYOUT3)
+    steps: gl.constexpr = FORM.depth // DEPTH
+    size: gl.constexpr = (HEIGHT + LINES) * DEPTH * 2
+    gdc_wait()
+    down = _tiles_down(live, rows, FORM)
+    done = 0
+    for tile in range(gl.program_id(0), down * FORM.across, FORM.programs):
+        row, column = tile % down * HEIGHT, tile // down * WIDTH
+        for step in range(steps):
+            slot = (done + step) % STAGES
+            arrival, at = full.index(slot), step * DEPTH
+            mbarrier.wait(free.index(slot), ((done + step) // STAGES & 1) ^ 1)
+            mbarrier.expect(arrival, size)
+            tma.async_copy_global_to_shared(x, [row, at], arrival, inputs.index(slot))
+            tma.async_copy_global_to_shared(weight, [0, column, at], arrival, halves.index(slot))
+        done += steps
+
+
+@gluon.jit
+def _multiply(ring, written, out, live, rows, FORM: gl.constexpr):
+    """Multiply what comes, tile by tile, and write it."""
+    full, free, inputs, lines = ring
+    steps: gl.constexpr = FORM.depth // DEPTH
+    gdc_wait()
+    gdc_launch_dependents()
+    down = _tiles_down(live, rows, FORM)
+    done = 0
+    for tile in range(gl.program_id(0), down * FORM.across, FORM.programs):
+        acc = gl.zeros([HEIGHT, LINES], gl.float32, SUMS)
+        for step in range(steps):
+            slot = (done + step) % STAGES
+            mbarrier.wait(full.index(slot), (done + step) // STAGES & 1)
+            columns = lines.index(slot).permute((1, 0))
+            acc = warpgroup_mma(inputs.index(slot), columns, acc, is_async=True)
+            acc = warpgroup_mma_wait(1, deps=(acc,))
+            if step > 0:
+                _release(free, done + step - 1)
+        done += steps
+        acc = warpgroup_mma_wait(0, deps=(acc,))
+        _release(free, done - 1)
+        # a thread that has a gate also has what it gates
+        both = gl.permute(gl.reshape(acc, [HEIGHT, 2, WIDTH]), (0, 2, 1))
+        gate, up = gl.split(both)
+        y = gate / (1.0 + gl.exp(-gate)) * up
+        tma.store_wait(0)  # the tile before has left shared memory
+        meet()
+        written.store(y.to(gl.bfloat16))
+        fence_async_shared()
+        meet()
+        place = [tile % down * HEIGHT, tile // down * WIDTH]
+        tma.async_copy_shared_to_global(out, place, written)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _release(free, step):
+    """All warps have read a step's slot."""
+    meet()
+    mbarrier.arrive(free.index(step % STAGES), count=1)
+
+
+@gluon.jit
+def _tiles_down(live, rows, FORM: gl.constexpr):
+    """How many tiles lie below each other."""
+    if FORM.live:
+        rows = gl.minimum(rows, gl.load(live))
+    return (rows + HEIGHT - 1) // HEIGHT

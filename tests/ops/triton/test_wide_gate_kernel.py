@@ -1,0 +1,71 @@
+"""On a Hopper GPU, or emulated."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from peagle.ops.swiglu import swiglu
+
+half = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def draw(rows: int, depth: int, outputs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, depth).to(half), torch.randn(2 * outputs, depth).to(half)
+
+
+def expected(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return swiglu(F.linear(x.float(), weight.float()))
+
+
+@pytest.mark.parametrize(
+    ("rows", "depth", "outputs"),
+    [(65, 64, 128), (128, 320, 384), (300, 128, 256), (520, 192, 2176)],
+    ids=["one step", "a tile", "rows are left", "several turns"],
+)
+def test_is_the_gated_product(hopper: torch.device, rows: int, depth: int, outputs: int) -> None:
+    from peagle.ops.triton import wide_gate as kernel
+
+    x, weight = draw(rows, depth, outputs)
+    near(kernel.gated(x.to(hopper), weight.to(hopper)), expected(x, weight))
+
+
+@pytest.mark.parametrize("live", [0, 1, 128, 129, 300, 500])
+def test_rows_behind_the_last_live_one_are_left_out(hopper: torch.device, live: int) -> None:
+    from peagle.ops.triton import wide_gate as kernel
+
+    x, weight = draw(300, 128, 256)
+    x[live:] = torch.nan
+    count = torch.tensor([live], dtype=torch.int32, device=hopper)
+    found = kernel.gated(x.to(hopper), weight.to(hopper), count)
+    near(found[:live], expected(x[:live], weight))
+
+
+def test_takes_what_keeps_an_h200_busy() -> None:
+    from peagle.ops.triton import wide_gate as kernel
+
+    qwen3_8b = torch.empty(24_576, 64, dtype=half)
+    for rows in (512, 640, 896, 1024, 8192):
+        assert kernel.takes(torch.empty(rows, 64, dtype=half), qwen3_8b), rows
+    for rows in (128, 256, 384):
+        assert not kernel.takes(torch.empty(rows, 64, dtype=half), qwen3_8b), rows
+
+
+def test_takes_whole_steps_and_tiles_in_bfloat16() -> None:
+    from peagle.ops.triton import wide_gate as kernel
+
+    rows = 66 * 128
+    assert kernel.takes(*draw(rows, 64, 256))
+    assert not kernel.takes(*draw(rows, 96, 256))
+    assert not kernel.takes(*draw(rows, 64, 192))
+    assert not kernel.takes(*(x.float() for x in draw(rows, 64, 256)))
+    assert not kernel.takes(*draw(0, 64, 256))
+
+
+def near(one: torch.Tensor, other: torch.Tensor) -> None:
+    scale = float(other.abs().max()) if other.numel() else 1.0
+    torch.testing.assert_close(one.float().cpu(), other, rtol=2e-2, atol=2e-3 * scale)
