@@ -49,7 +49,8 @@ SHORT = 8
 END = b"0\r\n\r\n"
 """The last, empty chunk."""
 Ask = Callable[[str, int], AsyncIterator[Any]]
-"""A prompt and a number of tokens -> the answer, piece by piece."""
+"""A prompt and a number of tokens -> the answer, piece by piece; asked for when its first piece is,
+so that wording the question is not timed."""
 
 
 def main(
@@ -179,8 +180,9 @@ class Sides:
         return list(await asyncio.gather(*map(self._first, clients, asked)))
 
     async def _first(self, ask: Ask, prompt: str) -> float:
+        answer = ask(prompt, SHORT)
         start, first = time.perf_counter(), 0.0
-        async for _ in ask(prompt, SHORT):
+        async for _ in answer:
             first = first or time.perf_counter() - start
         return first
 
@@ -201,27 +203,29 @@ class Sides:
 
 
 def _engine(llm: AsyncLLM) -> Ask:
-    async def ask(prompt: str, tokens: int) -> AsyncIterator[Any]:
-        async for chunk in llm.stream(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True)):
-            yield chunk
+    def ask(prompt: str, tokens: int) -> AsyncIterator[Any]:
+        return llm.stream(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True))
 
     return ask
 
 
 def _server(line: socket.socket) -> Ask:
-    async def ask(prompt: str, tokens: int) -> AsyncIterator[Any]:
-        loop = asyncio.get_running_loop()
+    def ask(prompt: str, tokens: int) -> AsyncIterator[Any]:
         body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-        await loop.sock_sendall(line, _request({**body, "stream": True}))
-        data = await _received(line)
-        if b"data: " not in data:
-            data = await _received(line)
-        while not data.endswith(END):
-            yield data
-            data = await _received(line)
-        yield data
+        return _answer(line, _request({**body, "stream": True}))
 
     return ask
+
+
+async def _answer(line: socket.socket, request: bytes) -> AsyncIterator[bytes]:
+    await asyncio.get_running_loop().sock_sendall(line, request)
+    data = await _received(line)
+    if b"data: " not in data:
+        data = await _received(line)
+    while not data.endswith(END):
+        yield data
+        data = await _received(line)
+    yield data
 
 
 async def _received(line: socket.socket) -> bytes:

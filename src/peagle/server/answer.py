@@ -143,13 +143,10 @@ class EventStream(Response):
             await unless_gone(receive, self._send(send))
 
     async def _send(self, send: Send) -> None:
-        """The head goes out with the first event, in one packet."""
-        begun = False
+        """The head goes out at once, while the engine works on the first token."""
+        head = {"status": 200, "headers": self.raw_headers}
+        await send({"type": "http.response.start", **head})
         async for data in self._events:
-            if not begun:
-                headers = {"status": 200, "headers": self.raw_headers}
-                await send({"type": "http.response.start", **headers})
-                begun = True
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 

@@ -27,14 +27,18 @@ from peagle.ops.triton.launch import counters, multiprocessors
 
 SIZES = (64, 128)
 """Of heads."""
+LEAST_PAIRS = 16
+"""Requests times key-value heads from which rows as the left operand beat Triton's kernel."""
 MOST_PARTS = 16
 """Of a context: merging takes longer with each."""
 
 
 def takes(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> bool:
-    """Whether sizes and types are this kernel's."""
+    """Whether sizes and types are this kernel's, and it is quicker than Triton's."""
+    lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
+    quicker = lines < LEFT or (lines == LEFT and pairs >= LEAST_PAIRS)
     halves = qkv.dtype == cache.dtype and qkv.dtype in (torch.bfloat16, torch.float16)
-    return _lines(heads, rows) <= LEFT and halves and heads.size in SIZES
+    return quicker and halves and heads.size in SIZES
 
 
 def attend_product(
