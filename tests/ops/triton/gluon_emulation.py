@@ -341,7 +341,7 @@ def nothing(*_: Any) -> None:
 gl = SimpleNamespace(
     **{
         n: getattr(torch, n)
-        for n in ("float32", "int32", "int64", "bfloat16", "exp", "exp2", "rsqrt")
+        for n in ("float32", "int32", "int64", "bfloat16", "ceil", "exp", "exp2", "rsqrt")
     },
     constexpr=language.constexpr,
     load=load,

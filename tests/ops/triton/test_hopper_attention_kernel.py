@@ -1,5 +1,7 @@
 """On a Hopper GPU, or emulated."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged_rows import KV_HEADS, LENGTH, heads_of, on, pass_rows
@@ -106,3 +108,21 @@ def test_rows_without_a_slot_see_what_is_before_it(hopper: torch.device) -> None
 
 def near(one: torch.Tensor, other: torch.Tensor) -> None:
     torch.testing.assert_close(one.cpu(), other.cpu(), rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("group", [4, 8])
+def test_a_row_gets_the_same_alone_and_behind_others(hopper: torch.device, group: int) -> None:
+    """So that greedy text is the same with drafts to verify and without, but for sums' order."""
+    from peagle.ops.triton import hopper_attention as kernel
+
+    heads = heads_of(group * KV_HEADS, 128)
+    together, alone = (pass_rows([800 + i] * 9, [n] * 9, n) for i, n in ((0, 8), (7, 1)))
+    alone = replace(alone, slots=together.slots)
+    device, half = hopper, torch.bfloat16
+    qkv = torch.randn(9 * 8, (heads.query + 2 * KV_HEADS) * 128).to(half).to(device)
+    cache = torch.randn(2, 9 * LENGTH, KV_HEADS, 128).to(half).to(device)
+    verified = kernel.attend_product(qkv, on(device, heads), cache, on(device, together))
+    last = qkv.view(9, 8, -1)[:, -1].contiguous()
+    decoded = kernel.attend_product(last, on(device, heads), cache, on(device, alone))
+    alike = (verified.view(9, 8, -1)[:, -1] == decoded)[:-1]  # the last row has no slot
+    assert alike.float().mean() > 0.998

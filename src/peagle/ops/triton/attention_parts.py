@@ -7,6 +7,9 @@ then [parts, 2, rows] of the highest score and the sum of shares; the last one t
 import triton
 import triton.language as tl
 
+LOG2E = tl.constexpr(1.4426950408889634)
+"""Scores are exponents of two."""
+
 
 @triton.jit
 def turns(rotations, positions, weight, SIZE: tl.constexpr, NORM: tl.constexpr):
@@ -48,13 +51,17 @@ def keys_at(
 
 @triton.jit
 def weighed(q, k, v, seen, scale, top, total, attended):
-    """With one more tile of keys: the highest score, the sum of shares, and what they draw."""
+    """With one more tile of keys: the highest score, the sum of shares, and what they draw.
+
+    scale: of scores, for powers of two. The highest score is rounded up to a whole one, so that
+    the shares of bfloat16 round alike however keys are cut into tiles and parts.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(seen, scores, float("-inf"))
-    higher = tl.maximum(top, tl.max(scores, 1))
+    higher = tl.maximum(top, tl.ceil(tl.max(scores, 1)))
     safe = tl.where(higher == float("-inf"), 0.0, higher)
-    shares = tl.exp(scores - safe[:, None])
-    fade = tl.exp(top - safe)
+    shares = tl.exp2(scores - safe[:, None])
+    fade = tl.exp2(top - safe)
     attended = tl.dot(shares.to(v.dtype), v, attended * fade[:, None], input_precision="ieee")
     return higher, total * fade + tl.sum(shares, 1), attended
 
@@ -105,7 +112,7 @@ def merged(base, active, PARTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.const
         )
         higher = tl.maximum(top, level)
         safe = tl.where(higher == float("-inf"), 0.0, higher)
-        fade, weight = tl.exp(top - safe), tl.exp(level - safe)
+        fade, weight = tl.exp2(top - safe), tl.exp2(level - safe)
         total = total * fade + mass * weight
         attended = attended * fade[:, None] + value * weight[:, None]
         top = higher
@@ -116,7 +123,7 @@ def merged(base, active, PARTS: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.const
 def write(top, total, attended, sinks, head, at, real, HEADS: tl.constexpr, SINKS: tl.constexpr):
     """Write what rows attended to, less what their heads' sinks take. at: [rows, head_dim]."""
     if SINKS:
-        sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32)
-        total += tl.exp(sink - top)
+        sink = tl.load(sinks + tl.minimum(head, HEADS - 1)).to(tl.float32) * LOG2E
+        total += tl.exp2(sink - top)
     result = attended / tl.where(total == 0.0, 1.0, total)[:, None]
     tl.store(at, result.to(at.dtype.element_ty), mask=real)

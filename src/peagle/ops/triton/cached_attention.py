@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peagle.ops.cached_attention import Focus, Heads, PassRows
 from peagle.ops.triton.attention_parts import (
+    LOG2E,
     arrived,
     keys_at,
     merged,
@@ -62,7 +63,7 @@ def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor
         query.stride(0),
         cache.stride(0),
         rows.slots.stride(0),
-        heads.size**-0.5,
+        heads.size**-0.5 * LOG2E.value,
         0 if heads.window is None else heads.window,
         HEADS=heads.query,
         KV_HEADS=heads.key_value,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peagle.ops.cached_attention import Heads, PassRows
 from peagle.ops.triton.attention_parts import (
+    LOG2E,
     arrived,
     keys_at,
     merged,
@@ -75,7 +76,7 @@ def attend_product(
         rows.slots.stride(0),
         len(heads.rotations) - 1,
         heads.eps,
-        heads.size**-0.5,
+        heads.size**-0.5 * LOG2E.value,
         0 if heads.window is None else heads.window,
         HEADS=heads.query,
         KV_HEADS=heads.key_value,

@@ -18,10 +18,11 @@ from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from peagle.ops.cached_attention import Heads, PassRows
+from peagle.ops.triton.attention_parts import LOG2E
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.form import LEFT, TILE, Form
 from peagle.ops.triton.hopper_attention.heads import heads_at, turned, turns
-from peagle.ops.triton.hopper_attention.parts import LOG2E, leave, merged, write
+from peagle.ops.triton.hopper_attention.parts import leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
 from peagle.ops.triton.launch import counters, multiprocessors
 

@@ -6,8 +6,7 @@ left: as `Form.partial` says, of one request and key-value head.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-LOG2E = gl.constexpr(1.4426950408889634)
-"""Scores are exponents of two."""
+from peagle.ops.triton.attention_parts import LOG2E
 
 
 @gluon.jit

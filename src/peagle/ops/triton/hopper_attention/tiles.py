@@ -54,6 +54,10 @@ def write_own(k, v, slot, kept, ring, sides, FORM: gl.constexpr):
 def attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
     """The highest scores, sums of shares, [lines], and what rows draw, [lines, size], of a span.
 
+    The highest scores are rounded up to whole powers of two, so that the shares of bfloat16 round
+    alike however keys are cut into tiles and parts: a row's result hardly depends on which rows
+    come with it, and greedy text on whether drafts are verified.
+
     asked: the queries in shared memory. found: slots of the tile that is next to be fetched.
     scale: of scores, for powers of two.
     """
@@ -99,7 +103,7 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
         scores = warpgroup_mma_wait(0, deps=(scores,))
         position = _first_key(tile, span, FORM) + key[None, :]
         scores = _seen(scores * scale, tile, position, row_position, span, window, FORM)
-        higher = gl.maximum(top, gl.max(scores, 1))
+        higher = gl.maximum(top, gl.ceil(gl.max(scores, 1)))
         safe = gl.where(higher == float("-inf"), 0.0, higher)
         portion = gl.exp2(scores - safe[:, None])
         fade = gl.exp2(top - safe)
@@ -144,7 +148,7 @@ def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
         scores = warpgroup_mma_wait(0, deps=(scores,))
         position = _first_key(tile, span, FORM) + key[:, None]
         scores = _seen(scores * scale, tile, position, row_position, span, window, FORM)
-        higher = gl.maximum(top, gl.max(scores, 0))
+        higher = gl.maximum(top, gl.ceil(gl.max(scores, 0)))
         safe = gl.where(higher == float("-inf"), 0.0, higher)
         portion = gl.exp2(scores - safe[None, :])
         fade = gl.exp2(top - safe)[None, :]
