@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 GROUPS = {
-    "products with weights": r"_(product|chain|gate)$|_(gate_up|down)_k|gem[mv]|nvjet|cutlass|splitK",
+    "products with weights": (
+        r"_(product|chain|gate)$|_(gate_up|down)_k|gemm|gemv|nvjet|cutlass|splitK"
+    ),
     "attention": r"^_attend|flash|fmha|attention",
     "keys and values stored": r"^_store",
     "routing": r"^_route|^_layout_kernel|softmax|sort",
