@@ -71,8 +71,7 @@ class FusedLayers:
 
         `first` is what the first layer's q, k, v product reads; `reads` the rows that are wanted,
         None for all: the others end at the last layer's keys and values, behind which `taps` then
-        keep nothing. With no reads both results are empty. `live`: [1] int32, rows behind which
-        anything may stand, where only the device knows.
+        keep nothing. With no reads both results are empty. `live`: as in `residual.gated`.
         """
         if taps is not None:
             taps.keep(0, stream)

@@ -51,7 +51,7 @@ class DraftInputs:
     reads: Tensor
     """[requests, reads] rows whose output is wanted: the newest token's, then the mask slots'."""
     live: Tensor
-    """[1] int32, rows of all requests; anything may stand behind them."""
+    """[1] int32, how many of the first rows mean anything."""
 
 
 @dataclass(frozen=True)

@@ -80,12 +80,16 @@ def linear(x: Normed, layer: Linear) -> Tensor:
 def gated(x: Normed, gate_up: Linear, live: Tensor | None = None) -> Tensor:
     """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2].
 
-    live: [1] int32, how many rows mean anything, the first ones; None: all.
+    live: [1] int32, how many of the first rows mean anything; None: all.
     """
     if serve(x.x) and gate_up.bias is None:
         if kernels("tiles").takes(x.x, len(gate_up.weight) // 2, gated=True):
             return kernels("residual").gated(x.x, x.squares, x.eps, gate_up.weight)
-        if x.squares is None and hopper(x.x) and kernels("wide_gate").takes(x.x, gate_up.weight):
+        if (
+            x.squares is None
+            and hopper(x.x)
+            and kernels("wide_gate").takes(x.x, gate_up.weight, live)
+        ):
             return kernels("wide_gate").gated(x.x, gate_up.weight, live)
         return kernels("residual").silu_mul(_product(x, gate_up))
     return swiglu(_product(x, gate_up))

@@ -162,7 +162,7 @@ for lines, warps, size in ((8, 8, 128), (32, 4, 64), (64, 4, 128), (64, 4, 64)):
     plain = size == 128
     sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines, "parts": 3}
     switches = {"norm": plain, "window": not plain, "sinks": not plain, "settled": plain}
-    form = hopper_attention.Form(**sizes, warps=warps, stages=3, **switches)
+    form = hopper_attention.Form(**sizes, warps=warps, **switches)
     kernel = made(hopper_attention._attend_part, types, "FORM", form, num_warps=warps)
     assert kernel.metadata.shared <= (227 << 10) // (8 // warps)
     print("hopper_attention", "_attend_part")

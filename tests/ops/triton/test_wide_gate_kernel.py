@@ -48,18 +48,23 @@ def test_rows_behind_the_last_live_one_are_left_out(hopper: torch.device, live: 
 def test_takes_what_keeps_an_h200_busy() -> None:
     from peagle.ops.triton import wide_gate as kernel
 
-    qwen3_8b = torch.empty(24_576, 64, dtype=half)
-    for rows in (512, 640, 896, 1024, 8192):
+    qwen3_8b, live = torch.empty(24_576, 64, dtype=half), torch.ones(1, dtype=torch.int32)
+    for rows in (512, 1024, 8192):
         assert kernel.takes(torch.empty(rows, 64, dtype=half), qwen3_8b), rows
-    for rows in (128, 256, 384):
+    for rows in (128, 256, 384, 640, 896):
         assert not kernel.takes(torch.empty(rows, 64, dtype=half), qwen3_8b), rows
+    for rows in (512, 640, 896):
+        assert kernel.takes(torch.empty(rows, 64, dtype=half), qwen3_8b, live), rows
+    for rows in (256, 384):
+        assert not kernel.takes(torch.empty(rows, 64, dtype=half), qwen3_8b, live), rows
 
 
-def test_takes_whole_steps_and_tiles_in_bfloat16() -> None:
+def test_takes_hundreds_of_rows_of_whole_steps_and_tiles_in_bfloat16() -> None:
     from peagle.ops.triton import wide_gate as kernel
 
     rows = 66 * 128
     assert kernel.takes(*draw(rows, 64, 256))
+    assert not kernel.takes(*draw(128, 64, 132 * 128))
     assert not kernel.takes(*draw(rows, 96, 256))
     assert not kernel.takes(*draw(rows, 64, 192))
     assert not kernel.takes(*(x.float() for x in draw(rows, 64, 256)))

@@ -53,8 +53,9 @@ def keys_at(
 def weighed(q, k, v, seen, scale, top, total, attended):
     """With one more tile of keys: the highest score, the sum of shares, and what they draw.
 
-    scale: of scores, for powers of two. The highest score is rounded up to a whole one, so that
-    the shares of bfloat16 round alike however keys are cut into tiles and parts.
+    scale: of scores, for powers of two. The highest score is rounded up to a whole number: shares
+    then differ by whole powers of two from one way of cutting keys into tiles and parts to
+    another, and bfloat16 rounds them alike.
     """
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     scores = tl.where(seen, scores, float("-inf"))

@@ -6,6 +6,7 @@ multiprocessor goes from tile to tile. One of its warps loads, for the next tile
 written; two groups of four multiply 64 rows each.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -29,7 +30,7 @@ from peagle.ops.triton.launch import multiprocessors
 HEIGHT, WIDTH = gl.constexpr(128), gl.constexpr(128)
 """Of a tile: rows and outputs."""
 LINES = gl.constexpr(256)
-"""Of the weight for a tile: of gates and, behind them, of what they gate."""
+"""Rows of the weight that a tile reads: its gates, then what they gate."""
 DEPTH = gl.constexpr(64)
 """Columns that a step reads."""
 STAGES = gl.constexpr(4)
@@ -37,9 +38,9 @@ STAGES = gl.constexpr(4)
 LOADER_REGISTERS = gl.constexpr(40)
 LAYOUT, LAYOUT3 = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, LINES.value, 16]))
-BUSY = 0.8
-"""Share of multiprocessors' turns that must have a tile, for cuBLAS's smaller ones are better off
-with fewer."""
+BUSY, BUSY_IF_LIVE = 0.95, 0.8
+"""Shares of multiprocessors' turns that must have a tile, where all rows are live and where the
+device says how many are. Measured on an H200, 24,576 lines of 4,096."""
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,21 @@ class Form:
         return self.outputs // WIDTH.value
 
 
-def takes(x: Tensor, weight: Tensor) -> bool:
-    """Whether types and sizes are this kernel's, and it beats cuBLAS."""
+def takes(x: Tensor, weight: Tensor, live: Tensor | None = None) -> bool:
+    """Whether types and sizes are this kernel's, and it beats cuBLAS. As in `gated`."""
     rows, depth = x.shape
     across, rest = divmod(len(weight) // 2, WIDTH.value)
-    if not rows or rest or depth % DEPTH.value or not x.dtype == weight.dtype == torch.bfloat16:
+    if rest or depth % DEPTH.value or not x.dtype == weight.dtype == torch.bfloat16:
         return False
     turns = triton.cdiv(rows, HEIGHT.value) * across / multiprocessors(x)
-    return turns >= BUSY * -(-turns // 1)
+    least = BUSY if live is None else BUSY_IF_LIVE
+    return rows > HEIGHT.value and turns >= least * math.ceil(turns)
 
 
 def gated(x: Tensor, weight: Tensor, live: Tensor | None = None) -> Tensor:
     """silu(gate) * up of the halves of `x @ weight.T`: [rows, len(weight) / 2].
 
-    live: [1] int32, rows behind which anything may stand; None: all are live.
+    live: [1] int32, how many of the first rows mean anything; None: all.
     """
     rows, depth = x.shape
     form = Form(depth, len(weight) // 2, multiprocessors(x), live is not None)
@@ -147,6 +149,7 @@ def _multiply(ring, written, out, live, rows, FORM: gl.constexpr):
     full, free, inputs, lines = ring
     steps: gl.constexpr = FORM.depth // DEPTH
     gdc_wait()
+    # behind the wait, since behind a gate everything is settled (`attend_product`)
     gdc_launch_dependents()
     down = _tiles_down(live, rows, FORM)
     done = 0

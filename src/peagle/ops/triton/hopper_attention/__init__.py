@@ -1,9 +1,9 @@
 """From a layer's q, k, v product to attended values in one launch, with Hopper's matrix products.
 
 One program takes a request, all query heads that share keys, and a part of the context. Keys and
-values come through a ring in shared memory, ahead of what is multiplied. The left operand of a
-product has 64 lines. A request's rows that are as many are that operand, so that no warp needs what
-another has; fewer are columns, and the cache is on the left.
+values come through a ring in shared memory, ahead of what is multiplied. Four warps need 64 lines
+as a product's left operand. Where a request's rows times the heads that share keys fill them, these
+are the left operand, so that no warp needs what another has; fewer are columns beside the cache.
 
 The first tile of a context is the rows' own keys, which their program norms, rotates and writes;
 older ones are on their way while the product still runs, wherever a program is there by then.
@@ -20,7 +20,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from peagle.ops.cached_attention import Heads, PassRows
 from peagle.ops.triton.attention_parts import LOG2E
 from peagle.ops.triton.gluon import meet
-from peagle.ops.triton.hopper_attention.form import LEFT, TILE, Form
+from peagle.ops.triton.hopper_attention.form import LEFT_LINES, TILE, Form
 from peagle.ops.triton.hopper_attention.heads import heads_at, turned, turns
 from peagle.ops.triton.hopper_attention.parts import leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
@@ -37,7 +37,7 @@ MOST_PARTS = 16
 def takes(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> bool:
     """Whether sizes and types are this kernel's, and it is quicker than Triton's."""
     lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
-    quicker = lines < LEFT or (lines == LEFT and pairs >= LEAST_PAIRS)
+    quicker = lines < LEFT_LINES or (lines == LEFT_LINES and pairs >= LEAST_PAIRS)
     halves = qkv.dtype == cache.dtype and qkv.dtype in (torch.bfloat16, torch.float16)
     return quicker and halves and heads.size in SIZES
 
@@ -89,7 +89,6 @@ def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
         padded=_padded(heads),
         lines=lines,
         warps=warps,
-        stages=3,
         parts=parts,
         norm=heads.norm_weight is not None,
         window=heads.window is not None,
@@ -101,10 +100,10 @@ def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
 def programs(pairs: int, lines: int, size: int, processors: int) -> tuple[int, int]:
     """Warps of a program, and how many share the context of a request and key-value head.
 
-    A large program fills a multiprocessor; of the small ones two do. Rows as left operand are
-    small ones'.
+    A large program fills a multiprocessor; of the small ones two do. Programs whose rows are the
+    left operand are small ones.
     """
-    if 2 * pairs <= processors and size == 128 and lines < LEFT:
+    if 2 * pairs <= processors and size == 128 and lines < LEFT_LINES:
         return 8, min(processors // pairs, MOST_PARTS)
     return 4, max(1, min(2 * processors // pairs, MOST_PARTS))
 
@@ -190,13 +189,13 @@ def _attend_part(
         write_own(turned(k, k_turns, eps, FORM).to(dtype), v, slot, kept, ring, sides, FORM)
     lines: gl.constexpr = [FORM.lines, FORM.size]
     asked = gl.allocate_shared_memory(dtype, lines, TILE)
-    pieces: gl.constexpr = FORM.lines // FORM.at_once
+    pieces: gl.constexpr = FORM.lines // at_once
     for piece in gl.static_range(pieces):
         row = (piece * at_once + line) // FORM.padded
         head = line % FORM.padded
         of_row = qkv + (first + row) * FORM.width + (kv_head * FORM.group + head) * FORM.size
         q = heads_at(of_row, (row < count) & (head < FORM.group), FORM)
-        if piece > 0:
+        if piece > 0:  # the first piece's rotations were loaded before the wait
             turned_at = gl.minimum(start + row, last_position)
             q_turns = turns(rotations, turned_at, norm_weight, FORM)
         asked.slice(piece * at_once, at_once).store(turned(q, q_turns, eps, FORM).to(dtype))

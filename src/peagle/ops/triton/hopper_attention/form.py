@@ -8,8 +8,8 @@ from peagle.ops.triton.gluon import digest
 
 TILE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 """Of all that is multiplied, in shared memory."""
-LEFT = 64
-"""Lines of a product's left operand."""
+LEFT_LINES = 64
+"""Of a product's left operand, for each group of four warps."""
 LEAST_KEYS = 256
 """Of a part of a context."""
 
@@ -27,8 +27,6 @@ class Form:
     lines: int
     """Rows of a request times those."""
     warps: int
-    stages: int
-    """Tiles that the ring holds."""
     parts: int
     """Of a context, at most."""
     norm: bool
@@ -44,8 +42,13 @@ class Form:
 
     @property
     def by_rows(self) -> bool:
-        """Whether these are the left operand of products; else keys are."""
-        return self.lines == LEFT
+        """Whether a request's lines are the left operand of products; else keys are."""
+        return self.lines == LEFT_LINES
+
+    @property
+    def stages(self) -> int:
+        """Tiles that the ring holds: as many as leave room for a second program of four warps."""
+        return 3
 
     @property
     def at_once(self) -> int:

@@ -54,9 +54,8 @@ def write_own(k, v, slot, kept, ring, sides, FORM: gl.constexpr):
 def attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
     """The highest scores, sums of shares, [lines], and what rows draw, [lines, size], of a span.
 
-    The highest scores are rounded up to whole powers of two, so that the shares of bfloat16 round
-    alike however keys are cut into tiles and parts: a row's result hardly depends on which rows
-    come with it, and greedy text on whether drafts are verified.
+    The highest scores are rounded up to whole numbers, as in `attention_parts.weighed`: a row's
+    result hardly depends on which rows come with it, nor greedy text on drafts to verify.
 
     asked: the queries in shared memory. found: slots of the tile that is next to be fetched.
     scale: of scores, for powers of two.
@@ -79,14 +78,14 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
     line_keys: gl.constexpr = [FORM.lines, FORM.keys]
     line_dims: gl.constexpr = [FORM.lines, FORM.size]
     layout: gl.constexpr = FORM.scores
-    drawn: gl.constexpr = FORM.drawn
-    shares: gl.constexpr = gl.DotOperandLayout(0, drawn, 2)
+    drawn_layout: gl.constexpr = FORM.drawn
+    share_layout: gl.constexpr = gl.DotOperandLayout(0, drawn_layout, 2)
     along: gl.constexpr = gl.SliceLayout(1, layout)
     row_position = (start + gl.arange(0, lines, along) // FORM.padded)[:, None]
     key = gl.arange(0, FORM.keys, gl.SliceLayout(0, layout))
     top = gl.full([lines], float("-inf"), gl.float32, along)
     total = gl.zeros([lines], gl.float32, along)
-    attended = gl.zeros(line_dims, gl.float32, drawn)
+    attended = gl.zeros(line_dims, gl.float32, drawn_layout)
     for tile in range(begin, end):
         place = (tile - begin) % FORM.stages
         following = _slots(tile + FORM.stages, table, span, FORM)
@@ -109,8 +108,8 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
         fade = gl.exp2(top - safe)
         top = higher
         total = total * fade + gl.sum(portion, 1)
-        attended = attended * gl.convert_layout(fade, gl.SliceLayout(1, drawn))[:, None]
-        portion = gl.convert_layout(portion.to(asked.dtype), shares)
+        attended = attended * gl.convert_layout(fade, gl.SliceLayout(1, drawn_layout))[:, None]
+        portion = gl.convert_layout(portion.to(asked.dtype), share_layout)
         attended = warpgroup_mma(portion, values.index(place), attended, is_async=True)
         attended = warpgroup_mma_wait(0, deps=(attended,))
     return top, total, attended
@@ -166,7 +165,7 @@ def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
 
 @gluon.jit
 def _first_key(tile, span, FORM: gl.constexpr):
-    """Its position."""
+    """The position of a tile's first key."""
     _, _, start, _, _, skipped = span
     return gl.where(tile == 0, start, (skipped + tile - 1) * FORM.keys)
 
