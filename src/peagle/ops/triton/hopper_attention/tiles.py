@@ -94,10 +94,7 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
         meet()  # this tile is there, and no warp still reads the one before
         scores = gl.zeros(line_keys, gl.float32, layout)
         scores = warpgroup_mma(asked, keys.index(place).permute((1, 0)), scores, is_async=True)
-        last = tile + FORM.stages - 1
-        if last < end:
-            _fetch(last, (last - begin) % FORM.stages, ring, found, sides, FORM)
-        async_copy.commit_group()
+        _fetch_ahead(tile, ring, found, span, sides, FORM)
         found = following
         scores = warpgroup_mma_wait(0, deps=(scores,))
         position = _first_key(tile, span, FORM) + key[None, :]
@@ -137,10 +134,7 @@ def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
         async_copy.wait_group(FORM.stages - 2)
         fence_async_shared()
         meet()  # this tile is there, and no warp still reads the one before
-        last = tile + FORM.stages - 1
-        if last < end:
-            _fetch(last, (last - begin) % FORM.stages, ring, found, sides, FORM)
-        async_copy.commit_group()
+        _fetch_ahead(tile, ring, found, span, sides, FORM)
         found = following
         scores = gl.zeros(tile_lines, gl.float32, layout)
         scores = warpgroup_mma(keys.index(place), asked.permute((1, 0)), scores, is_async=True)
@@ -188,6 +182,16 @@ def _slots(tile, table, span, FORM: gl.constexpr):
     position = gl.minimum((skipped + tile - 1) * FORM.keys + key, older - 1)
     wanted = (tile > 0) & (tile < end) & (key >= 0)
     return gl.load(table + position, mask=wanted, other=0).to(gl.int32)
+
+
+@gluon.jit
+def _fetch_ahead(tile, ring, found, span, sides, FORM: gl.constexpr):
+    """Ask for the tile that takes the place of the one before this, if there is one."""
+    begin, end, _, _, _, _ = span
+    last = tile + FORM.stages - 1
+    if last < end:
+        _fetch(last, (last - begin) % FORM.stages, ring, found, sides, FORM)
+    async_copy.commit_group()
 
 
 @gluon.jit
