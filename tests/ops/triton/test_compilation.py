@@ -164,7 +164,7 @@ for lines, warps, size in ((8, 8, 128), (32, 4, 64), (64, 4, 128), (64, 4, 64)):
     switches = {"norm": plain, "window": not plain, "sinks": not plain, "settled": plain}
     form = hopper_attention.Form(**sizes, warps=warps, **switches)
     kernel = made(hopper_attention._attend_part, types, "FORM", form, num_warps=warps)
-    assert kernel.metadata.shared <= (227 << 10) // (8 // warps)
+    assert (8 // warps) * (kernel.metadata.shared + 1024) <= 228 << 10
     print("hopper_attention", "_attend_part")
 
 

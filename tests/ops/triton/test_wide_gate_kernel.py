@@ -35,14 +35,20 @@ def test_is_the_gated_product(hopper: torch.device, rows: int, depth: int, outpu
 
 
 @pytest.mark.parametrize("live", [0, 1, 128, 129, 300, 500])
-def test_rows_behind_the_last_live_one_are_left_out(hopper: torch.device, live: int) -> None:
+def test_tiles_behind_the_last_live_row_are_left_out(
+    hopper: torch.device, monkeypatch: pytest.MonkeyPatch, live: int
+) -> None:
     from peagle.ops.triton import wide_gate as kernel
 
     x, weight = draw(300, 128, 256)
-    x[live:] = torch.nan
     count = torch.tensor([live], dtype=torch.int32, device=hopper)
-    found = kernel.gated(x.to(hopper), weight.to(hopper), count)
+    there = x.to(hopper), weight.to(hopper)
+    marked = torch.full((300, 256), -1e30, dtype=half, device=hopper)
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *_, **__: marked)
+    found = kernel.gated(*there, count)
     near(found[:live], expected(x[:live], weight))
+    untouched = found[-(-live // 128) * 128 :]
+    assert bool((untouched == marked[0, 0].new_tensor(-1e30)).all())
 
 
 def test_takes_what_keeps_an_h200_busy() -> None:
@@ -69,6 +75,8 @@ def test_takes_hundreds_of_rows_of_whole_steps_and_tiles_in_bfloat16() -> None:
     assert not kernel.takes(*draw(rows, 64, 192))
     assert not kernel.takes(*(x.float() for x in draw(rows, 64, 256)))
     assert not kernel.takes(*draw(0, 64, 256))
+    x, weight = draw(rows, 128, 256)
+    assert not kernel.takes(x[:, :64], weight[:, :64])
 
 
 def near(one: torch.Tensor, other: torch.Tensor) -> None:

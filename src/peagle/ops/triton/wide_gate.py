@@ -64,7 +64,8 @@ def takes(x: Tensor, weight: Tensor, live: Tensor | None = None) -> bool:
     """Whether types and sizes are this kernel's, and it beats cuBLAS. As in `gated`."""
     rows, depth = x.shape
     across, rest = divmod(len(weight) // 2, WIDTH.value)
-    if rest or depth % DEPTH.value or not x.dtype == weight.dtype == torch.bfloat16:
+    whole = not rest and depth % DEPTH.value == 0 and x.is_contiguous() and weight.is_contiguous()
+    if not whole or not x.dtype == weight.dtype == torch.bfloat16:
         return False
     turns = triton.cdiv(rows, HEIGHT.value) * across / multiprocessors(x)
     least = BUSY if live is None else BUSY_IF_LIVE

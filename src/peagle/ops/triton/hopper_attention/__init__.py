@@ -191,8 +191,8 @@ def _attend_part(
     asked = gl.allocate_shared_memory(dtype, lines, TILE)
     pieces: gl.constexpr = FORM.lines // at_once
     for piece in gl.static_range(pieces):
-        row = (piece * at_once + line) // FORM.padded
-        head = line % FORM.padded
+        of_request = piece * at_once + line
+        row, head = of_request // FORM.padded, of_request % FORM.padded
         of_row = qkv + (first + row) * FORM.width + (kv_head * FORM.group + head) * FORM.size
         q = heads_at(of_row, (row < count) & (head < FORM.group), FORM)
         if piece > 0:  # the first piece's rotations were loaded before the wait
