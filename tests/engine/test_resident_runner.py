@@ -16,6 +16,7 @@ from peagle.engine.graph import CycleGraphs
 from peagle.engine.prefill import Prefill
 from peagle.engine.resident_cycle import Ends
 from peagle.engine.resident_runner import ResidentRunner
+from peagle.ops import residual
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 SAMPLED = [
@@ -44,6 +45,23 @@ def test_same_seeds_same_tokens_as_the_plain_runner(targets, trained, method: st
     assert tiny.outputs(resident) == tiny.outputs(plain)
     for one, other in zip(resident, plain, strict=True):
         assert one.speculation == other.speculation
+
+
+def test_a_drafters_layers_are_told_how_many_rows_are_live(targets, tmp_path, monkeypatch):
+    told, chain = [], residual.chain
+
+    def spy(attended, stream, links, live=None):
+        told.append((len(stream), None if live is None else int(live)))
+        return chain(attended, stream, links, live)
+
+    monkeypatch.setattr(residual, "chain", spy)
+    config = tiny.drafter_config(parallel=True, layers=2)
+    drafter = tiny.random_drafter_for(targets["easy"].decoder, tmp_path, config)
+    tiny.run(engine_of(targets["easy"], drafter, True), PROMPTS[:2], SamplingParams(max_tokens=12))
+    drafting = [(rows, live) for rows, live in told if live is not None]
+    assert drafting, "no layer was told"
+    assert all(0 < live <= rows for rows, live in drafting)
+    assert any(live < rows for rows, live in drafting)
 
 
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
