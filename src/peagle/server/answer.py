@@ -144,8 +144,7 @@ class EventStream(Response):
 
     async def _send(self, send: Send) -> None:
         """The head goes out at once, while the engine works on the first token."""
-        head = {"status": 200, "headers": self.raw_headers}
-        await send({"type": "http.response.start", **head})
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for data in self._events:
             await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
