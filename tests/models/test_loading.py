@@ -47,6 +47,16 @@ WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
     ("missing", lambda t: t.pop("model.norm.weight"), r"missing tensors: model\.norm\.weight"),
     ("more", lambda t: t.update(other=torch.ones(1)), "unexpected tensors: other"),
     (
+        "eight bits",
+        lambda t: t.update({"model.norm.weight": t["model.norm.weight"].to(torch.float8_e4m3fn)}),
+        r"model\.norm\.weight is torch\.float8_e4m3fn; of 8-bit weights none are read",
+    ),
+    (
+        "infinity below",
+        lambda t: t["lm_head.weight"][3].fill_(-float("inf")),
+        r"tensor lm_head\.weight holds NaN or infinite values",
+    ),
+    (
         "NaN",
         lambda t: t["lm_head.weight"][3].fill_(float("nan")),
         r"tensor lm_head\.weight holds NaN or infinite values",

@@ -143,5 +143,6 @@ def test_every_problem_is_named_in_one_message():
     with pytest.raises(InputError) as caught:
         assemble(module, rules, {"q": torch.ones(2, 4), "k": torch.ones(3, 3), "z": torch.ones(1)})
     assert str(caught.value) == (
-        "missing tensors: b; unexpected tensors: z; q has shape [2, 4], expected [2, 3]"
+        "it does not match its config.json: missing tensors: b; unexpected tensors: z; "
+        "q has shape [2, 4], expected [2, 3]"
     )

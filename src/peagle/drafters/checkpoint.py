@@ -196,14 +196,14 @@ def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
         model = DraftModel(config, target.rotations.shape[0])
     shared = shared_tensors(config, target.config, tensors)
     _attach_shared(model, target, shared)
-    ignored = [D2T, T2D]
+    dtype, device = target.embed.weight.dtype, target.embed.weight.device
+    rules, ignored = drafter_rules(config, shared), [D2T, T2D]
     try:
-        assemble(model, drafter_rules(config, shared), tensors, ignored)
+        assemble(model, rules, tensors, ignored, dtype, device)
         attach_vocabulary(model, tensors)
     except InputError as error:
         raise InputError(f"{directory}: {error}") from None
-    parameter = target.embed.weight
-    model = model.to(device=parameter.device, dtype=parameter.dtype).requires_grad_(False).eval()
+    model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     pack(model)
     return model
 

@@ -29,7 +29,7 @@ from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.errors import InputError
 from peagle.models.decoder import DecoderConfig
 from peagle.models.families import decoder_config
-from peagle.models.weights import assemble, read_json, safetensors_files
+from peagle.models.weights import finite, mismatches, read_json, safetensors_files
 
 T = TypeVar("T")
 UNKNOWN_TARGET = DecoderConfig(
@@ -124,17 +124,13 @@ def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:
             tensors |= load_file(file)
         except (SafetensorError, OSError) as error:
             problems.append(f"{file} is damaged or cut short ({error}); fetch or export it again")
-    broken = [name for name, value in tensors.items() if not _finite(value)]
+    broken = [name for name, value in tensors.items() if not finite(value)]
     if broken:
         problems.append(
             f"NaN or infinite values in {', '.join(broken)}; take a checkpoint from before the "
             "training diverged"
         )
     return tensors
-
-
-def _finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def _tensor_problems(
@@ -144,11 +140,11 @@ def _tensor_problems(
     with torch.device("meta"):
         model = DraftModel(config, 1)
     rules = drafter_rules(config, shared_tensors(config, target, tensors))
-    problems: list[str] = []
     named_already = [] if config.parallel else [MASK_HIDDEN]
-    _attempt(lambda: assemble(model, rules, tensors, [D2T, T2D, *named_already]), problems)
+    problems = mismatches(model, rules, tensors, [D2T, T2D, *named_already])
     if problems:
-        problems = [f"{problems[0]}; export it again with the config.json it was trained with"]
+        advice = "export it again with the config.json it was trained with"
+        problems = [f"{'; '.join(problems)}; {advice}"]
     _attempt(lambda: attach_vocabulary(model, tensors), problems)
     return problems
 

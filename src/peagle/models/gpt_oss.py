@@ -23,10 +23,8 @@ class ExpertRule(TensorRule):
         experts, *rest = ours
         return {self.theirs[0]: (experts, *reversed(rest))}
 
-    def join(
-        self, theirs: Sequence[Tensor], dtype: torch.dtype | None, device: torch.device | None
-    ) -> Tensor:
-        value = theirs[0].to(device=device, dtype=dtype)
+    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+        value = theirs[0].to(dtype=dtype)
         return self._sorted(value.mT if value.ndim == 3 else value)
 
     def split(self, ours: Tensor) -> Sequence[Tensor]:
@@ -58,13 +56,11 @@ class PackedRule(ExpertRule):
         blocks, names = (*scales, BLOCK // 2), self.theirs
         return dict(zip(names, (blocks, scales), strict=True))
 
-    def join(
-        self, theirs: Sequence[Tensor], dtype: torch.dtype | None, device: torch.device | None
-    ) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
         for name, part in zip(self.theirs, theirs, strict=True):
             if part.dtype != torch.uint8:
                 raise InputError(f"{name} is {part.dtype}; MXFP4 weights are bytes")
-        blocks, scales = (part.to(device) for part in theirs)
+        blocks, scales = theirs
         return self._sorted(dequantised(blocks, scales, dtype or torch.bfloat16))
 
 

@@ -13,7 +13,14 @@ from peagle.errors import InputError
 from peagle.models import gpt_oss
 from peagle.models.decoder import Decoder, DecoderConfig, DecoderLayer
 from peagle.models.families import decoder_config
-from peagle.models.weights import TensorRule, assemble, read_json, read_tensors, tensor_names
+from peagle.models.weights import (
+    MISMATCH,
+    TensorRule,
+    assemble,
+    read_json,
+    read_tensors,
+    tensor_names,
+)
 from peagle.ops.packing import pack
 
 
@@ -145,7 +152,7 @@ def _refuse_unexpected(directory: Path, config: DecoderConfig) -> None:
     rules = gpt_oss.as_stored(decoder_rules(config), names)
     expected = {name for rule in rules for name in rule.theirs} | _ignored(config)
     if unexpected := sorted(names - expected):
-        raise _mismatch(directory, f"unexpected tensors: {', '.join(unexpected)}")
+        raise InputError(f"{directory}: {MISMATCH}: unexpected tensors: {', '.join(unexpected)}")
 
 
 def _ignored(config: DecoderConfig) -> set[str]:
@@ -164,11 +171,7 @@ def _assemble(
     try:
         assemble(module, rules, tensors, **how)
     except InputError as error:
-        raise _mismatch(directory, error) from None
-
-
-def _mismatch(directory: Path, problem: object) -> InputError:
-    return InputError(f"{directory} does not match its config.json: {problem}")
+        raise InputError(f"{directory}: {error}") from None
 
 
 def _filled(

@@ -16,6 +16,7 @@ from peagle.errors import InputError
 
 DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ["*.safetensors"]
+MISMATCH = "it does not match its config.json"
 Shape = tuple[int, ...]
 
 
@@ -35,11 +36,9 @@ class TensorRule:
         inner = ours[self.leading :]
         return {name: (size, *inner) for name, size in zip(self.theirs, self.sizes, strict=True)}
 
-    def join(
-        self, theirs: Sequence[Tensor], dtype: torch.dtype | None, device: torch.device | None
-    ) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
         """Ours, but for its leading dimensions."""
-        return torch.cat(list(theirs)).to(device=device, dtype=dtype)
+        return torch.cat([part.to(dtype=dtype) for part in theirs])
 
     def split(self, ours: Tensor) -> Sequence[Tensor]:
         """`theirs`, the inverse of `join`."""
@@ -116,9 +115,9 @@ def safetensors_files(directory: Path) -> list[Path]:
 
 
 def read_tensors(directory: Path, wanted: Container[str] | None = None) -> dict[str, Tensor]:
-    """Every tensor of a directory, or those wanted of them.
+    """Every tensor of a directory, or those wanted of them: mapped, and read when used.
 
-    Raises `InputError` for a damaged file or a value not finite.
+    Raises `InputError` for a damaged file.
     """
     return dict(_tensors(safetensors_files(directory), wanted))
 
@@ -137,7 +136,7 @@ def _tensors(files: Iterable[Path], wanted: Container[str] | None) -> Iterator[t
         with _opened(file) as shard:
             for name in shard.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
                 if wanted is None or name in wanted:
-                    yield name, _finite(shard.get_tensor(name), name, file)
+                    yield name, shard.get_tensor(name)
 
 
 @contextmanager
@@ -150,10 +149,11 @@ def _opened(file: Path) -> Iterator[Any]:
         raise InputError(f"{file} is damaged or cut short: {error}") from None
 
 
-def _finite(tensor: Tensor, name: str, file: Path) -> Tensor:
-    if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-        raise InputError(f"{file}: tensor {name} holds NaN or infinite values")
-    return tensor
+def finite(tensor: Tensor) -> bool:
+    """Whether it holds neither NaN nor infinite values; takes no memory beside it."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
 
 
 def assemble(
@@ -166,34 +166,45 @@ def assemble(
 ) -> None:
     """Give a module its parameters from a file's tensors, in their own type or another.
 
-    Each goes to the device before the next is made, so that a large model is not in memory twice.
-    Raises `InputError` naming every missing, unexpected and misshapen tensor at once.
+    Each goes to the device before the next is made, so that a large model is not in memory twice,
+    and is joined and examined there. Raises `InputError` naming every missing, unexpected and
+    misshapen tensor at once, or the first that holds a value not finite.
     """
     rules = list(rules)
-    shapes = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    problems = _problems(rules, shapes, tensors, set(ignored))
-    if problems:
-        raise InputError("; ".join(problems))
+    if problems := mismatches(module, rules, tensors, ignored):
+        raise InputError(f"{MISMATCH}: {'; '.join(problems)}")
+    shapes = _shapes(module)
+
+    def moved(name: str) -> Tensor:
+        tensor = tensors[name].to(device)
+        if not finite(tensor):
+            raise InputError(f"its tensor {name} holds NaN or infinite values")
+        return tensor
+
     state = {
-        rule.ours: rule.join([tensors[name] for name in rule.theirs], dtype, device).reshape(
-            shapes[rule.ours]
-        )
+        rule.ours: rule.join([*map(moved, rule.theirs)], dtype).reshape(shapes[rule.ours])
         for rule in rules
     }
     module.load_state_dict(state, strict=False, assign=True)
 
 
-def _problems(
-    rules: list[TensorRule],
-    shapes: Mapping[str, Shape],
+def _shapes(module: nn.Module) -> dict[str, Shape]:
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def mismatches(
+    module: nn.Module,
+    rules: Iterable[TensorRule],
     tensors: Mapping[str, Tensor],
-    ignored: set[str],
+    ignored: Iterable[str] = (),
 ) -> list[str]:
+    """Missing, unexpected and misshapen tensors, beside what a module's shapes ask for."""
     expected: dict[str, Shape] = {}
+    shapes = _shapes(module)
     for rule in rules:
         expected |= rule.shapes(shapes[rule.ours])
     missing = sorted(expected.keys() - tensors.keys())
-    unexpected = sorted(tensors.keys() - expected.keys() - ignored)
+    unexpected = sorted(tensors.keys() - expected.keys() - set(ignored))
     problems = [f"missing tensors: {', '.join(missing)}"] if missing else []
     if unexpected:
         problems.append(f"unexpected tensors: {', '.join(unexpected)}")
@@ -201,6 +212,8 @@ def _problems(
         shape = tuple(tensors[name].shape)
         if shape != expected[name]:
             problems.append(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
+        elif tensors[name].is_floating_point() and tensors[name].itemsize == 1:
+            problems.append(f"{name} is {tensors[name].dtype}; of 8-bit weights none are read")
     return problems
 
 
