@@ -20,12 +20,12 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         return torch.device("cuda")
     import gluon_emulation
 
-    from peagle.ops.triton import chain, hopper_attention, wide_gate
+    from peagle.ops.triton import chain, gluon, hopper_attention, wide_gate
     from peagle.ops.triton.chain import loads, products, signals
     from peagle.ops.triton.hopper_attention import heads, parts, tiles
 
     chains, attentions = (chain, loads, products, signals), (hopper_attention, heads, parts, tiles)
-    modules = (*chains, *attentions, wide_gate)
+    modules = (gluon, *chains, *attentions, wide_gate)
     gluon_emulation.install(monkeypatch, modules, processors=12)
     return torch.device("cpu")
 

@@ -3,7 +3,9 @@
 import hashlib
 from pathlib import Path
 
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
 meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 """The warps of a partition wait for each other."""
@@ -16,3 +18,16 @@ def digest(file: str) -> str:
     compiled for another meaning would be found again.
     """
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12]
+
+
+@gluon.jit
+def ring_barriers(STAGES: gl.constexpr):
+    """For each place of a ring, what says that it is full, and what says that it is free."""
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for place in gl.static_range(STAGES):
+        mbarrier.init(full.index(place), count=1)
+        mbarrier.init(free.index(place), count=1)
+    fence_async_shared()
+    meet()
+    return full, free

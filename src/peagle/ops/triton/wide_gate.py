@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from peagle.ops.triton.gluon import digest, meet
+from peagle.ops.triton.gluon import digest, meet, ring_barriers
 from peagle.ops.triton.launch import multiprocessors
 
 HEIGHT, WIDTH = gl.constexpr(128), gl.constexpr(128)
@@ -103,13 +103,7 @@ def _wide_gate(x, weight, out, live, rows, FORM: gl.constexpr):
     inputs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, HEIGHT, DEPTH], LAYOUT)
     lines = gl.allocate_shared_memory(gl.bfloat16, [STAGES, LINES, DEPTH], LAYOUT)
     written = gl.allocate_shared_memory(gl.bfloat16, [HEIGHT, WIDTH], LAYOUT)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(STAGES):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(free.index(slot), count=1)
-    fence_async_shared()
-    meet()
+    full, free = ring_barriers(STAGES)
     ring = (full, free, inputs, lines)
     gl.warp_specialize(
         [

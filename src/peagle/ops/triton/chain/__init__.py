@@ -19,7 +19,6 @@ import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from peagle.ops.residual import Links, Normed
@@ -37,7 +36,7 @@ from peagle.ops.triton.chain.shape import (
     Link,
     Shape,
 )
-from peagle.ops.triton.gluon import meet
+from peagle.ops.triton.gluon import ring_barriers
 from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
 from peagle.ops.triton.tiles import Chain, Ring, tiles_of
 
@@ -185,20 +184,13 @@ def _chain(
     places: gl.constexpr = SHAPE.stages * SHAPE.panels
     pieces: gl.constexpr = SHAPE.stages * SHAPE.pieces
     most: gl.constexpr = SHAPE.rows
-    stages: gl.constexpr = SHAPE.stages
     panels = gl.allocate_shared_memory(gl.bfloat16, [places, HEIGHT, PANEL], LAYOUT)
     if SHAPE.alike:
         inputs = panels
     else:
         inputs = gl.allocate_shared_memory(gl.bfloat16, [pieces, most, PANEL], LAYOUT)
     folded = inputs._reinterpret(gl.bfloat16, [pieces // 2, most * 2, PANEL], LAYOUT)
-    full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    free = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(stages):
-        mbarrier.init(full.index(slot), count=1)
-        mbarrier.init(free.index(slot), count=1)
-    fence_async_shared()
-    meet()
+    full, free = ring_barriers(SHAPE.stages)
     weights = (out_weight, gate_up_weight, down_weight, qkv_weight)
     sources = (attended, middle_input, inner_input, out_input)
     added = (stream, post_norm, middle, middle_scaled, middle_squares)
