@@ -1,6 +1,7 @@
 """The process: how it starts, drains, ends and starts again."""
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -13,6 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from conftest import NAME, load
+
+from peagle import AsyncLLM
+from peagle.server.run import DrainingServer, bind, serve
+from peagle.server.settings import ServerSettings
 
 BODY = {"prompt": "def fibonacci(n):\n", "max_tokens": 12}
 
@@ -71,6 +77,23 @@ def process(port: int) -> Iterator[Process]:
     yield running
     running.process.kill()
     running.process.wait()
+
+
+def test_requests_are_read_while_the_engine_keeps_the_interpreter(monkeypatch: pytest.MonkeyPatch):
+    """Its thread gives it away ten times as often as Python's own rule has it."""
+    usual, seen = sys.getswitchinterval(), []
+
+    def run(self: DrainingServer, sockets: list[socket.socket]) -> None:
+        seen.append(sys.getswitchinterval())
+
+    monkeypatch.setattr(DrainingServer, "run", run)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    try:
+        with bind("127.0.0.1", 0) as listener:
+            serve(AsyncLLM(load), ServerSettings(model_names=(NAME,)), listener)
+    finally:
+        sys.setswitchinterval(usual)
+    assert seen == [pytest.approx(usual / 10)]
 
 
 def test_sigterm_lets_requests_finish(process: Process):

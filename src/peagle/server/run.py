@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from types import FrameType
 
 import uvicorn
@@ -17,6 +18,9 @@ from peagle.server.service import Service
 from peagle.server.settings import LogFormat, ServerSettings
 
 BACKLOG = 2048
+TURN = 5e-4
+"""Seconds for which a thread keeps the interpreter while another waits for it: the launches of a
+long prompt take 20 ms, in which other requests are to be read."""
 log = logging.getLogger("peagle.server")
 
 
@@ -44,6 +48,7 @@ def end_on_sigterm() -> None:
 def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish what runs."""
     set_up_log(settings.log_format)
+    sys.setswitchinterval(TURN)
     app = create_app(llm, settings)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, backlog=BACKLOG, lifespan="off", ws="none"
