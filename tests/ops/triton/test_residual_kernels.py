@@ -3,6 +3,7 @@ import torch
 from torch.nn import functional as F
 
 from peagle.ops.norm import rms_norm
+from peagle.ops.swiglu import swiglu
 
 
 def draw(*shape: int, device: torch.device) -> torch.Tensor:
@@ -35,6 +36,18 @@ def test_products_equal_norm_product_and_addition(
     gate, up = F.linear(normed, second).chunk(2, dim=-1)
     swiglu = residual.gated(scaled, squares, 1e-5, second)
     torch.testing.assert_close(swiglu, F.silu(gate) * up, rtol=1e-4, atol=1e-4)
+
+
+def test_products_are_rounded_before_the_gate_is_taken(device: torch.device) -> None:
+    """As where they are written first, so that a row is the same on either way."""
+    from peagle.ops.triton import residual
+
+    x, weight = (torch.randint(-64, 65, size) / 256 for size in ((5, 256), (96, 256)))
+    half = torch.float16  # which Triton's interpreter can multiply
+    found = residual.gated(x.to(device, half), None, 1e-5, weight.to(device, half)).cpu()
+    product = F.linear(x, weight)
+    assert (found == swiglu(product.to(half).float()).to(half)).float().mean() > 0.99
+    assert (found == swiglu(product).to(half)).float().mean() < 0.9
 
 
 def test_norm_takes_rows_with_a_stride(device: torch.device) -> None:

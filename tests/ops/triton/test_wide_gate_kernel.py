@@ -34,6 +34,17 @@ def test_is_the_gated_product(hopper: torch.device, rows: int, depth: int, outpu
     near(kernel.gated(x.to(hopper), weight.to(hopper)), expected(x, weight))
 
 
+def test_products_are_rounded_before_the_gate_is_taken(hopper: torch.device) -> None:
+    """As where they are written first, so that a row is the same on either way."""
+    from peagle.ops.triton import wide_gate as kernel
+
+    x, weight = (torch.randint(-8, 9, size).to(half) / 64 for size in ((129, 64), (256, 64)))
+    found = kernel.gated(x.to(hopper), weight.to(hopper)).float().cpu()
+    product = F.linear(x.float(), weight.float())
+    assert (found == swiglu(product.to(half).float()).to(half)).float().mean() > 0.99
+    assert (found == swiglu(product).to(half)).float().mean() < 0.9
+
+
 @pytest.mark.parametrize("live", [0, 1, 128, 129, 300, 500])
 def test_tiles_behind_the_last_live_row_are_left_out(
     hopper: torch.device, monkeypatch: pytest.MonkeyPatch, live: int

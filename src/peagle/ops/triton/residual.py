@@ -217,6 +217,10 @@ def _product(
     if BIAS:
         total += tl.load(bias + source).to(tl.float32)[None, :]
     if GATED:
+        # rounded as a product is that is written before its gate is taken: rows that come with
+        # others may have been multiplied that way
+        total = total.to(out.dtype.element_ty).to(tl.float32)
+        up = up.to(out.dtype.element_ty).to(tl.float32)
         total = total * tl.sigmoid(total) * up
     place = row[:, None] * outputs + column[None, :]
     keep = real & inside

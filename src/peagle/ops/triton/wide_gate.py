@@ -163,7 +163,7 @@ def _multiply(ring, written, out, live, rows, FORM: gl.constexpr):
         _release(free, done - 1)
         # a thread that has a gate also has what it gates
         both = gl.permute(gl.reshape(acc, [HEIGHT, 2, WIDTH]), (0, 2, 1))
-        gate, up = gl.split(both)
+        gate, up = gl.split(both.to(gl.bfloat16).to(gl.float32))  # rounded as products elsewhere
         y = gate / (1.0 + gl.exp(-gate)) * up
         tma.store_wait(0)  # the tile before has left shared memory
         meet()

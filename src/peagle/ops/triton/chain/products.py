@@ -217,8 +217,10 @@ def _write_gated(acc, factor, inner, first, rows, LINK: gl.constexpr, SHAPE: gl.
     """A panel of 32 gates and 32 of what they gate."""
     layout: gl.constexpr = gl.SliceLayout(2, GATED)
     gate, up = _halves(acc, SHAPE)
-    gate = gate * factor
-    y = gate / (1.0 + gl.exp(-gate)) * (up * factor)
+    # rounded as products that are written before their gate is taken
+    gate = (gate * factor).to(gl.bfloat16).to(gl.float32)
+    up = (up * factor).to(gl.bfloat16).to(gl.float32)
+    y = gate / (1.0 + gl.exp(-gate)) * up
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))
     column = first + gl.arange(0, 32, gl.SliceLayout(1, layout))
     keep = (row < rows)[None, :] & (column < LINK.outputs)[:, None]
