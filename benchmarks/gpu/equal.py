@@ -7,6 +7,7 @@ float32 all outputs are equal; in bfloat16 a verification of K + 1 rows rounds o
 alone does, and a near-tie may flip. From there on both texts are the target's own.
 """
 
+import itertools
 import json
 import multiprocessing
 import sys
@@ -50,16 +51,17 @@ def main(
     cases = list_cases(METHODS, [k], [concurrency])
     spawning = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawning) as process:  # with which its memory of the GPU goes
-        shares = {"peagle": _shares(process.submit(ours, workload, cases).result())}
-    print(f"ours: {shares['peagle']} of {len(given)}", file=sys.stderr)
+        kept = {"peagle": _kept(process.submit(ours, workload, cases).result())}
+    print(f"ours: {_equal(kept['peagle'], max_tokens)} of {len(given)}", file=sys.stderr)
     vllm = Vllm(vllm_python, vllm_path)
     if vllm.found():
-        shares["vllm"] = _shares(theirs(workload, cases, vllm, timeout))
-    facts = environment(workload) | {"k": k, "concurrency": concurrency}
-    print(json.dumps({"equal": shares, "of": len(given), "dtype": dtype}))
+        kept["vllm"] = _kept(theirs(workload, cases, vllm, timeout))
+    equal = {side: _equal(counts, max_tokens) for side, counts in kept.items()}
+    print(json.dumps({"equal": equal, "of": len(given), "dtype": dtype}))
     if out is not None:
+        facts = environment(workload) | {"k": k, "concurrency": concurrency}
         with whole_file(out) as file:
-            file.write(json.dumps(facts | {"equal": shares}, indent=1) + "\n")
+            file.write(json.dumps(facts | {"equal": equal, "kept": kept}, indent=1) + "\n")
 
 
 def speculation(pair: Pair, case: Case) -> dict[str, Any] | None:
@@ -106,14 +108,24 @@ def _outputs(job: dict[str, Any], vllm: Vllm, timeout: float) -> Outputs:
         return found
 
 
-def _shares(outputs: dict[str, Outputs]) -> dict[str, int]:
-    """Of each drafter, how many outputs equal those without one."""
-    alone = [list(output) for output in outputs["none"]]
+def _kept(outputs: dict[str, Outputs]) -> dict[str, list[int]]:
+    """Of each drafter, how many tokens of every output equal those without one, up to the first
+    that does not."""
     return {
-        method: sum(list(one) == other for one, other in zip(of_method, alone, strict=True))
+        method: [_alike(*pair) for pair in zip(of_method, outputs["none"], strict=True)]
         for method, of_method in outputs.items()
         if method != "none"
     }
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    same = (a == b for a, b in zip(one, other, strict=True))
+    return sum(1 for _ in itertools.takewhile(bool, same))
+
+
+def _equal(kept: dict[str, list[int]], whole: int) -> dict[str, int]:
+    """Of each drafter, how many outputs are equal to their end."""
+    return {method: sum(count == whole for count in counts) for method, counts in kept.items()}
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ job = json.load(open(sys.argv[2]))
 assert [len(prompt) > 0 for prompt in job["prompts"]] == [True, True]
 asked = job["speculation"]
 parallel = asked and asked["parallel_drafting"]
-found = [[1, 2], [3, 5]] if parallel else [[1, 2], [3, 4]]
+count = job["max_tokens"]
+found = [[1] * count, [2] * 3 + [4 if parallel else 2] * (count - 3)]
 json.dump(found, open(sys.argv[3], "w"))
 """
 
@@ -34,4 +35,5 @@ def test_both_sides_are_counted(tmp_path: Path):
     assert shown["equal"]["peagle"] == {"peagle": 2, "eagle3": 2}  # float32 promises it
     assert shown["equal"]["vllm"] == {"peagle": 1, "eagle3": 2}
     written = json.loads((tmp_path / "equal.json").read_text())
+    assert written["kept"]["vllm"] == {"peagle": [8, 3], "eagle3": [8, 8]}
     assert (written["equal"], written["k"], written["prompts"]) == (shown["equal"], 7, 2)
