@@ -15,7 +15,7 @@ from peagle.llm import LLM, Chunk, Prepared, Prompt
 SHORT_PROMPT = 4096
 """Below this many characters or tokens encoding takes less time than a change of threads."""
 PATIENCE = 1e-3
-"""Seconds that an engine with a step under way leaves the interpreter to those who wait."""
+"""Seconds that an engine leaves the interpreter to those who wait."""
 
 
 class EngineClosedError(Exception):
@@ -115,9 +115,12 @@ class AsyncLLM:
             except Exception as error:
                 self._fail(streams, error)
                 continue
-            taken = _deliver((streams[chunk.request_id], chunk) for chunk in chunks)
-            if llm.engine.runs_ahead:
+            heard = [streams[chunk.request_id] for chunk in chunks]
+            taken = _deliver(zip(heard, chunks, strict=True))
+            if llm.engine.runs_ahead or not all(stream.begun for stream in heard):
                 _wait_for(taken)
+            for stream in heard:
+                stream.begun = True
             for chunk in chunks:
                 if chunk.completion is not None:
                     del streams[chunk.request_id]
@@ -160,6 +163,8 @@ class _Stream:
     ) -> None:
         self.index, self.prepared, self.loop, self.items = index, prepared, loop, items
         self.request_id = ""
+        self.begun = False
+        """Whether its first tokens were delivered."""
         self.cancelled = False
 
 
@@ -196,7 +201,8 @@ def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> list[threadi
 def _wait_for(taken: Iterable[threading.Event]) -> None:
     """Let event loops have the interpreter before the next launch takes it for half a millisecond.
 
-    The device has a step to go on with, unless these are the first tokens of all that runs.
+    A GPU has a step to go on with, unless these are the first tokens of all that runs. On a CPU,
+    whose next step takes all processors, only first tokens are worth the time.
     """
     end = time.monotonic() + PATIENCE
     for event in taken:
