@@ -12,6 +12,7 @@ from peagle.models.weights import (
     TensorRule,
     assemble,
     disassemble,
+    finite,
     model_directory,
     read_json,
     read_tensors,
@@ -135,6 +136,16 @@ def test_parts_in_another_type():
     rules = [TensorRule("weight", ("w",), (5,))]
     assemble(module, rules, {"w": torch.ones(5, 3)}, dtype=torch.bfloat16)
     assert module.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "uint8"])
+def test_numbers_that_are_none_are_found_in_every_type(dtype: str):
+    values = torch.arange(9).to(getattr(torch, dtype))
+    assert finite(values)
+    assert finite(values[:0])
+    if values.is_floating_point():
+        values[4] = float("nan")
+        assert not finite(values)
 
 
 def test_every_problem_is_named_in_one_message():

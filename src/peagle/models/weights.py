@@ -153,6 +153,8 @@ def finite(tensor: Tensor) -> bool:
     """Whether it holds neither NaN nor infinite values; takes no memory beside it."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
+    if tensor.itemsize == 1:  # torch does not compare these
+        tensor = tensor.bfloat16()
     return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
 
 
