@@ -115,16 +115,19 @@ class AsyncLLM:
             except Exception as error:
                 self._fail(streams, error)
                 continue
-            heard = [streams[chunk.request_id] for chunk in chunks]
-            taken = _deliver(zip(heard, chunks, strict=True))
-            if llm.engine.runs_ahead or not all(stream.begun for stream in heard):
-                _wait_for(taken)
-            for stream in heard:
-                stream.begun = True
-            for chunk in chunks:
-                if chunk.completion is not None:
-                    del streams[chunk.request_id]
+            self._hand_out(streams, chunks)
         self._fail(streams, EngineClosedError())
+
+    def _hand_out(self, streams: dict[str, "_Stream"], chunks: Sequence[Chunk]) -> None:
+        """Deliver what a step brought; streams that it completes are forgotten."""
+        brought = [(streams[chunk.request_id], chunk) for chunk in chunks]
+        taken = _deliver(brought)
+        if self.llm.engine.runs_ahead or not all(stream.begun for stream, _ in brought):
+            _wait_for(taken)
+        for stream, chunk in brought:
+            stream.begun = True
+            if chunk.completion is not None:
+                del streams[chunk.request_id]
 
     def _obey(self, streams: dict[str, "_Stream"]) -> bool:
         """Take what was asked since the last step; sleep while idle. False: time to stop."""

@@ -150,7 +150,7 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether it holds neither NaN nor infinite values; takes no memory beside it."""
+    """Whether it holds neither NaN nor infinite values; numbers of 8 bits alone are copied."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
     if tensor.itemsize == 1:  # torch does not compare these
