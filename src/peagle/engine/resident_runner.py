@@ -102,6 +102,7 @@ class ResidentRunner:
         self._graphs = CycleGraphs(cycle, self._state, self._sampling, spare, lengths)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)
+        self._longest_chunk = min(max_batched_tokens, table.slots.shape[1])
         self._pending = [1] * len(table.limits)
         """By table row: the most rows that its next cycle can find the drafter not to have seen."""
         self.length: DraftLength | None = None
@@ -119,6 +120,7 @@ class ResidentRunner:
         kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
         self._graphs.capture()
         self._prompts.capture(self._graphs.pool)
+        self._prefill.plan(self._longest_chunk)
         if len(self._graphs.lengths) > 1:
             self.length = DraftLength(self._graphs.seconds_by_length())
 

@@ -158,13 +158,18 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
 types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"rotations": F32, "partial": F32, "arrivals": "*i32", "eps": "fp32", "scale": "fp32"}
-for lines, warps, size in ((8, 8, 128), (32, 4, 64), (64, 4, 128), (64, 4, 64)):
+small, large = (64, 4), (128, 4)
+for lines, (size, warps), together in (
+    *((8, (128, 8), 1), (32, small, 2), (64, large, 2), (64, small, 2)),
+    *((8, large, 4), (16, large, 4), (64, large, 4)),
+):
     plain = size == 128
     sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines, "parts": 3}
     switches = {"norm": plain, "window": not plain, "sinks": not plain, "settled": plain}
-    form = hopper_attention.Form(**sizes, warps=warps, **switches)
-    kernel = made(hopper_attention._attend_part, types, "FORM", form, num_warps=warps)
-    assert (8 // warps) * (kernel.metadata.shared + 1024) <= 228 << 10
+    form = hopper_attention.Form(**sizes, warps=warps, **switches, crowded=together == 4)
+    options = {"num_warps": warps, "maxnreg": form.registers}
+    kernel = made(hopper_attention._attend_part, types, "FORM", form, **options)
+    assert together * (kernel.metadata.shared + 1024) <= 228 << 10
     print("hopper_attention", "_attend_part")
 
 

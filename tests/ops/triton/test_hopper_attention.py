@@ -47,3 +47,12 @@ def test_every_multiprocessor_has_a_part_and_none_waits_for_a_second_turn(
     assert pairs * parts <= 132 * together or parts == 1
     assert pairs * (parts + 1) > 132 * together or parts == MOST_PARTS
     assert warps == 4 or (size == 128 and lines < 64)
+
+
+def test_four_programs_share_a_multiprocessor_where_two_would_leave_pairs_waiting() -> None:
+    from peagle.ops.triton.hopper_attention import is_crowded
+
+    assert not is_crowded(264, 128, 4, 132)
+    assert is_crowded(265, 128, 4, 132)
+    assert not is_crowded(512, 64, 4, 132)
+    assert not is_crowded(512, 128, 1, 132)

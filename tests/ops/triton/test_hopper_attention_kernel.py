@@ -37,7 +37,9 @@ def _seed() -> None:
         ([500, 7], [16, 3]),
         ([70, 3, 0, 200, 64, 63, 128, 127, 5], [1] * 9),
         ([64, 650, 127, 200, 1] * 10, [2] * 50),
+        ([20, 3, 64, 65, 127, 900, 1] * 2, [8] * 14),
         ([20, 3, 64, 65, 127, 900, 1] * 20, [8] * 140),
+        ([20, 3, 64, 31, 127, 900, 33] * 20, [3] * 140),
     ],
     ids=[
         "no older keys",
@@ -47,7 +49,9 @@ def _seed() -> None:
         "as many rows as there may be",
         "a row each",
         "few parts",
+        "one part emulated",
         "one part",
+        "one part of few rows",
     ],
 )
 def test_is_store_then_attend(

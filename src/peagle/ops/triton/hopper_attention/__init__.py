@@ -74,6 +74,7 @@ def attend_product(
         0 if heads.window is None else heads.window,
         FORM=form,
         num_warps=form.warps,
+        maxnreg=form.registers,
         launch_pdl=True,
     )
     return out
@@ -82,6 +83,9 @@ def attend_product(
 def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
     lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
     warps, parts = programs(pairs, lines, heads.size, processors)
+    crowded = is_crowded(pairs, heads.size, _padded(heads), processors)
+    if crowded and 2 * lines == LEFT_LINES:  # by keys four would have no room
+        lines = LEFT_LINES
     return Form(
         heads=heads.query,
         kv_heads=heads.key_value,
@@ -94,6 +98,7 @@ def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
         window=heads.window is not None,
         sinks=heads.sinks is not None,
         settled=settled,
+        crowded=crowded,
     )
 
 
@@ -106,6 +111,14 @@ def programs(pairs: int, lines: int, size: int, processors: int) -> tuple[int, i
     if 2 * pairs <= processors and size == 128 and lines < LEFT_LINES:
         return 8, min(processors // pairs, MOST_PARTS)
     return 4, max(1, min(2 * processors // pairs, MOST_PARTS))
+
+
+def is_crowded(pairs: int, size: int, padded: int, processors: int) -> bool:
+    """Whether four small programs share a multiprocessor, so that none waits for a second turn.
+
+    Not where every head has keys of its own: a request's rows would not fit into the small tile.
+    """
+    return pairs > 2 * processors and size == 128 and padded > 1
 
 
 def _padded(heads: Heads) -> int:
@@ -161,10 +174,7 @@ def _attend_part(
     end = gl.minimum(begin + share, tiles)
     if begin >= end:
         return
-    tile: gl.constexpr = [FORM.stages, FORM.keys, FORM.size]
-    keys = gl.allocate_shared_memory(dtype, tile, TILE)
-    values = gl.allocate_shared_memory(dtype, tile, TILE)
-    ring = (keys, values)
+    ring = gl.allocate_shared_memory(dtype, [FORM.places, FORM.keys, FORM.size], TILE)
     table = slots + table_row * slots_stride
     span = (begin, end, start, stop, older, skipped)
     sides = (cache + kv_head * FORM.size, side_stride)

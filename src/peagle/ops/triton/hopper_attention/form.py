@@ -33,6 +33,8 @@ class Form:
     window: bool
     sinks: bool
     settled: bool
+    crowded: bool
+    """Whether a multiprocessor has room for four programs, in place of two."""
     source: str = digest(__file__)
 
     @property
@@ -46,14 +48,26 @@ class Form:
         return self.lines == LEFT_LINES
 
     @property
-    def stages(self) -> int:
-        """Tiles that the ring holds: as many as leave room for a second program of four warps."""
-        return 3
+    def places(self) -> int:
+        """Of the ring, each for a tile's keys or its values: as leave room for other programs."""
+        if self.crowded:
+            return 4 if self.by_rows else 3
+        return 6
+
+    @property
+    def ahead(self) -> int:
+        """Places that are filled ahead. One is free at a time where few are, else a tile's two."""
+        return self.places - (1 if self.crowded else 2)
+
+    @property
+    def registers(self) -> int | None:
+        """Of a thread at most, where four programs are to have room; None: as it comes."""
+        return 128 if self.crowded else None
 
     @property
     def at_once(self) -> int:
         """Lines that are normed and rotated together: twice as many have no room in registers."""
-        return min(self.lines, 32)
+        return min(self.lines, 16 if self.crowded else 32)
 
     @property
     def own(self) -> int:
@@ -67,8 +81,8 @@ class Form:
 
     @property
     def keys(self) -> int:
-        """Of one tile: 16 for each warp."""
-        return 16 * self.warps
+        """Of one tile: 16 for each warp, which as the left operand are its least."""
+        return 32 if self.crowded and self.by_rows else 16 * self.warps
 
     @property
     def least_share(self) -> int:

@@ -1,7 +1,9 @@
 """Tiles of keys and values: into the ring, and what rows draw from them.
 
 A span is (first tile, end, the rows' first position, end of those with a slot, end of older ones,
-tiles before all windows). Tile 0 is the rows' own; older keys follow from tile 1 on.
+tiles before all windows). Tile 0 is the rows' own; older keys follow from tile 1 on. The ring takes
+halves of tiles, in turn keys and values: half 2 i has the keys of a span's tile i, 2 i + 1 its
+values.
 """
 
 from triton.experimental import gluon
@@ -19,24 +21,24 @@ from peagle.ops.triton.hopper_attention.form import TILE
 
 @gluon.jit
 def fetch_first(ring, table, span, sides, FORM: gl.constexpr):
-    """Ask for as many tiles as the ring holds, less one; the slots of the one that follows."""
-    begin, end, _, _, _, _ = span
+    """Ask for the halves that the ring is to be ahead; slots of the tile of the next."""
+    begin, _, _, _, _, _ = span
     found = _slots(begin, table, span, FORM)
-    ahead: gl.constexpr = FORM.stages - 1
-    for index in gl.static_range(ahead):
-        following = _slots(begin + index + 1, table, span, FORM)
-        if begin + index < end:
-            _fetch(begin + index, index, ring, found, sides, FORM)
-        async_copy.commit_group()
-        found = following
+    following = found
+    ahead: gl.constexpr = FORM.ahead
+    for half in gl.static_range(ahead):
+        if half % 2 == 0:
+            following = _slots(begin + half // 2 + 1, table, span, FORM)
+        _fetch(half, half % 2, ring, found, span, sides, FORM)
+        if half % 2 == 1:
+            found = following
     return found
 
 
 @gluon.jit
 def write_own(k, v, slot, kept, ring, sides, FORM: gl.constexpr):
-    """The rows' own keys and values, [own, size], into the cache and the ring's first place."""
+    """The rows' own keys and values, [own, size], into the cache and the ring's first places."""
     of_head, side_stride = sides
-    keys, values = ring
     lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
     at = of_head + (slot.to(gl.int64) * (FORM.kv_heads * FORM.size))[:, None] + lane
     gl.store(at, k, mask=kept[:, None])
@@ -44,10 +46,10 @@ def write_own(k, v, slot, kept, ring, sides, FORM: gl.constexpr):
     # no share of what lies behind them, but zero times anything must be zero
     tile: gl.constexpr = [FORM.keys, FORM.size]
     layout: gl.constexpr = FORM.rows
-    values.index(0).store(gl.zeros(tile, v.dtype, layout))
+    ring.index(1).store(gl.zeros(tile, v.dtype, layout))
     meet()
-    keys.index(0).slice(0, FORM.own).store(k)
-    values.index(0).slice(0, FORM.own).store(v)
+    ring.index(0).slice(0, FORM.own).store(k)
+    ring.index(1).slice(0, FORM.own).store(v)
 
 
 @gluon.jit
@@ -72,7 +74,6 @@ def attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM: gl
 @gluon.jit
 def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
     """Rows are the left operand: a warp has all keys of its own, and shares stay in registers."""
-    keys, values = ring
     begin, end, start, _, _, _ = span
     lines: gl.constexpr = FORM.lines
     line_keys: gl.constexpr = [FORM.lines, FORM.keys]
@@ -87,15 +88,13 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
     total = gl.zeros([lines], gl.float32, along)
     attended = gl.zeros(line_dims, gl.float32, drawn_layout)
     for tile in range(begin, end):
-        place = (tile - begin) % FORM.stages
-        following = _slots(tile + FORM.stages, table, span, FORM)
-        async_copy.wait_group(FORM.stages - 2)
-        fence_async_shared()
-        meet()  # this tile is there, and no warp still reads the one before
+        half = 2 * (tile - begin)
+        following = _slots(tile + FORM.ahead // 2 + 1, table, span, FORM)
+        keys, values = ring.index(half % FORM.places), ring.index((half + 1) % FORM.places)
+        _arrived(FORM)  # these keys, and no warp still reads the values before them
         scores = gl.zeros(line_keys, gl.float32, layout)
-        scores = warpgroup_mma(asked, keys.index(place).permute((1, 0)), scores, is_async=True)
-        _fetch_ahead(tile, ring, found, span, sides, FORM)
-        found = following
+        scores = warpgroup_mma(asked, keys.permute((1, 0)), scores, is_async=True)
+        _fetch_behind_keys(half, ring, found, span, sides, FORM)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         position = _first_key(tile, span, FORM) + key[None, :]
         scores = _seen(scores * scale, tile, position, row_position, span, window, FORM)
@@ -107,7 +106,11 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
         total = total * fade + gl.sum(portion, 1)
         attended = attended * gl.convert_layout(fade, gl.SliceLayout(1, drawn_layout))[:, None]
         portion = gl.convert_layout(portion.to(asked.dtype), share_layout)
-        attended = warpgroup_mma(portion, values.index(place), attended, is_async=True)
+        if FORM.crowded:
+            _arrived(FORM)  # these values, and no warp still reads their keys
+        attended = warpgroup_mma(portion, values, attended, is_async=True)
+        _fetch_behind_values(half, ring, (found, following), span, sides, FORM)
+        found = following
         attended = warpgroup_mma_wait(0, deps=(attended,))
     return top, total, attended
 
@@ -115,7 +118,6 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
 @gluon.jit
 def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
     """Keys are the left operand, so that few rows are few columns: warps share each row's sums."""
-    keys, values = ring
     begin, end, start, _, _, _ = span
     lines: gl.constexpr = FORM.lines
     tile_lines: gl.constexpr = [FORM.keys, FORM.lines]
@@ -129,15 +131,13 @@ def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
     mass = gl.zeros(tile_lines, gl.float32, layout)
     attended = gl.zeros(head_lines, gl.float32, layout)
     for tile in range(begin, end):
-        place = (tile - begin) % FORM.stages
-        following = _slots(tile + FORM.stages, table, span, FORM)
-        async_copy.wait_group(FORM.stages - 2)
-        fence_async_shared()
-        meet()  # this tile is there, and no warp still reads the one before
-        _fetch_ahead(tile, ring, found, span, sides, FORM)
-        found = following
+        half = 2 * (tile - begin)
+        following = _slots(tile + FORM.ahead // 2 + 1, table, span, FORM)
+        keys, values = ring.index(half % FORM.places), ring.index((half + 1) % FORM.places)
+        _arrived(FORM)  # these keys, and no warp still reads the values before them
         scores = gl.zeros(tile_lines, gl.float32, layout)
-        scores = warpgroup_mma(keys.index(place), asked.permute((1, 0)), scores, is_async=True)
+        scores = warpgroup_mma(keys, asked.permute((1, 0)), scores, is_async=True)
+        _fetch_behind_keys(half, ring, found, span, sides, FORM)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         position = _first_key(tile, span, FORM) + key[:, None]
         scores = _seen(scores * scale, tile, position, row_position, span, window, FORM)
@@ -149,10 +149,15 @@ def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
         mass = mass * fade + portion
         attended = attended * fade
         shares.permute((1, 0)).store(portion.to(asked.dtype))
-        fence_async_shared()
-        meet()
-        drawn = values.index(place).permute((1, 0))
+        if FORM.crowded:
+            _arrived(FORM)  # these values, too, and no warp still reads their keys
+        else:
+            fence_async_shared()
+            meet()
+        drawn = values.permute((1, 0))
         attended = warpgroup_mma(drawn, shares.permute((1, 0)), attended, is_async=True)
+        _fetch_behind_values(half, ring, (found, following), span, sides, FORM)
+        found = following
         attended = warpgroup_mma_wait(0, deps=(attended,))
     return top, gl.sum(mass, 0), gl.permute(attended, (1, 0))
 
@@ -185,21 +190,43 @@ def _slots(tile, table, span, FORM: gl.constexpr):
 
 
 @gluon.jit
-def _fetch_ahead(tile, ring, found, span, sides, FORM: gl.constexpr):
-    """Ask for the tile that takes the place of the one before this, if there is one."""
-    begin, end, _, _, _, _ = span
-    last = tile + FORM.stages - 1
-    if last < end:
-        _fetch(last, (last - begin) % FORM.stages, ring, found, sides, FORM)
-    async_copy.commit_group()
+def _arrived(FORM: gl.constexpr):
+    """The next half (tile, if not crowded) is there for all warps, and what they read is read."""
+    async_copy.wait_group(FORM.ahead - 1 if FORM.crowded else FORM.ahead - 2)
+    fence_async_shared()
+    meet()
 
 
 @gluon.jit
-def _fetch(tile, place, ring, found, sides, FORM: gl.constexpr):
-    """Ask for a tile of older keys and values. found: their slots."""
-    if tile > 0:
+def _fetch_behind_keys(half, ring, found, span, sides, FORM: gl.constexpr):
+    """While the keys of a tile are multiplied: for where the values before them were."""
+    _fetch(half + FORM.ahead, FORM.ahead % 2, ring, found, span, sides, FORM)
+    if not FORM.crowded:
+        _fetch(half + FORM.ahead + 1, 1, ring, found, span, sides, FORM)
+
+
+@gluon.jit
+def _fetch_behind_values(half, ring, slots, span, sides, FORM: gl.constexpr):
+    """While its values are: for where the keys were. slots: of the tile that was
+    just asked for, and of the next."""
+    found, following = slots
+    if FORM.crowded:
+        if FORM.ahead % 2 == 0:
+            _fetch(half + FORM.ahead + 1, 1, ring, found, span, sides, FORM)
+        else:
+            _fetch(half + FORM.ahead + 1, 0, ring, following, span, sides, FORM)
+
+
+@gluon.jit
+def _fetch(half, SIDE: gl.constexpr, ring, found, span, sides, FORM: gl.constexpr):
+    """Ask for older keys (side 0) or values (1), if there are any. found: their slots."""
+    begin, end, _, _, _, _ = span
+    tile = begin + half // 2
+    if (tile > 0) & (tile < end):
         of_head, side_stride = sides
         lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
         at = of_head + (found.to(gl.int64) * (FORM.kv_heads * FORM.size))[:, None] + lane
-        async_copy.async_copy_global_to_shared(ring[0].index(place), at)
-        async_copy.async_copy_global_to_shared(ring[1].index(place), at + side_stride)
+        async_copy.async_copy_global_to_shared(
+            ring.index(half % FORM.places), at + SIDE * side_stride
+        )
+    async_copy.commit_group()

@@ -1,0 +1,169 @@
+"""Attention of prompts that are launched as they come, by the quickest kernel that torch has.
+
+cuDNN plans a kernel for every shape, which takes longer than reading a thousand tokens, and prompts
+are of any length. So chunks that begin a prompt are filled up to lengths of a few kinds, with rows
+that repeat their last one: no row before them sees those.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+
+from peagle.drafters.drafter import Span
+from peagle.engine.batch import places, tile_rows
+from peagle.engine.request_table import RequestTable
+from peagle.engine.resident_cycle import Attention
+from peagle.engine.upload import upload
+from peagle.models.fused import AttendProduct
+from peagle.ops.cached_attention import Heads, store, store_attend
+
+FINEST = 16
+"""Rows between two lengths where these are closest."""
+
+
+def prompt_attention(table: RequestTable, spans: Sequence[Span], focused: bool) -> Attention:
+    """The attention of one pass over chunks of prompts.
+
+    Chunks of equal length that begin at 0 should stand together: they attend at once. focused:
+    whether some layers have windows or sinks.
+    """
+    layout = _laid_out(table, spans)
+    tiles = tile_rows(table, spans) if focused else None
+
+    def over(cache: Tensor) -> AttendProduct:
+        def attend(layer: int, qkv: Tensor, heads: Heads) -> Tensor:
+            if heads.whole:
+                return layout.attend(qkv, heads, cache[layer])
+            assert tiles is not None
+            return store_attend(qkv, heads, cache[layer], tiles)
+
+        return attend
+
+    return over
+
+
+def plan(heads: Heads, cache: Tensor, most: int) -> None:
+    """Meet every length that a single prompt of at most so many tokens is filled up to.
+
+    cache: of one layer, [2, slots, key_value, size]; it stays as it is.
+    """
+    width = (heads.query + 2 * heads.key_value) * heads.size
+    for rows in sorted({filled(count) for count in range(1, most + 1)}):
+        nowhere = torch.full((rows,), -1, device=cache.device)
+        qkv = cache.new_zeros(rows, width)
+        sides = store(qkv, heads, cache, torch.zeros_like(nowhere), nowhere)
+        causal_attention(*(side.unflatten(0, (1, -1)).transpose(1, 2) for side in sides))
+
+
+def filled(rows: int) -> int:
+    """What a prompt of so many rows is filled up to: of four lengths between powers of two."""
+    step = max(FINEST, 1 << max((rows - 1).bit_length() - 3, 0))
+    return -(-rows // step) * step
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of the last rows of a context: [members, heads, rows, head_dim], like query."""
+    if query.shape[2] == key.shape[2]:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    group = query.shape[1] // key.shape[1]
+    key, value = (side.repeat_interleave(group, dim=1) for side in (key, value))
+    bias = causal_lower_right(query.shape[2], key.shape[2])
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Chunks that attend in one call: of one length from position 0, or one with a context."""
+
+    table_row: int
+    start: int
+    rows: int
+    """Of each, filled up."""
+    first: int
+    """Of the rows as they are laid out."""
+    members: int
+
+    def attend(self, sides: tuple[Tensor, Tensor, Tensor], cache: Tensor, slots: Tensor) -> Tensor:
+        """Attended values [members * rows, heads * size]. sides: queries, keys, values; slots: of
+        the request table."""
+        share = slice(self.first, self.first + self.members * self.rows)
+        query, key, value = (side[share] for side in sides)
+        if self.start > 0:
+            context = slots[self.table_row, : self.start + self.rows]
+            key, value = (side.index_select(0, context) for side in cache)
+        shape = (self.members, -1)
+        attended = causal_attention(
+            *(side.unflatten(0, shape).transpose(1, 2) for side in (query, key, value))
+        )
+        return attended.transpose(1, 2).reshape(len(query), -1)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A pass's rows as they attend."""
+
+    table_slots: Tensor
+    """[table rows, positions]"""
+    groups: tuple[_Group, ...]
+    positions: Tensor
+    """[laid rows]"""
+    writes: Tensor
+    """[laid rows] cache slots, -1 of rows that only fill up."""
+    source: Tensor | None
+    """[laid rows] row of the pass; None: these are the pass's, as they come."""
+    back: Tensor | None
+    """[rows] where each of the pass's rows is laid."""
+
+    def attend(self, qkv: Tensor, heads: Heads, cache: Tensor) -> Tensor:
+        """Attended values of the pass's rows. cache: of one layer."""
+        if self.source is not None:
+            qkv = qkv.index_select(0, self.source)
+        sides = store(qkv, heads, cache, self.positions, self.writes)
+        found = [group.attend(sides, cache, self.table_slots) for group in self.groups]
+        attended = found[0] if len(found) == 1 else torch.cat(found)
+        return attended if self.back is None else attended.index_select(0, self.back)
+
+
+def _laid_out(table: RequestTable, spans: Sequence[Span]) -> _Layout:
+    positions, writes = places(table, spans)
+    groups = tuple(_groups(spans))
+    if all(_laid_rows(span) == span.count for span in spans):
+        return _Layout(table.slots, groups, positions, writes, None, None)
+    source, back = (upload(rows, table.slots.device) for rows in _ways(spans))
+    laid = writes.new_full(source.shape, -1).index_copy_(0, back, writes)
+    return _Layout(table.slots, groups, positions.index_select(0, source), laid, source, back)
+
+
+def _laid_rows(span: Span) -> int:
+    return span.count if span.start else filled(span.count)
+
+
+def _groups(spans: Sequence[Span]) -> list[_Group]:
+    """Of equal chunks as many at once as make a power of two: each number is a shape, too."""
+    groups: list[_Group] = []
+    first = 0
+    for (begins, rows), equal in itertools.groupby(spans, lambda s: (not s.start, _laid_rows(s))):
+        left = list(equal)
+        while left:
+            members = 1 << len(left).bit_length() - 1 if begins else 1
+            groups.append(_Group(left[0].row, left[0].start, rows, first, members))
+            first += members * rows
+            left = left[members:]
+    return groups
+
+
+def _ways(spans: Sequence[Span]) -> tuple[list[int], list[int]]:
+    """For each laid row the pass's, and for each of the pass's where it is laid."""
+    source: list[int] = []
+    back: list[int] = []
+    for span in spans:
+        first, last = len(back), len(back) + span.count - 1
+        back += range(len(source), len(source) + span.count)
+        source += range(first, last + 1)
+        source += [last] * (_laid_rows(span) - span.count)
+    return source, back

@@ -1,0 +1,98 @@
+"""Attention of prompts' chunks: as one row after another would attend, in few shapes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle.drafters.drafter import Span
+from peagle.engine import prompt_attention as module
+from peagle.engine.batch import tile_rows
+from peagle.engine.prompt_attention import filled, plan, prompt_attention
+from peagle.engine.request_table import RequestTable
+from peagle.ops.cached_attention import Heads, store_attend
+from peagle.ops.rope import RopeConfig, rope_table
+
+LENGTH, BLOCK = 320, 16
+HEADS = Heads(4, 2, 16, rotations=rope_table(RopeConfig(), 16, LENGTH), norm_weight=None, eps=1e-6)
+WIDTH = 8 * 16
+Shape = tuple[int, ...]
+
+
+def table_of(requests: int) -> RequestTable:
+    """Requests of the greatest length, whose blocks are in no order."""
+    table = RequestTable(requests, LENGTH, BLOCK, torch.device("cpu"))
+    blocks = torch.randperm(requests * LENGTH // BLOCK).view(requests, -1)
+    for row in range(requests):
+        table.append(table.admit(), 0, blocks[row].tolist())
+    table.flush()
+    return table
+
+
+def spans_of(chunks: list[tuple[int, int]]) -> list[Span]:
+    """Of (start, rows), in the order in which they come."""
+    ordered = sorted(chunks, key=lambda chunk: (chunk[0] > 0, chunk[1]))
+    return [Span(row, start, rows) for row, (start, rows) in enumerate(ordered)]
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Shape, Shape]]:
+    """Of queries and keys that attended together."""
+    found = set()
+    attention = module.causal_attention
+
+    def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        found.add((tuple(query.shape), tuple(key.shape)))
+        return attention(query, key, value)
+
+    monkeypatch.setattr(module, "causal_attention", noted)
+    return found
+
+
+chunk = st.tuples(st.sampled_from([0, 0, 0, 1, 16, 50]), st.integers(1, 150))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(chunk, min_size=1, max_size=9))
+def test_rows_attend_as_in_tiles_and_leave_the_same_keys(chunks: list[tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    spans, table = spans_of(chunks), table_of(len(chunks))
+    qkv = torch.randn(sum(span.count for span in spans), WIDTH)
+    ours = torch.randn(3, 2, len(spans) * LENGTH, 2, 16)
+    theirs = ours.clone()
+    found = prompt_attention(table, spans, False)(ours)(1, qkv.clone(), HEADS)
+    expected = store_attend(qkv, HEADS, theirs[1], tile_rows(table, spans))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(ours, theirs)
+
+
+@given(st.integers(1, 1 << 20))
+def test_lengths_are_filled_up_by_a_quarter_at_most(rows: int) -> None:
+    assert rows <= filled(rows) < rows + max(rows / 4, 16)
+    assert filled(filled(rows)) == filled(rows)
+
+
+def test_prompts_of_any_length_have_few_shapes(shapes: set) -> None:
+    table = table_of(5)
+    cache = torch.randn(1, 2, 5 * LENGTH, 2, 16)
+    for rows in range(1, LENGTH):
+        for together in (1, 2, 3, 5):
+            spans = [Span(row, 0, rows) for row in range(together)]
+            qkv = torch.randn(together * rows, WIDTH)
+            prompt_attention(table, spans, False)(cache)(0, qkv, HEADS)
+    lengths = {*range(16, 129, 16), 160, 192, 224, 256, 320}
+    assert {query[2] for query, _ in shapes} == lengths
+    assert {query[0] for query, _ in shapes} == {1, 2, 4}
+
+
+def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: set) -> None:
+    cache = torch.randn(2, LENGTH, 2, 16)
+    before = cache.clone()
+    plan(HEADS, cache, 200)
+    assert torch.equal(cache, before)
+    planned, table = set(shapes), table_of(1)
+    shapes.clear()
+    for rows in range(1, 201):
+        qkv = torch.randn(rows, WIDTH)
+        prompt_attention(table, [Span(0, 0, rows)], False)(cache[None])(0, qkv, HEADS)
+    assert shapes == planned
