@@ -14,7 +14,7 @@ from peagle.drafters.resident import Breadth, ResidentDrafter, known_inputs
 from peagle.models.decoder import Decoder
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
-from peagle.ops.cached_attention import PassRows, attend_product
+from peagle.ops.cached_attention import Heads, PassRows, attend_product, divided
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident, accepted_below, settle, verify_inputs
 from peagle.ops.sampling import SamplingTable, choose
@@ -124,12 +124,13 @@ class ResidentCycle:
 
     def open_target(self, rows: PassRows) -> AttendProduct:
         """The target's attention for one pass over cached requests."""
-        return _attend(self.target_cache, rows)
+        return _attend(self.target_cache, rows, self.layers.heads[0])
 
     def open_drafter(self, rows: PassRows) -> AttendProduct:
         """The drafter's."""
+        assert self.drafter is not None
         assert self.drafter_cache is not None
-        return _attend(self.drafter_cache, rows)
+        return _attend(self.drafter_cache, rows, self.drafter.layers.heads[0])
 
     def taps(self, rows: int) -> Taps | None:
         """Room for the streams that the drafter reads of a pass; None without a drafter."""
@@ -140,10 +141,11 @@ class ResidentCycle:
         return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
 
 
-def _attend(cache: Tensor, rows: PassRows) -> AttendProduct:
+def _attend(cache: Tensor, rows: PassRows, like: Heads) -> AttendProduct:
     """Attention over a cache of [layers, 2, slots, heads, head_dim].
 
     Behind the first layer `rows` are settled: a layer's gate, the addition of its experts, or the
     one launch that a layer's products are, waits for all that was launched before it.
     """
+    rows = divided(rows, like, cache[0])
     return lambda layer, qkv, heads: attend_product(qkv, heads, cache[layer], rows, layer > 0)

@@ -3,7 +3,7 @@
 `store` and `attend` follow one another: all keys are in the cache before a row looks at any.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -64,6 +64,18 @@ class PassRows:
     """[rows] cache slot of each row; -1: the row's keys are kept nowhere."""
     most: int
     """No request brings more rows than this."""
+    shares: Tensor | None = None
+    """How a kernel divides the contexts among its programs; None: not told yet."""
+
+
+def divided(rows: PassRows, heads: Heads, cache: Tensor) -> PassRows:
+    """The same rows, told how to divide their contexts where a kernel wants that once a pass.
+
+    heads, cache: of any layer of the pass.
+    """
+    if hopper(cache) and kernels("hopper_attention").takes(cache, heads, cache, rows):
+        return replace(rows, shares=kernels("hopper_attention").shares_of(rows, heads))
+    return rows
 
 
 def store(

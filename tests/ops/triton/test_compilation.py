@@ -158,19 +158,23 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
 types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"rotations": F32, "partial": F32, "arrivals": "*i32", "eps": "fp32", "scale": "fp32"}
-small, large = (64, 4), (128, 4)
-for lines, (size, warps), together in (
-    *((8, (128, 8), 1), (32, small, 2), (64, large, 2), (64, small, 2)),
-    *((8, large, 4), (16, large, 4), (64, large, 4)),
+types |= {"shares": "*i32"}
+for lines, size, together in (
+    *((8, 128, 1), (32, 64, 2), (64, 128, 2), (64, 64, 2)),
+    *((8, 128, 4), (16, 128, 4), (64, 128, 4)),
 ):
     plain = size == 128
-    sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines, "parts": 3}
+    sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines}
     switches = {"norm": plain, "window": not plain, "sinks": not plain, "settled": plain}
-    form = hopper_attention.Form(**sizes, warps=warps, **switches, crowded=together == 4)
-    options = {"num_warps": warps, "maxnreg": form.registers}
+    form = hopper_attention.Form(**sizes, **switches, together=together)
+    options = {"num_warps": form.warps, "maxnreg": form.registers}
     kernel = made(hopper_attention._attend_part, types, "FORM", form, **options)
     assert together * (kernel.metadata.shared + 1024) <= 228 << 10
     print("hopper_attention", "_attend_part")
+types = dict.fromkeys(("starts", "counts", "limits", "requests"), INT) | {"shares": "*i32"}
+for few in (False, True):
+    sizes = {"KEYS": 64, "MOST": 16, "FEW": few, "REQUESTS": 64, "ITEMS": 128}
+    compiled("hopper_attention.division", "_divide", types, {**sizes, **FLAGS}, num_warps=1)
 
 
 def tensor(box):

@@ -1,7 +1,11 @@
 """What of Hopper's attention needs no GPU: which passes it takes, and how it divides them."""
 
+from dataclasses import replace
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from paged_rows import heads_of, pass_rows
 
 
@@ -32,27 +36,57 @@ def test_many_rows_are_where_there_are_several_requests() -> None:
     assert taken(16, requests=8)
 
 
-@pytest.mark.parametrize("requests", [1, 3, 8, 9, 40, 300])
-@pytest.mark.parametrize("size", [64, 128])
 @pytest.mark.parametrize("lines", [8, 64])
-def test_every_multiprocessor_has_a_part_and_none_waits_for_a_second_turn(
-    requests: int, size: int, lines: int
-) -> None:
-    from peagle.ops.triton.hopper_attention import MOST_PARTS, programs
+def test_programs_are_as_large_as_few_pairs_leave_room_for(lines: int) -> None:
+    from peagle.ops.triton.hopper_attention import programs
 
-    pairs = requests * 8
-    warps, parts = programs(pairs, lines, size, 132)
-    together = 8 // warps
-    assert 1 <= parts <= MOST_PARTS
-    assert pairs * parts <= 132 * together or parts == 1
-    assert pairs * (parts + 1) > 132 * together or parts == MOST_PARTS
-    assert warps == 4 or (size == 128 and lines < 64)
+    assert programs(8, lines, 128, 4, 132) == (1 if lines == 8 else 2)
+    assert programs(66, lines, 128, 4, 132) == (1 if lines == 8 else 2)
+    assert programs(8, lines, 64, 4, 132) == 2
+    assert programs(67, lines, 128, 4, 132) == 2
+    assert programs(264, lines, 128, 4, 132) == 2
+    assert programs(265, lines, 128, 4, 132) == 4
+    assert programs(512, lines, 64, 4, 132) == 2
+    assert programs(512, lines, 128, 1, 132) == 2
 
 
-def test_four_programs_share_a_multiprocessor_where_two_would_leave_pairs_waiting() -> None:
-    from peagle.ops.triton.hopper_attention import is_crowded
+def parts_of(starts: list[int], at_once: int, least: int = 4, kv_heads: int = 8) -> list[int]:
+    """Into how many parts each context is divided; every part comes once, in order."""
+    from peagle.ops.triton.hopper_attention.division import divide, most_items
 
-    assert not is_crowded(264, 128, 4, 132)
-    assert is_crowded(265, 128, 4, 132)
-    assert not is_crowded(512, 64, 4, 132)
-    assert not is_crowded(512, 128, 1, 132)
+    rows = pass_rows([0] * len(starts), [4] * len(starts), 4)
+    rows = replace(rows, starts=torch.tensor(starts), limits=torch.tensor(starts) + 4)
+    found = divide(rows, kv_heads, 64, least, at_once).tolist()
+    assert len(found) == most_items(len(starts), kv_heads, at_once)
+    counts = [0] * len(starts)
+    for request, _, parts in found:
+        counts[request] = parts if request >= 0 else counts[request]
+    items = [[r, part, parts] for r, parts in enumerate(counts) for part in range(parts)]
+    assert found[: len(items)] == items
+    assert all(request == -1 for request, *_ in found[len(items) :])
+    return counts
+
+
+@pytest.mark.parametrize("requests", [1, 2, 3, 5, 8, 16])
+def test_few_contexts_of_a_length_have_as_many_parts_as_run_at_once(requests: int) -> None:
+    counts = parts_of([8000] * requests, 264)
+    assert counts == [min(264 // (8 * requests), 16)] * requests
+
+
+def test_a_context_that_is_longer_has_more_parts() -> None:
+    assert parts_of([30_000, 600, 600, 600], 132) == [13, 1, 1, 1]
+    assert parts_of([600] * 63 + [30_000], 528) == [1] * 63 + [14]
+    assert parts_of([600] * 40 + [900] * 24, 528) == [1] * 64
+
+
+def test_no_part_is_smaller_than_it_is_worth() -> None:
+    assert parts_of([200], 264) == [2]
+    assert parts_of([0, 63, 64, 600], 528, least=10) == [1, 1, 1, 2]
+
+
+@given(st.lists(st.integers(0, 40_000), min_size=1, max_size=80), st.sampled_from([132, 264, 528]))
+@settings(deadline=None, max_examples=50)
+def test_contexts_of_any_lengths_find_room(starts: list[int], at_once: int) -> None:
+    """Parts are as even as whole tiles allow, and no more than there are programs for."""
+    counts = parts_of(starts, at_once)
+    assert all(1 <= count <= 16 for count in counts)

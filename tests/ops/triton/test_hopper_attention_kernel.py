@@ -38,6 +38,7 @@ def _seed() -> None:
         ([70, 3, 0, 200, 64, 63, 128, 127, 5], [1] * 9),
         ([64, 650, 127, 200, 1] * 10, [2] * 50),
         ([20, 3, 64, 65, 127, 900, 1] * 2, [8] * 14),
+        ([1000, 3, 64, 65, 20, 31, 1] * 2, [2] * 14),
         ([20, 3, 64, 65, 127, 900, 1] * 20, [8] * 140),
         ([20, 3, 64, 31, 127, 900, 33] * 20, [3] * 140),
     ],
@@ -50,6 +51,7 @@ def _seed() -> None:
         "a row each",
         "few parts",
         "one part emulated",
+        "a long one among many",
         "one part",
         "one part of few rows",
     ],
@@ -70,10 +72,11 @@ def test_is_store_then_attend(
     cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, heads.size).to(half)
     theirs = cache.clone()
     expected = reference.attend_product(qkv, heads, theirs, rows)
-    placed = on(device, rows)
-    for settled in (False, True):  # also, the second finds the arrival counters as the first did
+    placed, heads = on(device, rows), on(device, heads)
+    divided = replace(placed, shares=kernel.shares_of(placed, heads))
+    for told in (placed, divided):  # also, the second finds the arrival counters as the first did
         ours = cache.clone().to(device)
-        found = kernel.attend_product(qkv.to(device), on(device, heads), ours, placed, settled)
+        found = kernel.attend_product(qkv.to(device), heads, ours, told, told is divided)
         near(found[:-1], expected[:-1])  # the last row has no slot
         near(ours, theirs)
 

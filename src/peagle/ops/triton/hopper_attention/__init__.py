@@ -1,14 +1,17 @@
 """From a layer's q, k, v product to attended values in one launch, with Hopper's matrix products.
 
-One program takes a request, all query heads that share keys, and a part of the context. Keys and
-values come through a ring in shared memory, ahead of what is multiplied. Four warps need 64 lines
-as a product's left operand. Where a request's rows times the heads that share keys fill them, these
-are the left operand, so that no warp needs what another has; fewer are columns beside the cache.
+One program takes a part of a request's context (`division`) and all query heads that share keys.
+Keys and values come through a ring in shared memory, ahead of what is multiplied. Four warps need
+64 lines as a product's left operand. Where a request's rows times the heads that share keys fill
+them, these are the left operand, so that no warp needs what another has; fewer are columns beside
+the cache.
 
 The first tile of a context is the rows' own keys, which their program norms, rotates and writes;
 older ones are on their way while the product still runs, wherever a program is there by then.
 Whichever program of a request and head is the last to finish merges the parts.
 """
+
+from dataclasses import replace
 
 import torch
 import triton
@@ -20,6 +23,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from peagle.ops.cached_attention import Heads, PassRows
 from peagle.ops.triton.attention_parts import LOG2E
 from peagle.ops.triton.gluon import meet
+from peagle.ops.triton.hopper_attention.division import divide
 from peagle.ops.triton.hopper_attention.form import LEFT_LINES, TILE, Form
 from peagle.ops.triton.hopper_attention.heads import heads_at, turned, turns
 from peagle.ops.triton.hopper_attention.parts import leave, merged, write
@@ -30,8 +34,6 @@ SIZES = (64, 128)
 """Of heads."""
 LEAST_PAIRS = 16
 """Requests times key-value heads from which rows as the left operand beat Triton's kernel."""
-MOST_PARTS = 16
-"""Of a context: merging takes longer with each."""
 
 
 def takes(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> bool:
@@ -42,18 +44,29 @@ def takes(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> bool:
     return quicker and halves and heads.size in SIZES
 
 
+def shares_of(rows: PassRows, heads: Heads) -> Tensor:
+    """How contexts are divided among programs, for any layer of a pass."""
+    form = _form(heads, rows)
+    at_once = multiprocessors(rows.starts) * form.together
+    return divide(rows, form.kv_heads, form.keys, form.least_share, at_once)
+
+
 def attend_product(
     qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows, settled: bool = False
 ) -> Tensor:
     """As the reference."""
-    requests = len(rows.requests)
-    pairs = requests * heads.key_value
-    form = _form(heads, rows, multiprocessors(qkv), settled)
+    if rows.shares is None:  # nothing of what is launched here is settled
+        rows, settled = replace(rows, shares=shares_of(rows, heads)), False
+    shares, form = rows.shares, _form(heads, rows, settled)
+    assert shares is not None
     out = qkv.new_empty(len(qkv), heads.query * heads.size)
-    partial = torch.empty(pairs * form.partial, dtype=torch.float32, device=qkv.device)
-    _attend_part[(requests, heads.key_value, form.parts)](
+    items = len(shares) * heads.key_value
+    partial = torch.empty(items * form.partial, dtype=torch.float32, device=qkv.device)
+    # an item's heads side by side, so that items of which there are none come last
+    _attend_part[(heads.key_value, len(shares))](
         qkv,
         cache,
+        shares,
         rows.slots,
         rows.limits,
         rows.requests,
@@ -65,7 +78,7 @@ def attend_product(
         qkv if heads.sinks is None else heads.sinks,
         out,
         partial,
-        counters(qkv.device, pairs),
+        counters(qkv.device, len(rows.requests) * heads.key_value),
         cache.stride(0),
         rows.slots.stride(0),
         len(heads.rotations) - 1,
@@ -80,11 +93,10 @@ def attend_product(
     return out
 
 
-def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
+def _form(heads: Heads, rows: PassRows, settled: bool = False) -> Form:
     lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
-    warps, parts = programs(pairs, lines, heads.size, processors)
-    crowded = is_crowded(pairs, heads.size, _padded(heads), processors)
-    if crowded and 2 * lines == LEFT_LINES:  # by keys four would have no room
+    together = programs(pairs, lines, heads.size, _padded(heads), multiprocessors(rows.starts))
+    if together == 4 and 2 * lines == LEFT_LINES:  # by keys four would have no room
         lines = LEFT_LINES
     return Form(
         heads=heads.query,
@@ -92,33 +104,24 @@ def _form(heads: Heads, rows: PassRows, processors: int, settled: bool) -> Form:
         size=heads.size,
         padded=_padded(heads),
         lines=lines,
-        warps=warps,
-        parts=parts,
+        together=together,
         norm=heads.norm_weight is not None,
         window=heads.window is not None,
         sinks=heads.sinks is not None,
         settled=settled,
-        crowded=crowded,
     )
 
 
-def programs(pairs: int, lines: int, size: int, processors: int) -> tuple[int, int]:
-    """Warps of a program, and how many share the context of a request and key-value head.
+def programs(pairs: int, lines: int, size: int, padded: int, processors: int) -> int:
+    """How many programs are to share a multiprocessor, given pairs of a request and key-value head.
 
-    A large program fills a multiprocessor; of the small ones two do. Programs whose rows are the
-    left operand are small ones.
+    A large one fills it; those whose rows are the left operand are small. Four small ones, so that
+    no pair waits for a second turn, but where every head has keys of its own: a request's rows
+    would not fit into their tile.
     """
     if 2 * pairs <= processors and size == 128 and lines < LEFT_LINES:
-        return 8, min(processors // pairs, MOST_PARTS)
-    return 4, max(1, min(2 * processors // pairs, MOST_PARTS))
-
-
-def is_crowded(pairs: int, size: int, padded: int, processors: int) -> bool:
-    """Whether four small programs share a multiprocessor, so that none waits for a second turn.
-
-    Not where every head has keys of its own: a request's rows would not fit into the small tile.
-    """
-    return pairs > 2 * processors and size == 128 and padded > 1
+        return 1
+    return 4 if pairs > 2 * processors and size == 128 and padded > 1 else 2
 
 
 def _padded(heads: Heads) -> int:
@@ -134,6 +137,7 @@ def _lines(heads: Heads, rows: PassRows) -> int:
 def _attend_part(
     qkv,
     cache,
+    shares,
     slots,
     limits,
     requests,
@@ -157,7 +161,11 @@ def _attend_part(
     dtype: gl.constexpr = cache.dtype.element_ty
     if not FORM.settled:
         gdc_wait()
-    request, kv_head, part = gl.program_id(0), gl.program_id(1), gl.program_id(2)
+    kv_head, item = gl.program_id(0), gl.program_id(1)
+    request = gl.load(shares + 3 * item)
+    if request < 0:
+        return
+    part, parts = gl.load(shares + 3 * item + 1), gl.load(shares + 3 * item + 2)
     table_row = gl.load(requests + request).to(gl.int64)
     start = gl.load(starts + request).to(gl.int32)
     first = gl.load(firsts + request).to(gl.int64)
@@ -168,7 +176,7 @@ def _attend_part(
     if FORM.window:  # what is before all windows is not read
         skipped = gl.maximum(start - window + 1, 0) // FORM.keys
     tiles = 1 + gl.maximum((older + FORM.keys - 1) // FORM.keys - skipped, 0)
-    share = gl.maximum((tiles + FORM.parts - 1) // FORM.parts, FORM.least_share)
+    share = gl.maximum((tiles + parts - 1) // parts, FORM.least_share)
     active = (tiles + share - 1) // share
     begin = part * share
     end = gl.minimum(begin + share, tiles)
@@ -212,7 +220,8 @@ def _attend_part(
     top, total, attended = attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM)
     if active > 1:
         pair = request * FORM.kv_heads + kv_head
-        left = partial + pair.to(gl.int64) * FORM.partial
+        first_item = (item - part) * FORM.kv_heads + kv_head
+        left = partial + first_item.to(gl.int64) * FORM.partial
         leave(top, total, attended, left, part, FORM)
         meet()
         if gl.atomic_add(arrivals + pair, 1, sem="acq_rel") != active - 1:

@@ -26,21 +26,29 @@ class Form:
     """Heads that share keys, filled up to a power of two."""
     lines: int
     """Rows of a request times those."""
-    warps: int
-    parts: int
-    """Of a context, at most."""
+    together: int
+    """Programs that share a multiprocessor: a large one, two small ones, or four that are given
+    less memory."""
     norm: bool
     window: bool
     sinks: bool
     settled: bool
-    crowded: bool
-    """Whether a multiprocessor has room for four programs, in place of two."""
     source: str = digest(__file__)
 
     @property
     def group(self) -> int:
         """Heads that share keys."""
         return self.heads // self.kv_heads
+
+    @property
+    def warps(self) -> int:
+        """Of a program."""
+        return 8 if self.together == 1 else 4
+
+    @property
+    def crowded(self) -> bool:
+        """Whether memory and registers are short."""
+        return self.together == 4
 
     @property
     def by_rows(self) -> bool:
@@ -91,9 +99,9 @@ class Form:
 
     @property
     def partial(self) -> int:
-        """Numbers that the parts of one request and key-value head leave: [parts, lines, size] of
-        what their keys gave, then [parts, 2, lines] of the highest score and the sum of shares."""
-        return self.parts * self.lines * (self.size + 2)
+        """Numbers that a part leaves: [lines, size] of what its keys gave, then [2, lines] of the
+        highest score and the sum of shares."""
+        return self.lines * (self.size + 2)
 
     @property
     def rows(self) -> gl.BlockedLayout:

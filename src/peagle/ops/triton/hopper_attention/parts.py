@@ -1,12 +1,16 @@
 """Parts of a context: left where others see them, merged, and written as a layer's output.
 
-left: as `Form.partial` says, of one request and key-value head.
+left: where the first part of one request and key-value head is left, as `Form.partial` says; the
+next one's comes behind those of all heads.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from peagle.ops.triton.attention_parts import LOG2E
+
+TOGETHER = gl.constexpr(4)
+"""Parts whose loads are under way at once."""
 
 
 @gluon.jit
@@ -28,9 +32,8 @@ def merged(left, active, FORM: gl.constexpr):
     top = gl.full([lines], float("-inf"), gl.float32, across)
     total = gl.zeros([lines], gl.float32, across)
     attended = gl.zeros(shape, gl.float32, layout)
-    together: gl.constexpr = min(FORM.parts, 4)
-    for few in range(0, active, together):
-        for one in gl.static_range(together):
+    for few in range(0, active, TOGETHER):
+        for one in gl.static_range(TOGETHER):
             part = few + one
             there = (gl.arange(0, lines, across) >= 0) & (part < active)
             sums_at, values_at = _places(left, part, FORM)
@@ -65,8 +68,9 @@ def write(top, total, attended, sinks, out, kv_head, first, count, FORM: gl.cons
 def _places(left, part, FORM: gl.constexpr):
     """Where a part's highest scores lie, and what its keys gave."""
     line, dim = _axes(FORM)
-    sums_at = left + FORM.parts * FORM.lines * FORM.size + part * 2 * FORM.lines + line
-    return sums_at, left + ((part * FORM.lines + line) * FORM.size)[:, None] + dim[None, :]
+    of_part = left + part * (FORM.kv_heads * FORM.partial)
+    sums_at = of_part + FORM.lines * FORM.size + line
+    return sums_at, of_part + (line * FORM.size)[:, None] + dim[None, :]
 
 
 @gluon.jit

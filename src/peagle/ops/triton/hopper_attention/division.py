@@ -1,0 +1,114 @@
+"""Contexts divided among programs on the device, once a pass: long ones into more parts.
+
+While requests are few, as many parts as run at once, none larger than it must be. With more, whose
+programs are enough, only what is far longer than a fair share: a context that one program reads
+alone would keep all others' next layer waiting.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.cached_attention import PassRows
+from peagle.ops.triton.launch import begin, overlap
+
+MOST_PARTS = 16
+"""Of a context: merging takes longer with each."""
+SLACK = 2
+"""Fair shares that a part may have where programs are enough: each costs a start and an end."""
+STEPS = tl.constexpr(16)
+"""Of a bisection: tiles of a context are fewer than two to this power."""
+
+
+def divide(rows: PassRows, kv_heads: int, keys: int, least: int, at_once: int) -> Tensor:
+    """[items, 3] int32: a request, one of its parts, and how many there are; -1 where no more.
+
+    keys: of a tile, the first of which is the rows' own; least: tiles of a part; at_once: programs
+    that run at once, one for each item and key-value head.
+    """
+    requests = len(rows.requests)
+    items = most_items(requests, kv_heads, at_once)
+    shares = torch.empty(items, 3, dtype=torch.int32, device=rows.starts.device)
+    _divide[(1,)](
+        rows.starts,
+        rows.counts,
+        rows.limits,
+        rows.requests,
+        shares,
+        requests,
+        items,
+        kv_heads,
+        at_once // SLACK,
+        least,
+        KEYS=keys,
+        MOST=MOST_PARTS,
+        FEW=are_few(requests, kv_heads, at_once),
+        REQUESTS=triton.next_power_of_2(requests),
+        ITEMS=triton.next_power_of_2(items),
+        **overlap(rows.starts),
+        num_warps=1,
+    )
+    return shares
+
+
+def are_few(requests: int, kv_heads: int, at_once: int) -> bool:
+    """Whether there are programs for two parts of every context."""
+    return 2 * requests * kv_heads <= at_once
+
+
+def most_items(requests: int, kv_heads: int, at_once: int) -> int:
+    """Parts of all contexts at most."""
+    if are_few(requests, kv_heads, at_once):
+        return min(at_once // kv_heads, MOST_PARTS * requests)
+    return requests + at_once // SLACK // kv_heads
+
+
+@triton.jit(do_not_specialize=["requests_count", "items"])
+def _divide(
+    starts,
+    counts,
+    limits,
+    requests,
+    shares,
+    requests_count,
+    items,
+    kv_heads,
+    spread,
+    least,
+    KEYS: tl.constexpr,
+    MOST: tl.constexpr,
+    FEW: tl.constexpr,
+    REQUESTS: tl.constexpr,
+    ITEMS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    begin(OVERLAP)
+    request = tl.arange(0, REQUESTS)
+    there = request < requests_count
+    start = tl.load(starts + request, mask=there, other=0).to(tl.int32)
+    stop = start + tl.load(counts + request, mask=there, other=0).to(tl.int32)
+    limit = tl.load(limits + tl.load(requests + request, mask=there, other=0), mask=there, other=0)
+    older = tl.minimum(start, tl.minimum(stop, limit.to(tl.int32)))
+    tiles = tl.where(there, 1 + tl.cdiv(older, KEYS), 0)
+    longest = tl.max(tiles, 0)
+    share = tl.maximum(least, tl.cdiv(longest, MOST))
+    if FEW:
+        enough = tl.maximum(share, longest)
+        for _ in tl.static_range(STEPS):
+            middle = (share + enough) // 2
+            fits = tl.sum(tl.cdiv(tiles, middle), 0) <= items
+            enough = tl.where(fits, middle, enough)
+            share = tl.where(fits, share, middle + 1)
+    else:
+        share = tl.maximum(share, tl.cdiv(kv_heads * tl.sum(tiles, 0), spread))
+    parts = tl.cdiv(tiles, share)
+    ends = tl.cumsum(parts, 0)
+    part = tl.arange(0, MOST)[None, :]
+    mine = part < parts[:, None]
+    at = shares + ((ends - parts)[:, None] + part) * 3
+    tl.store(at, tl.broadcast_to(request[:, None], [REQUESTS, MOST]), mask=mine)
+    tl.store(at + 1, tl.broadcast_to(part, [REQUESTS, MOST]), mask=mine)
+    tl.store(at + 2, tl.broadcast_to(parts[:, None], [REQUESTS, MOST]), mask=mine)
+    item = tl.arange(0, ITEMS)
+    tl.store(shares + item * 3, -1, mask=(item >= tl.sum(parts, 0)) & (item < items))
