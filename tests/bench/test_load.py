@@ -52,7 +52,7 @@ def chunk_of(kind, request_id, completion):
 def test_as_many_requests_as_asked_are_in_flight_and_results_keep_the_order():
     llm, finished = Counting(), []
     prompts = [[3, 0], [1, 1], [2, 2], [2, 3], [1, 4], [4, 5]]
-    done = drive(llm, prompts, SamplingParams(), 2, lambda: finished.append(1))
+    done = drive(llm, [(p, SamplingParams()) for p in prompts], 2, lambda: finished.append(1))
     assert done == [str(prompt) for prompt in prompts]
     assert len(finished) == 6
     assert llm.seen == [2, 2, 2, 2, 2, 1, 1, 1]
@@ -110,7 +110,7 @@ def test_no_case_profits_from_the_prompts_of_another(workload):
     llm = workload.open("peagle", 2, 1)
     prompt = workload.prompts[0].token_ids(llm.tokenizer)
     assert len(prompt) > 2 * 16  # blocks, so that there would be something to find
-    drive(llm, [prompt], workload.params(2, TOKENS), 1)
+    drive(llm, [(prompt, workload.params(2, TOKENS))], 1)
     llm.submit(llm.prepare(prompt, workload.params(2, TOKENS)))
     (item,) = llm.engine.scheduler.schedule()
     assert item.rows == len(prompt)

@@ -1,6 +1,7 @@
-"""The studies of training import one another by name, as scripts of one directory do."""
+"""Scripts of one directory import one another by name, and so do their tests."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks" / "training"))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+sys.path[:0] = [str(BENCHMARKS / name) for name in ("training", "gpu")]

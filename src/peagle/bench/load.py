@@ -157,23 +157,22 @@ def best_of(rounds: Sequence[Sequence[Run]]) -> list[Run]:
 
 def drive(
     llm: LLM,
-    prompts: Sequence[Tokens],
-    params: SamplingParams,
+    requests: Sequence[tuple[Tokens, SamplingParams]],
     concurrency: int,
     on_finish: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
     """Complete all prompts, `concurrency` of them in flight until fewer are left."""
-    waiting = iter(enumerate(prompts))
+    waiting = iter(enumerate(requests))
     running: dict[str, int] = {}
     done: dict[int, Completion] = {}
-    while len(done) < len(prompts):
-        for index, prompt in itertools.islice(waiting, concurrency - len(running)):
+    while len(done) < len(requests):
+        for index, (prompt, params) in itertools.islice(waiting, concurrency - len(running)):
             running[llm.submit(llm.prepare(prompt, params))] = index
         for chunk in llm.step():
             if chunk.completion is not None:
                 done[running.pop(chunk.request_id)] = chunk.completion
                 on_finish()
-    return [done[index] for index in range(len(prompts))]
+    return [done[index] for index in range(len(requests))]
 
 
 def _run_method(
@@ -185,7 +184,7 @@ def _run_method(
         prompts = workload.tokens(case, llm.tokenizer)
         _check_length(llm, prompts, workload.max_tokens)
         warm_up = workload.params(k, min(WARM_UP_TOKENS, workload.max_tokens))
-        drive(llm, prompts[: case.concurrency], warm_up, case.concurrency)
+        drive(llm, [(p, warm_up) for p in prompts[: case.concurrency]], case.concurrency)
         params = workload.params(k, workload.max_tokens)
         runs = [_run_case(llm, case, prompts, params, on_finish) for _ in range(workload.rounds)]
         median = sorted(runs, key=lambda run: run.measures.otps)[len(runs) // 2]
@@ -200,7 +199,8 @@ def _run_case(
     on_finish: Callable[[], None],
 ) -> Run:
     start = time.perf_counter()
-    completions = drive(llm, prompts, params, case.concurrency, on_finish)
+    requests = [(prompt, params) for prompt in prompts]
+    completions = drive(llm, requests, case.concurrency, on_finish)
     measures = measure(completions, time.perf_counter() - start)
     return Run(case, measures, tuple(c.token_ids for c in completions), None)
 

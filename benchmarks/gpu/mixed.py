@@ -1,0 +1,166 @@
+"""Prompts and outputs of drawn lengths: tokens per second of our engine and of vLLM on one list.
+
+    python benchmarks/gpu/mixed.py qwen3-8b:peagle --vllm-python vllm/bin/python --out mixed.json
+
+`compare.py` gives all requests one length, which hides what a new length costs, and how long a
+context of thousands keeps one of hundreds waiting. Here lengths are drawn, most short and few long,
+and as soon as a request ends the next one begins. Random weights and given acceptance as there;
+our side runs with K fixed and with K by load, each in a process of its own. A list that is not
+counted comes first.
+"""
+
+import json
+import multiprocessing
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from matches import Match, Trial, Work, peer_job
+from sides import Vllm, run
+
+from peagle.bench.load import drive
+from peagle.bench.measures import Measures, measure
+from peagle.bench.report import hardware, machine, whole_file
+from peagle.bench.shapes import random_prompts, shape_of
+from peagle.bench.synthetic import SyntheticWorkload
+from peagle.config import DraftLengths, SamplingParams
+from peagle.errors import InputError
+from peagle.llm import LLM
+
+PEER = Path(__file__).parent / "mixed_peer.py"
+LEAST = 16
+"""Tokens of a prompt, and of an output."""
+SPREAD = 1.0
+"""Standard deviation of a length's logarithm."""
+
+
+Asked = tuple[list[int], int]
+"""A prompt, and how many tokens are to follow."""
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What is asked for."""
+
+    requests: int
+    in_flight: int
+    prompt_tokens: tuple[int, int]
+    """Median and most."""
+    output_tokens: tuple[int, int]
+    rounds: int
+
+    def lists(self, vocab_size: int) -> list[list[Asked]]:
+        """One that is not counted, and those that are."""
+        return [self._list(seed, vocab_size) for seed in range(self.rounds + 1)]
+
+    def _list(self, seed: int, vocab_size: int) -> list[Asked]:
+        draw = random.Random(seed)
+
+        def length(median: int, most: int) -> int:
+            return min(most, max(LEAST, int(median * draw.lognormvariate(0, SPREAD))))
+
+        def asked() -> Asked:
+            tokens, most = length(*self.prompt_tokens), length(*self.output_tokens)
+            return random_prompts(1, tokens, vocab_size, draw.getrandbits(32))[0], most
+
+        return [asked() for _ in range(self.requests)]
+
+
+def main(
+    match: Annotated[str, typer.Argument(help="SHAPE:METHOD[:K:AL], as compare.py takes them.")],
+    requests: Annotated[int, typer.Option(help="Of each list.")] = 128,
+    in_flight: Annotated[int, typer.Option(help="Requests at once.")] = 64,
+    prompts: Annotated[str, typer.Option(help="Median and most tokens of a prompt.")] = "330,3000",
+    outputs: Annotated[str, typer.Option(help="The same of an output.")] = "200,1000",
+    rounds: Annotated[int, typer.Option(help="Lists that count.")] = 3,
+    dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = Work.dtype,
+    vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
+    vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds of vLLM's process.")] = 400,
+    out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
+) -> None:
+    """Print tokens per second of every list, on each side."""
+    chosen = Match.parse(match)
+    mix = Mix(requests, in_flight, _two(prompts), _two(outputs), rounds)
+    kinds: tuple[DraftLengths, ...] = ("fixed", "auto") if chosen.k else ("fixed",)
+    spawning = multiprocessing.get_context("spawn")
+    found: dict[str, Any] = {}
+    for kind in kinds:
+        with ProcessPoolExecutor(1, spawning) as process:  # with which its memory of the GPU goes
+            found[kind] = process.submit(ours, chosen, mix, dtype, kind).result()
+        print(json.dumps({kind: found[kind]}), flush=True)
+    vllm = Vllm(vllm_python, vllm_path)
+    if vllm.found():
+        found["vllm"] = theirs(chosen, mix, dtype, vllm, timeout)
+        print(json.dumps({"vllm": found["vllm"]}), flush=True)
+        speeds = {side: statistics.median(runs["otps"]) for side, runs in found.items()}
+        print(json.dumps({kind: round(speeds[kind] / speeds["vllm"], 3) for kind in kinds}))
+    else:
+        print(f"{vllm.python} finds no vLLM: it is left out", file=sys.stderr)
+    if out is not None:
+        facts = machine() | hardware("auto", dtype) | {"match": vars(chosen), "mix": vars(mix)}
+        with whole_file(out) as file:
+            file.write(json.dumps(facts | found, indent=1) + "\n")
+
+
+def ours(match: Match, mix: Mix, dtype: Any, kind: DraftLengths) -> dict[str, list[float]]:
+    """Of each list that counts the output tokens per second, and the median first token."""
+    longest = mix.prompt_tokens[1], mix.output_tokens[1]
+    work = SyntheticWorkload(match.shape, match.acceptance_length, *longest, kind, dtype)
+    llm = work.open(match.method, match.k, mix.in_flight)
+    found = [_measured(llm, asked, mix.in_flight) for asked in mix.lists(_vocab_size(match))][1:]
+    return {
+        "otps": [round(one.otps, 1) for one in found],
+        "ttft_ms": [round(one.ttft_ms.p50, 1) for one in found],
+    }
+
+
+def _measured(llm: LLM, asked: Sequence[Asked], in_flight: int) -> Measures:
+    requests = [
+        (prompt, SamplingParams(max_tokens=count, ignore_eos=True)) for prompt, count in asked
+    ]
+    start = time.perf_counter()
+    completions = drive(llm, requests, in_flight)
+    return measure(completions, time.perf_counter() - start)
+
+
+def theirs(match: Match, mix: Mix, dtype: str, vllm: Vllm, timeout: float) -> dict[str, Any]:
+    """vLLM's tokens per second; exits with the last lines of a process that failed."""
+    work = Work(mix.prompt_tokens[1], mix.output_tokens[1], mix.rounds, mix.in_flight, dtype)
+    job = peer_job(Trial("vllm", match, (mix.in_flight,)), work)
+    with tempfile.TemporaryDirectory() as scratch:
+        given, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
+        given.write_text(json.dumps(job | {"lists": mix.lists(_vocab_size(match))}))
+        failure = run(
+            [str(vllm.python), str(PEER), str(given), str(result)], vllm.environment(), timeout
+        )
+        if failure:
+            sys.exit(f"vLLM failed: {failure}")
+        return {"otps": json.loads(result.read_text())}
+
+
+def _vocab_size(match: Match) -> int:
+    return shape_of(match.shape).target.vocab_size
+
+
+def _two(text: str) -> tuple[int, int]:
+    try:
+        median, most = (int(number) for number in text.split(","))
+    except ValueError:
+        raise InputError(f"{text}: a median and a most, such as 330,3000") from None
+    return median, most
+
+
+if __name__ == "__main__":
+    try:
+        typer.run(main)
+    except InputError as error:
+        sys.exit(f"mixed.py: {error}")
