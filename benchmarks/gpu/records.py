@@ -110,10 +110,17 @@ def _row(cell: Cell) -> str:
 
 
 def _failures(records: Sequence[Record]) -> Iterator[str]:
+    """Of those that left figures wanting which no other record has."""
+    measured = {(_kind(record), run["concurrency"]) for record in records for run in record["runs"]}
     for record in records:
-        if record["failure"]:
+        asked = {(_kind(record), concurrency) for concurrency in record["concurrencies"]}
+        if record["failure"] and asked - measured:
             yield f"\n{record['side']} failed on {record['shape']}, {label(match_of(record))}:\n"
             yield f"```text\n{record['failure']}\n```"
+
+
+def _kind(record: Record) -> tuple[Any, ...]:
+    return record["side"], match_of(record), record["captured"], record.get("draft_length")
 
 
 def merge(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -121,12 +128,12 @@ def merge(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Raises `InputError` when they are of different work or different cards.
     """
-    first, *others = pieces
+    *others, last = pieces
     for other in others:
-        same_card = other["environment"]["device"] == first["environment"]["device"]
-        if other["work"] != first["work"] or not same_card:
+        same_card = other["environment"]["device"] == last["environment"]["device"]
+        if other["work"] != last["work"] or not same_card:
             raise InputError("results of different work or different cards do not belong together")
-    return {**first, "records": [record for piece in pieces for record in piece["records"]]}
+    return {**last, "records": [record for piece in pieces for record in piece["records"]]}
 
 
 def write(results: Mapping[str, Any], path: Path) -> None:

@@ -173,6 +173,11 @@ class TestProcesses:
         time.sleep(1.5)
         assert not mark.exists()
 
+    def test_a_failure_is_told_until_another_run_has_its_figures(self):
+        assert "no memory" in table(BOTH)
+        later = results(record("vllm", EAGLE3, {1: 200.0}))
+        assert "no memory" not in table(merge([BOTH, later]))
+
     def test_failures_say_why(self):
         status = run_command([sys.executable, "-c", "print('oh'); exit(3)"], os.environ, 30)
         assert status == "exit status 3\noh"
