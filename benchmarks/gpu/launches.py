@@ -8,7 +8,7 @@ GROUPS = {
     "products with weights": (
         r"_(product|chain|gate)$|_(gate_up|down)_k|gemm|gemv|nvjet|cutlass|splitK"
     ),
-    "attention": r"^_attend|flash|fmha|attention",
+    "attention": r"^_attend|^_divide$|flash|fmha|attention",
     "keys and values stored": r"^_store",
     "routing": r"^_route|^_layout_kernel|softmax|sort",
     "choice, inputs, settling": r"^_part$|^_merge$|^_sample$|^_settle|_inputs$|argmax|arg_max",

@@ -20,11 +20,11 @@ from peagle.engine.upload import upload
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import PassRows, store_attend
 
-SIZES = (16, 64, 128, 256, 384, 512)
+SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
 """Rows that are captured. With more the GPU has more to do than the host."""
 CHUNKS = 8
 """Most prompts in one pass."""
-MOST_PAIRS = 3 << 18
+MOST_PAIRS = 1 << 20
 """Rows times positions they may see: with more, attention is quicker uncaptured."""
 
 
