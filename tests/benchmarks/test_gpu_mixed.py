@@ -46,7 +46,7 @@ def test_both_sides_run_the_lists(tmp_path: Path):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "mixed.json").read_text())
-    assert found["vllm"] == {"otps": [100.0, 200.0]}
+    assert found["vllm"] == {"captured": None, "otps": [100.0, 200.0]}
     for kind in ("fixed", "auto"):
         assert all(speed > 0 for speed in found[kind]["otps"])
         assert len(found[kind]["otps"]) == len(found[kind]["ttft_ms"]) == 2

@@ -16,7 +16,7 @@ from peagle.ops.rope import RopeConfig, rope_table
 LENGTH, BLOCK = 320, 16
 HEADS = Heads(4, 2, 16, rotations=rope_table(RopeConfig(), 16, LENGTH), norm_weight=None, eps=1e-6)
 WIDTH = 8 * 16
-Shape = tuple[int, ...]
+Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def table_of(requests: int) -> RequestTable:
@@ -37,12 +37,12 @@ def spans_of(chunks: list[tuple[int, int]]) -> list[Span]:
 
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Shape, Shape]]:
-    """Of queries and keys that attended together."""
+    """Of queries and keys that attended together, and their strides, since plans hang on both."""
     found = set()
     attention = module.causal_attention
 
     def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        found.add((tuple(query.shape), tuple(key.shape)))
+        found.add(tuple((tuple(side.shape), side.stride()) for side in (query, key)))
         return attention(query, key, value)
 
     monkeypatch.setattr(module, "causal_attention", noted)
@@ -81,8 +81,8 @@ def test_prompts_of_any_length_have_few_shapes(shapes: set) -> None:
             qkv = torch.randn(together * rows, WIDTH)
             prompt_attention(table, spans, False)(cache)(0, qkv, HEADS)
     lengths = {*range(16, 129, 16), 160, 192, 224, 256, 320}
-    assert {query[2] for query, _ in shapes} == lengths
-    assert {query[0] for query, _ in shapes} == {1, 2, 4}
+    assert {query[2] for (query, _), _ in shapes} == lengths
+    assert {query[0] for (query, _), _ in shapes} == {1, 2, 4}
 
 
 def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: set) -> None:

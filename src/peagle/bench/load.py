@@ -161,7 +161,7 @@ def drive(
     concurrency: int,
     on_finish: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
-    """Complete all prompts, `concurrency` of them in flight until fewer are left."""
+    """Complete all requests, `concurrency` of them in flight until fewer are left."""
     waiting = iter(enumerate(requests))
     running: dict[str, int] = {}
     done: dict[int, Completion] = {}

@@ -10,6 +10,7 @@ from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import Ends, Prompts, ResidentCycle
 from peagle.engine.upload import upload
+from peagle.ops.triton import hopper
 
 
 class Prefill:
@@ -19,7 +20,7 @@ class Prefill:
         self._cycle, self._table, self._graphs = cycle, table, graphs
 
     def run(self, chunks: Sequence[Scheduled]) -> Ends:
-        """Chunks of equal length that begin at 0 should stand together: they attend at once."""
+        """Chunks of like length that begin at 0 should stand together: they attend at once."""
         graph = self._graphs.fit(chunks)
         if graph is not None:
             return graph.run(chunks)
@@ -32,13 +33,17 @@ class Prefill:
         return self._cycle.fill(Prompts(*given), prompt_attention(self._table, spans, focused))
 
     def plan(self, most: int) -> None:
-        """Make ready what passes of at most so many rows would wait for at first."""
+        """Make ready what a prompt alone of at most so many tokens would wait for.
+
+        On the thread that is to run it, which cuDNN's plans belong to, and where they are used: on
+        Hopper, for numbers of 16 bits. Without cuDNN attention may have no room for long prompts.
+        """
         cycle = self._cycle
         parts = [(cycle.layers, cycle.target_cache)]
         if cycle.drafter is not None and cycle.drafter_cache is not None:
             parts.append((cycle.drafter.layers, cycle.drafter_cache))
         for layers, cache in parts:
-            if layers.heads[0].whole:
+            if hopper(cache) and cache.dtype.itemsize == 2 and layers.heads[0].whole:
                 plan(layers.heads[0], cache[0], most)
 
 

@@ -29,8 +29,8 @@ FINEST = 16
 def prompt_attention(table: RequestTable, spans: Sequence[Span], focused: bool) -> Attention:
     """The attention of one pass over chunks of prompts.
 
-    Chunks of equal length that begin at 0 should stand together: they attend at once. focused:
-    whether some layers have windows or sinks.
+    Chunks of like length that begin at 0 should stand together: those that are filled up to one
+    length attend at once. focused: whether some layers have windows or sinks.
     """
     layout = _laid_out(table, spans)
     tiles = tile_rows(table, spans) if focused else None
@@ -53,7 +53,8 @@ def plan(heads: Heads, cache: Tensor, most: int) -> None:
     cache: of one layer, [2, slots, key_value, size]; it stays as it is.
     """
     width = (heads.query + 2 * heads.key_value) * heads.size
-    for rows in sorted({filled(count) for count in range(1, most + 1)}):
+    lengths = {filled(count) for count in range(1, most + 1)}
+    for rows in sorted(lengths, reverse=True):  # shorter ones take the memory of longer ones
         nowhere = torch.full((rows,), -1, device=cache.device)
         qkv = cache.new_zeros(rows, width)
         sides = store(qkv, heads, cache, torch.zeros_like(nowhere), nowhere)

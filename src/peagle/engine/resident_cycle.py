@@ -142,7 +142,8 @@ class ResidentCycle:
 
 
 def _attend(cache: Tensor, rows: PassRows, like: Heads) -> AttendProduct:
-    """Attention over a cache of [layers, 2, slots, heads, head_dim].
+    """Attention over a cache of [layers, 2, slots, heads, head_dim], whose layers have heads `like`
+    these. Contexts are divided among programs here, in a launch before the first layer's.
 
     Behind the first layer `rows` are settled: a layer's gate, the addition of its experts, or the
     one launch that a layer's products are, waits for all that was launched before it.

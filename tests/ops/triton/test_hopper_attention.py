@@ -50,14 +50,14 @@ def test_programs_are_as_large_as_few_pairs_leave_room_for(lines: int) -> None:
     assert programs(512, lines, 128, 1, 132) == 2
 
 
-def parts_of(starts: list[int], at_once: int, least: int = 4, kv_heads: int = 8) -> list[int]:
+def parts_of(starts: list[int], room: int, least: int = 4, kv_heads: int = 8) -> list[int]:
     """Into how many parts each context is divided; every part comes once, in order."""
     from peagle.ops.triton.hopper_attention.division import divide, most_items
 
     rows = pass_rows([0] * len(starts), [4] * len(starts), 4)
     rows = replace(rows, starts=torch.tensor(starts), limits=torch.tensor(starts) + 4)
-    found = divide(rows, kv_heads, 64, least, at_once).tolist()
-    assert len(found) == most_items(len(starts), kv_heads, at_once)
+    found = divide(rows, kv_heads, 64, least, room).tolist()
+    assert len(found) == most_items(len(starts), kv_heads, room)
     counts = [0] * len(starts)
     for request, _, parts in found:
         counts[request] = parts if request >= 0 else counts[request]
@@ -84,9 +84,23 @@ def test_no_part_is_smaller_than_it_is_worth() -> None:
     assert parts_of([0, 63, 64, 600], 528, least=10) == [1, 1, 1, 2]
 
 
-@given(st.lists(st.integers(0, 40_000), min_size=1, max_size=80), st.sampled_from([132, 264, 528]))
+@given(
+    st.lists(st.integers(0, 40_000), min_size=1, max_size=80),
+    st.sampled_from([132, 264, 528]),
+    st.sampled_from([1, 4, 8, 16]),
+)
 @settings(deadline=None, max_examples=50)
-def test_contexts_of_any_lengths_find_room(starts: list[int], at_once: int) -> None:
-    """Parts are as even as whole tiles allow, and no more than there are programs for."""
-    counts = parts_of(starts, at_once)
-    assert all(1 <= count <= 16 for count in counts)
+def test_contexts_of_any_lengths_find_room(starts: list[int], room: int, kv_heads: int) -> None:
+    from peagle.ops.triton.hopper_attention.division import are_few, most_items
+
+    def parts(share: int) -> list[int]:
+        return [-(-each // share) for each in tiles]
+
+    tiles = [1 + -(-start // 64) for start in starts]
+    share = max(4, -(-max(tiles) // 16))
+    if are_few(len(tiles), kv_heads, room):
+        while sum(parts(share)) > most_items(len(tiles), kv_heads, room):
+            share += 1
+    else:
+        share = max(share, -(-kv_heads * sum(tiles) // (room // 2)))
+    assert parts_of(starts, room, kv_heads=kv_heads) == parts(share)

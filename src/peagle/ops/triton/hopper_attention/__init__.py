@@ -47,8 +47,8 @@ def takes(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> bool:
 def shares_of(rows: PassRows, heads: Heads) -> Tensor:
     """How contexts are divided among programs, for any layer of a pass."""
     form = _form(heads, rows)
-    at_once = multiprocessors(rows.starts) * form.together
-    return divide(rows, form.kv_heads, form.keys, form.least_share, at_once)
+    room = multiprocessors(rows.starts) * form.together
+    return divide(rows, form.kv_heads, form.keys, form.least_share, room)
 
 
 def attend_product(
@@ -188,7 +188,7 @@ def _attend_part(
     sides = (cache + kv_head * FORM.size, side_stride)
     found = fetch_first(ring, table, span, sides, FORM)
     # all that is known before the product is
-    at_once: gl.constexpr = FORM.at_once
+    at_once: gl.constexpr = FORM.lines_at_once
     line = gl.arange(0, at_once, gl.SliceLayout(1, FORM.rows))
     own = gl.arange(0, FORM.own, gl.SliceLayout(1, FORM.rows))
     turned_at = gl.minimum(start + line // FORM.padded, last_position)

@@ -21,14 +21,15 @@ STEPS = tl.constexpr(16)
 """Of a bisection: tiles of a context are fewer than two to this power."""
 
 
-def divide(rows: PassRows, kv_heads: int, keys: int, least: int, at_once: int) -> Tensor:
+def divide(rows: PassRows, kv_heads: int, keys: int, least: int, room: int) -> Tensor:
     """[items, 3] int32: a request, one of its parts, and how many there are; -1 where no more.
 
-    keys: of a tile, the first of which is the rows' own; least: tiles of a part; at_once: programs
-    that run at once, one for each item and key-value head.
+    keys: of a tile, the first of which is the rows' own; least: tiles of a part; room: for how
+    many programs there is at once, one for each item and key-value head.
     """
     requests = len(rows.requests)
-    items = most_items(requests, kv_heads, at_once)
+    items = most_items(requests, kv_heads, room)
+    padded = triton.next_power_of_2(requests)
     shares = torch.empty(items, 3, dtype=torch.int32, device=rows.starts.device)
     _divide[(1,)](
         rows.starts,
@@ -39,29 +40,29 @@ def divide(rows: PassRows, kv_heads: int, keys: int, least: int, at_once: int) -
         requests,
         items,
         kv_heads,
-        at_once // SLACK,
+        room // SLACK,
         least,
         KEYS=keys,
         MOST=MOST_PARTS,
-        FEW=are_few(requests, kv_heads, at_once),
-        REQUESTS=triton.next_power_of_2(requests),
+        FEW=are_few(requests, kv_heads, room),
+        REQUESTS=padded,
         ITEMS=triton.next_power_of_2(items),
         **overlap(rows.starts),
-        num_warps=1,
+        num_warps=max(1, min(8, padded // 64)),
     )
     return shares
 
 
-def are_few(requests: int, kv_heads: int, at_once: int) -> bool:
-    """Whether there are programs for two parts of every context."""
-    return 2 * requests * kv_heads <= at_once
+def are_few(requests: int, kv_heads: int, room: int) -> bool:
+    """Whether there is room for two parts of every context."""
+    return 2 * requests * kv_heads <= room
 
 
-def most_items(requests: int, kv_heads: int, at_once: int) -> int:
+def most_items(requests: int, kv_heads: int, room: int) -> int:
     """Parts of all contexts at most."""
-    if are_few(requests, kv_heads, at_once):
-        return min(at_once // kv_heads, MOST_PARTS * requests)
-    return requests + at_once // SLACK // kv_heads
+    if are_few(requests, kv_heads, room):
+        return min(room // kv_heads, MOST_PARTS * requests)
+    return requests + room // SLACK // kv_heads
 
 
 @triton.jit(do_not_specialize=["requests_count", "items"])

@@ -73,7 +73,12 @@ class Form:
         return 128 if self.crowded else None
 
     @property
-    def at_once(self) -> int:
+    def parts_at_once(self) -> int:
+        """Parts of a context whose loads are under way together when they are merged."""
+        return 2 if self.crowded else 4
+
+    @property
+    def lines_at_once(self) -> int:
         """Lines that are normed and rotated together: twice as many have no room in registers."""
         return min(self.lines, 16 if self.crowded else 32)
 
@@ -89,7 +94,8 @@ class Form:
 
     @property
     def keys(self) -> int:
-        """Of one tile: 16 for each warp, which as the left operand are its least."""
+        """Of one tile: 16 for each warp, the least as the left operand; half where that is rows
+        and memory is short."""
         return 32 if self.crowded and self.by_rows else 16 * self.warps
 
     @property

@@ -9,9 +9,6 @@ from triton.experimental.gluon import language as gl
 
 from peagle.ops.triton.attention_parts import LOG2E
 
-TOGETHER = gl.constexpr(4)
-"""Parts whose loads are under way at once."""
-
 
 @gluon.jit
 def leave(top, total, attended, left, part, FORM: gl.constexpr):
@@ -32,8 +29,9 @@ def merged(left, active, FORM: gl.constexpr):
     top = gl.full([lines], float("-inf"), gl.float32, across)
     total = gl.zeros([lines], gl.float32, across)
     attended = gl.zeros(shape, gl.float32, layout)
-    for few in range(0, active, TOGETHER):
-        for one in gl.static_range(TOGETHER):
+    together: gl.constexpr = FORM.parts_at_once
+    for few in range(0, active, together):
+        for one in gl.static_range(together):
             part = few + one
             there = (gl.arange(0, lines, across) >= 0) & (part < active)
             sums_at, values_at = _places(left, part, FORM)
