@@ -6,10 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle.drafters.drafter import Span
+from peagle.drafters.resident import resident_drafter
 from peagle.engine import prompt_attention as module
 from peagle.engine.batch import tile_rows
+from peagle.engine.prefill import Prefill
 from peagle.engine.prompt_attention import filled, plan, prompt_attention
+from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
+from peagle.engine.resident_cycle import ResidentCycle
 from peagle.ops.cached_attention import Heads, store_attend
 from peagle.ops.rope import RopeConfig, rope_table
 
@@ -96,3 +100,27 @@ def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: 
         qkv = torch.randn(rows, WIDTH)
         prompt_attention(table, [Span(0, 0, rows)], False)(cache[None])(0, qkv, HEADS)
     assert shapes == planned
+
+
+def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
+    targets: dict, trained: dict, shapes: set, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = targets["easy"].decoder
+    drafter = resident_drafter(trained["peagle"].drafter)
+    configs = (target.config, drafter.model.config.transformer)
+    caches = [
+        torch.zeros(2, 2, 64, c.num_key_value_heads, c.head_dim, dtype=torch.bfloat16)
+        for c in configs
+    ]
+    table = table_of(1)
+    cycle = ResidentCycle(target, drafter, (caches[0], caches[1]))
+    prefill = Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16))
+    prefill.plan(40)
+    assert not shapes
+    monkeypatch.setattr("peagle.engine.prefill.hopper", lambda cache: True)
+    prefill.plan(40)
+    heads = {config.num_attention_heads for config in configs}
+    assert {query[:3] for (query, _), _ in shapes} == {
+        (1, count, rows) for count in heads for rows in (16, 32, 48)
+    }
+    assert not any(cache.any() for cache in caches)
