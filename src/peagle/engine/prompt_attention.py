@@ -56,9 +56,9 @@ def plan(heads: Heads, cache: Tensor, most: int) -> None:
     lengths = {filled(count) for count in range(1, most + 1)}
     for rows in sorted(lengths, reverse=True):  # shorter ones take the memory of longer ones
         nowhere = torch.full((rows,), -1, device=cache.device)
-        qkv = cache.new_zeros(rows, width)
-        sides = store(qkv, heads, cache, torch.zeros_like(nowhere), nowhere)
-        causal_attention(*(side.unflatten(0, (1, -1)).transpose(1, 2) for side in sides))
+        alone = (_Group(0, 0, rows, 0, members=1),)
+        layout = _Layout(nowhere[None], alone, torch.zeros_like(nowhere), nowhere, None, None)
+        layout.attend(cache.new_zeros(rows, width), heads, cache)
 
 
 def filled(rows: int) -> int:

@@ -207,8 +207,10 @@ def _fetch_behind_keys(half, ring, found, span, sides, FORM: gl.constexpr):
 
 @gluon.jit
 def _fetch_behind_values(half, ring, slots, span, sides, FORM: gl.constexpr):
-    """While its values are: for where the keys were. slots: of the tile that was
-    just asked for, and of the next."""
+    """While its values are: for where the keys were.
+
+    slots: of the tile that was just asked for, and of the next.
+    """
     found, following = slots
     if FORM.crowded:
         if FORM.ahead % 2 == 0:
