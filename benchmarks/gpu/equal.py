@@ -11,7 +11,6 @@ import itertools
 import json
 import multiprocessing
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Annotated, Any, cast
 
 import typer
 from sides import Vllm
-from sides import run as run_command
 
 from peagle.bench.load import Case, Workload, list_cases, run_cases
 from peagle.bench.pair import METHODS, Pair, choose_pair
@@ -93,19 +91,7 @@ def theirs(
     jobs = {
         case.method: {**asked, "speculation": speculation(workload.pair, case)} for case in cases
     }
-    return {method: _outputs(job, vllm, timeout) for method, job in jobs.items()}
-
-
-def _outputs(job: dict[str, Any], vllm: Vllm, timeout: float) -> Outputs:
-    with tempfile.TemporaryDirectory() as scratch:
-        given, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
-        given.write_text(json.dumps(job))
-        command = [str(vllm.python), str(PEER), str(given), str(result)]
-        failure = run_command(command, vllm.environment(), timeout)
-        if failure:
-            sys.exit(f"vLLM failed: {failure}")
-        found: Outputs = json.loads(result.read_text())
-        return found
+    return {method: vllm.answer(PEER, job, timeout) for method, job in jobs.items()}
 
 
 def _kept(outputs: dict[str, Outputs]) -> dict[str, list[int]]:

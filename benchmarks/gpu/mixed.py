@@ -15,7 +15,6 @@ import multiprocessing
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -24,8 +23,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from matches import Match, Trial, Work, peer_job, trials
-from sides import Vllm, run
+from matches import Match, Work, peer_job, trials
+from sides import Vllm
 
 from peagle.bench.load import drive
 from peagle.bench.measures import Measures, measure
@@ -135,27 +134,16 @@ def _measured(llm: LLM, asked: Sequence[Asked], in_flight: int) -> Measures:
 
 def theirs(match: Match, mix: Mix, dtype: str, vllm: Vllm, timeout: float) -> dict[str, Any]:
     """vLLM's tokens per second with the faster of its settings, and which that was."""
+    work = Work(mix.prompt_tokens[1], mix.output_tokens[1], mix.rounds, mix.in_flight, dtype)
+    lists = {"lists": mix.lists(_vocab_size(match))}
     tried = [
-        {"captured": trial.captured, "otps": _theirs(trial, mix, dtype, vllm, timeout)}
+        {
+            "captured": trial.captured,
+            "otps": vllm.answer(PEER, peer_job(trial, work) | lists, timeout),
+        }
         for trial in trials("vllm", match, (mix.in_flight,))
     ]
     return max(tried, key=lambda one: statistics.median(one["otps"]))
-
-
-def _theirs(trial: Trial, mix: Mix, dtype: str, vllm: Vllm, timeout: float) -> list[float]:
-    """Exits with the last lines of a process that failed."""
-    work = Work(mix.prompt_tokens[1], mix.output_tokens[1], mix.rounds, mix.in_flight, dtype)
-    job = peer_job(trial, work)
-    with tempfile.TemporaryDirectory() as scratch:
-        given, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
-        given.write_text(json.dumps(job | {"lists": mix.lists(_vocab_size(trial.match))}))
-        failure = run(
-            [str(vllm.python), str(PEER), str(given), str(result)], vllm.environment(), timeout
-        )
-        if failure:
-            sys.exit(f"vLLM failed: {failure}")
-        speeds: list[float] = json.loads(result.read_text())
-        return speeds
 
 
 def _vocab_size(match: Match) -> int:

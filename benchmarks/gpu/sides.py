@@ -42,6 +42,17 @@ class Vllm:
         places = [str(place) for place in (self.path, ours, given) if place]
         return {**os.environ, **SETTINGS, "PYTHONPATH": os.pathsep.join(places)}
 
+    def answer(self, peer: Path, job: Mapping[str, Any], timeout: float) -> Any:
+        """What a script writes for a job; exits with the last lines of one that failed."""
+        with tempfile.TemporaryDirectory() as scratch:
+            given, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
+            given.write_text(json.dumps(job))
+            command = [str(self.python), str(peer), str(given), str(result)]
+            failure = run(command, self.environment(), timeout)
+            if failure:
+                sys.exit(f"vLLM failed: {failure}")
+            return json.loads(result.read_text())
+
     def found(self) -> bool:
         """Whether that interpreter finds vLLM."""
         find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"

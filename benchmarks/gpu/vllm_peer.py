@@ -105,27 +105,29 @@ def run_case(llm: Any, job: Job, concurrency: int) -> dict[str, Any]:
     """
     vocab_size = shape_of(job["shape"]).target.vocab_size
     prompts = random_prompts(concurrency, job["prompt_tokens"], vocab_size)
-    generate(llm, prompts, job["warm_up_tokens"])
-    generate(llm, prompts, job["max_tokens"])
+    asked = [(prompt, job["max_tokens"]) for prompt in prompts]
+    generate(llm, [(prompt, job["warm_up_tokens"]) for prompt in prompts])
+    generate(llm, asked)
     rounds = []
     for _ in range(job["rounds"]):
         start = time.perf_counter()
-        tokens = generate(llm, prompts, job["max_tokens"])
+        tokens = generate(llm, asked)
         rounds.append(tokens / (time.perf_counter() - start))
     return {"concurrency": concurrency, "otps": statistics.median(rounds), "rounds": rounds}
 
 
-def generate(llm: Any, prompts: Sequence[list[int]], max_tokens: int) -> int:
-    """Complete prompts greedily, never ending early; how many tokens came out."""
+def generate(llm: Any, asked: Sequence[tuple[list[int], int]]) -> int:
+    """Complete prompts greedily, each by so many tokens, whatever they are; how many came out."""
     from vllm import SamplingParams
 
-    params = SamplingParams(
-        temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
-    )
-    requests = [{"prompt_token_ids": prompt} for prompt in prompts]
+    params = [
+        SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+        for _, count in asked
+    ]
+    requests = [{"prompt_token_ids": prompt} for prompt, _ in asked]
     done = llm.generate(requests, params, use_tqdm=False)
     tokens = sum(len(request.outputs[0].token_ids) for request in done)
-    assert tokens == len(prompts) * max_tokens, f"{tokens} tokens came out"
+    assert tokens == sum(count for _, count in asked), f"{tokens} tokens came out"
     return tokens
 
 

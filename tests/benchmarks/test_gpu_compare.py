@@ -9,17 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from peagle.bench.shapes import shape_of
-from peagle.errors import InputError
-from peagle.models.families import decoder_config
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
-
 from matches import Match, Trial, Work, bench_flags, peer_job, schedule, trials
 from records import cells, label, merge, table
 from sides import run as run_command
 from vllm_peer import target_json
+
+from peagle.bench.shapes import shape_of
+from peagle.errors import InputError
+from peagle.models.families import decoder_config
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "gpu"
 PEAGLE, EAGLE3 = Match("qwen3-8b", "peagle", 7, 3.94), Match("qwen3-8b", "eagle3", 3, 2.6)

@@ -1,19 +1,15 @@
 """The bytes of a cycle and the groups of its kernels, counted by hand."""
 
 import re
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-
-from peagle.bench.shapes import Shape, random_drafter, random_target, shape_of
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "gpu"))
-
 from launches import OTHER, Kernel, group_of, grouped
 from traffic import cycle_bytes, experts_met
+
+from peagle.bench.shapes import Shape, random_drafter, random_target, shape_of
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 HIDDEN, INNER, LAYERS, VOCAB, HEAD, QUERIES, PAIRS = 64, 128, 8, 512, 16, 4, 2
