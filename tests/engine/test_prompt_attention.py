@@ -1,5 +1,7 @@
 """Attention of prompts' chunks: as one row after another would attend, in few shapes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -57,16 +59,22 @@ chunk = st.tuples(st.sampled_from([0, 0, 0, 1, 16, 50]), st.integers(1, 150))
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.lists(chunk, min_size=1, max_size=9))
-def test_rows_attend_as_in_tiles_and_leave_the_same_keys(chunks: list[tuple[int, int]]) -> None:
+@given(st.lists(chunk, min_size=1, max_size=9), st.sampled_from([0, 1, 30]), st.booleans())
+def test_rows_attend_as_in_tiles_and_leave_the_same_keys(
+    chunks: list[tuple[int, int]], idle: int, focused: bool
+) -> None:
     torch.manual_seed(0)
     spans, table = spans_of(chunks), table_of(len(chunks))
-    qkv = torch.randn(sum(span.count for span in spans), WIDTH)
+    heads = replace(HEADS, window=40) if focused else HEADS
+    count = sum(span.count for span in spans)
+    qkv = torch.randn(count + idle, WIDTH)
     ours = torch.randn(3, 2, len(spans) * LENGTH, 2, 16)
     theirs = ours.clone()
-    found = prompt_attention(table, spans, False)(ours)(1, qkv.clone(), HEADS)
-    expected = store_attend(qkv, HEADS, theirs[1], tile_rows(table, spans))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    found = prompt_attention(table, spans, focused, idle)(ours)(1, qkv.clone(), heads)
+    expected = store_attend(qkv[:count], heads, theirs[1], tile_rows(table, spans))
+    assert len(found) == len(qkv)
+    assert not found.isnan().any()
+    torch.testing.assert_close(found[:count], expected, rtol=1e-4, atol=1e-4)
     assert torch.equal(ours, theirs)
 
 

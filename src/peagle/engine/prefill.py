@@ -12,6 +12,10 @@ from peagle.engine.resident_cycle import Ends, Prompts, ResidentCycle
 from peagle.engine.upload import upload
 from peagle.ops.triton import hopper
 
+WHOLE, WHOLE_FROM = 128, 1024
+"""Launched rows come in multiples of so many, from so many on: for a number that was not met before
+cuBLAS takes some 5 ms to choose kernels."""
+
 
 class Prefill:
     """Runs chunks: the target's keys, and the drafter's."""
@@ -27,10 +31,14 @@ class Prefill:
         device = self._table.slots.device
         tokens = [token for item in chunks for token in item.tokens]
         following = [token for item in chunks for token in item.following]
+        idle = -len(tokens) % WHOLE if len(tokens) > WHOLE_FROM else 0
+        tokens += [0] * idle
+        following += [0] * idle
         given = (upload(values, device) for values in (tokens, following, _ends(chunks)))
         spans = [Span(item.request.row, item.start, item.rows) for item in chunks]
         focused = self._cycle.target.config.focused
-        return self._cycle.fill(Prompts(*given), prompt_attention(self._table, spans, focused))
+        attention = prompt_attention(self._table, spans, focused, idle)
+        return self._cycle.fill(Prompts(*given), attention)
 
     def plan(self, most: int) -> None:
         """Make ready what a prompt alone of at most so many tokens would wait for.

@@ -26,13 +26,16 @@ FINEST = 16
 """Rows between two lengths where these are closest."""
 
 
-def prompt_attention(table: RequestTable, spans: Sequence[Span], focused: bool) -> Attention:
+def prompt_attention(
+    table: RequestTable, spans: Sequence[Span], focused: bool, idle: int = 0
+) -> Attention:
     """The attention of one pass over chunks of prompts.
 
     Chunks of like length that begin at 0 should stand together: those that are filled up to one
-    length attend at once. focused: whether some layers have windows or sinks.
+    length attend at once. focused: whether some layers have windows or sinks; idle: rows behind the
+    chunks' that are nobody's.
     """
-    layout = _laid_out(table, spans)
+    layout = _laid_out(table, spans, idle)
     tiles = tile_rows(table, spans) if focused else None
 
     def over(cache: Tensor) -> AttendProduct:
@@ -40,7 +43,8 @@ def prompt_attention(table: RequestTable, spans: Sequence[Span], focused: bool) 
             if heads.whole:
                 return layout.attend(qkv, heads, cache[layer])
             assert tiles is not None
-            return store_attend(qkv, heads, cache[layer], tiles)
+            attended = store_attend(qkv[: len(qkv) - idle], heads, cache[layer], tiles)
+            return F.pad(attended, (0, 0, 0, idle))
 
         return attend
 
@@ -130,13 +134,14 @@ class _Layout:
         return attended if self.back is None else attended.index_select(0, self.back)
 
 
-def _laid_out(table: RequestTable, spans: Sequence[Span]) -> _Layout:
+def _laid_out(table: RequestTable, spans: Sequence[Span], idle: int) -> _Layout:
     positions, writes = places(table, spans)
     groups = tuple(_groups(spans))
-    if all(_laid_rows(span) == span.count for span in spans):
+    if not idle and all(_laid_rows(span) == span.count for span in spans):
         return _Layout(table.slots, groups, positions, writes, None, None)
-    source, back = (upload(rows, table.slots.device) for rows in _ways(spans))
-    laid = writes.new_full(source.shape, -1).index_copy_(0, back, writes)
+    ways, count = _ways(spans), len(writes)
+    source, back = (upload(rows, table.slots.device) for rows in (ways[0], ways[1] + [0] * idle))
+    laid = writes.new_full(source.shape, -1).index_copy_(0, back[:count], writes)
     return _Layout(table.slots, groups, positions.index_select(0, source), laid, source, back)
 
 

@@ -25,7 +25,7 @@ Attention = Callable[[Tensor], AttendProduct]
 
 @dataclass(frozen=True)
 class Prompts:
-    """Rows of prompts, one chunk's behind another's."""
+    """Rows of prompts, one chunk's behind another's, and behind them all any that are nobody's."""
 
     tokens: Tensor
     """[rows]"""
