@@ -8,10 +8,10 @@ Python. They take turns, and while one works the others wait. Greedy, end of tex
 caching: all write the same tokens. Clients share the cores with the servers, so they only read the
 bytes of an answer.
 
-Tokens per second are taken over whole passes, with clients that ask for their next text as soon as
-they have the last. For the first token the sides take turns with every question (with C at once,
-every C questions), in a drawn order, each after a pause: what else the machine does, and how cold
-its caches are, then meets both alike.
+The sides take turns with every question (with C at once, every C questions), in a drawn order, each
+after a pause: what else the machine does, and how cold its caches are, then meets both alike. With
+C at once only the first token is timed so; tokens per second are then those of whole passes, with
+clients that ask for their next text as soon as they have the last.
 """
 
 import asyncio
@@ -40,12 +40,12 @@ K, SLOWER = 7, 1.05
 GPU_SHARES = (0.28, 0.56, 0.84)
 """Of a GPU, what may be in use once each of the three engines has started, one after another."""
 CONCURRENCIES = (1, 16)
-TURNS = {1: 4, 16: 16}
-"""By concurrency, how often every prompt is asked for its first token, for each pass of rates."""
+TURNS = {1: 2, 16: 16}
+"""By concurrency, how often every prompt is asked in turn, for each pass."""
 PAUSE = 0.02
-"""Seconds before a question that is asked for its first token."""
+"""Seconds before a question that is asked in turn."""
 SHORT = 8
-"""Tokens of its answer."""
+"""Tokens of its answer, where others are asked at once."""
 END = b"0\r\n\r\n"
 """The last, empty chunk."""
 Ask = Callable[[str, int], AsyncIterator[Any]]
@@ -75,10 +75,9 @@ def main(
         for count, concurrency in itertools.product(counts, CONCURRENCIES):
             texts = ["".join(parts[index : limit * count : limit]) for index in range(limit)]
             sides = Sides(llm, (server.port, least.port), texts, max_tokens, concurrency)
-            found = _row(
-                concurrency, sides.rates(rounds), sides.firsts(TURNS[concurrency] * rounds)
-            )
-            rows.append({"joined": count, **found})
+            turns = sides.turns(TURNS[concurrency] * rounds)
+            rates = sides.rates(rounds) if concurrency > 1 else None
+            rows.append({"joined": count, "concurrency": concurrency, **_row(turns, rates)})
             print(json.dumps(rows[-1]), flush=True)
     if out is not None:
         facts = {"prompts": limit, "max_tokens": max_tokens, "rounds": rounds}
@@ -124,6 +123,16 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Timed:
+    """Seconds that a question took."""
+
+    first: float
+    """To its first token."""
+    each: float
+    """Of the whole answer, a token, where nothing else was asked."""
+
+
+@dataclass(frozen=True)
 class Sides:
     """The engine, the server and the bare protocol, asked the same."""
 
@@ -139,9 +148,9 @@ class Sides:
         """Tokens per second of every pass of each; the first, not counted, only warms up."""
         return asyncio.run(self._rates(rounds + 1))[1:]
 
-    def firsts(self, rounds: int) -> list[tuple[float, ...]]:
-        """Seconds to the first token of every question of each, as in `rates`."""
-        return asyncio.run(self._firsts(rounds + 1))[len(self.prompts) :]
+    def turns(self, rounds: int) -> list[tuple["Timed", ...]]:
+        """Of every question what each took, as in `rates`."""
+        return asyncio.run(self._turns(rounds + 1))[len(self.prompts) :]
 
     async def _rates(self, rounds: int) -> list[tuple[float, ...]]:
         found = []
@@ -163,28 +172,28 @@ class Sides:
         await asyncio.gather(*map(work, clients))
         return len(self.prompts) * self.tokens / (time.perf_counter() - start)
 
-    async def _firsts(self, rounds: int) -> list[tuple[float, ...]]:
+    async def _turns(self, rounds: int) -> list[tuple["Timed", ...]]:
         draw, size, found = random.Random(0), self.concurrency, []
         for begin in [*range(0, len(self.prompts), size)] * rounds:
-            turn: dict[int, list[float]] = {}
+            turn: dict[int, list[Timed]] = {}
             with self._clients() as sides:
                 for side in draw.sample(range(len(sides)), len(sides)):
                     turn[side] = await self._turn(sides[side], begin)
             found += zip(*(turn[side] for side in sorted(turn)), strict=True)
         return found
 
-    async def _turn(self, clients: Sequence[Ask], begin: int) -> list[float]:
+    async def _turn(self, clients: Sequence[Ask], begin: int) -> list["Timed"]:
         """As many questions as there are clients, at once."""
         await asyncio.sleep(PAUSE)
         asked = self.prompts[begin : begin + len(clients)]
-        return list(await asyncio.gather(*map(self._first, clients, asked)))
+        return list(await asyncio.gather(*map(self._timed, clients, asked)))
 
-    async def _first(self, ask: Ask, prompt: str) -> float:
-        answer = ask(prompt, SHORT)
+    async def _timed(self, ask: Ask, prompt: str) -> "Timed":
+        answer = ask(prompt, self.tokens if self.concurrency == 1 else SHORT)
         start, first = time.perf_counter(), 0.0
         async for _ in answer:
             first = first or time.perf_counter() - start
-        return first
+        return Timed(first, (time.perf_counter() - start) / self.tokens)
 
     @contextmanager
     def _clients(self) -> Iterator[list[list[Ask]]]:
@@ -242,25 +251,32 @@ def _request(body: dict[str, Any]) -> bytes:
 
 
 def _row(
-    concurrency: int, rates: Sequence[tuple[float, ...]], firsts: Sequence[tuple[float, ...]]
+    turns: Sequence[tuple[Timed, ...]], rates: Sequence[tuple[float, ...]] | None
 ) -> dict[str, Any]:
-    """The best pass of each side, the median first token, and how much longer HTTP took.
+    """What each side took, and how much longer HTTP did.
 
-    For the first token that is the median over the questions, each asked of all in turn.
+    Of questions asked in turn medians, for the ratios those over the questions; of passes the best.
     """
-    engine, server, bare = (max(side) for side in zip(*rates, strict=True))
-    medians = [statistics.median(side) for side in zip(*firsts, strict=True)]
-    ratios = [statistics.median(one[side] / one[0] for one in firsts) for side in (1, 2)]
+    firsts = [tuple(side.first for side in one) for one in turns]
+    each = [tuple(side.each for side in one) for one in turns]
+    if rates is not None:
+        each = [tuple(1 / max(side) for side in zip(*rates, strict=True))]
+    otps, ttft = (
+        [statistics.median(s) for s in zip(*found, strict=True)] for found in (each, firsts)
+    )
+    time_ratios, ttft_ratios = (
+        [statistics.median(one[side] / one[0] for one in found) for side in (1, 2)]
+        for found in (each, firsts)
+    )
     return {
-        "concurrency": concurrency,
-        "engine_otps": round(engine, 1),
-        "server_otps": round(server, 1),
-        "time_ratio": round(engine / server, 4),
-        "bare_time_ratio": round(engine / bare, 4),
-        "engine_ttft_ms": round(1e3 * medians[0], 2),
-        "server_ttft_ms": round(1e3 * medians[1], 2),
-        "ttft_ratio": round(ratios[0], 4),
-        "bare_ttft_ratio": round(ratios[1], 4),
+        "engine_otps": round(1 / otps[0], 1),
+        "server_otps": round(1 / otps[1], 1),
+        "time_ratio": round(time_ratios[0], 4),
+        "bare_time_ratio": round(time_ratios[1], 4),
+        "engine_ttft_ms": round(1e3 * ttft[0], 2),
+        "server_ttft_ms": round(1e3 * ttft[1], 2),
+        "ttft_ratio": round(ttft_ratios[0], 4),
+        "bare_ttft_ratio": round(ttft_ratios[1], 4),
     }
 
 

@@ -91,48 +91,6 @@ def test_a_chain_equals_its_products(
     assert far(qkv, expected_qkv) < 0.01
 
 
-@pytest.mark.parametrize("rows", [9, 30, 64])
-@torch.inference_mode()
-def test_a_row_among_others_is_as_it_is_alone(hopper: torch.device, rows: int) -> None:
-    from peagle.ops.triton import chain
-
-    links = draw_links(hopper, hidden=512, heads=1024, inner=512, qkv=320)
-    depends_on_order(links.out.weight)
-    depends_on_order(links.gate_up.weight)
-    attended, stream = draw(rows, links)
-    cancels(attended)
-    for of_stream in (False, True):
-        if of_stream:
-            cancels(stream)
-            attended.zero_()
-        alone = chain.chain(attended[:2].contiguous(), stream[:2].contiguous(), links)
-        among = chain.chain(attended, stream, links)
-        assert alone[2] is not None
-        assert among[2] is not None
-        assert torch.equal(alone[0], among[0][:2])
-        assert torch.equal(alone[1].x, among[1].x[:2])
-        assert torch.equal(alone[2], among[2][:2])
-
-
-def depends_on_order(weight: torch.Tensor) -> None:
-    """Make it such that what `cancels` gives has a sum that tells in which order it was taken.
-
-    Numbers are whole, so that 64 of them have an exact sum.
-    """
-    half = weight.shape[1] // 2
-    weight.data.copy_(torch.randint(-4, 5, weight.shape))
-    weight.data[:, half:] = weight.data[:, :half].roll(64, 1)
-
-
-def cancels(x: torch.Tensor) -> None:
-    """Give its second half what takes back the first, but for a column in 64."""
-    half = x.shape[1] // 2
-    x.copy_(torch.randint(-4, 5, x.shape))
-    x[:, :half] *= 2.0**15
-    x[:, half:] = -x[:, :half].roll(64, 1)
-    x[:, ::64] = 1
-
-
 @torch.inference_mode()
 def test_the_last_layer_has_no_q_k_v_behind_it(hopper: torch.device) -> None:
     from peagle.ops.triton import chain

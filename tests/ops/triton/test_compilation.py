@@ -147,7 +147,7 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
     weights = ("out_weight", "gate_up_weight", "down_weight", "qkv_weight")
     types |= {n: boxes(*link.box) for n, link in zip(weights, links)}
     inputs = ("attended", "middle_input", "inner_input", "out_input")
-    types |= {n: boxes(*link.input_box(rows)) for n, link in zip(inputs, links)}
+    types |= {n: boxes(link.inputs, rows, 64) for n, link in zip(inputs, links)}
     types |= {"qkv_rest": boxes(1, 16, 64), "post_eps": "fp32", "next_eps": "fp32"}
     types |= dict.fromkeys(("middle_squares", "out_squares", "sums"), F32) | {"arrivals": "*i32"}
     options = {"num_warps": 4, "maxnreg": chain.REGISTERS[rows]}

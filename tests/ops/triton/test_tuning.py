@@ -128,23 +128,3 @@ def test_what_a_chain_taken_apart_asks_for_is_chosen_too(tmp_path: Path) -> None
     for asked, choice in best.items():
         assert asked in again
         assert again.get(asked) == choice
-
-
-@pytest.mark.filterwarnings("ignore:measuring")
-@pytest.mark.parametrize(("gain", "alike"), [(0.02, True), (0.1, False)])
-def test_rows_alone_and_among_others_are_summed_alike_unless_it_costs_much(
-    tmp_path: Path, gain: float, alike: bool
-) -> None:
-    from peagle.ops.triton.tiles import CuBLAS, Product, Tiles
-    from peagle.ops.triton.tuning import choose_tiles
-
-    class Noisy(Cycles):
-        def seconds(self, size: int) -> float:
-            chosen = self._tiles.get(Product(16 if size == 1 else 32, *QKV, False, BF16))
-            return 1.0 - gain * ((chosen is CuBLAS) == (size == 4))
-
-    tiles = Tiles(tmp_path / "tiles.json")
-    choose_tiles(Noisy(tiles, {}), tiles)
-    alone, among = (tiles.get(Product(rows, *QKV, False, BF16)) for rows in (16, 32))
-    assert alone is not CuBLAS
-    assert (among is not CuBLAS) == alike

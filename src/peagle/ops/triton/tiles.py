@@ -106,8 +106,8 @@ GATES = (Tile(32, 128, 4, 3), Tile(32, 128, 2, 3), Tile(64, 128, 4, 3), Tile(64,
 """None overlaps: behind a gate everything is settled (`attend_product`)."""
 MEDIUM_OUTPUTS, WIDE_OUTPUTS = 4097, 16384
 """Where those begin."""
-BEST = {16: (0, 0, 0, 0), 32: (0, 1, 0, 2), 64: (2, 3, 3, 3)}
-"""Of each list above, the place of the best undivided one on an H200, by padded rows."""
+BEST = {16: (0, 0, 0, 0), 32: (0, 1, 0, 2), 64: (3, 3, 3, 3)}
+"""Of each list above, the place of the best on an H200, by padded rows."""
 RINGS = (Ring(208), Ring(144), APART)
 """The largest, and one beside which a program of a Triton kernel still fits."""
 
@@ -134,16 +134,6 @@ class Tiles:
         """Choose."""
         self._chosen[asked] = choice
 
-    def sums_alike(self, asked: Asked, choice: Choice) -> bool:
-        """Whether a choice takes sums as those for other numbers of rows do: then a row is the same
-        alone and among others, to the last bit."""
-        others = [
-            chosen
-            for other, chosen in self._chosen.items()
-            if other != asked and replace(other, rows=asked.rows) == asked
-        ]
-        return all(_parts(other) == _parts(choice) for other in others)
-
     def save(self) -> None:
         """Keep the choices, beside those that another start has kept since. Raises `OSError`."""
         if self._file is None:
@@ -154,11 +144,6 @@ class Tiles:
         with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as beside:
             beside.write(json.dumps(listed) + "\n")
         os.replace(beside.name, self._file)
-
-
-def _parts(choice: Choice) -> int | None:
-    """Into how many sums a choice divides one; None: as cuBLAS or single launches do."""
-    return choice.splits if isinstance(choice, Tile) else None if choice is None else 1
 
 
 @functools.cache

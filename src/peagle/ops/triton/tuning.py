@@ -13,8 +13,6 @@ LEAST_SHARE = 0.05
 one keep what was best on an H200."""
 FASTER = 0.997
 """What noise does not do."""
-UNLIKE = 1.03
-"""How much slower a choice counts that would make rows differ by how many come with them."""
 
 
 class Cycles(Protocol):
@@ -63,17 +61,12 @@ def _choose_all(cycles: Cycles, size: int, unchosen: list[Asked], tiles: Tiles) 
     """One after another, each beside the choices before it."""
     for asked in unchosen:
         best, *others = candidates(asked)
-        least = _cost(asked, best, cycles, size, tiles)
+        least = _seconds_with(asked, best, cycles, size, tiles)
         for choice in others:
-            found = _cost(asked, choice, cycles, size, tiles)
+            found = _seconds_with(asked, choice, cycles, size, tiles)
             if found < least * FASTER:
                 best, least = choice, found
         tiles.set(asked, best)
-
-
-def _cost(asked: Asked, choice: Choice, cycles: Cycles, size: int, tiles: Tiles) -> float:
-    seconds = _seconds_with(asked, choice, cycles, size, tiles)
-    return seconds if tiles.sums_alike(asked, choice) else seconds * UNLIKE
 
 
 def _seconds_with(asked: Asked, choice: Choice, cycles: Cycles, size: int, tiles: Tiles) -> float:

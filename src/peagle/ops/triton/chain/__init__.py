@@ -81,10 +81,11 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
     last = (links.out if links.qkv is None else links.qkv).weight
     weights = (links.out.weight, links.gate_up.weight, links.down.weight, last)
     inputs = (attended, middle_scaled, inner, out_scaled)
+    pieces = [link.inputs for link in shape.links]
     _chain[(shape.programs,)](
         *(_weights(*pair) for pair in zip(weights, shape.links, strict=True)),
         _boxes(last, (1, 16, PANEL.value)),
-        *(_inputs(*pair, shape.rows) for pair in zip(inputs, shape.links, strict=True)),
+        *(_boxes(x, (n, shape.rows, PANEL.value)) for x, n in zip(inputs, pieces, strict=True)),
         stream,
         links.post_norm.weight,
         links.next_norm.weight,
@@ -136,32 +137,12 @@ def _shape(attended: Tensor, links: Links) -> Shape:
 
 def _weights(weight: Tensor, link: Link) -> TensorDescriptor:
     """How a link's weights are copied."""
-    if link.is_added:
-        return _panels_apart(weight, link, link.box)
-    if link.kind == "plain":
+    if link.kind != "gated":
         return _boxes(weight, link.box)
     depth = weight.shape[1]
     shape = [depth // PANEL.value, 2, link.outputs, PANEL.value]
     strides = [PANEL.value, link.outputs * depth, depth, 1]
     return TensorDescriptor(weight, shape, strides, list(link.box), LAYOUT4)
-
-
-def _inputs(x: Tensor, link: Link, rows: int) -> TensorDescriptor:
-    """How a link's input is copied."""
-    box = link.input_box(rows)
-    return _panels_apart(x, link, box) if link.is_added else _boxes(x, box)
-
-
-def _panels_apart(x: Tensor, link: Link, box: tuple[int, ...]) -> TensorDescriptor:
-    """How two pairs of panels are copied: where a tile is folded those that follow each other, the
-    first panel of both in front; where it is halved every other pair, for one of two programs."""
-    lines, depth = x.shape
-    panel = PANEL.value
-    if link.kind == "folded":
-        shape, strides = [2, depth // (2 * panel)], [panel, 2 * panel]
-    else:
-        shape, strides = [depth // (4 * panel), 4], [4 * panel, panel]
-    return TensorDescriptor(x, [*shape, lines, panel], [*strides, depth, 1], list(box), LAYOUT4)
 
 
 def _boxes(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:

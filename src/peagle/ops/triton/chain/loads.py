@@ -9,7 +9,7 @@ from peagle.ops.triton.chain.shape import HEIGHT, LAYOUT3, LAYOUT4, PANEL
 from peagle.ops.triton.chain.signals import publish, wait_for
 
 STAGGER = gl.constexpr(5)
-"""Turns by which some lines' way through the depth begins behind their neighbours': where all read
+"""Steps by which a program's way through the depth begins behind its neighbour's: where all read
 the same columns of their rows, memory gives 3 % less."""
 
 
@@ -75,10 +75,10 @@ def _load_weight(place, step, ring, weight, rest, LINK: gl.constexpr, SHAPE: gl.
     arrival = full.index(slot)
     mbarrier.wait(free.index(slot), (place // SHAPE.stages & 1) ^ 1)
     mbarrier.expect(arrival, LINK.bytes(SHAPE.rows))
-    line = _first_line(step, LINK, SHAPE)
-    first, second = _first_panel(step, LINK, SHAPE)
+    line = _unit(step, LINK, SHAPE) // LINK.programs * LINK.columns
+    first = _first_panel(step, LINK, SHAPE)
     shape: gl.constexpr = SHAPE.boxes(LINK)
-    boxes = panels._reinterpret(gl.bfloat16, shape, LAYOUT3 if LINK.kind == "plain" else LAYOUT4)
+    boxes = panels._reinterpret(gl.bfloat16, shape, LAYOUT4 if LINK.kind == "gated" else LAYOUT3)
     at = slot * (shape[0] // SHAPE.stages)
     if LINK.kind == "gated":
         strips: gl.constexpr = LINK.strips
@@ -93,28 +93,18 @@ def _load_weight(place, step, ring, weight, rest, LINK: gl.constexpr, SHAPE: gl.
             _copy(weight, [first + panel, line, 0], arrival, boxes.index(half))
             _copy(rest, [first + panel, line + 32, 0], arrival, quarters.index(half * 2 + 2))
     else:
-        _copy(weight, [first, second, line, 0], arrival, boxes.index(at))
+        _copy(weight, [first, line, 0], arrival, boxes.index(at))
 
 
 @gluon.jit
 def _load_input(done, step, ring, source, LINK: gl.constexpr, SHAPE: gl.constexpr):
     full, _, _, inputs = ring
     slot = done % SHAPE.stages
-    shape: gl.constexpr = SHAPE.input_boxes(LINK)
-    count: gl.constexpr = shape[0] // SHAPE.stages
-    boxes = inputs._reinterpret(gl.bfloat16, shape, LAYOUT4 if LINK.is_added else LAYOUT3)
-    box = boxes.index(slot * count + count - 1)
-    first, second = _first_panel(step, LINK, SHAPE)
-    if LINK.is_added:
-        _copy(source, [first, second, 0, 0], full.index(slot), box)
-    else:
-        _copy(source, [first, 0, 0], full.index(slot), box)
-
-
-@gluon.jit
-def _first_line(step, LINK: gl.constexpr, SHAPE: gl.constexpr):
-    """Of the tile that a step belongs to."""
-    return _unit(step, LINK, SHAPE) // LINK.programs * LINK.columns
+    boxes: gl.constexpr = SHAPE.pieces // LINK.inputs
+    shape: gl.constexpr = [SHAPE.stages * boxes, LINK.inputs, SHAPE.rows, PANEL]
+    places = inputs._reinterpret(gl.bfloat16, shape, LAYOUT3)
+    box = places.index(slot * boxes + boxes - 1)
+    _copy(source, [_first_panel(step, LINK, SHAPE), 0, 0], full.index(slot), box)
 
 
 @gluon.jit
@@ -125,16 +115,10 @@ def _unit(step, LINK: gl.constexpr, SHAPE: gl.constexpr):
 
 @gluon.jit
 def _first_panel(step, LINK: gl.constexpr, SHAPE: gl.constexpr):
-    """Where in the depth a step begins, as its copies name the place: along their two axes of
-    panels (`_panels_apart`), or in panels and a zero."""
-    begin = _first_line(step, LINK, SHAPE) // LINK.abreast * (STAGGER * LINK.turn)
-    slot = (step + begin) % LINK.steps
-    first, second = slot * LINK.panels, 0
-    if LINK.kind == "halved":
-        first, second = slot * 2, _unit(step, LINK, SHAPE) % 2 * 2
-    if LINK.kind == "folded":
-        first, second = 0, slot * 2
-    return first, second
+    """Where in the depth a step begins, in panels."""
+    staggered = (step + gl.program_id(0) * STAGGER) % LINK.steps
+    share = _unit(step, LINK, SHAPE) % LINK.programs
+    return (share * LINK.steps + staggered) * (LINK.panels * LINK.pieces)
 
 
 @gluon.jit

@@ -22,8 +22,8 @@ PLAIN = gl.constexpr(gl.BlockedLayout([2, 1], [16, 2], [1, 4], [0, 1]))
 """64 lines by rows."""
 GATED = gl.constexpr(gl.BlockedLayout([2, 1, 2], [16, 2, 1], [1, 4, 1], [2, 0, 1]))
 """32 outputs by rows by gate and up."""
-FOLDED = gl.constexpr(gl.BlockedLayout([2, 1, 2, 2], [16, 2, 1, 1], [1, 4, 1, 1], [2, 3, 0, 1]))
-"""32 outputs by rows by a panel's halves by pieces of the input; squares are summed as in GATED."""
+FOLDED = gl.constexpr(gl.BlockedLayout([1, 1, 2, 2], [32, 1, 1, 1], [1, 4, 1, 1], [2, 3, 0, 1]))
+"""32 outputs by rows by a panel's halves by pieces of the input."""
 
 
 @gluon.jit
@@ -184,7 +184,8 @@ def _over_rms(squares, eps, LINK: gl.constexpr, SHAPE: gl.constexpr):
     """One over the root mean square of each row of a stream: [rows]."""
     meet()  # no warp still waits for a count when another goes on and it is cleared
     parts: gl.constexpr = triton.next_power_of_2(LINK.units)
-    layout: gl.constexpr = gl.BlockedLayout([1, 1], [4, 8], [4, 1], [1, 0])
+    lanes: gl.constexpr = SHAPE.rows if SHAPE.rows < 32 else 32
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [32 // lanes, lanes], [4, 1], [1, 0])
     part = gl.arange(0, parts, gl.SliceLayout(1, layout))
     row = gl.arange(0, SHAPE.rows, gl.SliceLayout(0, layout))
     there = (part < LINK.units)[:, None] & (row >= 0)[None, :]

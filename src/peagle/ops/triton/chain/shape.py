@@ -25,10 +25,6 @@ class Link:
 
     A panel has a line for each output of a tile, or two: of its gate and of what that gates, or of
     one piece of the depth and the next. Where a tile is halved, two programs share its depth.
-
-    However many rows there are, an output's sum is taken in the same order, so that a row is the
-    same alone and among others: from where in the depth its line begins, and where a panel is
-    folded or a tile halved, over every other pair of panels and over those between.
     """
 
     kind: str
@@ -58,23 +54,6 @@ class Link:
         return self.panels * PANEL.value * self.pieces
 
     @property
-    def is_added(self) -> bool:
-        """To a stream, in two sums that are folded or halved."""
-        return self.kind in ("folded", "halved")
-
-    @property
-    def turn(self) -> int:
-        """Slots between the places in the depth where a tile's way through it may begin."""
-        wide = 512 if self.is_added else 256
-        width = self.chunk * self.programs
-        return wide // width if self.depth % wide == 0 else 1
-
-    @property
-    def abreast(self) -> int:
-        """Lines whose ways begin in the same place."""
-        return {"gated": 96, "plain": self.columns}.get(self.kind, HEIGHT.value)
-
-    @property
     def programs(self) -> int:
         """That share a tile."""
         return 2 if self.kind == "halved" else 1
@@ -101,12 +80,7 @@ class Link:
             return self.panels, 2, 32, PANEL.value
         if self.kind == "plain":
             return 1, 32, PANEL.value
-        return 2, 2, HEIGHT.value // self.pieces, PANEL.value
-
-    def input_box(self, rows: int) -> tuple[int, ...]:
-        """What one copy of so many rows of input brings."""
-        panels = (2, 2) if self.is_added else (self.inputs,)
-        return *panels, rows, PANEL.value
+        return self.inputs, HEIGHT.value // self.pieces, PANEL.value
 
     def bytes(self, rows: int) -> int:
         """That come into a slot, with so many rows of input."""
@@ -192,10 +166,6 @@ class Shape:
         """The ring's panels as places of what one copy of a link's weights brings."""
         lines = self.stages * self.panels * HEIGHT.value
         return [lines // math.prod(link.box[:-1]), *link.box]
-
-    def input_boxes(self, link: Link) -> list[int]:
-        """The ring's places of input as places of what one copy of a link's input brings."""
-        return [self.stages * self.pieces // link.inputs, *link.input_box(self.rows)]
 
     @property
     def given(self) -> int:
