@@ -139,7 +139,9 @@ def theirs(match: Match, mix: Mix, dtype: str, vllm: Vllm, timeout: float) -> di
     tried = [
         {
             "captured": trial.captured,
-            "otps": vllm.answer(PEER, peer_job(trial, work) | lists, timeout),
+            "otps": [
+                round(one, 1) for one in vllm.answer(PEER, peer_job(trial, work) | lists, timeout)
+            ],
         }
         for trial in trials("vllm", match, (mix.in_flight,))
     ]

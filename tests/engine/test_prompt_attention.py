@@ -52,6 +52,8 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Shape, Shape]]:
         return attention(query, key, value)
 
     monkeypatch.setattr(module, "causal_attention", noted)
+    # on a GPU a kernel that knows no shapes
+    monkeypatch.setattr(module, "packed_attention", lambda query, *_: query)
     return found
 
 
@@ -95,6 +97,44 @@ def test_prompts_of_any_length_have_few_shapes(shapes: set) -> None:
     lengths = {*range(16, 129, 16), 160, 192, 224, 256, 320}
     assert {query[2] for (query, _), _ in shapes} == lengths
     assert {query[0] for (query, _), _ in shapes} == {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "packed", "groups"),
+    [
+        ((40, 40, 40), [], 2),
+        ((5, 40, 70), [[5, 40, 70]], 0),
+        ((5, 40, 70, 130, 170), [[5, 40, 70]], 2),
+        ((5, 70, 130, 170), [], 4),
+    ],
+)
+def test_short_prompts_of_many_lengths_are_one_call(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], packed: list[list[int]], groups: int
+) -> None:
+    calls, together = [], []
+    monkeypatch.setattr(module, "SHORT", 130)
+    monkeypatch.setattr(
+        module, "packed_attention", lambda *given: together.append(given[3].counts) or given[0]
+    )
+    monkeypatch.setattr(
+        module, "causal_attention", lambda *given: calls.append(given[0].shape) or given[0]
+    )
+    spans = [Span(row, 0, count) for row, count in enumerate(lengths)]
+    cache = torch.randn(1, 2, 5 * LENGTH, 2, 16)
+    prompt_attention(table_of(5), spans, False)(cache)(0, torch.randn(sum(lengths), WIDTH), HEADS)
+    assert (together, len(calls)) == (packed, groups)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_one_call_for_many_lengths_is_one_for_each() -> None:
+    device, counts = torch.device("cuda"), [1, 16, 17, 300, 1000]
+    bounds = module.Bounds(counts, device)
+    assert bounds.ends is not None
+    sides = [torch.randn(sum(counts), n, 128, device=device).bfloat16() for n in (32, 8, 8)]
+    found = module.packed_attention(*sides, bounds)
+    bounds.ends = None
+    expected = module.packed_attention(*sides, bounds)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
 def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: set) -> None:

@@ -2,7 +2,9 @@
 
 cuDNN plans a kernel for every shape, which takes longer than reading a thousand tokens, and prompts
 are of any length. So chunks that begin a prompt are filled up to lengths of a few kinds, with rows
-that repeat their last one: no row before them sees those.
+that repeat their last one: no row before them sees those. Short ones of many lengths attend in one
+call of another kernel, which plans nothing: a call for each length would take as long on the GPU,
+and the host longer than a pass.
 """
 
 import itertools
@@ -22,8 +24,16 @@ from peagle.engine.upload import upload
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import Heads, store, store_attend
 
+Sides = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values of the rows as they are laid out: [rows, heads, head_dim]."""
+FLASH = (8, 0)
+"""The oldest GPU that has torch's kernel for chunks of several lengths."""
 FINEST = 16
 """Rows between two lengths where these are closest."""
+FEW = 2
+"""Calls for chunks of one length each, above which short ones of many share one."""
+SHORT = 1024
+"""Rows of a chunk that may share it; with more its kernel takes twice as long."""
 
 
 def prompt_attention(
@@ -52,17 +62,22 @@ def prompt_attention(
 
 
 def plan(heads: Heads, cache: Tensor, most: int) -> None:
-    """Meet every length that a single prompt of at most so many tokens is filled up to.
+    """Meet every length that a single prompt of at most so many tokens is filled up to, and the
+    kernel for several, which is loaded when it is first called.
 
     cache: of one layer, [2, slots, key_value, size]; it stays as it is.
     """
-    width = (heads.query + 2 * heads.key_value) * heads.size
     lengths = {filled(count) for count in range(1, most + 1)}
     for rows in sorted(lengths, reverse=True):  # shorter ones take the memory of longer ones
-        nowhere = torch.full((rows,), -1, device=cache.device)
-        alone = (_Group(0, 0, rows, 0, members=1),)
-        layout = _Layout(nowhere[None], alone, torch.zeros_like(nowhere), nowhere, None, None)
-        layout.attend(cache.new_zeros(rows, width), heads, cache)
+        _attend_for_nobody(_Group(0, 0, rows, 0, members=1), heads, cache)
+    _attend_for_nobody(_Packed(0, Bounds((1, 1), cache.device)), heads, cache)
+
+
+def _attend_for_nobody(part: "_Group | _Packed", heads: Heads, cache: Tensor) -> None:
+    rows, width = sum(part.laid), (heads.query + 2 * heads.key_value) * heads.size
+    nowhere = torch.full((rows,), -1, device=cache.device)
+    layout = _Layout(nowhere[None], (part,), torch.zeros_like(nowhere), nowhere, None, None)
+    layout.attend(cache.new_zeros(rows, width), heads, cache)
 
 
 def filled(rows: int) -> int:
@@ -81,6 +96,34 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
 
 
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, bounds: "Bounds") -> Tensor:
+    """Attention within each of several chunks from position 0, which lie one behind another.
+
+    query: [rows, heads, head_dim], like the result; key, value: [rows, key_value, head_dim].
+    """
+    if bounds.ends is not None and query.dtype.itemsize == 2:
+        sizes = (bounds.ends, bounds.ends, bounds.longest, bounds.longest)
+        flash = torch.ops.aten._flash_attention_forward
+        found: Tensor = flash(query, key, value, *sizes, 0.0, True, False)[0]
+        return found
+    shares = zip(*(side.split(bounds.counts) for side in (query, key, value)), strict=True)
+    attended = [
+        causal_attention(*(side[None].transpose(1, 2) for side in sides)) for sides in shares
+    ]
+    return torch.cat([one.transpose(1, 2)[0] for one in attended])
+
+
+class Bounds:
+    """Where chunks that lie one behind another begin and end."""
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        self.counts, self.longest = list(counts), max(counts)
+        self.ends: Tensor | None = None
+        """[chunks + 1] int32 from 0, where there is a kernel that reads it."""
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH:
+            self.ends = upload([0, *itertools.accumulate(counts)], device).int()
+
+
 @dataclass(frozen=True)
 class _Group:
     """Chunks that attend in one call: of one length from position 0, or one with a context."""
@@ -93,9 +136,13 @@ class _Group:
     """Of the rows as they are laid out."""
     members: int
 
-    def attend(self, sides: tuple[Tensor, Tensor, Tensor], cache: Tensor, slots: Tensor) -> Tensor:
-        """Attended values [members * rows, heads * size]. sides: queries, keys, values; slots: of
-        the request table."""
+    @property
+    def laid(self) -> list[int]:
+        """Rows of each chunk as they are laid out."""
+        return [self.rows] * self.members
+
+    def attend(self, sides: Sides, cache: Tensor, slots: Tensor) -> Tensor:
+        """Attended values [members * rows, heads * size]. slots: of the request table."""
         share = slice(self.first, self.first + self.members * self.rows)
         query, key, value = (side[share] for side in sides)
         if self.start > 0:
@@ -109,12 +156,31 @@ class _Group:
 
 
 @dataclass(frozen=True)
+class _Packed:
+    """Short chunks from position 0, of many lengths and none filled up."""
+
+    first: int
+    bounds: Bounds
+
+    @property
+    def laid(self) -> list[int]:
+        """As in `_Group`."""
+        return self.bounds.counts
+
+    def attend(self, sides: Sides, _cache: Tensor, _slots: Tensor) -> Tensor:
+        """As in `_Group`."""
+        share = slice(self.first, self.first + sum(self.laid))
+        query, key, value = (side[share] for side in sides)
+        return packed_attention(query, key, value, self.bounds).flatten(1)
+
+
+@dataclass(frozen=True)
 class _Layout:
     """A pass's rows as they attend."""
 
     table_slots: Tensor
     """[table rows, positions]"""
-    groups: tuple[_Group, ...]
+    parts: tuple[_Group | _Packed, ...]
     positions: Tensor
     """[laid rows]"""
     writes: Tensor
@@ -129,31 +195,41 @@ class _Layout:
         if self.source is not None:
             qkv = qkv.index_select(0, self.source)
         sides = store(qkv, heads, cache, self.positions, self.writes)
-        found = [group.attend(sides, cache, self.table_slots) for group in self.groups]
+        found = [part.attend(sides, cache, self.table_slots) for part in self.parts]
         attended = found[0] if len(found) == 1 else torch.cat(found)
         return attended if self.back is None else attended.index_select(0, self.back)
 
 
 def _laid_out(table: RequestTable, spans: Sequence[Span], idle: int) -> _Layout:
     positions, writes = places(table, spans)
-    groups = tuple(_groups(spans))
-    if not idle and all(_laid_rows(span) == span.count for span in spans):
-        return _Layout(table.slots, groups, positions, writes, None, None)
-    ways, count = _ways(spans), len(writes)
+    parts = tuple(_parts(spans, table.slots.device))
+    laid = [rows for part in parts for rows in part.laid]
+    if not idle and laid == [span.count for span in spans]:
+        return _Layout(table.slots, parts, positions, writes, None, None)
+    ways, count = _ways(spans, laid), len(writes)
     source, back = (upload(rows, table.slots.device) for rows in (ways[0], ways[1] + [0] * idle))
-    laid = writes.new_full(source.shape, -1).index_copy_(0, back[:count], writes)
-    return _Layout(table.slots, groups, positions.index_select(0, source), laid, source, back)
+    laid_writes = writes.new_full(source.shape, -1).index_copy_(0, back[:count], writes)
+    return _Layout(table.slots, parts, positions.index_select(0, source), laid_writes, source, back)
 
 
-def _laid_rows(span: Span) -> int:
-    return span.count if span.start else filled(span.count)
+def _parts(spans: Sequence[Span], device: torch.device) -> list[_Group | _Packed]:
+    """In the order of the chunks: those of each length, or short ones of many together."""
+    parts: list[_Group | _Packed] = []
+    first = 0
+    for short, run in itertools.groupby(spans, lambda s: not s.start and s.count < SHORT):
+        chunks = list(run)
+        found: list[_Group | _Packed] = [*_groups(chunks, first)]
+        if short and len(found) > FEW:
+            found = [_Packed(first, Bounds([span.count for span in chunks], device))]
+        parts += found
+        first += sum(rows for part in found for rows in part.laid)
+    return parts
 
 
-def _groups(spans: Sequence[Span]) -> list[_Group]:
+def _groups(spans: Sequence[Span], first: int) -> list[_Group]:
     """Of equal chunks as many at once as make a power of two: each number is a shape, too."""
     groups: list[_Group] = []
-    first = 0
-    for (begins, rows), equal in itertools.groupby(spans, lambda s: (not s.start, _laid_rows(s))):
+    for (begins, rows), equal in itertools.groupby(spans, lambda s: (not s.start, _filled(s))):
         left = list(equal)
         while left:
             members = 1 << len(left).bit_length() - 1 if begins else 1
@@ -163,13 +239,17 @@ def _groups(spans: Sequence[Span]) -> list[_Group]:
     return groups
 
 
-def _ways(spans: Sequence[Span]) -> tuple[list[int], list[int]]:
+def _filled(span: Span) -> int:
+    return span.count if span.start else filled(span.count)
+
+
+def _ways(spans: Sequence[Span], laid: Sequence[int]) -> tuple[list[int], list[int]]:
     """For each laid row the pass's, and for each of the pass's where it is laid."""
     source: list[int] = []
     back: list[int] = []
-    for span in spans:
+    for span, rows in zip(spans, laid, strict=True):
         first, last = len(back), len(back) + span.count - 1
         back += range(len(source), len(source) + span.count)
         source += range(first, last + 1)
-        source += [last] * (_laid_rows(span) - span.count)
+        source += [last] * (rows - span.count)
     return source, back
