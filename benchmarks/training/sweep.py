@@ -19,9 +19,9 @@ from torch import Tensor
 from peagle.bench.report import machine
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
-from peagle.models.families import decoder_config
+from peagle.models.families import read_target_config
 from peagle.models.loading import load_decoder
-from peagle.models.weights import model_directory, read_json
+from peagle.models.weights import model_directory
 from peagle.train.estimate import Estimate
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, PackedRows, pack
@@ -98,7 +98,7 @@ class Sweep:
         """Read the recipe's data."""
         torch.set_num_threads(1)  # threads would be lost to the processes forked from this one
         directory = model_directory(recipe.target)
-        config = decoder_config(read_json(directory / "config.json"), str(directory))
+        config = read_target_config(directory)
         training, validation, _ = read_rows(recipe, directory, config)
         return cls(recipe, training, validation, seconds, keep)
 

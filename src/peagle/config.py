@@ -12,6 +12,14 @@ DType = Literal["auto", "float32", "bfloat16"]
 DraftLengths = Literal["auto", "fixed"]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
+Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
+TopK = Annotated[int, Field(ge=-1, lt=2**31)]
+TopP = Annotated[float, Field(gt=0.0, le=1.0)]
+MinP = Annotated[float, Field(ge=0.0, le=1.0)]
+RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100.0)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 
 
 class Config(BaseModel):
@@ -65,18 +73,18 @@ class StructuredOutputs(Config):
 class SamplingParams(Config):
     """How tokens are chosen and when a request ends. Names and meanings are vLLM's."""
 
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] = 0.0
+    temperature: Temperature = 0.0
     """0 is greedy."""
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    top_k: TopK = 0
     """Keep the k most likely tokens; 0 or -1 keeps all."""
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
+    top_p: TopP = 1.0
+    min_p: MinP = 0.0
     """Drop tokens less likely than min_p times the most likely one."""
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] = 1.0
+    repetition_penalty: RepetitionPenalty = 1.0
     """Divides positive (multiplies negative) logits of every token of prompt and output."""
-    presence_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2.0, le=2.0)] = 0.0
-    logit_bias: dict[int, Annotated[float, Field(ge=-100.0, le=100.0)]] = {}
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    logit_bias: dict[int, Bias] = {}
     """Token id -> value added to its logit."""
     seed: int | None = None
     """Same seed, same tokens: whatever the batch, and with or without speculation."""
@@ -86,7 +94,7 @@ class SamplingParams(Config):
     max_tokens: PositiveInt = 128
     min_tokens: NonNegativeInt = 0
     """No end-of-text and no stop token before this many output tokens."""
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: TopLogprobs | None = None
     """Log-probabilities of the chosen token and of this many of the most likely ones."""
     structured_outputs: StructuredOutputs | None = None
     """The form that the output must have; needs the extra `peagle[structured]`."""

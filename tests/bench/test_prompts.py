@@ -17,7 +17,7 @@ class Tokenizer:
         ids = [ord(letter) for letter in text]
         return type("Encoding", (), {"input_ids": [1, *ids] if add_special_tokens else ids})
 
-    def apply_chat_template(self, messages, tokenize, add_generation_prompt):
+    def apply_chat_template(self, messages, chat_template, tokenize, add_generation_prompt):
         if any(message["role"] == "system" for message in messages):
             raise RuntimeError("no system role")
         return "".join(f"<{m['role']}>{m['content']}" for m in messages) + "<assistant>"
@@ -89,7 +89,7 @@ def test_a_chat_goes_through_the_template_where_there_is_one(tmp_path):
 
 def test_a_template_that_refuses_is_the_users_to_mend():
     prompt = Prompt("be kind", ({"role": "system", "content": "be kind"},))
-    with pytest.raises(InputError, match="chat template refuses a prompt: no system role"):
+    with pytest.raises(InputError, match="chat template refuses this: no system role"):
         prompt.token_ids(Tokenizer("template"))
 
 

@@ -21,7 +21,8 @@ from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, pack
 from peagle.train.recipe import Recipe
 from peagle.train.run import prepare
-from peagle.train.trainer import SNAPSHOT, Report, Trainer, rate
+from peagle.train.snapshot import SNAPSHOT
+from peagle.train.trainer import Report, Trainer, rate
 
 METHODS = ["peagle", "eagle3"]
 TOKENS = [(7 * i + i * i) % tiny.MASK for i in range(40)]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.errors import InputError
+from peagle.models.tokenizer import render_chat
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 FORMATS = ".jsonl, .jsonl.gz or .txt"
@@ -35,12 +36,7 @@ class Prompt:
         """Token ids, through the tokenizer's chat template where there is a chat and a template."""
         if not (self.messages and tokenizer.chat_template):
             return list(tokenizer(self.text).input_ids)
-        try:
-            text = tokenizer.apply_chat_template(
-                list(self.messages), tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # the template is the model's own code and may raise anything
-            raise InputError(f"the model's chat template refuses a prompt: {error}") from None
+        text = render_chat(tokenizer, self.messages, add_generation_prompt=True)
         return list(tokenizer(text, add_special_tokens=False).input_ids)
 
 

@@ -8,6 +8,7 @@ from torch import nn
 
 from peagle.config import EngineConfig
 from peagle.device import resolve_device, resolve_dtype
+from peagle.drafters.checkpoint import default_taps
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.eagle3 import SequentialDrafter
 from peagle.drafters.model import DrafterConfig, DraftModel
@@ -101,11 +102,10 @@ def random_drafter(
         qk_norm=False,
         num_experts=0,
     )
-    depth = target.num_hidden_layers
     config = DrafterConfig(
         transformer=transformer,
         target_hidden_size=target.hidden_size,
-        taps=(2, depth // 2, depth - 3),
+        taps=default_taps(target.num_hidden_layers),
         draft_vocab_size=shape.draft_vocab_size,
         mask_token_id=min(MASK_TOKEN, target.vocab_size - 1) if parallel else None,
     )

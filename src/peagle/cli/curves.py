@@ -1,9 +1,10 @@
 """The curves of a training run: loss, accuracy of every depth, acceptance length."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from peagle.files import replacing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,9 +50,8 @@ def draw_curves(entries: Sequence[dict[str, Any]], loss: str, path: Path) -> Non
         _draw_loss(left, entries, LOSSES[loss])
         _draw_accuracy(middle, evaluations)
         _draw_acceptance_length(right, evaluations)
-        scratch = path.with_name(path.name + ".part")
-        figure.savefig(scratch, format="png", dpi=150)
-    os.replace(scratch, path)
+        with replacing(path) as scratch:
+            figure.savefig(scratch, format="png", dpi=150)
 
 
 def _draw_loss(axes: "Axes", entries: Sequence[dict[str, Any]], name: str) -> None:

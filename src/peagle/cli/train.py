@@ -124,11 +124,9 @@ def _check_estimate(
 
 
 def _kept_step(recipe: "Recipe") -> int | None:
-    from peagle.train.snapshot import kept_step
-    from peagle.train.trainer import SNAPSHOT
+    from peagle.train.snapshot import kept_step, snapshot_path
 
-    output = Path(recipe.output)
-    return kept_step(output.with_name(f"{output.name}.{SNAPSHOT}"))
+    return kept_step(snapshot_path(Path(recipe.output)))
 
 
 def _next(step: int | None) -> str:

@@ -1,7 +1,6 @@
 """The log of a training run: its recipe, its figures and their curves, beside its output."""
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ import yaml
 
 from peagle.cli.curves import draw_curves
 from peagle.errors import InputError
-from peagle.models.weights import writing
+from peagle.files import replacing, writing
 
 if TYPE_CHECKING:
     from peagle.train.recipe import Recipe
@@ -132,7 +131,5 @@ def _line(entry: Entry) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file in one rename."""
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(text, encoding="utf-8")
-    os.replace(scratch, path)
+    with replacing(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")

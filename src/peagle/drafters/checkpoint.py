@@ -1,9 +1,9 @@
 """A drafter's directory: vLLM's layout, read strictly and written (DESIGN section 5)."""
 
 import json
-import shutil
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import transformer_config
 from peagle.models.loading import layer_rules
-from peagle.models.weights import TensorRule, assemble, disassemble, read_json, read_tensors
+from peagle.models.weights import TensorRule, about, assemble, disassemble, read_json, read_tensors
 from peagle.ops.packing import pack
 
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
@@ -99,11 +99,8 @@ def _drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: st
         "eagle_aux_hidden_state_layer_ids"
     )
     taps = tuple(sorted(int(tap) for tap in listed or default_taps(target.num_hidden_layers)))
-    masks = (values.get("dflash_config") or {}, *(values for _ in MASK_KEYS))
-    keys = ("mask_token_id", *MASK_KEYS)
-    given = [
-        group[key] for group, key in zip(masks, keys, strict=True) if group.get(key) is not None
-    ]
+    named = (values.get("dflash_config") or {}).get("mask_token_id")
+    given = [one for one in (named, *map(values.get, MASK_KEYS)) if one is not None]
     trained = values.get("num_speculative_tokens")
     return DrafterConfig(
         transformer=transformer_config(values, model_type, source),
@@ -198,11 +195,9 @@ def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     _attach_shared(model, target, shared)
     dtype, device = target.embed.weight.dtype, target.embed.weight.device
     rules, ignored = drafter_rules(config, shared), [D2T, T2D]
-    try:
+    with about(directory):
         assemble(model, rules, tensors, ignored, dtype, device)
         attach_vocabulary(model, tensors)
-    except InputError as error:
-        raise InputError(f"{directory}: {error}") from None
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     pack(model)
     return model
@@ -235,7 +230,7 @@ def effective_config(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> Dr
     """A configuration that names a mask token without a `mask_hidden` tensor is EAGLE-3's."""
     if MASK_HIDDEN in tensors:
         return config
-    return DrafterConfig(**{**vars(config), "mask_token_id": None})
+    return replace(config, mask_token_id=None)
 
 
 def shared_tensors(
@@ -294,7 +289,6 @@ def save_drafter(
 
     `shared` names tensors of the file to leave out, since the target's serve.
     """
-    directory = Path(directory)
     directory.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
         fresh = Path(scratch) / "drafter"
@@ -305,7 +299,7 @@ def save_drafter(
         text = json.dumps(config_json(model.config, dtype), indent=2) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
         if directory.exists():
-            shutil.rmtree(directory)
+            directory.rename(Path(scratch) / "before")
         fresh.rename(directory)
 
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,8 +28,8 @@ from peagle.drafters.checkpoint import (
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.errors import InputError
 from peagle.models.decoder import DecoderConfig
-from peagle.models.families import decoder_config
-from peagle.models.weights import finite, mismatches, read_json, safetensors_files
+from peagle.models.families import read_target_config
+from peagle.models.weights import finite, mismatches, safetensors_files
 
 T = TypeVar("T")
 UNKNOWN_TARGET = DecoderConfig(
@@ -67,7 +67,7 @@ def diagnose(
     problems: list[str] = []
     shape = None
     if target is not None:
-        shape = _attempt(lambda: _read_target(target), problems)
+        shape = _attempt(lambda: read_target_config(target), problems)
     config = _attempt(lambda: _read_drafter(directory, shape), problems)
     tensors = normalised(_read_tensors(directory, problems))
     if "fc.weight" not in tensors and "model.embed_tokens.weight" in tensors:
@@ -95,10 +95,6 @@ def _attempt(read: Callable[[], T], problems: list[str]) -> T | None:
         return None
 
 
-def _read_target(directory: Path) -> DecoderConfig:
-    return decoder_config(read_json(directory / "config.json"), str(directory))
-
-
 def _read_drafter(directory: Path, target: DecoderConfig | None) -> DrafterConfig:
     if target is not None:
         return read_config(directory, target)
@@ -107,13 +103,12 @@ def _read_drafter(directory: Path, target: DecoderConfig | None) -> DrafterConfi
 
 
 def _as_deep_as_unknown(shape: DecoderConfig) -> DecoderConfig:
-    return DecoderConfig(**{**vars(shape), "num_hidden_layers": UNKNOWN_TARGET.num_hidden_layers})
+    return replace(shape, num_hidden_layers=UNKNOWN_TARGET.num_hidden_layers)
 
 
 def _implied_target(config: DrafterConfig) -> DecoderConfig:
     """The target that a drafter's own configuration speaks of."""
-    shape = _as_deep_as_unknown(config.transformer)
-    return DecoderConfig(**{**vars(shape), "hidden_size": config.target_hidden_size})
+    return replace(_as_deep_as_unknown(config.transformer), hidden_size=config.target_hidden_size)
 
 
 def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:

@@ -75,8 +75,9 @@ class TokenLogprobs:
 class Request:
     """A prompt, how to sample from it, and how far it has come.
 
-    Lengths, all in tokens: `computed` <= `total` - 1 once running, `drafted` <= `computed`; the
-    last token of a decoding request has no KV yet, since it is the next step's first input.
+    Lengths, all in tokens: `computed` <= `total` - 1 once running, `drafter_computed` <=
+    `computed`; the last token of a decoding request has no KV yet, since it is the next step's
+    first input.
     """
 
     def __init__(

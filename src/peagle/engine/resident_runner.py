@@ -1,4 +1,4 @@
-"""The device's owner on a GPU: launches steps, and reads what they emitted one step behind."""
+"""Requests that the device runs by itself: steps are launched, and read one step behind."""
 
 import warnings
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The device's owner: models, KV caches and the request table; runs one step's batch."""
+"""Requests whose tokens the host sees before it goes on: one step's batch at a time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

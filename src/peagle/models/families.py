@@ -3,10 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from peagle.errors import InputError
 from peagle.models.decoder import DecoderConfig
+from peagle.models.weights import read_json
 from peagle.ops.moe import ALPHA
 from peagle.ops.rope import RopeConfig
 
@@ -18,6 +20,11 @@ FAMILIES = {
 }
 EXPERT_SIZES = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+
+
+def read_target_config(directory: Path) -> DecoderConfig:
+    """`decoder_config` of a target's directory. Raises `InputError` as that does."""
+    return decoder_config(read_json(directory / "config.json"), str(directory))
 
 
 def decoder_config(values: Mapping[str, Any], source: str) -> DecoderConfig:

@@ -1,25 +1,25 @@
 """A target's directory -> our decoder, whole or in parts."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from peagle.device import require_memory
-from peagle.errors import InputError
 from peagle.models import gpt_oss
 from peagle.models.decoder import Decoder, DecoderConfig, DecoderLayer
-from peagle.models.families import decoder_config
+from peagle.models.families import read_target_config
 from peagle.models.weights import (
-    MISMATCH,
     TensorRule,
+    about,
     assemble,
-    read_json,
+    file_names,
     read_tensors,
+    refuse,
     tensor_names,
+    unexpected,
 )
 from peagle.ops.packing import pack
 
@@ -92,7 +92,7 @@ def load_decoder(
 
     Raises `InputError` for an unsupported architecture and for damaged or mismatched weights.
     """
-    config = decoder_config(read_json(directory / "config.json"), str(directory))
+    config = read_target_config(directory)
     with torch.device("meta"):
         decoder = Decoder(config, max_length)
     parameters = {id(value): value.numel() for value in decoder.parameters()}
@@ -107,24 +107,14 @@ def load_ends(
 
     Raises `InputError` as `load_decoder` does.
     """
-    config = decoder_config(read_json(directory / "config.json"), str(directory))
+    config = read_target_config(directory)
     ends = replace(config, num_hidden_layers=0)
     with torch.device("meta"):
         decoder = Decoder(ends, max_length)
-    names = {name for rule in decoder_rules(ends) for name in rule.theirs}
-    decoder = _filled(decoder, directory, read_tensors(directory, names), dtype, device)
+    tensors = read_tensors(directory, file_names(decoder_rules(ends)))
+    decoder = _filled(decoder, directory, tensors, dtype, device)
     decoder.config = config
     return decoder
-
-
-@dataclass(frozen=True)
-class Below:
-    """The names of a part's tensors."""
-
-    prefix: str
-
-    def __contains__(self, name: object) -> bool:
-        return str(name).startswith(f"{self.prefix}.")
 
 
 def load_layers(
@@ -134,44 +124,23 @@ def load_layers(
 
     Raises `InputError` as `load_decoder` does.
     """
-    config = decoder_config(read_json(directory / "config.json"), str(directory))
-    _refuse_unexpected(directory, config)
+    config, names = read_target_config(directory), tensor_names(directory)
+    rules = gpt_oss.as_stored(decoder_rules(config), names)
+    with about(directory):
+        refuse(unexpected(rules, names, _ignored(config)))
     for index in range(config.num_hidden_layers):
-        prefix = f"model.layers.{index}"
-        tensors = read_tensors(directory, Below(prefix))
+        rules = gpt_oss.as_stored(layer_rules(config, "0", f"model.layers.{index}"), names)
         with torch.device("meta"):
             layer = DecoderLayer(config, config.window(index))
-        rules = gpt_oss.as_stored(layer_rules(config, "0", prefix), tensors)
-        _assemble(nn.ModuleList([layer]), rules, directory, tensors, dtype=dtype, device=device)
+        tensors = read_tensors(directory, file_names(rules))
+        with about(directory):
+            assemble(nn.ModuleList([layer]), rules, tensors, dtype=dtype, device=device)
         yield layer.to(device=device, dtype=dtype).requires_grad_(False).eval()
-
-
-def _refuse_unexpected(directory: Path, config: DecoderConfig) -> None:
-    """What `assemble` refuses, for weights that are read in parts."""
-    names = tensor_names(directory)
-    rules = gpt_oss.as_stored(decoder_rules(config), names)
-    expected = {name for rule in rules for name in rule.theirs} | _ignored(config)
-    if unexpected := sorted(names - expected):
-        raise InputError(f"{directory}: {MISMATCH}: unexpected tensors: {', '.join(unexpected)}")
 
 
 def _ignored(config: DecoderConfig) -> set[str]:
     """Tensors that a file may have beside ours."""
     return {"lm_head.weight"} if config.tie_word_embeddings else set()
-
-
-def _assemble(
-    module: nn.Module,
-    rules: list[TensorRule],
-    directory: Path,
-    tensors: Mapping[str, Tensor],
-    **how: Any,
-) -> None:
-    """`assemble`, with the directory in its complaints."""
-    try:
-        assemble(module, rules, tensors, **how)
-    except InputError as error:
-        raise InputError(f"{directory}: {error}") from None
 
 
 def _filled(
@@ -184,8 +153,8 @@ def _filled(
     """A decoder with the values of a directory's tensors."""
     config = decoder.config
     rules = gpt_oss.as_stored(decoder_rules(config), tensors)
-    how: dict[str, Any] = {"ignored": _ignored(config), "dtype": dtype, "device": device}
-    _assemble(decoder, rules, directory, tensors, **how)
+    with about(directory):
+        assemble(decoder, rules, tensors, _ignored(config), dtype, device)
     if config.tie_word_embeddings:
         decoder.head.weight = decoder.embed.weight
     decoder = decoder.to(device=device, dtype=dtype).requires_grad_(False).eval()

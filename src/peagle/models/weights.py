@@ -16,7 +16,6 @@ from peagle.errors import InputError
 
 DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ["*.safetensors"]
-MISMATCH = "it does not match its config.json"
 Shape = tuple[int, ...]
 
 
@@ -71,15 +70,6 @@ def model_directory(name: str, weights: bool = True) -> Path:
         raise InputError(
             f"{name}: no such directory, and the hub did not give it: {reason}"
         ) from None
-
-
-@contextmanager
-def writing(place: Path, advice: str) -> Iterator[None]:
-    """Raises `InputError` for what a disk refuses within the block."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{place} cannot be written: {error}; {advice}") from None
 
 
 def read_json(path: Path) -> dict[str, object]:
@@ -173,8 +163,7 @@ def assemble(
     misshapen tensor at once, or the first that holds a value not finite.
     """
     rules = list(rules)
-    if problems := mismatches(module, rules, tensors, ignored):
-        raise InputError(f"{MISMATCH}: {'; '.join(problems)}")
+    refuse(mismatches(module, rules, tensors, ignored))
     shapes = _shapes(module)
 
     def moved(name: str) -> Tensor:
@@ -201,15 +190,13 @@ def mismatches(
     ignored: Iterable[str] = (),
 ) -> list[str]:
     """Missing, unexpected and misshapen tensors, beside what a module's shapes ask for."""
+    rules, shapes = list(rules), _shapes(module)
     expected: dict[str, Shape] = {}
-    shapes = _shapes(module)
     for rule in rules:
         expected |= rule.shapes(shapes[rule.ours])
     missing = sorted(expected.keys() - tensors.keys())
-    unexpected = sorted(tensors.keys() - expected.keys() - set(ignored))
     problems = [f"missing tensors: {', '.join(missing)}"] if missing else []
-    if unexpected:
-        problems.append(f"unexpected tensors: {', '.join(unexpected)}")
+    problems += unexpected(rules, tensors, ignored)
     for name in sorted(expected.keys() & tensors.keys()):
         shape = tuple(tensors[name].shape)
         if shape != expected[name]:
@@ -217,6 +204,34 @@ def mismatches(
         elif tensors[name].is_floating_point() and tensors[name].itemsize == 1:
             problems.append(f"{name} is {tensors[name].dtype}; of 8-bit weights none are read")
     return problems
+
+
+def unexpected(
+    rules: Iterable[TensorRule], names: Iterable[str], ignored: Iterable[str] = ()
+) -> list[str]:
+    """What is wrong with a file's tensors that no rule reads; nothing where there are none."""
+    others = sorted(set(names) - file_names(rules) - set(ignored))
+    return [f"unexpected tensors: {', '.join(others)}"] if others else []
+
+
+def file_names(rules: Iterable[TensorRule]) -> set[str]:
+    """Of the tensors that rules read."""
+    return {name for rule in rules for name in rule.theirs}
+
+
+def refuse(problems: Sequence[str]) -> None:
+    """Raises `InputError` naming all problems, if there are any."""
+    if problems:
+        raise InputError(f"it does not match its config.json: {'; '.join(problems)}")
+
+
+@contextmanager
+def about(directory: Path) -> Iterator[None]:
+    """Put the directory in front of what an `InputError` within the block says."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{directory}: {error}") from None
 
 
 def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peagle.ops.acceptance import accepted_counts
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.norm import rms_norm
 from peagle.ops.triton import kernels, serve
@@ -162,9 +163,9 @@ def settle(
     if serve(state.computed):
         kernels("resident").settle(state, requests, drafts, chosen, features, synthetic)
         return
+    counts = accepted_counts(drafts, chosen)
     for index, row in enumerate(requests.tolist()):
-        proposed, taken = drafts[index], chosen[index]
-        agreed = int((proposed == taken[:-1]).long().cumprod(dim=0).sum())
+        proposed, taken, agreed = drafts[index], chosen[index], int(counts[index])
         if synthetic is not None:
             agreed = _synthetic(row, int(state.cycles[row]), synthetic[: len(proposed)])
         accepted = min(agreed, int(state.ks[row]))

@@ -7,7 +7,6 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -15,9 +14,10 @@ from fastapi.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from peagle.engine.request import Speculation
-from peagle.llm import Chunk, Completion, Prepared
+from peagle.llm import Chunk, Completion
 from peagle.server.errors import CLIENT_GONE, as_api_error
-from peagle.server.service import Service
+from peagle.server.protocol import GenerationBody
+from peagle.server.service import Job, Service
 
 encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 DONE = b"data: [DONE]\n\n"
@@ -45,35 +45,23 @@ class Form(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Job:
-    """The sequences of one HTTP request: every prompt `n` times, in order."""
-
-    prepared: Sequence[Prepared]
-    chunks: AsyncIterator[tuple[int, Chunk]]
-    """What they write, each with its sequence's index."""
-    n: int
-    stream: bool
-    include_usage: bool
-    """At the end of a stream; other answers always have it."""
-
-
 async def answer(
     service: Service,
     form: Form,
     job: Job,
+    body: GenerationBody,
     request: Request,
     running: contextlib.AsyncExitStack,
 ) -> Response:
     """Word what the sequences write. Closing `running` ends them, as does a client that leaves."""
     head = {
         "id": f"{form.prefix}-{uuid.uuid4().hex}",
-        "object": form.chunk_kind if job.stream else form.kind,
+        "object": form.chunk_kind if body.stream else form.kind,
         "created": int(time.time()),
         "model": service.settings.model_names[0],
     }
-    if job.stream:
-        return EventStream(_worded(form, job, head), running.pop_all())
+    if body.stream:
+        return EventStream(_worded(form, job, head, body.wants_usage), running.pop_all())
     done = await unless_gone(request.receive, _collect(job))
     if done is None:
         return Response(status_code=CLIENT_GONE)
@@ -163,8 +151,8 @@ async def _collect(job: Job) -> list[Completion]:
     return [done[index] for index in range(len(job.prepared))]
 
 
-async def _worded(form: Form, job: Job, head: Json) -> AsyncIterator[bytes]:
-    """Chunks as events, then the usage; an error becomes the last event."""
+async def _worded(form: Form, job: Job, head: Json, with_usage: bool) -> AsyncIterator[bytes]:
+    """Chunks as events, then the usage if wanted; an error becomes the last event."""
     done: dict[int, Completion] = {}
     try:
         async for index, chunk in job.chunks:
@@ -177,7 +165,7 @@ async def _worded(form: Form, job: Job, head: Json) -> AsyncIterator[bytes]:
             log.exception("a stream failed")
         yield event(refusal.body.model_dump())
         return
-    if job.include_usage:
+    if with_usage:
         finished = [done[index] for index in range(len(job.prepared))]
         yield event({**head, "choices": [], "usage": usage(finished, job.n)})
     yield DONE

@@ -12,14 +12,13 @@ from peagle.engine.request import TokenLogprobs
 from peagle.errors import InputError
 from peagle.llm import Chunk, Completion
 from peagle.models.tokenizer import render_chat
-from peagle.server.answer import Job, Json, answer
-from peagle.server.completions import finite
+from peagle.server.answer import Json, answer
 from peagle.server.errors import APIError
 from peagle.server.protocol import ChatBody, Message
-from peagle.server.sampling import nth_choice, sampling_params, structured_outputs
+from peagle.server.sampling import each_choice, sampling_params, structured_outputs
 from peagle.server.service import Service
 from peagle.server.tools import ToolParser, ToolUse
-from peagle.server.trace import speculation_trace, token_text
+from peagle.server.trace import json_score, speculation_trace, token_text
 
 
 async def chat(service: Service, body: ChatBody, request: Request) -> Response:
@@ -44,12 +43,9 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
             (body.top_logprobs or 0) if body.logprobs else None,
             StructuredOutputs(grammar=use.grammar) if use else structured,
         )
-        each = [nth_choice(params, index) for index in range(n)]
-        prepared = await service.prepare([prompt] * n, each)
-        chunks = await running.enter_async_context(service.run(prepared, n))
-        job = Job(prepared, chunks, n, bool(body.stream), body.wants_usage)
+        job = await service.begin([prompt], each_choice(params, n), running)
         form = ChatForm(service.llm.tokenizer, body, use)
-        return await answer(service, form, job, request, running)
+        return await answer(service, form, job, body, request, running)
 
 
 async def render(
@@ -149,7 +145,7 @@ class ChatForm:
 
     def _scored(self, token: int, score: float) -> Json:
         text = token_text(self._tokenizer, token)
-        return {"token": text, "logprob": finite(score), "bytes": list(text.encode())}
+        return {"token": text, "logprob": json_score(score), "bytes": list(text.encode())}
 
 
 def _reason(parser: ToolParser, reason: str | None) -> str | None:

@@ -8,12 +8,12 @@ from fastapi import Request, Response
 
 from peagle.engine.request import TokenLogprobs
 from peagle.llm import Chunk, Completion
-from peagle.server.answer import Job, Json, answer
+from peagle.server.answer import Json, answer
 from peagle.server.errors import APIError
 from peagle.server.protocol import CompletionBody
-from peagle.server.sampling import nth_choice, sampling_params, structured_outputs
+from peagle.server.sampling import each_choice, sampling_params, structured_outputs
 from peagle.server.service import Service
-from peagle.server.trace import speculation_trace, token_text
+from peagle.server.trace import json_score, speculation_trace, token_text
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
@@ -36,13 +36,9 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
     service.check_choices(len(prompts) * n)
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(len(prompts) * n))
-        each = [nth_choice(params, index) for _ in prompts for index in range(n)]
-        repeated = [prompt for prompt in prompts for _ in range(n)]
-        prepared = await service.prepare(repeated, each)
-        chunks = await running.enter_async_context(service.run(prepared, n))
-        job = Job(prepared, chunks, n, bool(body.stream), body.wants_usage)
-        form = CompletionForm(service.llm.tokenizer, body, [p.tokens for p in prepared])
-        return await answer(service, form, job, request, running)
+        job = await service.begin(prompts, each_choice(params, n), running)
+        form = CompletionForm(service.llm.tokenizer, body, [p.tokens for p in job.prepared])
+        return await answer(service, form, job, body, request, running)
 
 
 class CompletionForm:
@@ -93,19 +89,14 @@ class CompletionForm:
             self._offsets[index] += len(text)
         return {
             "tokens": texts,
-            "token_logprobs": [finite(one.chosen) for one in logprobs],
+            "token_logprobs": [json_score(one.chosen) for one in logprobs],
             "top_logprobs": [self._top(one) for one in logprobs],
             "text_offset": offsets,
         }
 
     def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
         pairs = reversed(logprobs.top)  # of tokens with the same text the likeliest stays
-        return {token_text(self._tokenizer, token): finite(score) for token, score in pairs}
-
-
-def finite(score: float) -> float:
-    """A log-probability as JSON can hold it; -9999 is OpenAI's minus infinity."""
-    return max(score, -9999.0)
+        return {token_text(self._tokenizer, token): json_score(score) for token, score in pairs}
 
 
 def _refuse_unsupported(body: CompletionBody) -> None:

@@ -65,6 +65,11 @@ class APIError(HTTPException):
         return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 
+def closing() -> APIError:
+    """What those hear who come while the server ends."""
+    return APIError(503, "the server is shutting down", headers={"Retry-After": "10"})
+
+
 def as_api_error(error: Exception) -> APIError:
     """The refusal that an exception means; a fault of ours tells the client nothing more."""
     if isinstance(error, APIError):
@@ -72,7 +77,7 @@ def as_api_error(error: Exception) -> APIError:
     if isinstance(error, InputError):
         return APIError(400, str(error))
     if isinstance(error, EngineClosedError):
-        return APIError(503, "the server is shutting down", headers={"Retry-After": "10"})
+        return closing()
     if isinstance(error, RequestValidationError):
         return _validation_error(error)
     if isinstance(error, RoutingError):

@@ -4,9 +4,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
+from peagle.config import (
+    Bias,
+    MinP,
+    Penalty,
+    RepetitionPenalty,
+    Temperature,
+    TopK,
+    TopLogprobs,
+    TopP,
+)
+
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Ignored = Annotated[Any, Field(description="Accepted for compatibility; has no effect.")]
 
 
@@ -67,14 +77,14 @@ class GenerationBody(Body):
     n: Positive | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0.0, le=100.0)] | None = None
-    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
-    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=100.0)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = None
+    logit_bias: dict[str, Bias] | None = None
     """Token id -> value added to its logit."""
     seed: int | None = None
     stop: str | list[str] | None = None
@@ -119,7 +129,7 @@ class CompletionBody(GenerationBody):
     prompt: str | list[str] | list[int] | list[list[int]]
     echo: bool | None = None
     """Put the prompt before its completion."""
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: TopLogprobs | None = None
     best_of: Positive | None = None
     suffix: str | None = None
 
@@ -201,7 +211,7 @@ class ChatBody(GenerationBody):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    top_logprobs: TopLogprobs | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None

@@ -5,7 +5,6 @@ from pathlib import Path
 
 PREFIX = "SM_VLLM_"
 MODEL_DIRECTORY = Path("/opt/ml/model")
-PORT = 8080
 
 
 def flags_from_environment(environment: Mapping[str, str]) -> list[str]:

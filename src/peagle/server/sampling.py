@@ -52,11 +52,11 @@ def sampling_params(
     )
 
 
-def nth_choice(params: SamplingParams, index: int) -> SamplingParams:
-    """The same for another choice: a seed of its own, so that sampled choices differ."""
-    if params.seed is None or index == 0:
-        return params
-    return params.model_copy(update={"seed": params.seed + index})
+def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
+    """The same for n choices: each with a seed of its own, so that sampled ones differ."""
+    if params.seed is None:
+        return [params] * n
+    return [params.model_copy(update={"seed": params.seed + index}) for index in range(n)]
 
 
 def structured_outputs(body: GenerationBody, limits: Limits) -> StructuredOutputs | None:

@@ -4,17 +4,27 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 
 from peagle.async_llm import AsyncLLM
 from peagle.config import SamplingParams
 from peagle.llm import LLM, Chunk, Prepared, Prompt
-from peagle.server.errors import APIError
+from peagle.server.errors import APIError, closing
 from peagle.server.metrics import Metrics, Watch
 from peagle.server.settings import ServerSettings
 
-RETRY_SECONDS = {"Retry-After": "1"}
 DRAIN_STEP = 0.05
 """Seconds between two looks at what still runs."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The sequences of one HTTP request: every prompt `n` times, in order."""
+
+    prepared: Sequence[Prepared]
+    chunks: AsyncIterator[tuple[int, Chunk]]
+    """What they write, each with its sequence's index."""
+    n: int
 
 
 class Service:
@@ -41,12 +51,12 @@ class Service:
         """Room for some sequences. Raises `APIError` 503 while ending, 429 when all is taken."""
         if not self.ready:
             self.metrics.refused("draining" if self.draining else "engine")
-            raise APIError(503, "the server is shutting down", headers=RETRY_SECONDS)
+            raise closing()
         if sequences > self.capacity:
             raise APIError(400, f"{sequences} sequences, and the server holds {self.capacity}", "n")
         if self.admitted + sequences > self.capacity:
             self.metrics.refused("queue")
-            raise APIError(429, "the queue is full; try again", headers=RETRY_SECONDS)
+            raise APIError(429, "the queue is full; try again", headers={"Retry-After": "1"})
         self.admitted += sequences
         try:
             yield
@@ -75,23 +85,23 @@ class Service:
         """The text of token ids."""
         return await asyncio.to_thread(self.llm.tokenizer.decode, tokens)
 
-    async def prepare(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
-    ) -> list[Prepared]:
-        """Encode and compile every sequence, beside the engine."""
-        return [
-            await self._async.prepare(prompt, how)
-            for prompt, how in zip(prompts, params, strict=True)
-        ]
+    async def begin(
+        self,
+        prompts: Sequence[Prompt],
+        each: Sequence[SamplingParams],
+        running: contextlib.AsyncExitStack,
+    ) -> Job:
+        """Encode every prompt, once for each way to sample, and run it; closing `running` ends what
+        still runs."""
+        prepared = [await self._async.prepare(prompt, how) for prompt in prompts for how in each]
+        chunks = await running.enter_async_context(self._run(prepared, len(each)))
+        return Job(prepared, chunks, len(each))
 
     @contextlib.asynccontextmanager
-    async def run(
+    async def _run(
         self, prepared: Sequence[Prepared], n: int
     ) -> AsyncGenerator[AsyncIterator[tuple[int, Chunk]], None]:
-        """Begin every sequence: its chunks with its index; leaving the block ends what still runs.
-
-        `n` sequences in a row share a prompt, which is counted once.
-        """
+        """Chunks with their sequence's index. `n` in a row share a prompt, which counts once."""
         watches = [
             self.metrics.watch(counts_prompt=index % n == 0) for index in range(len(prepared))
         ]

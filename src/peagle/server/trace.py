@@ -1,4 +1,4 @@
-"""Single tokens as text, and which of them the drafter proposed."""
+"""Single tokens as text, their scores, and which of them the drafter proposed."""
 
 from typing import Any
 
@@ -9,6 +9,11 @@ def token_text(tokenizer: Any, token: int) -> str:
     """One token's text; a part of a character shows as the replacement character."""
     text: str = tokenizer.decode([token])
     return text
+
+
+def json_score(score: float) -> float:
+    """A log-probability as JSON can hold it; -9999 is OpenAI's minus infinity."""
+    return max(score, -9999.0)
 
 
 def speculation_trace(tokenizer: Any, chunk: Chunk) -> dict[str, Any]:

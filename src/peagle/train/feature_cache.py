@@ -21,8 +21,9 @@ from torch import Tensor
 
 from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
+from peagle.files import replacing, writing
 from peagle.models.decoder import Decoder
-from peagle.models.weights import read_json, safetensors_files, writing
+from peagle.models.weights import read_json, safetensors_files
 from peagle.train.digest import digest
 from peagle.train.feature_format import restore, row_bytes, store
 from peagle.train.features import Features, Split, TargetFeatures, padded_for
@@ -130,9 +131,8 @@ class FeatureCache:
         self._directory.mkdir(parents=True, exist_ok=True)
         if not manifest.exists():
             self._refuse_foreign()
-            scratch = self._directory / f"{MANIFEST}.part"
-            scratch.write_text(json.dumps(expected, indent=2) + "\n", encoding="utf-8")
-            os.replace(scratch, manifest)
+            with replacing(manifest) as scratch:
+                scratch.write_text(json.dumps(expected, indent=2) + "\n", encoding="utf-8")
         self._compare(read_json(manifest), expected)
         for unfinished in self._directory.glob("*.part"):
             unfinished.unlink()

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import decoder_config
-from peagle.models.weights import model_directory, read_json
+from peagle.models.families import read_target_config
+from peagle.models.weights import model_directory
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
 from peagle.train.cod import Chains, sample_chains
@@ -82,7 +82,7 @@ class Plan:
         """Read data and configuration. Raises `InputError` as the run itself would."""
         device = resolve_device(recipe.device)
         directory = model_directory(recipe.target, weights=False)
-        config = decoder_config(read_json(directory / "config.json"), str(directory))
+        config = read_target_config(directory)
         training, validation, summary = read_rows(recipe, directory, config)
         check_mask_token(recipe, training)
         dtype = resolve_dtype("auto", device)

@@ -10,10 +10,10 @@ import torch
 from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import decoder_config
+from peagle.models.families import read_target_config
 from peagle.models.loading import load_decoder, load_ends
 from peagle.models.tokenizer import load_tokenizer
-from peagle.models.weights import model_directory, read_json
+from peagle.models.weights import model_directory
 from peagle.train.conversations import Summary, read_documents
 from peagle.train.feature_cache import FeatureCache
 from peagle.train.features import FeatureSource, Split
@@ -38,7 +38,7 @@ def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: No
     _check_output(Path(recipe.output))
     ranks, device = Ranks.join(resolve_device(recipe.device))
     directory = model_directory(recipe.target)
-    config = decoder_config(read_json(directory / "config.json"), str(directory))
+    config = read_target_config(directory)
     training, validation, summary = read_rows(recipe, directory, config)
     tell(summary)
     place = directory, resolve_dtype("auto", device), device

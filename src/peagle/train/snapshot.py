@@ -1,7 +1,6 @@
 """Resumable state of a run: weights, optimizer and progress, in safetensors, never pickled."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.errors import InputError
+from peagle.files import replacing
 from peagle.train.optimizer import DraftOptimizer
+
+SNAPSHOT = "snapshot.safetensors"
+"""What stands behind the output's name."""
 
 
 @dataclass
@@ -23,6 +26,11 @@ class Progress:
     best_acceptance_length: float = 0.0
 
 
+def snapshot_path(output: Path) -> Path:
+    """Where a run that writes its drafter to `output` keeps its state."""
+    return output.with_name(f"{output.name}.{SNAPSHOT}")
+
+
 def save_snapshot(
     path: Path, optimizer: DraftOptimizer, progress: Progress, origin: Mapping[str, str]
 ) -> None:
@@ -32,12 +40,8 @@ def save_snapshot(
     """
     kept: dict[str, Tensor] = optimizer.state()
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
-    scratch = path.with_suffix(".part")
-    try:
+    with replacing(path) as scratch:
         save_file(tensors, scratch, {"progress": json.dumps(vars(progress)), **origin})
-        os.replace(scratch, path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 def load_snapshot(path: Path, optimizer: DraftOptimizer, origin: Mapping[str, str]) -> Progress:

@@ -11,8 +11,8 @@ from torch import Tensor
 from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
 from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
+from peagle.files import writing
 from peagle.models.decoder import Decoder
-from peagle.models.weights import writing
 from peagle.train.cod import Chains, sample_chains
 from peagle.train.estimate import Estimate
 from peagle.train.features import Features, FeatureSource, TargetFeatures, padded_for
@@ -23,11 +23,10 @@ from peagle.train.parallel import Ranks
 from peagle.train.partition import Charge, ParallelPass, Pass
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
-from peagle.train.snapshot import Progress, load_snapshot, save_snapshot
+from peagle.train.snapshot import Progress, load_snapshot, save_snapshot, snapshot_path
 from peagle.train.transfer import to_device
 from peagle.train.unroll import SequentialPass
 
-SNAPSHOT = "snapshot.safetensors"
 ALONE = Ranks()
 REPORT_EVERY = 10
 """Steps."""
@@ -75,7 +74,7 @@ class Trainer:
         self._compare = Comparison(model, target, recipe.loss)
         self.optimizer, self._ranks = DraftOptimizer(model, recipe), ranks
         self._output = Path(recipe.output)
-        self._snapshot = self._output.with_name(self._output.name + "." + SNAPSHOT)
+        self._snapshot = snapshot_path(self._output)
         self._progress = Progress()
         self._stopping = False
 

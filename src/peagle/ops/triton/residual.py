@@ -1,7 +1,7 @@
 """Small-row products with the norm before them and the addition behind them in the same launch.
 
-With one to 32 rows a product is bound by reading its weight, and every further launch costs what
-some 10 MB of reading take. `takes` says where they beat cuBLAS.
+With few rows a product is bound by reading its weight, and every further launch costs what some
+10 MB of reading take. `tiles.takes` says where they beat cuBLAS.
 """
 
 import torch

@@ -4,7 +4,6 @@ import functools
 import json
 import math
 import os
-import tempfile
 from collections import Counter
 from dataclasses import astuple, dataclass, replace
 from importlib.metadata import version
@@ -15,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from peagle.files import replacing
 from peagle.ops.triton.launch import shared_memory
 
 MOST_ROWS = 64
@@ -141,9 +141,8 @@ class Tiles:
         self._file.parent.mkdir(parents=True, exist_ok=True)
         kept = _read(self._file) | self._chosen
         listed = [[astuple(asked), choice and astuple(choice)] for asked, choice in kept.items()]
-        with tempfile.NamedTemporaryFile("w", dir=self._file.parent, delete=False) as beside:
-            beside.write(json.dumps(listed) + "\n")
-        os.replace(beside.name, self._file)
+        with replacing(self._file, f".{os.getpid()}") as scratch:
+            scratch.write_text(json.dumps(listed) + "\n")
 
 
 @functools.cache

@@ -36,13 +36,13 @@ def merged(left, active, FORM: gl.constexpr):
             there = (gl.arange(0, lines, across) >= 0) & (part < active)
             sums_at, values_at = _places(left, part, FORM)
             level = gl.load(sums_at, mask=there, other=float("-inf"), cache_modifier=".cg")
-            weight = gl.load(sums_at + lines, mask=there, other=0.0, cache_modifier=".cg")
+            mass = gl.load(sums_at + lines, mask=there, other=0.0, cache_modifier=".cg")
             value = gl.load(values_at, mask=there[:, None], other=0.0, cache_modifier=".cg")
             higher = gl.maximum(top, level)
             safe = gl.where(higher == float("-inf"), 0.0, higher)
-            fade, rise = gl.exp2(top - safe), gl.exp2(level - safe)
-            total = total * fade + weight * rise
-            attended = attended * fade[:, None] + value * rise[:, None]
+            fade, weight = gl.exp2(top - safe), gl.exp2(level - safe)
+            total = total * fade + mass * weight
+            attended = attended * fade[:, None] + value * weight[:, None]
             top = higher
     return top, total, attended
 
