@@ -73,7 +73,7 @@ def divided(rows: PassRows, heads: Heads, cache: Tensor) -> PassRows:
 
     heads, cache: of any layer of the pass.
     """
-    if hopper(cache) and kernels("hopper_attention").takes(cache, heads, cache, rows):
+    if hopper(cache) and kernels("hopper_attention").takes(heads, cache, rows):
         return replace(rows, shares=kernels("hopper_attention").shares_of(rows, heads))
     return rows
 
@@ -129,7 +129,7 @@ def attend_product(
     before it, and behind which this one comes: a kernel may read them before its own wait.
     """
     if serve(qkv):
-        on_hopper = hopper(qkv) and kernels("hopper_attention").takes(qkv, heads, cache, rows)
+        on_hopper = hopper(qkv) and kernels("hopper_attention").takes(heads, cache, rows)
         name = "hopper_attention" if on_hopper else "product_attention"
         attended: Tensor = kernels(name).attend_product(qkv, heads, cache, rows, settled)
         return attended

@@ -16,8 +16,7 @@ def taken(
 
     counts = [rows] * requests
     placed = pass_rows([64] * requests, counts, rows)
-    qkv, cache = torch.zeros(1, dtype=dtype), torch.zeros(1, dtype=dtype)
-    return bool(hopper_attention.takes(qkv, heads_of(8, size), cache, placed))
+    return bool(hopper_attention.takes(heads_of(8, size), torch.zeros(1, dtype=dtype), placed))
 
 
 def test_few_rows_of_half_precision_are_taken() -> None:

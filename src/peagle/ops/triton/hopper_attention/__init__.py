@@ -36,11 +36,12 @@ LEAST_PAIRS = 16
 """Requests times key-value heads from which rows as the left operand beat Triton's kernel."""
 
 
-def takes(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> bool:
-    """Whether sizes and types are this kernel's, and it is quicker than Triton's."""
+def takes(heads: Heads, cache: Tensor, rows: PassRows) -> bool:
+    """Whether sizes and the type, which rows and cache share, are this kernel's, and it is quicker
+    than Triton's."""
     lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
     quicker = lines < LEFT_LINES or (lines == LEFT_LINES and pairs >= LEAST_PAIRS)
-    halves = qkv.dtype == cache.dtype and qkv.dtype in (torch.bfloat16, torch.float16)
+    halves = cache.dtype in (torch.bfloat16, torch.float16)
     return quicker and halves and heads.size in SIZES
 
 
