@@ -12,7 +12,7 @@ from peagle.drafters.resident import Breadth
 from peagle.engine.resident_cycle import ResidentCycle
 from peagle.engine.upload import upload
 from peagle.ops.resident import Resident
-from peagle.ops.sampling import SamplingTable
+from peagle.ops.sampling import Sampling
 
 Run = Callable[[], None]
 TIMED = 15
@@ -40,7 +40,7 @@ class CycleGraphs:
         self,
         cycle: ResidentCycle,
         state: Resident,
-        sampling: SamplingTable,
+        sampling: Sampling,
         spare: int,
         lengths: Sequence[int],
     ) -> None:

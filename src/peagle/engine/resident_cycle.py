@@ -17,7 +17,7 @@ from peagle.ops import residual
 from peagle.ops.cached_attention import Heads, PassRows, attend_product, divided
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident, accepted_below, settle, verify_inputs
-from peagle.ops.sampling import SamplingTable, choose
+from peagle.ops.sampling import Sampling, choose
 
 Attention = Callable[[Tensor], AttendProduct]
 """Over a cache of [layers, 2, slots, heads, head_dim]: the attention of one pass."""
@@ -62,9 +62,7 @@ class ResidentCycle:
         self.synthetic = None if synthetic is None else accepted_below(synthetic, device)
         """What decides on drafts whatever the target says; None: the target decides."""
 
-    def run(
-        self, state: Resident, requests: Tensor, breadth: Breadth, sampling: SamplingTable
-    ) -> None:
+    def run(self, state: Resident, requests: Tensor, breadth: Breadth, sampling: Sampling) -> None:
         """Draft, verify and accept for some requests. requests: [requests] table rows."""
         drafts = self.draft(state, requests, breadth)
         logits, features = self.verify(state, requests, drafts)

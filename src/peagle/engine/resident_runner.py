@@ -22,7 +22,7 @@ from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
 from peagle.ops.choice import argmax
 from peagle.ops.resident import Resident
-from peagle.ops.sampling import SamplingTable, choose
+from peagle.ops.sampling import Sampling, choose
 from peagle.ops.triton import AVAILABLE, kernels
 
 
@@ -291,9 +291,9 @@ def _fresh_state(target: Decoder, drafter: Drafter | None, k: int, table: Reques
     )
 
 
-def _fresh_sampling(table: RequestTable) -> SamplingTable:
+def _fresh_sampling(table: RequestTable) -> Sampling:
     def column(dtype: torch.dtype) -> Tensor:
         return torch.zeros(len(table.limits), dtype=dtype, device=table.limits.device)
 
     real, whole = torch.float32, torch.int64
-    return SamplingTable(column(real), column(whole), column(real), column(real), column(whole))
+    return Sampling(column(real), column(whole), column(real), column(real), column(whole))

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from peagle.engine.batch import Scheduled
 from peagle.engine.request import Request, TokenLogprobs
 from peagle.ops.choice import argmax
-from peagle.ops.sampling import SamplingRows, penalize, sample
+from peagle.ops.sampling import Sampling, penalize, sample
 
 
 def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
@@ -22,9 +22,9 @@ def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
         _processed(item.request, share, proposal)
         for item, share, proposal in zip(work, shares, proposals, strict=True)
     ]
-    scores = torch.cat(processed)
-    drawn = sample(scores, _sampling_rows(work, logits.device))
-    return torch.where(argmax(scores) < 0, -1, drawn)
+    places = [item.request.total + i for item in work for i in range(item.drafts + 1)]
+    positions = torch.tensor(places, device=logits.device)
+    return sample(torch.cat(processed), _sampling(work, logits.device), positions)
 
 
 def logprobs(request: Request, logits: Tensor, tokens: Sequence[int]) -> list[TokenLogprobs]:
@@ -68,15 +68,13 @@ def _processed(request: Request, logits: Tensor, drafts: Tensor) -> Tensor:
     return logits
 
 
-def _sampling_rows(work: Sequence[Scheduled], device: torch.device) -> SamplingRows:
+def _sampling(work: Sequence[Scheduled], device: torch.device) -> Sampling:
     requests = [item.request for item in work for _ in range(item.drafts + 1)]
-    places = [item.request.total + i for item in work for i in range(item.drafts + 1)]
     params = [request.params for request in requests]
-    return SamplingRows(
+    return Sampling(
         temperature=torch.tensor([p.temperature for p in params], device=device),
         top_k=torch.tensor([max(p.top_k, 0) for p in params], device=device),
         top_p=torch.tensor([p.top_p for p in params], device=device),
         min_p=torch.tensor([p.min_p for p in params], device=device),
         seeds=torch.tensor([request.seed for request in requests], device=device),
-        positions=torch.tensor(places, device=device),
     )

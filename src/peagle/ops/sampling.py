@@ -5,29 +5,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from peagle.ops.choice import argmax
 from peagle.ops.triton import kernels, serve
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 @dataclass(frozen=True)
-class SamplingRows:
-    """Per-row sampling settings, each [rows]."""
-
-    temperature: Tensor
-    top_k: Tensor
-    """0 keeps every token."""
-    top_p: Tensor
-    min_p: Tensor
-    seeds: Tensor
-    """int64"""
-    positions: Tensor
-    """int64: where in its sequence the token will stand."""
-
-
-@dataclass(frozen=True)
-class SamplingTable:
-    """How each row of a request table samples: each [table rows]."""
+class Sampling:
+    """How each row of a batch, or of a request table, samples: [rows] each."""
 
     temperature: Tensor
     """0 is greedy."""
@@ -40,7 +26,7 @@ class SamplingTable:
 
 
 def choose(
-    logits: Tensor, greedy: Tensor, table: SamplingTable, requests: Tensor, firsts: Tensor
+    logits: Tensor, greedy: Tensor, table: Sampling, requests: Tensor, firsts: Tensor
 ) -> Tensor:
     """A token a row by its request's settings, `greedy` where it is greedy or no number (-1).
 
@@ -54,26 +40,29 @@ def choose(
         return found
     count = len(logits) // len(requests)
     members = requests.repeat_interleave(count)
-    settings = {name: column[members] for name, column in vars(table).items()}
+    rows = Sampling(**{name: column[members] for name, column in vars(table).items()})
     places = torch.arange(count, device=firsts.device).repeat(len(requests))
-    rows = SamplingRows(**settings, positions=firsts[members] + places)
-    return _drawn(logits, greedy, rows)
+    return _drawn(logits, greedy, rows, firsts[members] + places)
 
 
-def sample(logits: Tensor, rows: SamplingRows) -> Tensor:
-    """A token per row: the argmax where temperature is 0, else a draw. logits: [rows, vocab]."""
-    return _drawn(logits, logits.argmax(dim=-1), rows)
+def sample(logits: Tensor, rows: Sampling, positions: Tensor) -> Tensor:
+    """A token per row: the argmax where temperature is 0, else a draw; -1 where logits are no
+    numbers.
+
+    logits: [rows, vocab]; positions: [rows] int64, where in its sequence the token will stand.
+    """
+    return _drawn(logits, argmax(logits), rows, positions)
 
 
-def _drawn(logits: Tensor, greedy: Tensor, rows: SamplingRows) -> Tensor:
+def _drawn(logits: Tensor, greedy: Tensor, rows: Sampling, positions: Tensor) -> Tensor:
     settled = (rows.temperature == 0) | (greedy < 0)
     if bool(settled.all()):
         return greedy
-    drawn = draw(distribution(logits, rows), uniforms(rows.seeds, rows.positions))
+    drawn = draw(distribution(logits, rows), uniforms(rows.seeds, positions))
     return torch.where(settled, greedy, drawn)
 
 
-def distribution(logits: Tensor, rows: SamplingRows) -> Tensor:
+def distribution(logits: Tensor, rows: Sampling) -> Tensor:
     """Probabilities after temperature, then min-p, top-k and top-p. [rows, vocab], float64."""
     temperature = torch.where(rows.temperature == 0, 1.0, rows.temperature)
     scaled = logits.double() / temperature[:, None]
@@ -85,7 +74,7 @@ def distribution(logits: Tensor, rows: SamplingRows) -> Tensor:
     return scaled.softmax(dim=-1)
 
 
-def _keep_top(scaled: Tensor, rows: SamplingRows) -> Tensor:
+def _keep_top(scaled: Tensor, rows: Sampling) -> Tensor:
     """Mask tokens outside the k most likely, then outside the smallest set reaching top-p."""
     ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scaled.shape[-1], device=scaled.device)

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor
 
 from peagle.ops.choice import argmax
-from peagle.ops.sampling import SamplingTable
+from peagle.ops.sampling import Sampling
 from peagle.ops.sampling import choose as reference
 
 VOCAB = 301
@@ -23,10 +23,10 @@ FILTERS = (
 )
 
 
-def table(settings: tuple[tuple[float, ...], ...]) -> SamplingTable:
+def table(settings: tuple[tuple[float, ...], ...]) -> Sampling:
     columns = dict(zip(PARAMS, torch.tensor(settings).T.contiguous(), strict=True))
     columns["top_k"] = columns["top_k"].long()
-    return SamplingTable(**columns, seeds=torch.arange(len(settings)) * 7919 - 3)
+    return Sampling(**columns, seeds=torch.arange(len(settings)) * 7919 - 3)
 
 
 def both(logits: Tensor, device: torch.device, settings=FILTERS) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def both(logits: Tensor, device: torch.device, settings=FILTERS) -> tuple[Tensor
     firsts = torch.arange(len(settings)) * 31
     greedy = argmax(logits)
     expected = reference(logits, greedy, known, requests, firsts)
-    there = SamplingTable(**{name: column.to(device) for name, column in vars(known).items()})
+    there = Sampling(**{name: column.to(device) for name, column in vars(known).items()})
     inputs = (tensor.to(device) for tensor in (logits, greedy))
     found = kernel.choose(*inputs, there, requests.to(device), firsts.to(device))
     return found.cpu(), expected

@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.sampling import SamplingTable
+from peagle.ops.sampling import Sampling
 
 BLOCK, WARPS = 8192, 32
 
 
 def choose(
-    logits: Tensor, greedy: Tensor, table: SamplingTable, requests: Tensor, firsts: Tensor
+    logits: Tensor, greedy: Tensor, table: Sampling, requests: Tensor, firsts: Tensor
 ) -> Tensor:
     """As the reference; logits with any row stride."""
     out = torch.empty_like(greedy)
