@@ -89,6 +89,7 @@ def test_an_unbound_request_beside_it_is_not_touched(llm: LLM):
         StructuredOutputs(json_schema="{not json"),
         StructuredOutputs(regex="(["),
         StructuredOutputs(grammar="start: nothing_of_the_kind"),
+        StructuredOutputs(regex=r"[^\s\S]"),
     ],
 )
 def test_forms_that_cannot_be_followed_are_refused(llm: LLM, form: StructuredOutputs):
@@ -107,3 +108,35 @@ def test_exactly_one_form_is_given(values: dict[str, object]):
 def test_a_form_ends_where_it_is_complete(other: dict[str, object]):
     with pytest.raises(InputError, match="leave out min_tokens and ignore_eos"):
         SamplingParams(structured_outputs=FORMS[0], **other)
+
+
+def test_a_long_chain_of_rules_is_followed_to_its_end(llm: LLM):
+    """Compiled one within the other, they ended the process."""
+    rules = ["start: r0", *(f"r{i}: r{i + 1}" for i in range(3500)), 'r3500: "ok"']
+    how = SamplingParams(structured_outputs=StructuredOutputs(grammar="\n".join(rules)))
+    [done] = llm.generate([PROMPT], how)
+    assert (done.text, done.finish_reason) == ("ok", "stop")
+
+
+def test_a_grammar_that_takes_too_long_a_token_ends_its_request(llm: LLM):
+    grammar = StructuredOutputs(grammar="start: e\ne: /./ | e e | e e e")
+    how = SamplingParams(structured_outputs=grammar, max_tokens=200)
+    [done] = llm.generate([PROMPT], how)
+    assert done.finish_reason == "error"
+
+
+@pytest.mark.parametrize("text", ["a\ufffdb", "ok \ufffd", "\ufffd"])
+def test_a_character_that_looks_unfinished_is_not_lost(llm: LLM, text: str):
+    how = SamplingParams(structured_outputs=StructuredOutputs(choice=(text,)))
+    [done] = llm.generate([PROMPT], how)
+    assert (done.text, done.finish_reason) == (text, "stop")
+
+
+def test_a_stop_string_that_the_last_token_allowed_completes_is_the_reason(llm: LLM):
+    form = StructuredOutputs(choice=("ok \ufffd",))
+    whole = SamplingParams(structured_outputs=form)
+    [uncut] = llm.generate([PROMPT], whole)
+    count = len(uncut.token_ids) - 1  # less the end of text
+    how = SamplingParams(structured_outputs=form, stop=("\ufffd",), max_tokens=count)
+    [done] = llm.generate([PROMPT], how)
+    assert (done.text, done.finish_reason) == ("ok ", "stop")

@@ -39,9 +39,9 @@ class Detokenizer:
         text = self._decode(self._tokens[self._context :])
         return not text.endswith(UNFINISHED) and self._take(text)
 
-    def flush(self) -> None:
-        """Take whatever bytes are left at the end, complete or not."""
-        self._take(self._decode(self._tokens[self._context :]))
+    def flush(self) -> bool:
+        """Take whatever bytes are left at the end, complete or not; True as of `_take`."""
+        return self._take(self._decode(self._tokens[self._context :]))
 
     def delta(self, finished: bool) -> str:
         """Text not shown yet; a possible beginning of a stop string waits until it is none."""

@@ -4,8 +4,10 @@ The grammars are llguidance's; it comes with the extra `peagle[structured]`.
 """
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +17,14 @@ from peagle.errors import InputError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+T = TypeVar("T")
+STACK = 1 << 30
+"""Bytes, of which only those used are taken: a grammar is compiled rule by rule that another names,
+one within the other, and a request may bring thousands."""
+SIZING_STACKS = threading.Lock()
+STEP_ITEMS = 5000
+"""Of the parser for one token: a grammar that takes more would keep all others waiting."""
 
 
 class GrammarCompiler:
@@ -35,18 +45,44 @@ class GrammarCompiler:
 
     def compile(self, wanted: StructuredOutputs) -> "GrammarConstraint":
         """Make the constraint of one request. Raises `InputError` for a grammar that is wrong,
-        not supported or too complex.
+        not supported or too complex, or that no text fits.
         """
-        from llguidance import LLMatcher
-
         try:
-            matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0)
+            matcher = _on_large_stack(lambda: self._matcher(wanted))
         except ValueError as error:
             raise InputError(f"structured outputs: {error}") from None
         if matcher.is_error():
             reason = matcher.get_error().strip().splitlines()[0]
             raise InputError(f"structured outputs: {reason}")
         return GrammarConstraint(matcher, self._vocab_size)
+
+    def _matcher(self, wanted: StructuredOutputs) -> "LLMatcher":
+        from llguidance import LLMatcher, LLParserLimits
+
+        limits = LLParserLimits(step_max_items=STEP_ITEMS)
+        matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # finds out whether any text fits
+        return matcher
+
+
+def _on_large_stack(work: Callable[[], T]) -> T:
+    """What some work returns or raises, on a thread whose stack is large enough for it."""
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(work())
+        except BaseException as error:
+            done.set_exception(error)
+
+    with SIZING_STACKS:
+        before = threading.stack_size(STACK)
+        try:
+            threading.Thread(target=run, name="peagle-grammar", daemon=True).start()
+        finally:
+            threading.stack_size(before)
+    return done.result()
 
 
 def _grammar(wanted: StructuredOutputs) -> str:

@@ -243,6 +243,8 @@ class LLM:
         if stopped is not None:
             tokens, reason = tokens[:stopped], "stop"
             self.engine.abort(output.request_id, reason)
+        elif reason in ("stop", "length") and text.flush():
+            reason = "stop"
         known = len(live.times)
         live.times += [now - live.request.arrived] * len(tokens)
         completion = self._complete(live, len(output.new_tokens) - len(tokens), reason)
@@ -260,8 +262,6 @@ class LLM:
         if reason is None:
             return None
         request = live.request
-        if reason == "length":
-            live.detokenizer.flush()
         del self._live[request.id]
         kept = request.output_length - surplus
         return Completion(

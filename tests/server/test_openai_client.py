@@ -1,14 +1,19 @@
 """The official client against the server: every field, streaming and not."""
 
+import asyncio
 import json
 import math
+from copy import copy
 from typing import Any
 
 import openai
 import pytest
+from conftest import Running
 from openai import OpenAI
 
 from peagle import LLM, SamplingParams
+from peagle.server.chat import render
+from peagle.server.protocol import Message
 
 pytestmark = pytest.mark.usefixtures("_clean")
 PROMPT = "def fibonacci(n):\n"
@@ -182,6 +187,27 @@ def test_echo_puts_the_prompt_first(client: OpenAI):
     assert answer.choices[0].text.startswith(PROMPT)
     chunks = list(complete(client, max_tokens=4, echo=True, stream=True))
     assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
+
+
+def test_echo_is_what_was_said(client: OpenAI):
+    """Special tokens of a text are part of it."""
+    said = "a<|endoftext|>b"
+    answer = complete(client, prompt=said, max_tokens=1, echo=True)
+    assert answer.choices[0].text.startswith(said)
+
+
+def test_templates_get_what_a_tool_was_called_with_as_an_object(server: Running):
+    template = "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    template += "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    called = [
+        {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        for arguments in ('{"x": [1]}', "no JSON")
+    ]
+    service = copy(server.service)
+    service.settings = service.settings.model_copy(update={"chat_template": template})
+    messages = [Message(role="assistant", content=None, tool_calls=called)]
+    tokens = asyncio.run(render(service, messages, {}))
+    assert service.llm.tokenizer.decode(tokens) == '{"x": [1]}"no JSON"'
 
 
 def test_chat_equals_its_rendered_prompt(client: OpenAI, offline: LLM):

@@ -1,5 +1,6 @@
 """Hostile, leaving and too many clients; each test looks at the engine afterwards."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -9,9 +10,11 @@ from http.client import HTTPConnection
 from typing import Any
 
 import pytest
+import uvicorn
 from conftest import KEY, NAME, Running, start
 
 from peagle import SamplingParams
+from peagle.server.connection import Connection
 from peagle.server.settings import Limits, ServerSettings
 
 PROMPT = "def fibonacci(n):\n"
@@ -150,6 +153,44 @@ def begin_unanswered(server: Running) -> HTTPConnection:
     while server.service.admitted == before:
         time.sleep(0.01)
     return connection
+
+
+def test_a_body_of_many_faults_is_told_the_first(server: Running):
+    """Of millions the list alone takes gigabytes."""
+    for path, field in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
+        wrong = {field: [{}] * 100_000}
+        start = time.perf_counter()
+        status, _, found = ask(server, path, wrong)
+        assert (status, found["error"]["code"]) == (400, 400)
+        assert time.perf_counter() - start < 1.0
+
+
+@pytest.mark.parametrize("line", [b"X-Long: " + b"a" * 1000, b"X-Many: a\r\n" * 100])
+def test_a_head_without_an_end_is_refused(line: bytes):
+    """As `peagle serve` has its connections, over an application that answers all."""
+    config = uvicorn.Config(_fine, http=Connection, log_config=None, lifespan="off", ws="none")
+    running, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+    thread.start()
+    whole = b"GET / HTTP/1.1\r\nHost: x\r\n" + line[:60_000].strip() + b"\r\n\r\n"
+    with socket.create_connection(listener.getsockname(), timeout=20) as connection:
+        for _ in range(3):
+            connection.sendall(whole)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 204")
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(1000):
+                connection.sendall(line)
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(1000).startswith(b"HTTP/1.1 400")
+            assert connection.recv(1000) == b""
+    running.should_exit = True
+    thread.join()
+
+
+async def _fine(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body"})
 
 
 def test_a_large_body_is_refused_before_it_is_read(small: Running):
@@ -296,3 +337,10 @@ def test_a_failing_step_ends_no_later_request(server: Running, monkeypatch: pyte
         assert (status, found["error"]["type"]) == (500, "server_error")
         assert "broken" not in found["error"]["message"]
     assert ask(server, "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
+
+
+def test_a_path_is_one_word_of_the_log(server: Running, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level("INFO", logger="peagle.server"):
+        assert ask(server, "/a%0Ainfo%20request%1b", {})[0] == 404
+    [record] = [record for record in caplog.records if record.getMessage() == "request"]
+    assert record.path == "/a%0Ainfo%20request%1B"

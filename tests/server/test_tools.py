@@ -50,6 +50,14 @@ def test_parts_are_found_however_the_text_is_cut(
     assert len({call["id"] for call in found}) == len(calls)
 
 
+def test_arguments_are_told_as_they_were_written():
+    """No number is rounded, no key of two is lost, and none is too long to be read."""
+    text = '{"x": 12345678901234567890.5, "x": 1e999, "y": ' + "9" * 5000 + "}"
+    call = f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>'
+    _, [found] = ToolParser().feed(call, finished=True)
+    assert found["function"] == {"name": "f", "arguments": text}
+
+
 def test_a_call_that_never_ends_is_text():
     parser = ToolParser()
     assert parser.feed('<tool_call>\n{"na', finished=False) == ("", [])

@@ -37,7 +37,8 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(len(prompts) * n))
         job = await service.begin(prompts, each_choice(params, n), running)
-        form = CompletionForm(service.llm.tokenizer, body, [p.tokens for p in job.prepared])
+        repeated = [prompt for prompt in prompts for _ in range(n)]
+        form = CompletionForm(service.llm.tokenizer, body, repeated)
         return await answer(service, form, job, body, request, running)
 
 
@@ -46,11 +47,11 @@ class CompletionForm:
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, tokenizer: Any, body: CompletionBody, prompts: list[list[int]]) -> None:
+    def __init__(
+        self, tokenizer: Any, body: CompletionBody, prompts: Sequence[str | list[int]]
+    ) -> None:
         self._tokenizer, self._body = tokenizer, body
-        self._echo = [""] * len(prompts)
-        if body.echo:
-            self._echo = [tokenizer.decode(ids, skip_special_tokens=True) for ids in prompts]
+        self._echo = [self._said(prompt) if body.echo else "" for prompt in prompts]
         self._begun: set[int] = set()
         self._offsets = [len(text) for text in self._echo]
 
@@ -93,6 +94,12 @@ class CompletionForm:
             "top_logprobs": [self._top(one) for one in logprobs],
             "text_offset": offsets,
         }
+
+    def _said(self, prompt: str | list[int]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        text: str = self._tokenizer.decode(prompt, skip_special_tokens=True)
+        return text
 
     def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
         pairs = reversed(logprobs.top)  # of tokens with the same text the likeliest stays

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -133,7 +134,7 @@ def _facts(scope: Scope, request_id: str, status: int, start: float) -> dict[str
     return {
         "request_id": request_id,
         "method": scope["method"],
-        "path": scope["path"][:200],
+        "path": quote(scope["path"][:200]),
         "status": status or "-",
         "seconds": round(time.perf_counter() - start, 4),
         "client": scope["client"][0] if scope.get("client") else "-",

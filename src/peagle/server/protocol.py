@@ -1,6 +1,6 @@
 """What requests may say: OpenAI's fields, vLLM's further ones, and `speculation`."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 
@@ -17,6 +17,9 @@ from peagle.config import (
 
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""A list of which the first wrong item is told, and not each of a million."""
 Ignored = Annotated[Any, Field(description="Accepted for compatibility; has no effect.")]
 
 
@@ -49,7 +52,7 @@ class StructuredOutputsOptions(Body):
     json_: str | dict[str, Any] | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Items[str] | None = None
     grammar: str | None = None
 
 
@@ -87,8 +90,8 @@ class GenerationBody(Body):
     logit_bias: dict[str, Bias] | None = None
     """Token id -> value added to its logit."""
     seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Items[str] | None = None
+    stop_token_ids: Items[int] | None = None
     ignore_eos: bool | None = None
     max_tokens: Positive | None = None
     min_tokens: Count | None = None
@@ -126,7 +129,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """`POST /v1/completions`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Items[str] | Items[int] | Items[Items[int]]
     echo: bool | None = None
     """Put the prompt before its completion."""
     logprobs: TopLogprobs | None = None
@@ -160,9 +163,9 @@ class Message(Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[ContentPart] | None = None
+    content: str | Items[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: Ignored = None
     reasoning_content: Ignored = None
@@ -208,11 +211,11 @@ class NamedTool(Body):
 class ChatBody(GenerationBody):
     """`POST /v1/chat/completions`."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -232,7 +235,7 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[Items[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 
@@ -241,4 +244,4 @@ class DetokenizeBody(Body):
     """`POST /detokenize`."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Items[int]

@@ -13,6 +13,7 @@ import uvicorn
 from peagle.async_llm import AsyncLLM
 from peagle.errors import InputError
 from peagle.server.app import create_app
+from peagle.server.connection import Connection
 from peagle.server.middleware import LineFormatter
 from peagle.server.service import Service
 from peagle.server.settings import LogFormat, ServerSettings
@@ -51,7 +52,13 @@ def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> N
     sys.setswitchinterval(TURN)
     app = create_app(llm, settings)
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, backlog=BACKLOG, lifespan="off", ws="none"
+        app,
+        http=Connection,
+        log_config=None,
+        access_log=False,
+        backlog=BACKLOG,
+        lifespan="off",
+        ws="none",
     )
     service: Service = app.state.service
     server = DrainingServer(config, service)

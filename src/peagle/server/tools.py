@@ -14,6 +14,7 @@ from peagle.server.sampling import check_schema
 from peagle.server.settings import Limits
 
 TRIGGER, END = "<tool_call>", "\n</tool_call>"
+ARGUMENTS = ', "arguments": '
 ANYTHING = {"type": "object"}
 
 
@@ -58,7 +59,7 @@ class ToolUse:
         rules = self._required() if self.required else self._optional()
         rules.append(f"call: open ({' | '.join(names)})")
         for name, tool in zip(names, self.tools, strict=True):
-            head = json.dumps(f'\n{{"name": "{tool.function.name}", "arguments": ')
+            head = json.dumps(f'\n{{"name": "{tool.function.name}"{ARGUMENTS}')
             schema = json.dumps(tool.function.parameters or ANYTHING)
             rules.append(f"{name}: {head} {name}_arguments {json.dumps('}' + END)}")
             rules.append(f"{name}_arguments: %json {schema}")
@@ -98,13 +99,14 @@ class ToolParser:
         return shown, calls
 
     def _call(self, text: str) -> dict[str, Any]:
-        call = json.loads(text)
+        """Arguments stay as they were written: numbers too large to be read, too."""
+        head, _, rest = text.partition(ARGUMENTS)
         index, self.calls = self.calls, self.calls + 1
         return {
             "index": index,
             "id": f"call_{uuid.uuid4().hex[:24]}",
             "type": "function",
-            "function": {"name": call["name"], "arguments": json.dumps(call["arguments"])},
+            "function": {"name": head.split('"')[3], "arguments": rest.rstrip()[:-1]},
         }
 
 
