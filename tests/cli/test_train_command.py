@@ -166,6 +166,7 @@ class TestLog:
 
     def test_another_run_begins_another_log(self, peagle, recipe):
         peagle("train", recipe)
+        shutil.rmtree(recipe.parent / "out")
         peagle("train", recipe, "steps=10")
         assert [entry["step"] for entry in entries(recipe)] == [10]
 
@@ -363,6 +364,7 @@ class TestTrackers:
         logged = [told for told in wandb.told if isinstance(told, tuple)]
         assert [step for step, _ in logged] == [entry["step"] for entry in entries(recipe)]
         assert wandb.told.count("finished") == 2
+        shutil.rmtree(recipe.parent / "out")
         peagle("train", recipe, "--wandb", "mine", "steps=10")
         assert wandb.told[-3]["id"] != begun[0]["id"]
 

@@ -130,6 +130,8 @@ def test_writing_replaces_the_directory_whole(tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["drafter"]
     files = sorted(p.name for p in (tmp_path / "drafter").iterdir())
     assert files == ["config.json", "model.safetensors"]
+    modes = {path.stat().st_mode for path in (tmp_path / "drafter").iterdir()}
+    assert len(modes) == 1, "who may read one file may read both"
 
 
 def test_the_usual_layers_are_tapped_by_default():

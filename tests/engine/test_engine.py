@@ -161,3 +161,9 @@ def test_memory_for_one_sequence_decides(engine_for):
 
 def test_an_idle_engine_does_nothing(engine_for):
     assert engine_for("peagle").step() == []
+
+
+def test_more_drafts_than_the_context_holds_are_refused(engine_for):
+    with pytest.raises(InputError, match="K = 25 drafts do not fit into a context of 25 tokens"):
+        engine_for("peagle", k=25, max_model_len=25)
+    assert engine_for("peagle", k=24, max_model_len=25).k == 24

@@ -156,7 +156,9 @@ def _speculation(
             raise InputError("give either --speculative-config or --drafter and --k")
         return SpeculativeConfig.from_json(text)
     if k is not None and k < 1:
-        raise InputError(f"--k {k}: give at least 1; leave --drafter out for no speculation")
+        raise InputError(
+            f"--k {k}: give at least 1; --target DIRECTORY without --drafter does not speculate"
+        )
     if drafter is None and target is not None:
         if k is not None:
             raise InputError("--k needs --drafter, since --target is not the bundled one")

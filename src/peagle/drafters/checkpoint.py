@@ -1,6 +1,7 @@
 """A drafter's directory: vLLM's layout, read strictly and written (DESIGN section 5)."""
 
 import json
+import shutil
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -298,6 +299,8 @@ def save_drafter(
         save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps(config_json(model.config, dtype), indent=2) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
+        # safetensors keeps others from reading what it writes
+        shutil.copymode(fresh / "config.json", fresh / "model.safetensors")
         if directory.exists():
             directory.rename(Path(scratch) / "before")
         fresh.rename(directory)

@@ -44,7 +44,7 @@ class Engine:
     `synthetic` accepts draft 1, 2, ... K in such shares of all cycles whatever the target says: it
     measures time, and its text means nothing.
 
-    Raises `InputError` when the memory given holds no single sequence.
+    Raises `InputError` when the memory given holds no single sequence, and the context no K drafts.
     """
 
     def __init__(
@@ -60,6 +60,10 @@ class Engine:
         self.drafter, self.k, self.end_tokens = drafter, k, tuple(end_tokens)
         capacity = capacity_of(target, drafter, k, config)
         self.max_length = capacity.max_length
+        if k >= self.max_length:
+            raise InputError(
+                f"K = {k} drafts do not fit into a context of {self.max_length} tokens"
+            )
         self.pool = BlockPool(capacity.num_blocks)
         lengths = draft_lengths(k) if config.draft_length == "auto" else (k,)
         self.runners = Runners(target, drafter, lengths, capacity, config.max_num_seqs, synthetic)

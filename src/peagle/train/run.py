@@ -22,6 +22,7 @@ from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
 from peagle.train.sharding import load_sharded
+from peagle.train.snapshot import snapshot_path
 from peagle.train.trainer import Trainer
 
 Place = tuple[Path, torch.dtype, torch.device]
@@ -114,6 +115,12 @@ def _check_output(output: Path) -> None:
     foreign = [f.name for f in output.iterdir() if f.name not in kept] if output.is_dir() else []
     if foreign:
         raise InputError(f"output {output} holds other files ({foreign[0]}); name a new directory")
+    finished = (output / "model.safetensors").exists() and not snapshot_path(output).exists()
+    if finished:
+        raise InputError(
+            f"output {output} holds a finished drafter; name a new directory, or remove it to "
+            "train again"
+        )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         probe = output.parent / f".{output.name}.probe"

@@ -30,7 +30,7 @@ from peagle.train.unroll import SequentialPass
 ALONE = Ranks()
 REPORT_EVERY = 10
 """Steps."""
-MAKE_ROOM = "make room, and the same command goes on from the snapshot before"
+MAKE_ROOM = "make room, and the same command goes on from the last snapshot, if there is one"
 
 
 @dataclass(frozen=True)
