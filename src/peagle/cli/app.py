@@ -13,7 +13,7 @@ INPUT_ERROR, INTERRUPTED = 2, 130
 SPINS = "10000"
 """Turns for which a thread of torch's keeps its core while it waits for the others of a product.
 libgomp's own are thirty times as many, which another process that works has to wait for, and the
-engine for that: seven runs beside one gave 8 to 129 tokens/s so, and six 69 to 122 with these."""
+engine for that: six runs beside one gave 8 to 129 tokens/s so, and 69 to 122 with these."""
 
 app = typer.Typer(
     name="peagle",
