@@ -158,11 +158,11 @@ def begin_unanswered(server: Running) -> HTTPConnection:
 def test_a_body_of_many_faults_is_told_the_first(server: Running):
     """Of millions the list alone takes gigabytes."""
     for path, field in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
-        wrong = {field: [{}] * 100_000}
+        wrong = {field: [{}] * 400_000}
         start = time.perf_counter()
         status, _, found = ask(server, path, wrong)
         assert (status, found["error"]["code"]) == (400, 400)
-        assert time.perf_counter() - start < 1.0
+        assert time.perf_counter() - start < 3.0
 
 
 @pytest.mark.parametrize("line", [b"X-Long: " + b"a" * 1000, b"X-Many: a\r\n" * 100])
