@@ -148,7 +148,7 @@ class Sides:
         """Tokens per second of every pass of each; the first, not counted, only warms up."""
         return asyncio.run(self._rates(rounds + 1))[1:]
 
-    def turns(self, rounds: int) -> list[tuple["Timed", ...]]:
+    def turns(self, rounds: int) -> list[tuple[Timed, ...]]:
         """Of every question what each took, as in `rates`."""
         return asyncio.run(self._turns(rounds + 1))[len(self.prompts) :]
 
@@ -172,7 +172,7 @@ class Sides:
         await asyncio.gather(*map(work, clients))
         return len(self.prompts) * self.tokens / (time.perf_counter() - start)
 
-    async def _turns(self, rounds: int) -> list[tuple["Timed", ...]]:
+    async def _turns(self, rounds: int) -> list[tuple[Timed, ...]]:
         draw, size, found = random.Random(0), self.concurrency, []
         for begin in [*range(0, len(self.prompts), size)] * rounds:
             turn: dict[int, list[Timed]] = {}
@@ -182,13 +182,13 @@ class Sides:
             found += zip(*(turn[side] for side in sorted(turn)), strict=True)
         return found
 
-    async def _turn(self, clients: Sequence[Ask], begin: int) -> list["Timed"]:
+    async def _turn(self, clients: Sequence[Ask], begin: int) -> list[Timed]:
         """As many questions as there are clients, at once."""
         await asyncio.sleep(PAUSE)
         asked = self.prompts[begin : begin + len(clients)]
         return list(await asyncio.gather(*map(self._timed, clients, asked)))
 
-    async def _timed(self, ask: Ask, prompt: str) -> "Timed":
+    async def _timed(self, ask: Ask, prompt: str) -> Timed:
         answer = ask(prompt, self.tokens if self.concurrency == 1 else SHORT)
         start, first = time.perf_counter(), 0.0
         async for _ in answer:
@@ -261,7 +261,7 @@ def _row(
     each = [tuple(side.each for side in one) for one in turns]
     if rates is not None:
         each = [tuple(1 / max(side) for side in zip(*rates, strict=True))]
-    otps, ttft = (
+    seconds, ttft = (
         [statistics.median(s) for s in zip(*found, strict=True)] for found in (each, firsts)
     )
     time_ratios, ttft_ratios = (
@@ -269,8 +269,8 @@ def _row(
         for found in (each, firsts)
     )
     return {
-        "engine_otps": round(1 / otps[0], 1),
-        "server_otps": round(1 / otps[1], 1),
+        "engine_otps": round(1 / seconds[0], 1),
+        "server_otps": round(1 / seconds[1], 1),
         "time_ratio": round(time_ratios[0], 4),
         "bare_time_ratio": round(time_ratios[1], 4),
         "engine_ttft_ms": round(1e3 * ttft[0], 2),

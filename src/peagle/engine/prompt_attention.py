@@ -54,7 +54,7 @@ def prompt_attention(
                 return layout.attend(qkv, heads, cache[layer])
             assert tiles is not None
             attended = store_attend(qkv[: len(qkv) - idle], heads, cache[layer], tiles)
-            return F.pad(attended, (0, 0, 0, idle))
+            return F.pad(attended, (0, 0, 0, idle)) if idle else attended
 
         return attend
 
