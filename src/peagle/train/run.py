@@ -4,6 +4,7 @@ import random
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import torch
 
@@ -123,9 +124,7 @@ def _check_output(output: Path) -> None:
         )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        probe = output.parent / f".{output.name}.probe"
-        probe.touch()
-        probe.unlink()
+        TemporaryFile(dir=output.parent).close()  # a name of its own, since ranks look at once
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror}") from None
     if output.exists() and not output.is_dir():
