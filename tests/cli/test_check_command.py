@@ -1,5 +1,7 @@
 import shutil
 
+from safetensors.torch import load_file, save_file
+
 
 def test_facts_go_to_stdout_and_a_sound_pair_exits_with_0(peagle, pair):
     result = peagle("check", pair.peagle, "--target", pair.target)
@@ -27,3 +29,16 @@ def test_every_problem_is_a_line_on_stderr_and_the_code_is_2(peagle, pair, tmp_p
     assert "model.safetensors is damaged" in lines[0]
     assert "mask token id 999" in lines[1]
     assert "no problem found" not in result.out
+
+
+def test_a_target_that_would_not_load_is_told_as_well(peagle, pair, tmp_path):
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    tensors = load_file(target / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, target / "model.safetensors")
+    (target / "tokenizer.json").unlink()
+    result = peagle("check", pair.peagle, "--target", target)
+    assert result.code == 2
+    weights, tokenizer = result.err.splitlines()
+    assert "missing tensors: model.norm.weight" in weights
+    assert "has no usable tokenizer" in tokenizer

@@ -1,21 +1,25 @@
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-COMMANDS = ["demo", "generate", "bench", "check", "train", "regenerate"]
+COMMANDS = ["demo", "generate", "serve", "bench", "check", "train", "regenerate"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_of_each_command_shows_an_example_that_fits_a_line(peagle, command):
     result = peagle(command, "--help")
     assert result.code == 0
-    assert any(f"peagle {command}" in line for line in after_options(result.out))
+    examples = result.out.partition("Example")[2].splitlines()[1:]
+    assert examples
+    assert all(re.match(rf"    (peagle {command}|echo)", line) for line in examples)
 
 
-def after_options(text):
-    return text[text.rindex("╯") :].splitlines()
+def test_a_narrow_terminal_cuts_no_options_name(peagle, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "60")
+    assert "--max-num-batched-tokens" in peagle("serve", "--help").out
 
 
 def test_the_bare_command_shows_the_commands(peagle):

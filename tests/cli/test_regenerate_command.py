@@ -224,10 +224,3 @@ def test_a_conversation_that_the_template_refuses_is_named_first(peagle, pair, t
     assert result.code == 2
     assert "data.jsonl:2: the chat template refuses this: no" in result.err
     assert (tmp_path / "out.jsonl").read_text() == ""
-
-
-def test_the_help_shows_an_example_that_fits_a_line(peagle):
-    result = peagle("regenerate", "--help")
-    assert result.code == 0
-    examples = result.out[result.out.rindex("╯") :].splitlines()
-    assert sum("peagle regenerate" in line for line in examples) == 3

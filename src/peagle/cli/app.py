@@ -18,9 +18,8 @@ engine for that: six runs beside one gave 8 to 129 tokens/s so, and 69 to 122 wi
 app = typer.Typer(
     name="peagle",
     help="Lossless speculative decoding with P-EAGLE drafters: see it, use it, measure it.",
-    epilog="Begin with  [bold]peagle demo[/]",
-    rich_markup_mode="rich",
-    no_args_is_help=True,
+    epilog="Begin with: peagle demo",
+    rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["serve"]:
         given[1:] = serve.with_environment(given[1:], os.environ)
     try:
-        code = app(given, prog_name="peagle", standalone_mode=False)
+        code = app(given or ["--help"], prog_name="peagle", standalone_mode=False)
     except InputError as error:
         return _end(str(error), INPUT_ERROR)
     except typer.TyperException as error:
@@ -51,7 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(message: str, code: int) -> int:
-    """Say on one line why it ends; the bare `peagle`, which has shown its help, says nothing."""
-    if message:
-        print("peagle:", *message.split(), file=sys.stderr)
+    """Say on one line why it ends."""
+    print("peagle:", *message.split(), file=sys.stderr)
     return code

@@ -17,13 +17,11 @@ if TYPE_CHECKING:
     from peagle.bench.load import Case, Work, Workload
     from peagle.bench.synthetic import SyntheticWorkload
 
-EXAMPLE = """Examples:
-
-[bold]peagle bench --k 3,5,7 --concurrency 1,4 --json result.json[/]
-
-[bold]peagle bench --prompts HumanEval.jsonl.gz --limit 32 --methods none,peagle[/]
-
-[bold]peagle bench --shape qwen3-8b --random-weights --synthetic-acceptance 3.94 --k 7[/]"""
+EXAMPLE = """\b
+Examples:
+  peagle bench --k 3,5,7 --concurrency 1,4 --json result.json
+  peagle bench --prompts HumanEval.jsonl.gz --limit 32 --methods none,peagle
+  peagle bench --shape qwen3-8b --random-weights --synthetic-acceptance 3.94 --k 7"""
 
 
 def bench(
@@ -65,9 +63,10 @@ def bench(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Measure speed, acceptance and latency, greedy, every request of the same length.
+    """Measure speed, acceptance and latency.
 
-    All inputs are checked before the first run; the result file appears whole or not at all.
+    Greedy, every request of the same length. All inputs are checked before the first run; the
+    result file appears whole or not at all.
     """
     from peagle.bench.load import Workload, list_cases
     from peagle.bench.pair import choose_pair

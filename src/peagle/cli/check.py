@@ -6,11 +6,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-EXAMPLE = """Examples:
-
-[bold]peagle check ./my-drafter[/]
-
-[bold]peagle check ./my-drafter --target Qwen/Qwen3-0.6B[/]"""
+EXAMPLE = """\b
+Examples:
+  peagle check ./my-drafter
+  peagle check ./my-drafter --target Qwen/Qwen3-0.6B"""
 PROBLEMS_FOUND = 2
 
 
@@ -20,19 +19,21 @@ def check(
         str | None, typer.Option(help="Target that it should fit: directory or hub id.")
     ] = None,
 ) -> None:
-    """Say what a drafter is, whether it fits its target, and how to mend what is wrong.
+    """Say what a drafter is and whether it fits its target.
 
-    Facts go to stdout; problems go to stderr, one a line, and make the exit code 2.
+    And how to mend what is wrong. Facts go to stdout; problems go to stderr, one a line, and make
+    the exit code 2.
     """
-    from peagle.drafters.diagnosis import diagnose
+    from peagle.drafters.diagnosis import diagnose, target_problems
     from peagle.models.weights import model_directory
 
-    place = model_directory(drafter)
-    found = diagnose(place, model_directory(target) if target is not None else None)
+    place, beside = model_directory(drafter), model_directory(target) if target else None
+    found = diagnose(place, beside)
+    problems = [*found.problems, *(target_problems(beside) if beside else ())]
     _print_facts({"directory": str(place), **found.facts})
-    for problem in found.problems:
+    for problem in problems:
         typer.echo(f"problem: {' '.join(problem.split())}", err=True)
-    if found.problems:
+    if problems:
         raise typer.Exit(PROBLEMS_FOUND)
     typer.echo("no problem found" if target is None else f"no problem found; it fits {target}")
 

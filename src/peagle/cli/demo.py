@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from peagle.bench.load import Run, Workload
     from peagle.llm import LLM, Chunk
 
-EXAMPLE = """Example:
-
-[bold]peagle demo[/]"""
+EXAMPLE = """\b
+Example:
+  peagle demo"""
 K = 7
 """About where both methods are fastest on a CPU; `peagle bench` shows others."""
 ANSWER_TOKENS = 160
@@ -29,9 +29,9 @@ PROMPT, DRAFTED, OWN = "dim", "green", "bold yellow"
 def demo(
     target: Target = None, eagle3: Eagle3 = None, peagle: Peagle = None, threads: Threads = None
 ) -> None:
-    """Watch a model write with a drafter's help, and see what that help is worth.
+    """Watch a model write with a drafter's help.
 
-    Under a minute on two CPU cores, without a network.
+    Then see what that help is worth: under a minute on two CPU cores, without a network.
     """
     from peagle.bench.load import Workload
     from peagle.bench.pair import METHODS, choose_pair

@@ -17,15 +17,12 @@ if TYPE_CHECKING:
     from peagle.bench.prompts import Prompt
     from peagle.llm import LLM, Completion
 
-EXAMPLE = """Examples:
-
-[bold]peagle generate --prompt "def fibonacci(n):" --max-tokens 64[/]
-
-[bold]peagle generate --target ./target --drafter ./drafter --k 5 --prompt "Hello"[/]
-
-[bold]peagle generate --prompts questions.txt --temperature 0.8 --seed 1 --json[/]
-
-[bold]echo "import os" | peagle generate --prompt -[/]"""
+EXAMPLE = """\b
+Examples:
+  peagle generate --prompt "def fibonacci(n):" --max-tokens 64
+  peagle generate --target ./target --drafter ./drafter --k 5 --prompt "Hello"
+  peagle generate --prompts questions.txt --temperature 0.8 --seed 1 --json
+  echo "import os" | peagle generate --prompt -"""
 STDIN = "-"
 DEFAULT = SamplingParams()
 
@@ -88,9 +85,9 @@ def generate(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Complete prompts, with speculation, by default with the bundled pair.
+    """Complete prompts with a drafter's help.
 
-    The text goes to stdout, a line about the speed to stderr.
+    By default with the bundled pair. The text goes to stdout, a line about the speed to stderr.
     """
     params = SamplingParams(
         max_tokens=max_tokens,

@@ -23,13 +23,11 @@ if TYPE_CHECKING:
 
     Run = Callable[[Answerer], Coroutine[None, None, None]]
 
-EXAMPLE = """Examples:
-
-[bold]peagle regenerate ./target chats.jsonl --output answers.jsonl[/]
-
-[bold]peagle regenerate ./target hf:owner/name:train --limit 1000 --output answers.jsonl[/]
-
-[bold]peagle regenerate chats.jsonl --endpoint URL --model NAME --output answers.jsonl[/]"""
+EXAMPLE = """\b
+Examples:
+  peagle regenerate ./target chats.jsonl --output answers.jsonl
+  peagle regenerate ./target hf:owner/name:train --limit 1000 --output answers.jsonl
+  peagle regenerate chats.jsonl --endpoint URL --model NAME --output answers.jsonl"""
 KEY = "OPENAI_API_KEY"
 
 
@@ -37,7 +35,10 @@ def regenerate(
     target: Annotated[
         str, typer.Argument(help="Target model: directory or hub id; left out with --endpoint.")
     ],
-    output: Annotated[Path, typer.Option(help="JSONL file; one that is there is continued.")],
+    output: Annotated[
+        Path,
+        typer.Option(help="JSONL file; one that is there is continued, whatever options wrote it."),
+    ],
     sources: Annotated[
         list[str] | None,
         typer.Argument(help="Conversations: JSONL files, or hf:ID_OR_PATH[:SPLIT] for datasets."),
@@ -66,7 +67,7 @@ def regenerate(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
 ) -> None:
-    """Write the target's own answer to every question of some conversations.
+    """Write the target's own answer to every question.
 
     The answers in the data are ignored. A run that was stopped continues when the same command is
     given again.

@@ -15,13 +15,11 @@ from peagle.server import sagemaker
 if TYPE_CHECKING:
     from peagle.server.settings import ServerSettings
 
-EXAMPLE = """Examples:
-
-[bold]peagle serve[/]
-
-[bold]peagle serve ./target --speculative-config '{"method": "eagle3", "model": "./drafter"}'[/]
-
-[bold]peagle serve ./target --host 0.0.0.0 --api-key "$KEY" --max-num-seqs 16[/]"""
+EXAMPLE = """\b
+Examples:
+  peagle serve
+  peagle serve ./target --speculative-config '{"method": "eagle3", "model": "./drafter"}'
+  peagle serve ./target --host 0.0.0.0 --api-key "$KEY" --max-num-seqs 16"""
 BUNDLED_NAME = "peagle-demo"
 CONFIG = EngineConfig()
 SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -103,9 +101,9 @@ def serve(
         typer.Option(help="vllm starts vLLM with the same flags and any of its own."),
     ] = "peagle",
 ) -> None:
-    """Serve a target and its drafter behind OpenAI's API, by default the bundled pair.
+    """Serve a target and its drafter behind OpenAI's API.
 
-    The page at / shows which tokens the drafter wrote.
+    By default the bundled pair. The page at / shows which tokens the drafter wrote.
     """
     if target is not None and target.startswith("-"):
         raise InputError(f"no such option: {target}; vLLM's own come after the target")

@@ -22,11 +22,10 @@ if TYPE_CHECKING:
     from peagle.train.snapshot import Progress
     from peagle.train.trainer import Report, Trainer, Watch
 
-EXAMPLE = """Examples:
-
-[bold]peagle train recipe.yaml --dry-run[/]
-
-[bold]peagle train recipe.yaml learning_rate=3e-4 steps=2000[/]"""
+EXAMPLE = """\b
+Examples:
+  peagle train recipe.yaml --dry-run
+  peagle train recipe.yaml learning_rate=3e-4 steps=2000"""
 INTERRUPTED = 130
 LONG = 1e6
 """Seconds over which the time that is left is estimated: reports may be minutes apart."""
@@ -48,9 +47,10 @@ def train(
         typer.Option(help="Project at Weights & Biases to log to.", show_default="none"),
     ] = None,
 ) -> None:
-    """Train a drafter; the best one so far is always in the recipe's output directory.
+    """Train a drafter.
 
-    OUTPUT.run beside it holds figures and curves. The same command continues a stopped run.
+    The best one so far is always in the recipe's output directory. OUTPUT.run beside it holds
+    figures and curves. The same command continues a stopped run.
     """
     from peagle.cli.dry_run import print_plan
     from peagle.cli.trackers import Tracking

@@ -29,6 +29,8 @@ from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.errors import InputError
 from peagle.models.decoder import DecoderConfig
 from peagle.models.families import read_target_config
+from peagle.models.loading import check_decoder
+from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import finite, mismatches, safetensors_files
 
 T = TypeVar("T")
@@ -84,6 +86,15 @@ def diagnose(
         problems += _tensor_problems(config, shape, tensors)
     facts = {**_config_facts(config, tensors), **_weight_facts(tensors)}
     return Diagnosis(facts, tuple(problems), config.trained_tokens)
+
+
+def target_problems(directory: Path) -> list[str]:
+    """What keeps a target from being served, but for a config.json that `diagnose` cannot read."""
+    problems: list[str] = []
+    if _attempt(lambda: read_target_config(directory), []) is not None:
+        _attempt(lambda: check_decoder(directory), problems)
+        _attempt(lambda: load_tokenizer(directory), problems)
+    return problems
 
 
 def _attempt(read: Callable[[], T], problems: list[str]) -> T | None:

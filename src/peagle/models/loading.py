@@ -16,6 +16,7 @@ from peagle.models.weights import (
     about,
     assemble,
     file_names,
+    mismatches,
     read_tensors,
     refuse,
     tensor_names,
@@ -98,6 +99,19 @@ def load_decoder(
     parameters = {id(value): value.numel() for value in decoder.parameters()}
     require_memory(sum(parameters.values()) * dtype.itemsize, device, f"the weights of {directory}")
     return _filled(decoder, directory, read_tensors(directory), dtype, device)
+
+
+def check_decoder(directory: Path) -> None:
+    """Hold a target's tensors against its configuration; their values are not read.
+
+    Raises `InputError` as `load_decoder` does, but for values that are not finite.
+    """
+    config, tensors = read_target_config(directory), read_tensors(directory)
+    with torch.device("meta"):
+        decoder = Decoder(config, 1)
+    rules = gpt_oss.as_stored(decoder_rules(config), tensors)
+    with about(directory):
+        refuse(mismatches(decoder, rules, tensors, _ignored(config)))
 
 
 def load_ends(
