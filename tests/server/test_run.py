@@ -172,3 +172,15 @@ def test_a_taken_port_is_told_before_loading(port: int):
         _, errors = failed.process.communicate(timeout=60)
     assert failed.process.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in errors
+
+
+def test_a_broken_chat_template_is_told_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(DrainingServer, "run", lambda *_, **__: None)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    settings = ServerSettings(model_names=(NAME,), chat_template="{{ messages")
+    with bind("127.0.0.1", 0) as listener:
+        serve(AsyncLLM(load), settings, listener)
+    assert "--chat-template with a plain question: the chat template refuses" in caplog.text

@@ -12,6 +12,7 @@ import uvicorn
 
 from peagle.async_llm import AsyncLLM
 from peagle.errors import InputError
+from peagle.models.tokenizer import render_chat
 from peagle.server.app import create_app
 from peagle.server.connection import Connection
 from peagle.server.middleware import LineFormatter
@@ -64,12 +65,24 @@ def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> N
     server = DrainingServer(config, service)
     host, port = listener.getsockname()[:2]
     log.info(f"serving {settings.model_names[0]} on http://{host}:{port}")
-    if not settings.api_keys and host not in ("127.0.0.1", "::1"):
-        log.warning("no API key: whoever reaches this port can use it; see --api-key")
+    _warn(llm, settings, host)
     try:
         server.run(sockets=[listener])
     finally:
         service.close()
+
+
+def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
+    """Say what will surprise: a server open to all, a template that lets no question through."""
+    if not settings.api_keys and host not in ("127.0.0.1", "::1"):
+        log.warning("no API key: whoever reaches this port can use it; see --api-key")
+    if settings.chat_template is not None:
+        question = [{"role": "user", "content": "Hello"}]
+        variables = {"add_generation_prompt": True}
+        try:
+            render_chat(llm.llm.tokenizer, question, settings.chat_template, **variables)
+        except InputError as error:
+            log.warning(f"--chat-template with a plain question: {error}")
 
 
 class DrainingServer(uvicorn.Server):
