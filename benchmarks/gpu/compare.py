@@ -43,7 +43,10 @@ def run(
     first: Annotated[Side, typer.Option(help="Which side begins.")] = "peagle",
     timeout: Annotated[float, typer.Option(help="Seconds of each process.")] = 400,
 ) -> None:
-    """Run both sides on every match; ended early, it leaves no process behind."""
+    """Run both sides on every match; ended early, it leaves no process behind.
+
+    Its exit code is 1 where every process failed.
+    """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     chosen = [Match.parse(text) for text in matches.split(",")]
     levels = tuple(int(level) for level in concurrency.split(","))
@@ -60,6 +63,7 @@ def run(
         print(_brief(record), file=sys.stderr, flush=True)
         _publish(results, out)
     print(table(results))
+    raise typer.Exit(1 if all(record["failure"] for record in results["records"]) else 0)
 
 
 @app.command()

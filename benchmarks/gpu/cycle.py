@@ -8,7 +8,6 @@ time is that of whole steps, host included, and is what the floor is compared wi
 so the sum of their times is no cycle's. Kernels are timed in steps of their own.
 """
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,7 +20,7 @@ from launches import Kernel, grouped
 from matches import METHODS
 from traffic import cycle_bytes
 
-from peagle.bench.report import hardware, machine
+from peagle.bench.report import hardware, machine, result_file
 from peagle.bench.shapes import random_prompts
 from peagle.bench.synthetic import SyntheticWorkload
 from peagle.config import SamplingParams
@@ -66,23 +65,22 @@ def main(
 ) -> None:
     """Measure and print one breakdown for each number of requests."""
     levels = [int(level) for level in concurrency.split(",")]
-    rate = read_rate()
-    torch.cuda.empty_cache()
-    print(f"{torch.cuda.get_device_name()} reads {rate / TERA:.2f} TB/s")
-    usual = METHODS[method]
-    drafts = usual[0] if k is None else k
-    length = acceptance or usual[1]
-    workload = SyntheticWorkload(shape, length, prompt_tokens, ROOM)
-    engine = workload.open(method, drafts, max(levels)).engine
-    cycles = [measure(engine, level, prompt_tokens, steps, rate) for level in levels]
-    for cycle in cycles:
-        print(f"\n{shape}, {method}, K = {drafts}, {cycle.requests} in flight")
-        print(breakdown(cycle, top))
-    if out is not None:
+    with result_file(out) as write:
+        rate = read_rate()
+        torch.cuda.empty_cache()
+        print(f"{torch.cuda.get_device_name()} reads {rate / TERA:.2f} TB/s")
+        usual = METHODS[method]
+        drafts = usual[0] if k is None else k
+        length = acceptance or usual[1]
+        workload = SyntheticWorkload(shape, length, prompt_tokens, ROOM)
+        engine = workload.open(method, drafts, max(levels)).engine
+        cycles = [measure(engine, level, prompt_tokens, steps, rate) for level in levels]
+        for cycle in cycles:
+            print(f"\n{shape}, {method}, K = {drafts}, {cycle.requests} in flight")
+            print(breakdown(cycle, top))
         asked = {"shape": shape, "method": method, "k": drafts, "acceptance_length": length}
         found = {"bytes_per_second": rate, "cycles": [asdict(cycle) for cycle in cycles]}
-        result = machine() | hardware("auto", "auto") | asked | found
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        write(machine() | hardware("auto", "auto") | asked | found)
 
 
 def read_rate() -> float:

@@ -22,7 +22,7 @@ from sides import Vllm
 from peagle.bench.load import Case, Workload, list_cases, run_cases
 from peagle.bench.pair import METHODS, Pair, choose_pair
 from peagle.bench.prompts import load_prompts
-from peagle.bench.report import environment, whole_file
+from peagle.bench.report import environment, result_file
 from peagle.config import DType
 from peagle.models.tokenizer import load_tokenizer
 
@@ -47,19 +47,18 @@ def main(
     given = tuple(load_prompts(prompts, limit))
     workload = Workload(pair, given, max_tokens, cast(DType, dtype))
     cases = list_cases(METHODS, [k], [concurrency])
-    spawning = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, spawning) as process:  # with which its memory of the GPU goes
-        kept = {"peagle": _kept(process.submit(ours, workload, cases).result())}
-    print(f"ours: {_equal(kept['peagle'], max_tokens)} of {len(given)}", file=sys.stderr)
-    vllm = Vllm(vllm_python, vllm_path)
-    if vllm.found():
-        kept["vllm"] = _kept(theirs(workload, cases, vllm, timeout))
-    equal = {side: _equal(counts, max_tokens) for side, counts in kept.items()}
-    print(json.dumps({"equal": equal, "of": len(given), "dtype": dtype}))
-    if out is not None:
+    with result_file(out) as write:
+        spawning = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(1, spawning) as process:  # with which its memory of the GPU goes
+            kept = {"peagle": _kept(process.submit(ours, workload, cases).result())}
+        print(f"ours: {_equal(kept['peagle'], max_tokens)} of {len(given)}", file=sys.stderr)
+        vllm = Vllm(vllm_python, vllm_path)
+        if vllm.found():
+            kept["vllm"] = _kept(theirs(workload, cases, vllm, timeout))
+        equal = {side: _equal(counts, max_tokens) for side, counts in kept.items()}
+        print(json.dumps({"equal": equal, "of": len(given), "dtype": dtype}))
         facts = environment(workload) | {"k": k, "concurrency": concurrency}
-        with whole_file(out) as file:
-            file.write(json.dumps(facts | {"equal": equal, "kept": kept}, indent=1) + "\n")
+        write(facts | {"equal": equal, "kept": kept})
 
 
 def speculation(pair: Pair, case: Case) -> dict[str, Any] | None:

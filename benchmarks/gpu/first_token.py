@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from matches import METHODS
 
-from peagle.bench.report import hardware, machine
+from peagle.bench.report import hardware, machine, result_file
 from peagle.bench.shapes import random_engine, random_prompts
 from peagle.bench.synthetic import DRAFT_LAYERS, acceptance_rates
 from peagle.config import EngineConfig, SamplingParams
@@ -37,13 +37,13 @@ def main(
     """Print a line for each length and cached prefix."""
     news, olds = ([int(number) for number in given.split(",")] for given in (lengths, cached))
     k, acceptance = METHODS[method]
-    config = EngineConfig(max_num_seqs=1, max_model_len=max(news) + max(olds) + TOKENS + 1)
-    rates = acceptance_rates(k, acceptance)
-    engine = random_engine(shape, method, k, DRAFT_LAYERS.get(method, 0), rates, config)
-    rows = [measure(engine, old, new, rounds) for old in olds for new in news]
-    if out is not None:
+    with result_file(out) as write:
+        config = EngineConfig(max_num_seqs=1, max_model_len=max(news) + max(olds) + TOKENS + 1)
+        rates = acceptance_rates(k, acceptance)
+        engine = random_engine(shape, method, k, DRAFT_LAYERS.get(method, 0), rates, config)
+        rows = [measure(engine, old, new, rounds) for old in olds for new in news]
         facts = machine() | hardware("auto", "auto") | {"shape": shape, "method": method}
-        out.write_text(json.dumps(facts | {"rows": rows}, indent=1) + "\n")
+        write(facts | {"rows": rows})
 
 
 def measure(engine: Engine, old: int, new: int, rounds: int) -> dict[str, Any]:

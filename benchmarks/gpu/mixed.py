@@ -28,7 +28,7 @@ from sides import Vllm
 
 from peagle.bench.load import drive
 from peagle.bench.measures import Measures, measure
-from peagle.bench.report import hardware, machine, whole_file
+from peagle.bench.report import hardware, machine, result_file
 from peagle.bench.shapes import random_prompts, shape_of
 from peagle.bench.synthetic import SyntheticWorkload
 from peagle.config import DraftLengths, SamplingParams
@@ -93,22 +93,23 @@ def main(
     kinds: tuple[DraftLengths, ...] = ("fixed", "auto") if chosen.k else ("fixed",)
     spawning = multiprocessing.get_context("spawn")
     found: dict[str, Any] = {}
-    for kind in kinds:
-        with ProcessPoolExecutor(1, spawning) as process:  # with which its memory of the GPU goes
-            found[kind] = process.submit(ours, chosen, mix, dtype, kind).result()
-        print(json.dumps({kind: found[kind]}), flush=True)
-    vllm = Vllm(vllm_python, vllm_path)
-    if vllm.found():
-        found["vllm"] = theirs(chosen, mix, dtype, vllm, timeout)
-        print(json.dumps({"vllm": found["vllm"]}), flush=True)
-        speeds = {side: statistics.median(runs["otps"]) for side, runs in found.items()}
-        print(json.dumps({kind: round(speeds[kind] / speeds["vllm"], 3) for kind in kinds}))
-    else:
-        print(f"{vllm.python} finds no vLLM: it is left out", file=sys.stderr)
-    if out is not None:
+    with result_file(out) as write:
+        for kind in kinds:
+            with ProcessPoolExecutor(
+                1, spawning
+            ) as process:  # with which its memory of the GPU goes
+                found[kind] = process.submit(ours, chosen, mix, dtype, kind).result()
+            print(json.dumps({kind: found[kind]}), flush=True)
+        vllm = Vllm(vllm_python, vllm_path)
+        if vllm.found():
+            found["vllm"] = theirs(chosen, mix, dtype, vllm, timeout)
+            print(json.dumps({"vllm": found["vllm"]}), flush=True)
+            speeds = {side: statistics.median(runs["otps"]) for side, runs in found.items()}
+            print(json.dumps({kind: round(speeds[kind] / speeds["vllm"], 3) for kind in kinds}))
+        else:
+            print(f"{vllm.python} finds no vLLM: it is left out", file=sys.stderr)
         facts = machine() | hardware("auto", dtype) | {"match": vars(chosen), "mix": vars(mix)}
-        with whole_file(out) as file:
-            file.write(json.dumps(facts | found, indent=1) + "\n")
+        write(facts | found)
 
 
 def ours(match: Match, mix: Mix, dtype: Any, kind: DraftLengths) -> dict[str, list[float]]:

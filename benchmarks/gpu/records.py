@@ -8,7 +8,7 @@ from typing import Any
 
 from matches import Match
 
-from peagle.bench.report import NAMES, whole_file
+from peagle.bench.report import NAMES, result_file
 from peagle.errors import InputError
 
 Record = Mapping[str, Any]
@@ -138,8 +138,8 @@ def merge(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def write(results: Mapping[str, Any], path: Path) -> None:
     """Write the results file whole."""
-    with whole_file(path) as file:
-        file.write(json.dumps(results, indent=1) + "\n")
+    with result_file(path) as put:
+        put(results)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import typer
 from client import ask
 from process import serve
 
+from peagle.bench.report import result_file
 from peagle.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/invocations", "/tokenize", "/detokenize")
@@ -105,17 +106,17 @@ def main(
 ) -> None:
     """Send the bodies and print how they were answered."""
     draw = random.Random(seed)
-    with serve([], Path(tempfile.mkstemp()[1])) as server:
-        counts, failures, same = asyncio.run(_run(server.port, draw, bodies, connections))
-    result = {
-        "bodies": bodies,
-        "answers": {route: dict(sorted(found.items())) for route, found in counts.items()},
-        "failures": failures,
-        "answers_as_before": same,
-    }
-    print(json.dumps(result, indent=2))
-    if out is not None:
-        out.write_text(json.dumps(result, indent=2) + "\n")
+    with result_file(out) as write:
+        with serve([], Path(tempfile.mkstemp()[1])) as server:
+            counts, failures, same = asyncio.run(_run(server.port, draw, bodies, connections))
+        result = {
+            "bodies": bodies,
+            "answers": {route: dict(sorted(found.items())) for route, found in counts.items()},
+            "failures": failures,
+            "answers_as_before": same,
+        }
+        print(json.dumps(result, indent=2))
+        write(result)
     raise typer.Exit(1 if failures or not same else 0)
 
 

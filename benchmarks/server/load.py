@@ -24,7 +24,7 @@ from process import Server, serve
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.bench.pair import bundled
 from peagle.bench.prompts import load_prompts
-from peagle.bench.report import machine
+from peagle.bench.report import machine, result_file
 
 K, JOBS = 7, 200
 SETTLE_SECONDS = 60
@@ -60,17 +60,17 @@ def main(
     draw = random.Random(seed)
     texts = [prompt.text for prompt in load_prompts(prompts, JOBS)]
     jobs = [_job(draw, texts) for _ in range(JOBS)]
-    print("offline answers", file=sys.stderr)
-    wanted = _offline(jobs)
-    speculation = {"model": str(bundled("peagle")), "num_speculative_tokens": K}
-    flags = [str(bundled("target")), "--speculative-config", json.dumps(speculation)]
-    with serve([*flags, "--dtype", "float32"], Path(tempfile.mkstemp()[1])) as server:
-        print(f"{clients} clients for {minutes} minutes", file=sys.stderr)
-        found, problems = asyncio.run(_run(server, jobs, wanted, minutes, clients, leave, draw))
-    result = _result(found, problems) | {"minutes": minutes, "clients": clients, "leave": leave}
-    print(json.dumps(result, indent=2))
-    if out is not None:
-        out.write_text(json.dumps(machine() | result, indent=2) + "\n")
+    with result_file(out) as write:
+        print("offline answers", file=sys.stderr)
+        wanted = _offline(jobs)
+        speculation = {"model": str(bundled("peagle")), "num_speculative_tokens": K}
+        flags = [str(bundled("target")), "--speculative-config", json.dumps(speculation)]
+        with serve([*flags, "--dtype", "float32"], Path(tempfile.mkstemp()[1])) as server:
+            print(f"{clients} clients for {minutes} minutes", file=sys.stderr)
+            found, problems = asyncio.run(_run(server, jobs, wanted, minutes, clients, leave, draw))
+        result = _result(found, problems) | {"minutes": minutes, "clients": clients, "leave": leave}
+        print(json.dumps(result, indent=2))
+        write(machine() | result)
     raise typer.Exit(1 if problems else 0)
 
 

@@ -34,7 +34,7 @@ from process import bare, serve
 from peagle import LLM, AsyncLLM, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.bench.pair import bundled
 from peagle.bench.prompts import load_prompts
-from peagle.bench.report import machine
+from peagle.bench.report import machine, result_file
 
 K, SLOWER = 7, 1.05
 GPU_SHARES = (0.28, 0.56, 0.84)
@@ -66,22 +66,25 @@ def main(
 ) -> None:
     """Measure both sides and print their ratios."""
     asked = Asked(target or str(bundled("target")), drafter or str(bundled("peagle")), dtype)
-    llm = asked.engine()
-    counts = [int(count) for count in joined.split(",")]
-    parts = [prompt.text for prompt in load_prompts(prompts, limit * max(counts))]
-    rows = []
-    log = Path(tempfile.mkdtemp())
-    with serve(asked.flags, log / "server") as server, bare(asked.arguments, log / "bare") as least:
-        for count, concurrency in itertools.product(counts, CONCURRENCIES):
-            texts = ["".join(parts[index : limit * count : limit]) for index in range(limit)]
-            sides = Sides(llm, (server.port, least.port), texts, max_tokens, concurrency)
-            turns = sides.turns(TURNS[concurrency] * rounds)
-            rates = sides.rates(rounds) if concurrency > 1 else None
-            rows.append({"joined": count, "concurrency": concurrency, **_row(turns, rates)})
-            print(json.dumps(rows[-1]), flush=True)
-    if out is not None:
+    with result_file(out) as write:
+        llm = asked.engine()
+        counts = [int(count) for count in joined.split(",")]
+        parts = [prompt.text for prompt in load_prompts(prompts, limit * max(counts))]
+        rows = []
+        log = Path(tempfile.mkdtemp())
+        with (
+            serve(asked.flags, log / "server") as server,
+            bare(asked.arguments, log / "bare") as least,
+        ):
+            for count, concurrency in itertools.product(counts, CONCURRENCIES):
+                texts = ["".join(parts[index : limit * count : limit]) for index in range(limit)]
+                sides = Sides(llm, (server.port, least.port), texts, max_tokens, concurrency)
+                turns = sides.turns(TURNS[concurrency] * rounds)
+                rates = sides.rates(rounds) if concurrency > 1 else None
+                rows.append({"joined": count, "concurrency": concurrency, **_row(turns, rates)})
+                print(json.dumps(rows[-1]), flush=True)
         facts = {"prompts": limit, "max_tokens": max_tokens, "rounds": rounds}
-        out.write_text(json.dumps(machine() | facts | {"rows": rows}, indent=2) + "\n")
+        write(machine() | facts | {"rows": rows})
     slow = any(row[name] > SLOWER for row in rows for name in ("ttft_ratio", "time_ratio"))
     raise typer.Exit(1 if slow else 0)
 

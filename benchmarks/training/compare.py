@@ -21,7 +21,7 @@ from sweep import Arm, K, Sweep
 from peagle import LLM, SamplingParams, SpeculativeConfig
 from peagle.bench.pair import bundled
 from peagle.bench.prompts import Prompt, load_prompts
-from peagle.bench.report import machine
+from peagle.bench.report import machine, result_file
 from peagle.config import EngineConfig
 from peagle.train.recipe import Recipe
 
@@ -88,18 +88,18 @@ def measure(
     asked = [prompt for source in prompts for prompt in load_prompts(source, limit)]
     model = str(target or bundled("target"))
     places = sorted(path.parent for path in drafters.glob("*/config.json"))
-    counts = {place.name: decode(model, place, asked, max_tokens) for place in places}
-    result = machine() | {
-        "prompts": list(prompts),
-        "count": len(asked),
-        "max_tokens": max_tokens,
-        "k": K,
-        "drafters": {name: summary(counts[name], counts["eagle3"]) for name in counts},
-    }
-    for name, figures in result["drafters"].items():
-        print(f"{name:16} {json.dumps(figures)}")
-    if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n")
+    with result_file(out) as write:
+        counts = {place.name: decode(model, place, asked, max_tokens) for place in places}
+        result = machine() | {
+            "prompts": list(prompts),
+            "count": len(asked),
+            "max_tokens": max_tokens,
+            "k": K,
+            "drafters": {name: summary(counts[name], counts["eagle3"]) for name in counts},
+        }
+        for name, figures in result["drafters"].items():
+            print(f"{name:16} {json.dumps(figures)}")
+        write(result)
 
 
 def decode(

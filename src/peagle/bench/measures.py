@@ -1,4 +1,4 @@
-"""Every formula once, with its unit (DESIGN section 6)."""
+"""Every formula once, with its unit."""
 
 import itertools
 import math

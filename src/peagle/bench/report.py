@@ -3,7 +3,7 @@
 import json
 import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -145,6 +145,16 @@ def whole_file(path: Path) -> Iterator[TextIO]:
         scratch.replace(place)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def result_file(path: Path | None) -> Iterator[Callable[[Any], None]]:
+    """Writes a result as JSON if there is a path: asked for before anything is measured."""
+    if path is None:
+        yield lambda _: None
+        return
+    with whole_file(path) as file:
+        yield lambda result: print(json.dumps(result, indent=1), file=file)
 
 
 def write_result(file: TextIO, environment: dict[str, Any], runs: Sequence[Run]) -> None:
