@@ -99,7 +99,7 @@ def test_the_rope_survives(target, tmp_path: Path, rope: RopeConfig):
 
 
 def test_what_vllm_needs_is_written(tmp_path: Path):
-    """DESIGN section 5, vllm.md section 1."""
+    """The layout that vLLM reads."""
     values, tensors = read(written(tmp_path / "drafter", draft_vocab=30))
     assert values["architectures"] == ["Eagle3Qwen3ForCausalLM"]
     assert values["pard_token"] == values["ptd_token_id"] == tiny.MASK
@@ -186,7 +186,7 @@ def test_a_map_that_moves_ids_of_the_full_vocabulary_is_not(target, tmp_path: Pa
 
 
 def speculators_config(values: Values, algorithm: str) -> Values:
-    """`config.json` as the speculators library writes it (vllm.md section 1.3)."""
+    """`config.json` as the speculators library writes it."""
     outer = ("draft_vocab_size", "target_hidden_size", "eagle_aux_hidden_state_layer_ids")
     inner = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "model_type")
     inner += ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")

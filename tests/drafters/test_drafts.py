@@ -1,4 +1,4 @@
-"""Both drafters, inside the engine, against DESIGN section 4 written out plainly.
+"""Both drafters, inside the engine, against the rules of both written out plainly.
 
 The reference reads the checkpoint's tensors by vLLM's names and recomputes everything for every
 draft: no cache, no batch, no code of ours. The engine's drafts come with a cache, in batches,
@@ -25,7 +25,7 @@ from peagle.ops.rope import RopeConfig
 
 
 class Plain:
-    """A drafter by DESIGN section 4."""
+    """A drafter by the rules, row by row."""
 
     def __init__(self, directory: Path, config: DrafterConfig) -> None:
         self.tensors = load_file(directory / "model.safetensors")

@@ -14,7 +14,7 @@ def laid_out(known: list[list[str]], ks: list[int]) -> tuple[list[str], list[str
 
 
 def test_vllms_worked_example():
-    """K = 3, tokens 10 11 12 13 at 5 to 8, 13 rejected, bonus 100 (vllm.md section 2)."""
+    """K = 3, tokens 10 11 12 13 at 5 to 8, 13 rejected, bonus 100, as in vLLM's own account."""
     rows, reads = laid_out([["11", "12", "100"]], [3])
     assert rows == ["11", "12", "100", "M", "M"]
     assert reads == ["100@2", "M@3", "M@4"]

@@ -161,7 +161,7 @@ def answered(length: int, prompt: int) -> Batch:
 
 
 def test_the_papers_example():
-    """n = 16, K = 4, r = 0.7 (paper.md section 2.2): 16 + 10 + 7 + 5 = 38 elements.
+    """n = 16, K = 4, r = 0.7: 16 + 10 + 7 + 5 = 38 elements.
 
     Here every depth rounds up, and the last anchors of a document reach fewer depths.
     """

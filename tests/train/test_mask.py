@@ -33,7 +33,7 @@ def sights(draw: st.DrawFn):
 @settings(max_examples=25)
 @given(sights())
 def test_the_closed_form_equals_the_papers_rule(drawn):
-    """paper.md section 2.3, pair by pair."""
+    """The paper's rule, pair by pair."""
     batch, elements, sight = drawn
     seen = sight.matrix(CPU)
     starts = batch.starts.tolist()

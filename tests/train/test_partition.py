@@ -136,7 +136,7 @@ def test_packed_documents_do_not_see_each_other(target, drafter_of, limit: int):
 @pytest.mark.parametrize("run", SHAPES, indirect=True)
 @pytest.mark.parametrize("segments", [1, 2, 4, 8])
 def test_the_gradient_is_that_of_one_pass(run: Run, segments: int):
-    """DESIGN section 7.5, in float32: at most 1e-6 of the gradient's norm."""
+    """In float32: at most 1e-6 of the gradient's norm."""
     whole = torch.stack([run.charge(part) for part in run.through(1).passes()]).sum()
     whole.backward()
     expected, rows = run.gradients(), run.rows

@@ -55,7 +55,7 @@ class Case:
     layers: int
     k: int
     norms: tuple[str, ...] = ()
-    """Optional norms of the drafter (DESIGN section 4)."""
+    """Optional norms of the drafter."""
 
     @property
     def name(self) -> str:

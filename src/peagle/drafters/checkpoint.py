@@ -1,4 +1,4 @@
-"""A drafter's directory: vLLM's layout, read strictly and written (DESIGN section 5)."""
+"""A drafter's directory: vLLM's layout, read strictly and written."""
 
 import json
 import shutil
@@ -321,7 +321,7 @@ def _vocabulary_tensors(model: DraftModel) -> dict[str, Tensor]:
 
 
 def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """`config.json` in vLLM's raw layout (DESIGN section 5)."""
+    """`config.json` in vLLM's raw layout."""
     shape = config.transformer
     model_type = "qwen3" if shape.qk_norm else "llama"
     values: dict[str, Any] = {

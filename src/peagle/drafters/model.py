@@ -88,7 +88,7 @@ class FirstLayer(nn.Module):
 
 
 class DraftModel(nn.Module):
-    """Draft layers over (embedding of x_{p+1}, feature of p) at position p (DESIGN section 4)."""
+    """Draft layers over (embedding of x_{p+1}, feature of p) at position p."""
 
     def __init__(self, config: DrafterConfig, max_length: int) -> None:
         super().__init__()

@@ -182,7 +182,7 @@ class Decoder(nn.Module):
 
         tokens, positions: [rows]. Returns the final normed hidden states [rows, hidden_size], which
         `head` turns into logits, and the tapped residual streams side by side
-        [rows, len(taps) * hidden_size]: tap i is the stream after i layers (DESIGN section 4).
+        [rows, len(taps) * hidden_size]: tap i is the stream after i layers.
         """
         rotation = rotation_at(self.rotations, positions)
         x = self.embed(tokens)

@@ -13,7 +13,7 @@ def draft_rows(
 
     Returns the source of each row, an index into the concatenated known rows or `sum(counts)` for a
     mask slot, and the rows at which drafts are read: the last known row and the mask slots of each
-    request with k > 0 (DESIGN section 4). With k = 0 a request only writes keys and values.
+    request with k > 0. With k = 0 a request only writes keys and values.
     """
     sources: list[int] = []
     reads: list[int] = []

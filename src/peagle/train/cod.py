@@ -1,4 +1,4 @@
-"""Conditional drop-token sampling: how many depths each anchor keeps (paper.md section 2.2)."""
+"""Conditional drop-token sampling: how many depths each anchor keeps (arXiv 2602.01469)."""
 
 import math
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ class Elements:
     def places(self) -> Tensor:
         """Where the target predicts the token that each element is asked for.
 
-        The element of (anchor, depth) has read tokens up to anchor + depth + 1 (DESIGN section 4).
+        The element of (anchor, depth) has read tokens up to anchor + depth + 1.
         """
         return self.anchors + self.depths + 1
 

@@ -1,4 +1,4 @@
-"""Which keys each query sees, in closed form (paper.md section 2.3)."""
+"""Which keys each query sees, in closed form (P-EAGLE, arXiv 2602.01469)."""
 
 from dataclasses import dataclass
 from typing import Any

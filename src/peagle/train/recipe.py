@@ -15,7 +15,7 @@ FeatureDType = Literal["bfloat16", "fp8"]
 
 
 class Recipe(Config):
-    """What to train, on what, and how. The paper's words are used (DESIGN section 6)."""
+    """What to train, on what, and how. The words are the paper's."""
 
     target: str
     """The target's directory or hub id."""
