@@ -295,13 +295,14 @@ class TestStopping:
         assert result.code == 130
         assert "from the snapshot at step 20" in result.err
 
-    def test_before_the_first_snapshot(self, peagle, recipe, at_step):
+    def test_before_the_first_evaluation(self, peagle, recipe, at_step):
         def broken() -> None:
             raise KeyboardInterrupt
 
         at_step(5, broken)
         result = peagle("train", recipe)
-        assert result.err.splitlines()[-2] == "no snapshot yet: the same command starts anew"
+        again = "the same command goes on from the snapshot at step 0"
+        assert result.err.splitlines()[-2] == again
 
     def test_what_a_lost_run_wrote_after_its_snapshot_is_dropped(
         self, peagle, recipe, at_step, monkeypatch, whole

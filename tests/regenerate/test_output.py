@@ -42,6 +42,26 @@ def test_lines_of_another_kind_are_left_alone(tmp_path: Path, line: str):
     assert path.read_text() == f'{{"source": "a:1"}}\n{line}\n'
 
 
+@pytest.mark.parametrize("text", ["{}", '{"prompt": "mine"}', "a thesis"])
+def test_a_file_of_another_kind_without_a_newline_is_left_alone(tmp_path: Path, text: str):
+    path = tmp_path / "out.jsonl"
+    path.write_text(text)
+    with (
+        pytest.raises(InputError, match=r"out\.jsonl:1: not a line that peagle regenerate wrote"),
+        open_output(path),
+    ):
+        pass
+    assert path.read_text() == text
+
+
+def test_a_torn_first_line_is_begun_again(tmp_path: Path):
+    path = tmp_path / "out.jsonl"
+    path.write_text('{"source": "a:1", "pro')
+    with open_output(path) as output:
+        assert output.done == set()
+    assert path.read_bytes() == b""
+
+
 def test_a_place_that_cannot_be_written(tmp_path: Path):
     for path in (tmp_path, tmp_path / "absent" / "out.jsonl"):
         with pytest.raises(InputError, match="cannot be written"), open_output(path):

@@ -21,6 +21,7 @@ from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
 from peagle.train.run import prepare
 from peagle.train.sharding import load_sharded
+from peagle.train.snapshot import kept_step, snapshot_path
 from peagle.train.trainer import Trainer
 
 HEAD = """
@@ -53,6 +54,26 @@ losses = trainer.gradient(0)
 save_file(dict(zip(map(str, range(100)), trainer.optimizer.gradients()), losses=losses), out)
 """
 STOPPED = "trainer.run(lambda report: trainer.stop())"
+STOPPED_AT_3 = """
+def gradient(step, plain=trainer.gradient):
+    if step == 2 and os.environ["RANK"] == "1":
+        trainer.stop()
+    return plain(step)
+
+trainer.gradient = gradient
+assert trainer.run(print).step == 4
+"""
+APART = """
+from peagle.errors import InputError
+
+trainer = prepare(recipe.model_copy(update={"seed": int(os.environ["RANK"])}))
+try:
+    trainer.run(print)
+except InputError as error:
+    assert "rank 1 has another recipe than rank 0" in str(error), error
+else:
+    raise AssertionError("two seeds were trained as one")
+"""
 TO_THE_END = """
 steps = []
 trainer.run(lambda report: steps.append(report.step))
@@ -122,6 +143,18 @@ def test_a_sharded_run_resumes(recipe_for, two_ranks: TwoRanks, tmp_path: Path):
     for weights in two_ranks(TO_THE_END, recipe):
         for name, value in weights.items():
             torch.testing.assert_close(value, expected[name], rtol=1e-3, atol=1e-4)
+
+
+def test_a_stop_is_heard_by_all_a_step_later(recipe_for, two_ranks: TwoRanks, tmp_path: Path):
+    """Long before the ten steps of a report: who asked for it waits half a minute at most."""
+    recipe = recipe_for(tmp_path / "out", rows_per_step=2, steps=20, evaluate_every=20)
+    two_ranks(STOPPED_AT_3, recipe)
+    assert kept_step(snapshot_path(tmp_path / "out")) == 4
+
+
+def test_ranks_that_begin_otherwise_are_refused(recipe_for, two_ranks: TwoRanks, tmp_path: Path):
+    two_ranks(APART, recipe_for(tmp_path / "out", rows_per_step=2))
+    assert not snapshot_path(tmp_path / "out").exists()
 
 
 def test_a_sharded_target_fills_a_cache(recipe_for, two_ranks: TwoRanks, tmp_path: Path):

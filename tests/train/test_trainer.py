@@ -21,7 +21,7 @@ from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, pack
 from peagle.train.recipe import Recipe
 from peagle.train.run import prepare
-from peagle.train.snapshot import SNAPSHOT
+from peagle.train.snapshot import SNAPSHOT, kept_step, save_snapshot
 from peagle.train.trainer import Report, Trainer, rate
 
 METHODS = ["peagle", "eagle3"]
@@ -363,6 +363,33 @@ def test_a_stopped_run_does_not_keep_what_is_no_number(recipe_for, tmp_path: Pat
     trainer.gradient = stopping
     with pytest.raises(InputError, match=r"the loss became .*lower learning_rate"):
         trainer.run(print)
+    assert kept_step(tmp_path / f"out.{SNAPSHOT}") == 0
+
+
+def test_a_run_lost_at_its_first_drafter_goes_on(
+    recipe_for, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its drafter is there, the snapshot behind it is not: it is not taken for a finished one."""
+    recipe = recipe_for(tmp_path / "out", steps=9)
+    trainer = prepare(recipe)
+    drafter = tmp_path / "out" / "model.safetensors"
+
+    def lost(path: Path, *given: object) -> None:
+        if drafter.exists():
+            raise InterruptionError
+        save_snapshot(path, *given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("peagle.train.trainer.save_snapshot", lost)
+        with pytest.raises(InterruptionError):
+            trainer.run(print)
+    assert drafter.exists()
+    assert prepare(recipe).run(print).step == 9
+
+
+def test_a_stop_in_the_last_step_is_the_end(recipe_for, tmp_path: Path):
+    trainer = prepare(recipe_for(tmp_path / "out", steps=9))
+    assert trainer.run(lambda _: trainer.stop()).step == 9
     assert not (tmp_path / f"out.{SNAPSHOT}").exists()
 
 
@@ -388,6 +415,11 @@ class TestPrepare:
             prepare(recipe_for(tmp_path / "file" / "out"))
         with pytest.raises(InputError, match="is a file; output is the drafter's directory"):
             prepare(recipe_for(tmp_path / "file"))
+
+    def test_an_output_that_is_a_link(self, recipe_for, tmp_path: Path):
+        (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(InputError, match="is a link; name the directory that it is to be"):
+            prepare(recipe_for(tmp_path / "out"))
 
     def test_a_finished_drafter_is_not_trained_over(self, recipe_for, tmp_path: Path):
         (tmp_path / "out").mkdir()

@@ -9,6 +9,9 @@ from typing import Any
 
 from peagle.errors import InputError
 
+BEGINNING = b'{"source": "'
+"""Of every line."""
+
 
 class Output:
     """One line a finished conversation, each on its way to the disk when `write` returns."""
@@ -33,9 +36,12 @@ class Output:
         found, kept = set(), 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
+                place = f"{self._path}:{number}"
                 if line.endswith(b"\n"):
-                    found.add(_source(line, f"{self._path}:{number}"))
+                    found.add(_source(line, place))
                     kept += len(line)
+                elif not found and line[: len(BEGINNING)] != BEGINNING[: len(line)]:
+                    raise _foreign(place)
         self._file.truncate(kept)
         return found
 
@@ -63,4 +69,8 @@ def _source(line: bytes, place: str) -> str:
                 return source
     except ValueError:
         pass
-    raise InputError(f"{place}: not a line that peagle regenerate wrote; give another --output")
+    raise _foreign(place)
+
+
+def _foreign(place: str) -> InputError:
+    return InputError(f"{place}: not a line that peagle regenerate wrote; give another --output")

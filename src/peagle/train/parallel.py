@@ -3,13 +3,15 @@
 import atexit
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from peagle.errors import InputError
 
 MOMENT = 0.5
 """Seconds."""
@@ -58,11 +60,39 @@ class Ranks:
             assert work is not None
             work.wait()
 
-    def any(self, flag: bool, device: torch.device) -> bool:
-        """Whether some rank says so; all hear the same answer."""
+    def ask(self, flag: bool, device: torch.device) -> Callable[[], bool]:
+        """Whether some rank says so, once called; it waits for no later work of the device."""
         said = torch.tensor(float(flag), device=device)
         self.add_up([said])
-        return bool(said)
+        if not said.is_cuda:
+            return lambda: bool(said)
+        heard = torch.empty((), pin_memory=True)
+        heard.copy_(said, non_blocking=True)
+        arrived = torch.cuda.Event()
+        arrived.record()
+
+        def answer() -> bool:
+            arrived.synchronize()
+            return bool(heard)
+
+        return answer
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Raises `InputError` on every rank if one begins with anything else than the first.
+
+        facts: by what messages say of another.
+        """
+        if self.size == 1:
+            return
+        told: list[Mapping[str, str]] = [facts] * self.size
+        dist.all_gather_object(told, facts)
+        for rank, theirs in enumerate(told):
+            for what, value in theirs.items():
+                if value != told[0][what]:
+                    raise InputError(
+                        f"rank {rank} has {what} than rank 0; all need the same recipe and data, "
+                        "and an output on a disk that all of them see"
+                    )
 
     def wait(self) -> None:
         """Until every rank is here."""

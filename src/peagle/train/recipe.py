@@ -1,16 +1,18 @@
 """Recipe: one frozen object that describes a training run."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from peagle.config import Config, NonNegativeInt, PositiveInt
 from peagle.errors import InputError
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
+UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 FeatureDType = Literal["bfloat16", "fp8"]
 
 
@@ -19,9 +21,9 @@ class Recipe(Config):
 
     target: str
     """The target's directory or hub id."""
-    data: Annotated[tuple[str, ...], Field(min_length=1)]
+    data: Annotated[tuple[UserPath, ...], Field(min_length=1)]
     """JSONL files, or hf:ID_OR_PATH[:SPLIT] for datasets; read in this order."""
-    output: str
+    output: UserPath
     """Directory of the drafter; the best checkpoint so far is always there."""
     method: Literal["peagle", "eagle3"] = "peagle"
 
@@ -57,7 +59,7 @@ class Recipe(Config):
     """Under torchrun, each process keeps a part of every layer of the target (FSDP2)."""
     features: Literal["online", "cached"] = "online"
     """Hidden states of the target: computed at every step, or once and kept on disk."""
-    feature_cache: str | None = None
+    feature_cache: UserPath | None = None
     """Directory of the cached ones."""
     feature_dtype: FeatureDType = "bfloat16"
     """What they are cached in; fp8 is half the size, with a scale for each token and layer."""
@@ -78,12 +80,12 @@ class Recipe(Config):
     """muon: Muon for the layers' matrices, AdamW for the rest; quicker on small budgets."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
     warmup_steps: NonNegativeInt = 50
-    weight_decay: Annotated[float, Field(ge=0.0)] = 0.0
-    gradient_clip: Annotated[float, Field(gt=0.0)] = 1.0
+    weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
+    gradient_clip: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     validation_documents: PositiveInt = 64
     """Documents held out, drawn by seed."""
     evaluate_every: PositiveInt = 250
-    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "auto"
 
     @model_validator(mode="after")

@@ -112,6 +112,8 @@ def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, Pa
 
 
 def _check_output(output: Path) -> None:
+    if output.is_symlink():
+        raise InputError(f"output {output} is a link; name the directory that it is to be")
     kept = {"config.json", "model.safetensors"}
     foreign = [f.name for f in output.iterdir() if f.name not in kept] if output.is_dir() else []
     if foreign:

@@ -77,14 +77,15 @@ class Trainer:
         self._snapshot = snapshot_path(self._output)
         self._progress = Progress()
         self._stopping = False
+        self._asked: Callable[[], bool] = lambda: False
 
     def run(self, watch: Watch) -> Progress:
         """Train to the last step, or until `stop`.
 
-        Raises `InputError` when the loss is no longer a number, naming the documents.
+        Raises `InputError` when the loss is no longer a number, naming the documents, and when
+        ranks do not begin alike.
         """
-        if self._snapshot.exists():
-            self._progress = load_snapshot(self._snapshot, self.optimizer, self._origin)
+        self._begin()
         losses: list[Tensor] = []
         for step in range(self._progress.step, self.recipe.steps):
             losses.append(self.gradient(step))
@@ -96,7 +97,7 @@ class Trainer:
                 self._evaluate(watch, losses)
             elif len(losses) == REPORT_EVERY:
                 watch(Report(step + 1, self._mean(losses), None, False))
-            if self._told_to_stop():
+            if not last and self._told_to_stop():
                 if losses:
                     self._mean(losses)  # refuses what must not be kept
                 self._keep()
@@ -106,16 +107,26 @@ class Trainer:
         return self._progress
 
     def stop(self) -> None:
-        """End `run` after the step it is at, with a snapshot; for signal handlers."""
+        """End `run` after the step it is at, of several ranks after the next, with a snapshot; for
+        signal handlers."""
         self._stopping = True
 
+    def _begin(self) -> None:
+        """Go on from the snapshot; where there is none leave one, so that a drafter without is a
+        finished one, and a disk that is too small is met before the first step."""
+        begun = self._snapshot.exists()
+        if begun:
+            self._progress = load_snapshot(self._snapshot, self.optimizer, self._origin)
+        self._ranks.agree({"another snapshot": f"{begun} {self._progress}", **self._origin})
+        if not begun:
+            self._keep()
+
     def _told_to_stop(self) -> bool:
-        """Ranks agree every ten steps, since asking one another makes them wait."""
+        """What ranks said one step ago, since waiting for what they say now would idle them."""
         if self._ranks.size == 1:
             return self._stopping
-        return self._progress.step % REPORT_EVERY == 0 and self._ranks.any(
-            self._stopping, self._device
-        )
+        told, self._asked = self._asked, self._ranks.ask(self._stopping, self._device)
+        return told()
 
     def gradient(self, step: int) -> Tensor:
         """Add up a step's gradient over passes and ranks; the share of each pass in its loss."""
@@ -232,7 +243,7 @@ class Trainer:
 
 
 def rate(recipe: Recipe, step: int) -> float:
-    """Learning rate as a share of its peak: linear warm-up, then linear to zero (paper.md 2.1)."""
+    """Learning rate as a share of its peak: linear warm-up, then linear to zero."""
     warm = (step + 1) / max(recipe.warmup_steps, 1)
     left = (recipe.steps - step) / max(recipe.steps - recipe.warmup_steps, 1)
     return min(warm, left, 1.0)
