@@ -125,6 +125,21 @@ def test_a_grammar_that_takes_too_long_a_token_ends_its_request(llm: LLM):
     assert done.finish_reason == "error"
 
 
+def test_drafts_alone_make_no_grammar_too_complex(llm: LLM):
+    """They reach states that the output, ended by its length, never does."""
+    grammar = StructuredOutputs(grammar="start: e\ne: /./ | e e | e e e")
+
+    def finished(length: int, k: int | None) -> tuple[tuple[int, ...], str]:
+        how = {"structured_outputs": grammar, "max_tokens": length, "num_speculative_tokens": k}
+        [done] = llm.generate([PROMPT], SamplingParams(**how))
+        return done.token_ids, done.finish_reason
+
+    whole = len(finished(200, 0)[0])
+    for length in range(whole - 6, whole):
+        assert finished(length, None) == finished(length, 0)
+        assert finished(length, 0)[1] == "length"
+
+
 @pytest.mark.parametrize("text", ["a\ufffdb", "ok \ufffd", "\ufffd"])
 def test_a_character_that_looks_unfinished_is_not_lost(llm: LLM, text: str):
     how = SamplingParams(structured_outputs=StructuredOutputs(choice=(text,)))

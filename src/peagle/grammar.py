@@ -105,34 +105,63 @@ class GrammarConstraint:
     """One request's place in its grammar."""
 
     def __init__(self, matcher: "LLMatcher", vocab_size: int) -> None:
-        self._matcher, self._vocab_size = matcher, vocab_size
-
-    @property
-    def failure(self) -> str | None:
-        """A grammar can turn out too complex only as the output grows."""
-        return self._matcher.get_error() if self._matcher.is_error() else None
+        self._unused, self._vocab_size = matcher, vocab_size
+        self._matcher = matcher.deep_copy()
+        self._taken: list[int] = []
+        self._masked, self._fault = 0, ""
+        """How many of the next tokens are chosen by a mask, and why no more are."""
+        self.failure: str | None = None
+        """A grammar can turn out too complex as the output grows, and only then."""
 
     def allowed(self, drafts: Sequence[int]) -> Tensor:
-        """The grammar's masks along the drafts, as far as it follows them."""
-        masks = [self._mask()]
-        for draft in drafts:
-            if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([draft]):
-                break
-            masks.append(self._mask())
-        self._matcher.rollback(len(masks) - 1)
-        unused = torch.ones(self._vocab_size, dtype=torch.bool)
-        return torch.stack(masks + [unused] * (len(drafts) + 1 - len(masks)))
+        """The grammar's masks along the drafts, as far as it follows them.
+
+        Where it is too complex anything goes: a request that takes a token from there has failed.
+        """
+        masks = self._masks(drafts)
+        self._masked = len(drafts) + 1
+        if self._matcher.is_error():
+            self._masked, self._fault = len(masks), self._matcher.get_error()
+            self._go_back()
+        elif masks:
+            self._matcher.rollback(len(masks) - 1)
+        anything = torch.ones(self._vocab_size, dtype=torch.bool)
+        return torch.stack(masks + [anything] * (len(drafts) + 1 - len(masks)))
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Move on by the chosen tokens; once the form is complete, the end of text is no part."""
-        for token in tokens:
-            if not self._matcher.is_stopped():
-                self._matcher.consume_token(token)
+        if len(tokens) > self._masked:
+            self.failure = self._fault
+            return
+        self._taken += tokens
+        self._take(tokens)
+
+    def _masks(self, drafts: Sequence[int]) -> list[Tensor]:
+        masks: list[Tensor] = []
+        while not self._matcher.is_error():
+            mask = self._mask()
+            if self._matcher.is_error():
+                break
+            masks.append(mask)
+            taken = len(masks) - 1
+            if taken == len(drafts) or self._matcher.is_stopped():
+                break
+            if not self._matcher.try_consume_tokens([drafts[taken]]):
+                break
+        return masks
 
     def _mask(self) -> Tensor:
-        """[vocab] bool; after a failure anything goes, since the request is about to end."""
-        if self._matcher.is_error():
-            return torch.ones(self._vocab_size, dtype=torch.bool)
+        """[vocab] bool"""
         packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
         return bits.view(-1)[: self._vocab_size].bool()
+
+    def _go_back(self) -> None:
+        """Behind the output again: an error, also one behind a draft, cannot be rolled back."""
+        self._matcher = self._unused.deep_copy()
+        self._take(self._taken)
+
+    def _take(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if not self._matcher.is_stopped():
+                self._matcher.consume_token(token)

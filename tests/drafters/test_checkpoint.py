@@ -338,6 +338,13 @@ BROKEN: list[tuple[str, bool, Break, str]] = [
         lambda c, t: c.update({"eagle_aux_hidden_state_layer_ids": ["low"]}),
         "a value of the wrong kind",
     ),
+    ("no list", True, lambda c, t: c.update({"architectures": {"a": 1}}), "a value without its 0"),
+    (
+        "no object",
+        True,
+        lambda c, t: c.update({"transformer_layer_config": [1]}),
+        "a value of the wrong kind",
+    ),
     (
         "NaN",
         True,

@@ -275,6 +275,39 @@ def test_fewer_prompt_rows_leave_decoding_alone(targets, trained):
     tiny.finish(engine)
 
 
+@pytest.mark.parametrize("how", [{"num_speculative_tokens": 0}, {"logprobs": 1}])
+def test_fewer_prompt_rows_are_not_taken_by_those_beyond_their_prompt(targets, trained, how):
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, True, max_num_batched_tokens=64)
+    engine.scheduler.max_prompt_tokens = 2
+    asked = SamplingParams(max_tokens=30, **how)
+    requests = [engine.add(str(i), PROMPTS[0][:4], asked) for i in range(8)]
+    for _ in range(25):
+        engine.step()
+    assert all(request.output for request in requests)
+    tiny.finish(engine)
+
+
+def test_a_step_that_raises_loses_nobodys_tokens(targets, trained, monkeypatch):
+    """What came for those on the device was not handed over yet: they begin again behind it."""
+    drafter, how = trained["peagle"].drafter, SamplingParams(max_tokens=40)
+    engine = engine_of(targets["easy"], drafter, True)
+    [alone] = tiny.outputs(tiny.run(engine, PROMPTS[:1], how))
+    one = engine.add("one", PROMPTS[0], how)
+    for _ in range(4):
+        engine.step()
+    engine.add("other", PROMPTS[0], SamplingParams(max_tokens=9, logprobs=1))
+
+    def broken(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runners.plain, "run", broken)
+        with pytest.raises(torch.OutOfMemoryError):
+            engine.step()
+    tiny.finish(engine)
+    assert one.output == alone
+
+
 def test_synthetic_acceptance_emits_the_length_asked_for(targets, trained):
     drafter = trained["peagle"].drafter
     rates, how = (0.8, 0.5, 0.3, 0.1), SamplingParams(max_tokens=200)

@@ -79,3 +79,15 @@ def test_asking_for_log_probabilities_changes_no_token(targets, trained):
     )
     assert plain.output == asked.output
     assert plain.logprobs == []
+
+
+def test_more_rows_than_are_sampled_at_once_are_drawn_as_alone(targets, trained):
+    """Ten requests of up to five rows each."""
+    how = SamplingParams(temperature=0.9, top_p=0.9, seed=3, max_tokens=12)
+    prompts = [[(5 + i * j) % tiny.MASK for j in range(8)] for i in range(10)]
+
+    def drawn(asked: list[list[int]]) -> list[list[int]]:
+        engine = Engine(targets["easy"].decoder, trained["peagle"].drafter, 4, tiny.engine_config())
+        return tiny.outputs(tiny.run(engine, asked, how))
+
+    assert drawn(prompts) == [drawn([prompt])[0] for prompt in prompts]

@@ -3,7 +3,8 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,9 +50,11 @@ def read_config(directory: Path, target: DecoderConfig) -> DrafterConfig:
 
     Raises `InputError` when it is not a drafter's or lacks a key.
     """
-    values = read_json(directory / "config.json")
-    nested: dict[str, Any] = dict(values.get("transformer_layer_config") or {})  # type: ignore[call-overload]
-    return drafter_config({**values, **nested, **_speculators_keys(values)}, target, str(directory))
+    values, source = read_json(directory / "config.json"), str(directory)
+    with _readable(source):
+        nested: dict[str, Any] = dict(values.get("transformer_layer_config") or {})  # type: ignore[call-overload]
+        flat = {**values, **nested, **_speculators_keys(values)}
+    return drafter_config(flat, target, source)
 
 
 def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,10 +81,19 @@ def drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str
 
     Raises `InputError` for another architecture, a missing key or a value of the wrong kind.
     """
-    try:
+    with _readable(source):
         return _drafter_config(values, target, source)
+
+
+@contextmanager
+def _readable(source: str) -> Iterator[None]:
+    """Raises `InputError` for a value of the wrong kind."""
+    try:
+        yield
     except InputError:
         raise
+    except LookupError as error:
+        raise InputError(f"{source}: config.json has a value without its {error}") from None
     except (AttributeError, TypeError, ValueError) as error:
         raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
 

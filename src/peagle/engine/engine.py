@@ -132,9 +132,17 @@ class Engine:
             self.scheduler.finish(request, reason)
 
     def step(self) -> list[RequestOutput]:
-        """One cycle for as many requests as fit; what each of them got."""
-        work = [] if self._awaits_first_tokens else self._schedule()
-        outputs = [self._advance(*done) for done in self.runners.run(work)]
+        """One cycle for as many requests as fit; what each of them got.
+
+        When it raises, requests keep the tokens that they had, and begin again from there.
+        """
+        try:
+            work = [] if self._awaits_first_tokens else self._schedule()
+            outputs = [self._advance(*done) for done in self.runners.run(work)]
+        except BaseException:
+            for request in reversed(list(self.scheduler.running)):
+                self.scheduler.preempt(request)
+            raise
         return outputs + self._make_room()
 
     @property

@@ -15,19 +15,23 @@ class Budget:
 
     rows: int
     prompt: int
-    """Those that may be chunks of prompts."""
+    """Those that may belong to requests that are not beyond their prompt."""
     drafts: int | None
     """What a resident request gets at most."""
 
     def left(self, request: Request) -> int:
         """Rows for a request."""
-        return max(self.rows if request.resident else min(self.rows, self.prompt), 0)
+        return max(self.rows if _beyond_prompt(request) else min(self.rows, self.prompt), 0)
 
     def spend(self, item: Scheduled) -> None:
         """Take an item's rows away."""
         self.rows -= item.rows
-        if not item.drafts:
+        if not _beyond_prompt(item.request):
             self.prompt -= item.rows
+
+
+def _beyond_prompt(request: Request) -> bool:
+    return request.resident or request.decoding
 
 
 class Scheduler:

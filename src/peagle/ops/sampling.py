@@ -24,6 +24,11 @@ class Sampling:
     seeds: Tensor
     """int64"""
 
+    def split(self, rows: int) -> list["Sampling"]:
+        """In parts of so many rows."""
+        columns = [column.split(rows) for column in vars(self).values()]
+        return [Sampling(*part) for part in zip(*columns, strict=True)]
+
 
 def choose(
     logits: Tensor, greedy: Tensor, table: Sampling, requests: Tensor, firsts: Tensor
