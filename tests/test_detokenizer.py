@@ -121,3 +121,39 @@ def test_a_stop_string_counts_when_it_ends_past_the_minimum(
         if detokenizer.extend([token]) is not None:
             break
     assert detokenizer.text == expected
+
+
+WORDS = ["", " a", " b", "c", "\n"]
+"""The first is a special token, which is not shown."""
+
+
+def stripped(tokens: list[int]) -> str:
+    """As tokenizers of Llama 2's kind decode: without the space that the first word brings."""
+    return "".join(WORDS[token] for token in tokens).removeprefix(" ")
+
+
+@given(
+    st.lists(st.integers(0, 4), max_size=3),
+    st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), max_size=8),
+)
+def test_text_goes_on_where_its_prompt_ends(prompt: list[int], steps: list[list[int]]):
+    """However many tokens a step brings."""
+    tokens = [1, *prompt]  # a prompt that shows nothing has no end to go on from
+    detokenizer = Detokenizer(stripped, (), prompt=tokens)
+    for step in steps:
+        detokenizer.extend(step)
+        tokens = tokens + step
+    detokenizer.flush()
+    assert stripped([1, *prompt]) + detokenizer.text == stripped(tokens)
+
+
+def test_a_prompt_that_ends_within_a_character_is_no_context():
+    pieces = ["世".encode()[:2], "世".encode()[2:], b"a"]
+
+    def decode(tokens: list[int]) -> str:
+        return b"".join(pieces[token] for token in tokens).decode(errors="replace")
+
+    detokenizer = Detokenizer(decode, (), prompt=[2, 0])
+    detokenizer.extend([1])
+    detokenizer.extend([2])
+    assert detokenizer.text == decode([1, 2])

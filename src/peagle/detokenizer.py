@@ -3,21 +3,33 @@
 from collections.abc import Callable, Sequence
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+CONTEXT = 8
+"""Tokens beside which those behind them are decoded: some tokenizers take the space away from
+whatever comes first."""
 
 
 class Detokenizer:
-    """Text of one request, token by token; never shows half a character or half a stop string."""
+    """Text of one request, token by token; never shows half a character or half a stop string.
+
+    prompt: the tokens before it.
+    """
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], stop: Sequence[str], min_tokens: int = 0
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stop: Sequence[str],
+        min_tokens: int = 0,
+        prompt: Sequence[int] = (),
     ) -> None:
-        self._decode, self._stop, self._min_tokens = decode, tuple(stop), min_tokens
+        self._decode, self._stop = decode, tuple(stop)
         self._held = max((len(text) for text in stop), default=1) - 1
-        self._tokens: list[int] = []
+        before = list(prompt[-CONTEXT:])
+        self._tokens = [] if decode(before).endswith(UNFINISHED) else before
         self._context = 0
         """First token that decoding the newest ones still needs beside it."""
-        self._done = 0
-        """Tokens whose text is already in `text`."""
+        self._done = len(self._tokens)
+        """Tokens whose text is already shown or in `text`."""
+        self._least = self._done + min_tokens
         self.text = ""
         self._shown = 0
 
@@ -52,10 +64,12 @@ class Detokenizer:
     def _take(self, text: str) -> bool:
         """Add what is new in the decoded tokens; True when a stop string is now complete."""
         known = self._decode(self._tokens[self._context : self._done])
-        before = len(self.text)
-        self.text += text[len(known) :]
-        self._context, self._done = self._done, len(self._tokens)
-        return len(self._tokens) > self._min_tokens and self._cut(before)
+        before, fresh = len(self.text), text[len(known) :]
+        self.text += fresh
+        # a token that is not shown, such as an end of text, is no context for the next one
+        self._context = self._done if fresh else max(self._context, self._done - CONTEXT)
+        self._done = len(self._tokens)
+        return len(self._tokens) > self._least and self._cut(before)
 
     def _cut(self, before: int) -> bool:
         """End the text before a stop string that reaches past its first `before` characters."""

@@ -212,7 +212,7 @@ class LLM:
         """Queue a request and return its id; `step` runs it."""
         request_id, params = str(next(self._ids)), prepared.params
         request = self.engine.add(request_id, prepared.tokens, params, prepared.constraint)
-        detokenizer = Detokenizer(self._decode, params.stop, params.min_tokens)
+        detokenizer = Detokenizer(self._decode, params.stop, params.min_tokens, prepared.tokens)
         self._live[request_id] = _Live(request, detokenizer)
         return request_id
 
