@@ -63,7 +63,7 @@ def _speeds(cell: Cell) -> tuple[float | None, ...]:
 
 
 def _above(axes: Axes, at: tuple[float, float], text: str) -> None:
-    how = {"ha": "center", "weight": "bold", "fontsize": 7}
+    how = {"ha": "center", "fontsize": 6}
     axes.annotate(text, at, (0, 2), textcoords="offset points", **how)
 
 
