@@ -137,16 +137,16 @@ class GrammarConstraint:
         self._take(tokens)
 
     def _masks(self, drafts: Sequence[int]) -> list[Tensor]:
+        """Those that can be computed; drafts are taken up to the last of them."""
         masks: list[Tensor] = []
-        while not self._matcher.is_error():
+        for draft in (*drafts, None):
             mask = self._mask()
             if self._matcher.is_error():
                 break
             masks.append(mask)
-            taken = len(masks) - 1
-            if taken == len(drafts) or self._matcher.is_stopped():
+            if draft is None or self._matcher.is_stopped():
                 break
-            if not self._matcher.try_consume_tokens([drafts[taken]]):
+            if not self._matcher.try_consume_tokens([draft]):
                 break
         return masks
 

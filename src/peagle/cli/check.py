@@ -21,8 +21,8 @@ def check(
 ) -> None:
     """Say what a drafter is and whether it fits its target.
 
-    And how to mend what is wrong. Facts go to stdout; problems go to stderr, one a line, and make
-    the exit code 2.
+    Facts go to stdout; problems, each with its mend, go to stderr, one a line, and make the exit
+    code 2.
     """
     from peagle.drafters.diagnosis import diagnose, target_problems
     from peagle.models.weights import model_directory
