@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import pytest
 from starlette.types import Message
 
 from peagle.server.answer import EventStream
@@ -31,3 +32,30 @@ def test_the_head_goes_out_while_the_first_event_is_waited_for() -> None:
     head, event, end = asyncio.run(ask())
     assert (head["type"], head["status"]) == ("http.response.start", 200)
     assert (event["body"], end["body"]) == (b"data: 1\n\n", b"")
+
+
+def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what it held is given back."""
+    monkeypatch.setattr("peagle.server.answer.UNREAD", 0.05)
+
+    async def ask() -> list[str]:
+        ended: list[str] = []
+        running = contextlib.AsyncExitStack()
+        running.callback(ended.append, "running")
+
+        async def events() -> AsyncIterator[bytes]:
+            yield b"data: 1\n\n"
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.body":
+                await asyncio.Event().wait()
+
+        async def receive() -> Message:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        async with asyncio.timeout(5):
+            await EventStream(events(), running)({"type": "http"}, receive, send)
+        return ended
+
+    assert asyncio.run(ask()) == ["running"]

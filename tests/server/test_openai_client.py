@@ -289,7 +289,7 @@ def test_required_tool_calls(client: OpenAI, choice: Any):
     assert isinstance(json.loads(call.function.arguments)["on"], bool)
     chunks = list(chat(client, max_tokens=200, stream=True, **how))
     streamed = [t for c in chunks for t in c.choices[0].delta.tool_calls or []]
-    assert [t.function.arguments for t in streamed] == [call.function.arguments]
+    assert [(t.index, t.function.arguments) for t in streamed] == [(0, call.function.arguments)]
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
 
 
@@ -305,6 +305,21 @@ def test_results_of_tools_are_part_of_the_conversation(client: OpenAI):
     turns = [*MESSAGES, {"role": "assistant", "tool_calls": [call]}]
     turns += [{"role": "tool", "tool_call_id": "1", "content": "done"}]
     assert chat(client, messages=turns, max_tokens=4).usage.completion_tokens == 4
+
+
+def test_an_answer_goes_back_as_the_client_has_it(client: OpenAI):
+    """As an object, as a dictionary, and as its helper for streams puts it together."""
+    how = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    how |= {"max_tokens": 200, "temperature": 0}
+    message = chat(client, **how).choices[0].message
+    with client.chat.completions.stream(model="demo", messages=MESSAGES, **how) as stream:
+        helped = stream.get_final_completion().choices[0].message
+    done = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "done"}
+    found = [
+        chat(client, messages=[*MESSAGES, mine, done], max_tokens=4).usage.prompt_tokens
+        for mine in (message, message.model_dump(), helped, helped.model_dump())
+    ]
+    assert len({*found}) == 1
 
 
 def test_models(client: OpenAI):

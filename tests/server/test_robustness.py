@@ -165,6 +165,19 @@ def test_a_body_of_many_faults_is_told_the_first(server: Running):
         assert time.perf_counter() - start < 3.0
 
 
+def test_a_head_behind_a_large_body_is_none_of_it(server: Running):
+    """Both may come in one read."""
+    body = json.dumps({"prompt": "x" * 120_000}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+        connection.sendall(head.encode() + body + b"GET /version HTTP/1.1\r\n")
+        time.sleep(0.2)
+        connection.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
+        seen = b"".join(iter(lambda: connection.recv(1 << 16), b""))
+    assert seen.count(b"HTTP/1.1 200") == 2
+
+
 @pytest.mark.parametrize("line", [b"X-Long: " + b"a" * 1000, b"X-Many: a\r\n" * 100])
 def test_a_head_without_an_end_is_refused(line: bytes):
     """As `peagle serve` has its connections, over an application that answers all."""

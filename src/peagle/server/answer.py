@@ -21,6 +21,8 @@ from peagle.server.service import Job, Service
 
 encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 DONE = b"data: [DONE]\n\n"
+UNREAD = 60.0
+"""Seconds for which a client may leave a stream unread: it keeps others from being admitted."""
 Json = dict[str, Any]
 T = TypeVar("T")
 log = logging.getLogger("peagle.server")
@@ -128,13 +130,17 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer over ASGI."""
         async with self._running:
-            await unless_gone(receive, self._send(send))
+            try:
+                await unless_gone(receive, self._send(send))
+            except TimeoutError:
+                log.warning(f"a stream was not read for {UNREAD:.0f} s and is ended")
 
     async def _send(self, send: Send) -> None:
         """The head goes out at once, while the engine works on the first token."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for data in self._events:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            async with asyncio.timeout(UNREAD):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
         await send({"type": "http.response.body", "body": b""})
 
 

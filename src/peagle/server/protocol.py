@@ -142,6 +142,7 @@ class FunctionCall(Body):
 
     name: str
     arguments: str
+    parsed_arguments: Ignored = None
 
 
 class ToolCall(Body):
@@ -150,6 +151,7 @@ class ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: Ignored = None
 
 
 class ContentPart(Body):
@@ -169,6 +171,10 @@ class Message(Body):
     tool_call_id: str | None = None
     refusal: Ignored = None
     reasoning_content: Ignored = None
+    annotations: Ignored = None
+    audio: Ignored = None
+    function_call: Ignored = None
+    parsed: Ignored = None
 
     @property
     def text(self) -> str:

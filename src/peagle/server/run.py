@@ -20,6 +20,9 @@ from peagle.server.service import Service
 from peagle.server.settings import LogFormat, ServerSettings
 
 BACKLOG = 2048
+FAREWELL = 2
+"""Seconds for what is still open once requests had theirs: a body that never comes, a stream that
+nobody reads."""
 TURN = 5e-4
 """Seconds for which a thread keeps the interpreter while another waits for it: the launches of a
 long prompt take 20 ms, in which other requests are to be read."""
@@ -60,6 +63,7 @@ def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> N
         backlog=BACKLOG,
         lifespan="off",
         ws="none",
+        timeout_graceful_shutdown=FAREWELL,
     )
     service: Service = app.state.service
     server = DrainingServer(config, service)

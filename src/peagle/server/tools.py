@@ -101,9 +101,8 @@ class ToolParser:
     def _call(self, text: str) -> dict[str, Any]:
         """Arguments stay as they were written: numbers too large to be read, too."""
         head, _, rest = text.partition(ARGUMENTS)
-        index, self.calls = self.calls, self.calls + 1
+        self.calls += 1
         return {
-            "index": index,
             "id": f"call_{uuid.uuid4().hex[:24]}",
             "type": "function",
             "function": {"name": head.split('"')[3], "arguments": rest.rstrip()[:-1]},
