@@ -248,6 +248,22 @@ def test_logprobs_of_a_chat(client: OpenAI):
         assert bytes(one.bytes).decode() == one.token
 
 
+def test_characters_of_several_tokens_are_told_byte_by_byte(client: OpenAI):
+    text = "日本語 ok"
+    how = {
+        "max_tokens": 30,
+        "temperature": 0,
+        "extra_body": {"structured_outputs": {"choice": [text]}},
+    }
+    found = chat(client, logprobs=True, **how).choices[0].logprobs.content
+    assert len(found) > len(text)
+    assert b"".join(bytes(one.bytes) for one in found).startswith(text.encode())
+    told = complete(client, logprobs=0, **how).choices[0].logprobs
+    for token, place in zip(told.tokens, told.text_offset, strict=True):
+        assert token not in text or place == text.index(token)
+    assert told.text_offset[:4] == [0, 0, 0, 1]
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"on": {"type": "boolean"}, "kind": {"enum": ["a", "b"]}},

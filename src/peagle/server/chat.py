@@ -19,7 +19,7 @@ from peagle.server.protocol import ChatBody, Message
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
 from peagle.server.service import Service
 from peagle.server.tools import ToolParser, ToolUse
-from peagle.server.trace import json_score, speculation_trace, token_text
+from peagle.server.trace import json_score, speculation_trace, token_bytes, token_text
 
 CLIENTS_OWN: dict[str, Any] = {
     **dict.fromkeys(("annotations", "audio", "function_call", "parsed"), True),
@@ -162,8 +162,8 @@ class ChatForm:
         }
 
     def _scored(self, token: int, score: float) -> Json:
-        text = token_text(self._tokenizer, token)
-        return {"token": text, "logprob": json_score(score), "bytes": list(text.encode())}
+        text, data = (of(self._tokenizer, token) for of in (token_text, token_bytes))
+        return {"token": text, "logprob": json_score(score), "bytes": list(data)}
 
 
 def _reason(parser: ToolParser, reason: str | None) -> str | None:

@@ -13,7 +13,13 @@ from peagle.server.errors import APIError
 from peagle.server.protocol import CompletionBody
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
 from peagle.server.service import Service
-from peagle.server.trace import json_score, speculation_trace, token_text
+from peagle.server.trace import (
+    TextOffsets,
+    json_score,
+    speculation_trace,
+    token_bytes,
+    token_text,
+)
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's."""
@@ -53,7 +59,7 @@ class CompletionForm:
         self._tokenizer, self._body = tokenizer, body
         self._echo = [self._said(prompt) if body.echo else "" for prompt in prompts]
         self._begun: set[int] = set()
-        self._offsets = [len(text) for text in self._echo]
+        self._offsets = [TextOffsets() for _ in prompts]
 
     def choice(self, index: int, completion: Completion) -> Json:
         """A finished choice."""
@@ -83,16 +89,12 @@ class CompletionForm:
     ) -> Json | None:
         if self._body.logprobs is None:
             return None
-        texts = [token_text(self._tokenizer, token) for token in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(text)
+        begins = self._offsets[index]
         return {
-            "tokens": texts,
+            "tokens": [token_text(self._tokenizer, token) for token in tokens],
             "token_logprobs": [json_score(one.chosen) for one in logprobs],
             "top_logprobs": [self._top(one) for one in logprobs],
-            "text_offset": offsets,
+            "text_offset": [begins.add(token_bytes(self._tokenizer, token)) for token in tokens],
         }
 
     def _said(self, prompt: str | list[int]) -> str:

@@ -1,14 +1,49 @@
 """Single tokens as text, their scores, and which of them the drafter proposed."""
 
+import codecs
+import re
 from typing import Any
 
+from peagle.detokenizer import UNFINISHED
 from peagle.llm import Chunk
+
+_SHOWN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
+_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
+LETTERS = {chr(byte): byte for byte in _SHOWN} | {chr(256 + n): b for n, b in enumerate(_HIDDEN)}
+"""The byte that each letter of a byte-level BPE's token stands for, as in GPT-2's vocabulary."""
 
 
 def token_text(tokenizer: Any, token: int) -> str:
     """One token's text; a part of a character shows as the replacement character."""
     text: str = tokenizer.decode([token])
     return text
+
+
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """One token's bytes, also where they are a part of a character."""
+    text = token_text(tokenizer, token)
+    if UNFINISHED not in text:
+        return text.encode()
+    piece: str = tokenizer.convert_ids_to_tokens(token)
+    if named := re.fullmatch("<0x([0-9A-F]{2})>", piece):
+        return bytes.fromhex(named[1])
+    if all(letter in LETTERS for letter in piece):
+        return bytes(LETTERS[letter] for letter in piece)
+    return text.encode()
+
+
+class TextOffsets:
+    """Where each token's text begins in an answer; of a part of a character, where that does."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def add(self, token: bytes) -> int:
+        """The place of the next token."""
+        begin = self._length
+        self._length += len(self._decoder.decode(token))
+        return begin
 
 
 def json_score(score: float) -> float:
