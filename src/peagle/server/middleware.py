@@ -1,5 +1,6 @@
 """What surrounds every route: request ids and the log, the body's size, the API key."""
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -26,7 +27,10 @@ log = logging.getLogger("peagle.server")
 
 
 class AccessLog:
-    """Names each request, logs how it went, and turns an unexpected exception into a 500."""
+    """Names each request, logs how it went, and turns an unexpected exception into a 500.
+
+    A server that ends cancels what is still open.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -48,6 +52,8 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, send_named)
+        except asyncio.CancelledError:
+            log.warning("a request was cut off", extra={"request_id": request_id})
         except Exception:
             log.exception("a request failed", extra={"request_id": request_id})
             if not status:
