@@ -6,7 +6,7 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -22,7 +22,8 @@ from peagle.server.service import Job, Service
 encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 DONE = b"data: [DONE]\n\n"
 UNREAD = 60.0
-"""Seconds for which a client may leave a stream unread: it keeps others from being admitted."""
+"""Seconds for which a client may leave a stream unread, twice that at most: it keeps others from
+being admitted."""
 Json = dict[str, Any]
 T = TypeVar("T")
 log = logging.getLogger("peagle.server")
@@ -101,11 +102,20 @@ def event(data: Json) -> bytes:
     return b"data: " + encode(data).encode() + b"\n\n"
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of some work, or None when the client left first, which cancels the work."""
+async def unless_gone(
+    receive: Receive, work: Coroutine[Any, Any, T], unread: Callable[[], bool] = lambda: False
+) -> T | None:
+    """The result of some work, or None when the client left first, which cancels the work.
+
+    unread: whether the client reads nothing, asked every `UNREAD` seconds; it then counts as gone.
+    """
     working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
     try:
-        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        ends, first = (working, leaving), asyncio.FIRST_COMPLETED
+        while not (await asyncio.wait(ends, timeout=UNREAD, return_when=first))[0]:
+            if unread():
+                log.warning(f"a stream was not read for {UNREAD:.0f} s and is ended")
+                break
         return working.result() if working.done() else None
     finally:
         working.cancel()
@@ -126,22 +136,26 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._events, self._running = events, running
+        self._sending, self._sent, self._seen = False, 0, -1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer over ASGI."""
         async with self._running:
-            try:
-                await unless_gone(receive, self._send(send))
-            except TimeoutError:
-                log.warning(f"a stream was not read for {UNREAD:.0f} s and is ended")
+            await unless_gone(receive, self._send(send), self._unread)
 
     async def _send(self, send: Send) -> None:
         """The head goes out at once, while the engine works on the first token."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async for data in self._events:
-            async with asyncio.timeout(UNREAD):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sending = True
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sending, self._sent = False, self._sent + 1
         await send({"type": "http.response.body", "body": b""})
+
+    def _unread(self) -> bool:
+        """Whether the same event is on its way as when this was last asked."""
+        before, self._seen = self._seen, self._sent
+        return self._sending and self._sent == before
 
 
 async def _gone(receive: Receive) -> None:
