@@ -95,9 +95,7 @@ def main(
     found: dict[str, Any] = {}
     with result_file(out) as write:
         for kind in kinds:
-            with ProcessPoolExecutor(
-                1, spawning
-            ) as process:  # with which its memory of the GPU goes
+            with ProcessPoolExecutor(1, spawning) as process:  # its memory of the GPU goes with it
                 found[kind] = process.submit(ours, chosen, mix, dtype, kind).result()
             print(json.dumps({kind: found[kind]}), flush=True)
         vllm = Vllm(vllm_python, vllm_path)

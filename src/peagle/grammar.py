@@ -123,7 +123,7 @@ class GrammarConstraint:
         if self._matcher.is_error():
             self._masked, self._fault = len(masks), self._matcher.get_error()
             self._go_back()
-        elif masks:
+        else:
             self._matcher.rollback(len(masks) - 1)
         anything = torch.ones(self._vocab_size, dtype=torch.bool)
         return torch.stack(masks + [anything] * (len(drafts) + 1 - len(masks)))

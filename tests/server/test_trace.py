@@ -29,7 +29,7 @@ class Vocabulary:
     ],
 )
 def test_the_bytes_of_a_token(piece: str, text: str, wanted: bytes):
-    assert token_bytes(Vocabulary(piece, text), 0) == wanted
+    assert token_bytes(Vocabulary(piece, text), 0, text) == wanted
 
 
 def test_a_part_of_a_character_stands_where_the_character_does():

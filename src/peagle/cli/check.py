@@ -27,9 +27,10 @@ def check(
     from peagle.drafters.diagnosis import diagnose, target_problems
     from peagle.models.weights import model_directory
 
-    place, beside = model_directory(drafter), model_directory(target) if target else None
+    place = model_directory(drafter)
+    beside = model_directory(target) if target is not None else None
     found = diagnose(place, beside)
-    problems = [*found.problems, *(target_problems(beside) if beside else ())]
+    problems = [*found.problems, *(target_problems(beside) if beside is not None else ())]
     _print_facts({"directory": str(place), **found.facts})
     for problem in problems:
         typer.echo(f"problem: {' '.join(problem.split())}", err=True)

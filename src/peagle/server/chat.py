@@ -21,12 +21,6 @@ from peagle.server.service import Service
 from peagle.server.tools import ToolParser, ToolUse
 from peagle.server.trace import json_score, speculation_trace, token_bytes, token_text
 
-CLIENTS_OWN: dict[str, Any] = {
-    **dict.fromkeys(("annotations", "audio", "function_call", "parsed"), True),
-    "tool_calls": {"__all__": {"index": True, "function": {"parsed_arguments": True}}},
-}
-"""What OpenAI's clients add to messages that they send back; no template knows it."""
-
 
 async def chat(service: Service, body: ChatBody, request: Request) -> Response:
     """Continue a conversation."""
@@ -78,7 +72,7 @@ def _render(
 
 def _turn(message: Message) -> Json:
     """A message as chat templates expect it: what a tool was called with is an object, not text."""
-    turn = message.model_dump(exclude_none=True, exclude=CLIENTS_OWN) | {"content": message.text}
+    turn = message.model_dump(exclude_none=True) | {"content": message.text}
     for call in turn.get("tool_calls", ()):
         with contextlib.suppress(ValueError, RecursionError):
             given = json.loads(call["function"]["arguments"])
@@ -132,8 +126,7 @@ class ChatForm:
         if parser is not None:
             text, calls = parser.feed(text, finished=reason is not None)
             if calls:
-                places = range(parser.calls - len(calls), parser.calls)
-                numbered = zip(places, calls, strict=True)
+                numbered = enumerate(calls, start=parser.calls - len(calls))
                 delta["tool_calls"] = [{"index": place, **call} for place, call in numbered]
             reason = _reason(parser, reason)
         if text:
@@ -162,7 +155,8 @@ class ChatForm:
         }
 
     def _scored(self, token: int, score: float) -> Json:
-        text, data = (of(self._tokenizer, token) for of in (token_text, token_bytes))
+        text = token_text(self._tokenizer, token)
+        data = token_bytes(self._tokenizer, token, text)
         return {"token": text, "logprob": json_score(score), "bytes": list(data)}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -89,12 +90,13 @@ class CompletionForm:
     ) -> Json | None:
         if self._body.logprobs is None:
             return None
-        begins = self._offsets[index]
+        texts = [token_text(self._tokenizer, token) for token in tokens]
+        data = map(partial(token_bytes, self._tokenizer), tokens, texts)
         return {
-            "tokens": [token_text(self._tokenizer, token) for token in tokens],
+            "tokens": texts,
             "token_logprobs": [json_score(one.chosen) for one in logprobs],
             "top_logprobs": [self._top(one) for one in logprobs],
-            "text_offset": [begins.add(token_bytes(self._tokenizer, token)) for token in tokens],
+            "text_offset": [*map(self._offsets[index].add, data)],
         }
 
     def _said(self, prompt: str | list[int]) -> str:

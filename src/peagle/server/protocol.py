@@ -21,6 +21,8 @@ T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
 """A list of which the first wrong item is told, and not each of a million."""
 Ignored = Annotated[Any, Field(description="Accepted for compatibility; has no effect.")]
+ClientsOwn = Annotated[Any, Field(description="What OpenAI's clients add.", exclude=True)]
+"""In messages that they send back: no template is to see it."""
 
 
 class Body(BaseModel):
@@ -142,7 +144,7 @@ class FunctionCall(Body):
 
     name: str
     arguments: str
-    parsed_arguments: Ignored = None
+    parsed_arguments: ClientsOwn = None
 
 
 class ToolCall(Body):
@@ -151,7 +153,7 @@ class ToolCall(Body):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
-    index: Ignored = None
+    index: ClientsOwn = None
 
 
 class ContentPart(Body):
@@ -171,10 +173,10 @@ class Message(Body):
     tool_call_id: str | None = None
     refusal: Ignored = None
     reasoning_content: Ignored = None
-    annotations: Ignored = None
-    audio: Ignored = None
-    function_call: Ignored = None
-    parsed: Ignored = None
+    annotations: ClientsOwn = None
+    audio: ClientsOwn = None
+    function_call: ClientsOwn = None
+    parsed: ClientsOwn = None
 
     @property
     def text(self) -> str:

@@ -82,9 +82,9 @@ def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
         log.warning("no API key: whoever reaches this port can use it; see --api-key")
     if settings.chat_template is not None:
         question = [{"role": "user", "content": "Hello"}]
-        variables = {"add_generation_prompt": True}
+        tokenizer, template = llm.llm.tokenizer, settings.chat_template
         try:
-            render_chat(llm.llm.tokenizer, question, settings.chat_template, **variables)
+            render_chat(tokenizer, question, template, add_generation_prompt=True)
         except InputError as error:
             log.warning(f"--chat-template with a plain question: {error}")
 

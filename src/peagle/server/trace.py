@@ -19,9 +19,8 @@ def token_text(tokenizer: Any, token: int) -> str:
     return text
 
 
-def token_bytes(tokenizer: Any, token: int) -> bytes:
-    """One token's bytes, also where they are a part of a character."""
-    text = token_text(tokenizer, token)
+def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
+    """The bytes of a token that shows as `text`, also where they are a part of a character."""
     if UNFINISHED not in text:
         return text.encode()
     piece: str = tokenizer.convert_ids_to_tokens(token)
