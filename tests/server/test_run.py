@@ -17,6 +17,7 @@ import pytest
 from conftest import NAME, load
 
 from peagle import AsyncLLM
+from peagle.engine.engine import Engine
 from peagle.server.run import DrainingServer, bind, serve
 from peagle.server.settings import ServerSettings
 
@@ -79,8 +80,12 @@ def process(port: int) -> Iterator[Process]:
     running.process.wait()
 
 
-def test_requests_are_read_while_the_engine_keeps_the_interpreter(monkeypatch: pytest.MonkeyPatch):
-    """Its thread gives it away ten times as often as Python's own rule has it."""
+@pytest.mark.parametrize(("gpu", "share"), [(True, 0.1), (False, 1)])
+def test_requests_are_read_while_launches_keep_the_interpreter(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool, share: float
+):
+    """Launching threads give it away ten times as often as Python's own rule has it."""
+    monkeypatch.setattr(Engine, "runs_ahead", gpu)
     usual, seen = sys.getswitchinterval(), []
 
     def run(self: DrainingServer, sockets: list[socket.socket]) -> None:
@@ -93,7 +98,7 @@ def test_requests_are_read_while_the_engine_keeps_the_interpreter(monkeypatch: p
             serve(AsyncLLM(load), ServerSettings(model_names=(NAME,)), listener)
     finally:
         sys.setswitchinterval(usual)
-    assert seen == [pytest.approx(usual / 10)]
+    assert seen == [pytest.approx(share * usual)]
 
 
 def test_sigterm_lets_requests_finish(process: Process):
@@ -191,7 +196,6 @@ def test_a_broken_chat_template_is_told_at_the_start(
 ):
     monkeypatch.setattr(DrainingServer, "run", lambda *_, **__: None)
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
     settings = ServerSettings(model_names=(NAME,), chat_template="{{ messages")
     with bind("127.0.0.1", 0) as listener:
         serve(AsyncLLM(load), settings, listener)

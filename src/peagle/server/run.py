@@ -24,8 +24,9 @@ FAREWELL = 2
 """Seconds for what is still open once requests had theirs: a body that never comes, a stream that
 nobody reads."""
 TURN = 5e-4
-"""Seconds for which a thread keeps the interpreter while another waits for it: the launches of a
-long prompt take 20 ms, in which other requests are to be read."""
+"""Seconds for which a thread keeps the interpreter while another waits for it, with a GPU: the
+launches of a long prompt take 20 ms, in which other requests are to be read. On a CPU Python's
+own rule is better: whoever is let in there takes a processor from a product."""
 log = logging.getLogger("peagle.server")
 
 
@@ -53,7 +54,8 @@ def end_on_sigterm() -> None:
 def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> None:
     """Serve until SIGTERM or Ctrl-C, then finish what runs."""
     set_up_log(settings.log_format)
-    sys.setswitchinterval(TURN)
+    if llm.llm.engine.runs_ahead:
+        sys.setswitchinterval(TURN)
     app = create_app(llm, settings)
     config = uvicorn.Config(
         app,
