@@ -10,21 +10,26 @@ bytes of an answer.
 
 The sides take turns with every question (with C at once, every C questions), in a drawn order, each
 after a pause: what else the machine does, and how cold its caches are, then meets both alike. With
-C at once only the first token is timed so; tokens per second are then those of whole passes, with
-clients that ask for their next text as soon as they have the last.
+C at once only the first token is timed so, of C questions the mean, since the first to arrive is
+answered alone; tokens per second are then those of whole passes, with clients that ask for their
+next text as soon as they have the last.
+
+Starts of one side differ by 3 to 7 % on two cores, so each is started several times.
 """
 
 import asyncio
 import itertools
 import json
+import multiprocessing
 import random
 import socket
 import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,7 +63,8 @@ def main(
     limit: Annotated[int, typer.Option(help="How many prompts.")] = 32,
     joined: Annotated[str, typer.Option(help="Of how many texts one is made; several: 1,8.")] = "1",
     max_tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 128,
-    rounds: Annotated[int, typer.Option(help="Passes of each; more for TTFT.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Passes of each a start; more for TTFT.")] = 2,
+    starts: Annotated[int, typer.Option(help="How often each side is started.")] = 3,
     target: Annotated[str, typer.Option(help="A target, with --drafter; else the bundled.")] = "",
     drafter: Annotated[str, typer.Option(help="Its P-EAGLE drafter.")] = "",
     dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = "float32",
@@ -66,27 +72,31 @@ def main(
 ) -> None:
     """Measure both sides and print their ratios."""
     asked = Asked(target or str(bundled("target")), drafter or str(bundled("peagle")), dtype)
+    counts = [int(count) for count in joined.split(",")]
+    parts = [prompt.text for prompt in load_prompts(prompts, limit * max(counts))]
+    cases = [
+        Case(count, concurrency, ["".join(parts[i : limit * count : limit]) for i in range(limit)])
+        for count, concurrency in itertools.product(counts, CONCURRENCIES)
+    ]
     with result_file(out) as write:
-        llm = asked.engine()
-        counts = [int(count) for count in joined.split(",")]
-        parts = [prompt.text for prompt in load_prompts(prompts, limit * max(counts))]
-        rows = []
-        log = Path(tempfile.mkdtemp())
-        with (
-            serve(asked.flags, log / "server") as server,
-            bare(asked.arguments, log / "bare") as least,
-        ):
-            for count, concurrency in itertools.product(counts, CONCURRENCIES):
-                texts = ["".join(parts[index : limit * count : limit]) for index in range(limit)]
-                sides = Sides(llm, (server.port, least.port), texts, max_tokens, concurrency)
-                turns = sides.turns(TURNS[concurrency] * rounds)
-                rates = sides.rates(rounds) if concurrency > 1 else None
-                rows.append({"joined": count, "concurrency": concurrency, **_row(turns, rates)})
-                print(json.dumps(rows[-1]), flush=True)
-        facts = {"prompts": limit, "max_tokens": max_tokens, "rounds": rounds}
+        found = [_started(asked, cases, max_tokens, rounds) for _ in range(starts)]
+        rows = [_row(*one) for one in zip(cases, zip(*found, strict=True), strict=True)]
+        facts = {"prompts": limit, "max_tokens": max_tokens, "rounds": rounds, "starts": starts}
+        for row in rows:
+            print(json.dumps(row))
         write(machine() | facts | {"rows": rows})
     slow = any(row[name] > SLOWER for row in rows for name in ("ttft_ratio", "time_ratio"))
     raise typer.Exit(1 if slow else 0)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked, and how much of it at once."""
+
+    joined: int
+    """Texts that each prompt is made of."""
+    concurrency: int
+    prompts: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -127,12 +137,42 @@ class Asked:
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds that a question took."""
+    """Seconds that a question took, or several at once on average."""
 
     first: float
     """To its first token."""
     each: float
     """Of the whole answer, a token, where nothing else was asked."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one start of every side took for a case."""
+
+    turns: list[tuple[Timed, ...]]
+    """Each side's, of as many questions as are asked at once."""
+    rates: list[tuple[float, ...]]
+    """Each side's tokens per second of a pass; none at one request."""
+
+
+def _started(asked: Asked, cases: Sequence[Case], tokens: int, rounds: int) -> list[Found]:
+    """Every case, by an engine and servers that are started for it."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        found = process.submit(measured, asked, cases, tokens, rounds).result()
+    for case, one in zip(cases, found, strict=True):
+        print(json.dumps({"start": _row(case, [one])}), flush=True)
+    return found
+
+
+def measured(asked: Asked, cases: Sequence[Case], tokens: int, rounds: int) -> list[Found]:
+    """The same in this process."""
+    llm, log = asked.engine(), Path(tempfile.mkdtemp())
+    with (
+        serve(asked.flags, log / "server") as server,
+        bare(asked.arguments, log / "bare") as least,
+    ):
+        ports = server.port, least.port
+        return [Sides(llm, ports, case, tokens).measure(rounds) for case in cases]
 
 
 @dataclass(frozen=True)
@@ -142,18 +182,16 @@ class Sides:
     llm: AsyncLLM
     ports: tuple[int, int]
     """The server's and the bare protocol's."""
-    prompts: Sequence[str]
+    case: Case
     tokens: int
     """Of each answer that is timed to its end."""
-    concurrency: int
 
-    def rates(self, rounds: int) -> list[tuple[float, ...]]:
-        """Tokens per second of every pass of each; the first, not counted, only warms up."""
-        return asyncio.run(self._rates(rounds + 1))[1:]
-
-    def turns(self, rounds: int) -> list[tuple[Timed, ...]]:
-        """Of every question what each took, as in `rates`."""
-        return asyncio.run(self._turns(rounds + 1))[len(self.prompts) :]
+    def measure(self, rounds: int) -> Found:
+        """What each takes; the first pass, not counted, only warms up."""
+        turns = asyncio.run(self._turns(TURNS[self.case.concurrency] * rounds + 1))
+        if self.case.concurrency == 1:
+            return Found(turns, [])
+        return Found(turns, asyncio.run(self._rates(rounds + 1))[1:])
 
     async def _rates(self, rounds: int) -> list[tuple[float, ...]]:
         found = []
@@ -164,7 +202,7 @@ class Sides:
 
     async def _rate(self, clients: Sequence[Ask]) -> float:
         """Every prompt once, whichever client is free."""
-        waiting = iter(self.prompts)
+        waiting = iter(self.case.prompts)
 
         async def work(ask: Ask) -> None:
             for prompt in waiting:
@@ -173,26 +211,28 @@ class Sides:
 
         start = time.perf_counter()
         await asyncio.gather(*map(work, clients))
-        return len(self.prompts) * self.tokens / (time.perf_counter() - start)
+        return len(self.case.prompts) * self.tokens / (time.perf_counter() - start)
 
     async def _turns(self, rounds: int) -> list[tuple[Timed, ...]]:
-        draw, size, found = random.Random(0), self.concurrency, []
-        for begin in [*range(0, len(self.prompts), size)] * rounds:
-            turn: dict[int, list[Timed]] = {}
+        draw, found = random.Random(0), []
+        begins = range(0, len(self.case.prompts), self.case.concurrency)
+        for begin in [*begins] * rounds:
+            turn: dict[int, Timed] = {}
             with self._clients() as sides:
                 for side in draw.sample(range(len(sides)), len(sides)):
                     turn[side] = await self._turn(sides[side], begin)
-            found += zip(*(turn[side] for side in sorted(turn)), strict=True)
-        return found
+            found.append(tuple(turn[side] for side in sorted(turn)))
+        return found[len(begins) :]
 
-    async def _turn(self, clients: Sequence[Ask], begin: int) -> list[Timed]:
+    async def _turn(self, clients: Sequence[Ask], begin: int) -> Timed:
         """As many questions as there are clients, at once."""
         await asyncio.sleep(PAUSE)
-        asked = self.prompts[begin : begin + len(clients)]
-        return list(await asyncio.gather(*map(self._timed, clients, asked)))
+        asked = self.case.prompts[begin : begin + len(clients)]
+        timed = await asyncio.gather(*map(self._timed, clients, asked))
+        return Timed(*(statistics.mean(each) for each in zip(*map(astuple, timed), strict=True)))
 
     async def _timed(self, ask: Ask, prompt: str) -> Timed:
-        answer = ask(prompt, self.tokens if self.concurrency == 1 else SHORT)
+        answer = ask(prompt, self.tokens if self.case.concurrency == 1 else SHORT)
         start, first = time.perf_counter(), 0.0
         async for _ in answer:
             first = first or time.perf_counter() - start
@@ -202,11 +242,11 @@ class Sides:
     def _clients(self) -> Iterator[list[list[Ask]]]:
         """New connections: a server closes those that wait for long."""
         with ExitStack() as lines:
-            sides = [[_engine(self.llm)] * self.concurrency]
+            sides = [[_engine(self.llm)] * self.case.concurrency]
             for port in self.ports:
                 connected = [
                     lines.enter_context(socket.create_connection(("127.0.0.1", port)))
-                    for _ in range(self.concurrency)
+                    for _ in range(self.case.concurrency)
                 ]
                 for line in connected:
                     line.setblocking(False)
@@ -253,17 +293,17 @@ def _request(body: dict[str, Any]) -> bytes:
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 
 
-def _row(
-    turns: Sequence[tuple[Timed, ...]], rates: Sequence[tuple[float, ...]] | None
-) -> dict[str, Any]:
+def _row(case: Case, starts: Sequence[Found]) -> dict[str, Any]:
     """What each side took, and how much longer HTTP did.
 
-    Of questions asked in turn medians, for the ratios those over the questions; of passes the best.
+    Of questions asked in turn medians, for the ratios those over the questions; of passes the best
+    of each start.
     """
-    firsts = [tuple(side.first for side in one) for one in turns]
-    each = [tuple(side.each for side in one) for one in turns]
-    if rates is not None:
-        each = [tuple(1 / max(side) for side in zip(*rates, strict=True))]
+    turns = [turn for found in starts for turn in found.turns]
+    firsts = [tuple(side.first for side in turn) for turn in turns]
+    each = [tuple(side.each for side in turn) for turn in turns]
+    if case.concurrency > 1:
+        each = [tuple(1 / max(side) for side in zip(*found.rates, strict=True)) for found in starts]
     seconds, ttft = (
         [statistics.median(s) for s in zip(*found, strict=True)] for found in (each, firsts)
     )
@@ -272,6 +312,8 @@ def _row(
         for found in (each, firsts)
     )
     return {
+        "joined": case.joined,
+        "concurrency": case.concurrency,
         "engine_otps": round(1 / seconds[0], 1),
         "server_otps": round(1 / seconds[1], 1),
         "time_ratio": round(time_ratios[0], 4),
