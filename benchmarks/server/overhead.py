@@ -5,8 +5,9 @@
 The engine runs in this process, asked through `AsyncLLM`, the server in its own, and in a third the
 same engine behind a protocol of a few lines (`bare.py`), which is what HTTP costs any server in
 Python. They take turns, and while one works the others wait. Greedy, end of text ignored, no prefix
-caching: all write the same tokens. Clients share the cores with the servers, so they only read the
-bytes of an answer.
+caching: all write the same tokens. Clients share the cores with the servers, and what they take
+would count as HTTP's: they are plain sockets, one loop reads whichever has something, and all they
+do with it is to look for the first token and the end.
 
 The sides take turns with every question (with C at once, every C questions), in a drawn order, each
 after a pause: what else the machine does, and how cold its caches are, then meets both alike. With
@@ -22,16 +23,17 @@ import itertools
 import json
 import multiprocessing
 import random
+import selectors
 import socket
 import statistics
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol, cast
 
 import typer
 from process import bare, serve
@@ -53,9 +55,6 @@ SHORT = 8
 """Tokens of its answer, where others are asked at once."""
 END = b"0\r\n\r\n"
 """The last, empty chunk."""
-Ask = Callable[[str, int], AsyncIterator[Any]]
-"""A prompt and a number of tokens -> the answer, piece by piece; asked for when its first piece is,
-so that wording the question is not timed."""
 
 
 def main(
@@ -168,127 +167,153 @@ def measured(asked: Asked, cases: Sequence[Case], tokens: int, rounds: int) -> l
     """The same in this process."""
     llm, log = asked.engine(), Path(tempfile.mkdtemp())
     with (
+        asyncio.Runner() as loop,
         serve(asked.flags, log / "server") as server,
         bare(asked.arguments, log / "bare") as least,
     ):
-        ports = server.port, least.port
-        return [Sides(llm, ports, case, tokens).measure(rounds) for case in cases]
+        sides = Engine(llm, loop), Server(server.port), Server(least.port)
+        return [Sides(sides, case, tokens).measure(rounds) for case in cases]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """When a question was asked, its first token came, and its last; seconds of one clock."""
+
+    start: float
+    first: float
+    end: float
+
+
+class Side(Protocol):
+    """What answers questions."""
+
+    def ask(self, prompts: Iterable[str], tokens: int, at_once: int) -> list[Answer]:
+        """Ask after a pause, and whenever an answer ends the next; in the order of their ends."""
+        ...
 
 
 @dataclass(frozen=True)
 class Sides:
     """The engine, the server and the bare protocol, asked the same."""
 
-    llm: AsyncLLM
-    ports: tuple[int, int]
-    """The server's and the bare protocol's."""
+    sides: tuple[Side, ...]
     case: Case
     tokens: int
     """Of each answer that is timed to its end."""
 
     def measure(self, rounds: int) -> Found:
         """What each takes; the first pass, not counted, only warms up."""
-        turns = asyncio.run(self._turns(TURNS[self.case.concurrency] * rounds + 1))
+        turns = self._turns(TURNS[self.case.concurrency] * rounds + 1)
         if self.case.concurrency == 1:
             return Found(turns, [])
-        return Found(turns, asyncio.run(self._rates(rounds + 1))[1:])
+        passes = [tuple(map(self._rate, self.sides)) for _ in range(rounds + 1)]
+        return Found(turns, passes[1:])
 
-    async def _rates(self, rounds: int) -> list[tuple[float, ...]]:
-        found = []
-        for _ in range(rounds):
-            with self._clients() as sides:
-                found.append(tuple([await self._rate(clients) for clients in sides]))
-        return found
-
-    async def _rate(self, clients: Sequence[Ask]) -> float:
+    def _rate(self, side: Side) -> float:
         """Every prompt once, whichever client is free."""
-        waiting = iter(self.case.prompts)
+        found = side.ask(self.case.prompts, self.tokens, self.case.concurrency)
+        begun = min(answer.start for answer in found)
+        return len(found) * self.tokens / (found[-1].end - begun)
 
-        async def work(ask: Ask) -> None:
-            for prompt in waiting:
-                async for _ in ask(prompt, self.tokens):
-                    pass
-
-        start = time.perf_counter()
-        await asyncio.gather(*map(work, clients))
-        return len(self.case.prompts) * self.tokens / (time.perf_counter() - start)
-
-    async def _turns(self, rounds: int) -> list[tuple[Timed, ...]]:
+    def _turns(self, rounds: int) -> list[tuple[Timed, ...]]:
         draw, found = random.Random(0), []
         begins = range(0, len(self.case.prompts), self.case.concurrency)
         for begin in [*begins] * rounds:
-            turn: dict[int, Timed] = {}
-            with self._clients() as sides:
-                for side in draw.sample(range(len(sides)), len(sides)):
-                    turn[side] = await self._turn(sides[side], begin)
+            turn = {
+                side: self._turn(self.sides[side], begin)
+                for side in draw.sample(range(len(self.sides)), len(self.sides))
+            }
             found.append(tuple(turn[side] for side in sorted(turn)))
         return found[len(begins) :]
 
-    async def _turn(self, clients: Sequence[Ask], begin: int) -> Timed:
+    def _turn(self, side: Side, begin: int) -> Timed:
         """As many questions as there are clients, at once."""
-        await asyncio.sleep(PAUSE)
-        asked = self.case.prompts[begin : begin + len(clients)]
-        timed = await asyncio.gather(*map(self._timed, clients, asked))
-        return Timed(*(statistics.mean(each) for each in zip(*map(astuple, timed), strict=True)))
-
-    async def _timed(self, ask: Ask, prompt: str) -> Timed:
-        answer = ask(prompt, self.tokens if self.case.concurrency == 1 else SHORT)
-        start, first = time.perf_counter(), 0.0
-        async for _ in answer:
-            first = first or time.perf_counter() - start
-        return Timed(first, (time.perf_counter() - start) / self.tokens)
-
-    @contextmanager
-    def _clients(self) -> Iterator[list[list[Ask]]]:
-        """New connections: a server closes those that wait for long."""
-        with ExitStack() as lines:
-            sides = [[_engine(self.llm)] * self.case.concurrency]
-            for port in self.ports:
-                connected = [
-                    lines.enter_context(socket.create_connection(("127.0.0.1", port)))
-                    for _ in range(self.case.concurrency)
-                ]
-                for line in connected:
-                    line.setblocking(False)
-                sides.append([_server(line) for line in connected])
-            yield sides
+        asked = self.case.prompts[begin : begin + self.case.concurrency]
+        tokens = self.tokens if self.case.concurrency == 1 else SHORT
+        found = side.ask(asked, tokens, self.case.concurrency)
+        return Timed(
+            statistics.mean(answer.first - answer.start for answer in found),
+            statistics.mean(answer.end - answer.start for answer in found) / tokens,
+        )
 
 
-def _engine(llm: AsyncLLM) -> Ask:
-    def ask(prompt: str, tokens: int) -> AsyncIterator[Any]:
-        return llm.stream(prompt, SamplingParams(max_tokens=tokens, ignore_eos=True))
+@dataclass(frozen=True)
+class Engine:
+    """Asked from Python."""
 
-    return ask
+    llm: AsyncLLM
+    loop: asyncio.Runner
 
+    def ask(self, prompts: Iterable[str], tokens: int, at_once: int) -> list[Answer]:
+        """By as many tasks."""
+        waiting = iter(prompts)
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        found = []
 
-def _server(line: socket.socket) -> Ask:
-    def ask(prompt: str, tokens: int) -> AsyncIterator[Any]:
-        body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-        return _answer(line, _request({**body, "stream": True}))
+        async def work() -> None:
+            for prompt in waiting:
+                start, first = time.perf_counter(), 0.0
+                async for _ in self.llm.stream(prompt, params):
+                    first = first or time.perf_counter()
+                found.append(Answer(start, first, time.perf_counter()))
 
-    return ask
+        async def all_work() -> None:
+            await asyncio.gather(*(work() for _ in range(at_once)))
 
-
-async def _answer(line: socket.socket, request: bytes) -> AsyncIterator[bytes]:
-    await asyncio.get_running_loop().sock_sendall(line, request)
-    data = await _received(line)
-    if b"data: " not in data:
-        data = await _received(line)
-    while not data.endswith(END):
-        yield data
-        data = await _received(line)
-    yield data
-
-
-async def _received(line: socket.socket) -> bytes:
-    data = await asyncio.get_running_loop().sock_recv(line, 1 << 16)
-    if not data:
-        raise ConnectionError("the server closed a connection before its answer ended")
-    return data
+        time.sleep(PAUSE)
+        self.loop.run(all_work())
+        return found
 
 
-def _request(body: dict[str, Any]) -> bytes:
-    data = json.dumps(body).encode()
+@dataclass(frozen=True)
+class Server:
+    """Asked over HTTP."""
+
+    port: int
+
+    def ask(self, prompts: Iterable[str], tokens: int, at_once: int) -> list[Answer]:
+        """Over new connections: a server closes those that wait for long."""
+        requests = iter([_request(prompt, tokens) for prompt in prompts])
+        with ExitStack() as lines, selectors.DefaultSelector() as selector:
+            for _ in range(at_once):
+                line = lines.enter_context(socket.create_connection(("127.0.0.1", self.port)))
+                selector.register(line, selectors.EVENT_READ)
+            time.sleep(PAUSE)
+            return _answered(selector, requests)
+
+
+def _answered(selector: selectors.BaseSelector, requests: Iterator[bytes]) -> list[Answer]:
+    """Ask on every connection, and again where an answer ends, while there are questions."""
+    start: dict[socket.socket, float] = {}
+    first: dict[socket.socket, float] = {}
+    found: list[Answer] = []
+
+    def ask(line: socket.socket) -> None:
+        for request in itertools.islice(requests, 1):
+            start[line] = time.perf_counter()
+            line.sendall(request)
+
+    lines = [cast(socket.socket, key.fileobj) for key in selector.get_map().values()]
+    for line in lines:
+        ask(line)
+    while start:
+        for key, _ in selector.select():
+            line = cast(socket.socket, key.fileobj)
+            data = line.recv(1 << 16)
+            if not data:
+                raise ConnectionError("the server closed a connection before its answer ended")
+            now = time.perf_counter()
+            if b"data: " in data:
+                first.setdefault(line, now)
+            if data.endswith(END):
+                found.append(Answer(start.pop(line), first.pop(line), now))
+                ask(line)
+    return found
+
+
+def _request(prompt: str, tokens: int) -> bytes:
+    body = {"prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+    data = json.dumps({**body, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
 

@@ -1,3 +1,4 @@
+import os
 import re
 import subprocess
 import sys
@@ -33,6 +34,14 @@ def test_the_installed_command_is_this_one():
     done = subprocess.run([script, "generate", "--wrong"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("peagle: No such option: --wrong")
+
+
+@pytest.mark.parametrize(("command", "turns"), [("serve", None), ("check", "10000")])
+def test_only_a_server_keeps_cores_for_as_long_as_openmp_likes(peagle, monkeypatch, command, turns):
+    monkeypatch.setenv("GOMP_SPINCOUNT", "")
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    peagle(command, "--help")
+    assert os.environ.get("GOMP_SPINCOUNT") == turns
 
 
 def test_ctrl_c_ends_with_a_word_and_code_130(peagle, pair, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import logging
 import time
 import uuid
@@ -11,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
+from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from peagle.engine.request import Speculation
@@ -19,7 +19,6 @@ from peagle.server.errors import CLIENT_GONE, as_api_error
 from peagle.server.protocol import GenerationBody
 from peagle.server.service import Job, Service
 
-encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 DONE = b"data: [DONE]\n\n"
 UNREAD = 60.0
 """Seconds for which a client may leave a stream unread, twice that at most: it keeps others from
@@ -98,8 +97,8 @@ def usage(done: Sequence[Completion], n: int) -> Json:
 
 
 def event(data: Json) -> bytes:
-    """One server-sent event."""
-    return b"data: " + encode(data).encode() + b"\n\n"
+    """One server-sent event, in ASCII: some clients end lines at other characters as well."""
+    return b"data: " + to_json(data, ensure_ascii=True) + b"\n\n"
 
 
 async def unless_gone(

@@ -75,10 +75,9 @@ class BodyLimit:
         """Serve one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        refusal = APIError(413, f"the body is larger than {self._limit} bytes")
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared[:20]) > self._limit:
-            return await refusal.response(scope, receive, send)
+            return await self._refusal().response(scope, receive, send)
         read = 0
 
         async def receive_counted() -> Message:
@@ -86,10 +85,13 @@ class BodyLimit:
             message = await receive()
             read += len(message.get("body", b""))
             if read > self._limit:
-                raise refusal
+                raise self._refusal()
             return message
 
         return await self._app(scope, receive_counted, send)
+
+    def _refusal(self) -> APIError:
+        return APIError(413, f"the body is larger than {self._limit} bytes")
 
 
 class Authentication:
