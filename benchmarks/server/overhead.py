@@ -303,6 +303,8 @@ def _answered(selector: selectors.BaseSelector, requests: Iterator[bytes]) -> li
             if not data:
                 raise ConnectionError("the server closed a connection before its answer ended")
             now = time.perf_counter()
+            if data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 200"):
+                raise SystemExit(f"the server refused: {data.decode(errors='replace')}")
             if b"data: " in data:
                 first.setdefault(line, now)
             if data.endswith(END):

@@ -1,11 +1,12 @@
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator
 
 import pytest
 from starlette.types import Message
 
-from peagle.server.answer import EventStream
+from peagle.server.answer import EventStream, event
 
 
 def test_the_head_goes_out_while_the_first_event_is_waited_for() -> None:
@@ -32,6 +33,12 @@ def test_the_head_goes_out_while_the_first_event_is_waited_for() -> None:
     head, event, end = asyncio.run(ask())
     assert (head["type"], head["status"]) == ("http.response.start", 200)
     assert (event["body"], end["body"]) == (b"data: 1\n\n", b"")
+
+
+def test_an_event_is_one_line_for_clients_that_end_lines_at_any_separator() -> None:
+    sent = event({"text": "a\u2028\u0085\n\x0cé"}).decode()
+    assert len(sent.splitlines()) == 2  # its own and the empty one behind it
+    assert json.loads(sent.removeprefix("data: ")) == {"text": "a\u2028\u0085\n\x0cé"}
 
 
 def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:

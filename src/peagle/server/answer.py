@@ -5,7 +5,8 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -20,6 +21,11 @@ from peagle.server.protocol import GenerationBody
 from peagle.server.service import Job, Service
 
 DONE = b"data: [DONE]\n\n"
+EVENT_HEADERS = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
 UNREAD = 60.0
 """Seconds for which a client may leave a stream unread, twice that at most: it keeps others from
 being admitted."""
@@ -108,34 +114,39 @@ async def unless_gone(
 
     unread: whether the client reads nothing, asked every `UNREAD` seconds; it then counts as gone.
     """
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_gone(receive))
+    leaving = asyncio.ensure_future(_gone(receive, unread))
     try:
-        ends, first = (working, leaving), asyncio.FIRST_COMPLETED
-        while not (await asyncio.wait(ends, timeout=UNREAD, return_when=first))[0]:
-            if unread():
-                log.warning(f"a stream was not read for {UNREAD:.0f} s and is ended")
-                break
-        return working.result() if working.done() else None
+        async with asyncio.timeout(None) as patience:
+            leaving.add_done_callback(partial(_end, patience))
+            return await work
+    except TimeoutError:
+        if patience.expired():
+            return None
+        raise
     finally:
-        working.cancel()
         leaving.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def _end(patience: asyncio.Timeout, _: object) -> None:
+    with contextlib.suppress(RuntimeError):  # the work ended by itself
+        patience.reschedule(0)
 
 
 class EventStream(Response):
     """Sends events as they come; ends what writes them when the client leaves."""
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
         events: AsyncIterator[bytes],
         running: contextlib.AbstractAsyncContextManager[Any],
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
-        del self.headers["content-length"]
+        super().__init__()
         self._events, self._running = events, running
         self._sending, self._sent, self._seen = False, 0, -1
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        """The same for all."""
+        self.raw_headers = list(EVENT_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer over ASGI."""
@@ -157,9 +168,16 @@ class EventStream(Response):
         return self._sending and self._sent == before
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
+    while True:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNREAD):
+                while (await receive())["type"] != "http.disconnect":
+                    pass
+                return
+        if unread():
+            log.warning(f"a stream was not read for {UNREAD:.0f} s and is ended")
+            return
 
 
 async def _collect(job: Job) -> list[Completion]:

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Sequence
 from urllib.parse import quote
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.server.errors import APIError
@@ -47,7 +47,7 @@ class AccessLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+                message["headers"].append((b"x-request-id", request_id.encode()))
             await send(message)
 
         try:

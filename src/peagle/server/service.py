@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
 from peagle.async_llm import AsyncLLM
@@ -94,23 +94,12 @@ class Service:
         """Encode every prompt, once for each way to sample, and run it; closing `running` ends what
         still runs."""
         prepared = [await self._async.prepare(prompt, how) for prompt in prompts for how in each]
-        chunks = await running.enter_async_context(self._run(prepared, len(each)))
-        return Job(prepared, chunks, len(each))
-
-    @contextlib.asynccontextmanager
-    async def _run(
-        self, prepared: Sequence[Prepared], n: int
-    ) -> AsyncGenerator[AsyncIterator[tuple[int, Chunk]], None]:
-        """Chunks with their sequence's index. `n` in a row share a prompt, which counts once."""
-        watches = [
-            self.metrics.watch(counts_prompt=index % n == 0) for index in range(len(prepared))
-        ]
-        async with self._async.run(prepared) as chunks:
-            try:
-                yield _counted(chunks, watches)
-            finally:
-                for watch in watches:
-                    watch.close()
+        n = len(each)  # of which each shares its prompt, which counts once
+        watches = [self.metrics.watch(counts_prompt=i % n == 0) for i in range(len(prepared))]
+        chunks = await running.enter_async_context(self._async.run(prepared))
+        for watch in watches:
+            running.callback(watch.close)
+        return Job(prepared, _counted(chunks, watches), n)
 
     async def drain(self) -> None:
         """Take no more requests, and wait for those that run as long as the settings allow."""
