@@ -79,11 +79,11 @@ def main(
     ]
     with result_file(out) as write:
         found = [_started(asked, cases, max_tokens, rounds) for _ in range(starts)]
-        rows = [_row(*one) for one in zip(cases, zip(*found, strict=True), strict=True)]
+        rows, each = _rows(cases, found), [_rows(cases, [one]) for one in found]
         facts = {"prompts": limit, "max_tokens": max_tokens, "rounds": rounds, "starts": starts}
         for row in rows:
             print(json.dumps(row))
-        write(machine() | facts | {"rows": rows})
+        write(machine() | facts | {"rows": rows, "each_start": each})
     slow = any(row[name] > SLOWER for row in rows for name in ("ttft_ratio", "time_ratio"))
     raise typer.Exit(1 if slow else 0)
 
@@ -158,8 +158,8 @@ def _started(asked: Asked, cases: Sequence[Case], tokens: int, rounds: int) -> l
     """Every case, by an engine and servers that are started for it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         found = process.submit(measured, asked, cases, tokens, rounds).result()
-    for case, one in zip(cases, found, strict=True):
-        print(json.dumps({"start": _row(case, [one])}), flush=True)
+    for row in _rows(cases, [found]):
+        print(json.dumps({"start": row}), flush=True)
     return found
 
 
@@ -289,7 +289,8 @@ def _answered(selector: selectors.BaseSelector, requests: Iterator[bytes]) -> li
     found: list[Answer] = []
 
     def ask(line: socket.socket) -> None:
-        for request in itertools.islice(requests, 1):
+        request = next(requests, None)
+        if request is not None:
             start[line] = time.perf_counter()
             line.sendall(request)
 
@@ -318,6 +319,11 @@ def _request(prompt: str, tokens: int) -> bytes:
     data = json.dumps({**body, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def _rows(cases: Sequence[Case], starts: Sequence[Sequence[Found]]) -> list[dict[str, Any]]:
+    """A row for each case, over all that every start found for it."""
+    return [_row(*one) for one in zip(cases, zip(*starts, strict=True), strict=True)]
 
 
 def _row(case: Case, starts: Sequence[Found]) -> dict[str, Any]:

@@ -94,7 +94,7 @@ class Service:
         """Encode every prompt, once for each way to sample, and run it; closing `running` ends what
         still runs."""
         prepared = [await self._async.prepare(prompt, how) for prompt in prompts for how in each]
-        n = len(each)  # of these in a row share a prompt, which counts once
+        n = len(each)  # so many in a row share a prompt, which counts once
         watches = [self.metrics.watch(counts_prompt=i % n == 0) for i in range(len(prepared))]
         chunks = await running.enter_async_context(self._async.run(prepared))
         for watch in watches:
