@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from peagle.config import EngineConfig
-from peagle.device import batched_tokens, kv_cache_memory, require_memory
+from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens, require_memory
 from peagle.errors import InputError
 
 CPU, GPU, GIB = torch.device("cpu"), torch.device("cuda"), 1 << 30
@@ -34,3 +34,9 @@ def test_the_cache_gets_what_weights_and_steps_leave(gpu: None) -> None:
 def test_a_gpu_takes_more_rows_a_step(gpu: None) -> None:
     assert batched_tokens(EngineConfig(), GPU) > batched_tokens(EngineConfig(), CPU)
     assert batched_tokens(EngineConfig(max_num_batched_tokens=5), GPU) == 5
+
+
+def test_prompts_get_half_of_a_cpus_rows_unless_told_how_many(gpu: None) -> None:
+    assert 2 * prompt_tokens(EngineConfig(), CPU) == batched_tokens(EngineConfig(), CPU)
+    assert prompt_tokens(EngineConfig(), GPU) == batched_tokens(EngineConfig(), GPU)
+    assert prompt_tokens(EngineConfig(max_num_batched_tokens=5), CPU) == 5

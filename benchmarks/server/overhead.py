@@ -11,9 +11,9 @@ do with it is to look for the first token and the end.
 
 The sides take turns with every question (with C at once, every C questions), in a drawn order, each
 after a pause: what else the machine does, and how cold its caches are, then meets both alike. With
-C at once only the first token is timed so, of C questions the mean, since the first to arrive is
-answered alone; tokens per second are then those of whole passes, with clients that ask for their
-next text as soon as they have the last.
+C at once only the first token is timed so, from the first question on and of C questions the mean,
+since the first to arrive is answered alone; tokens per second are then those of whole passes, with
+clients that ask for their next text as soon as they have the last.
 
 Starts of one side differ by 3 to 7 % on two cores, so each is started several times.
 """
@@ -231,8 +231,9 @@ class Sides:
         asked = self.case.prompts[begin : begin + self.case.concurrency]
         tokens = self.tokens if self.case.concurrency == 1 else SHORT
         found = side.ask(asked, tokens, self.case.concurrency)
+        start = min(answer.start for answer in found)
         return Timed(
-            statistics.mean(answer.first - answer.start for answer in found),
+            statistics.mean(answer.first for answer in found) - start,
             statistics.mean(answer.end - answer.start for answer in found) / tokens,
         )
 

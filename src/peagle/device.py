@@ -7,6 +7,8 @@ from peagle.errors import InputError
 
 CPU_KV_CACHE = 1 << 30
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
+PROMPT_TOKENS = {"cpu": 1024, "cuda": 8192}
+"""Of those: twice as many take a CPU twice as long, and all of a burst would wait for its last."""
 
 
 def resolve_device(name: str) -> torch.device:
@@ -34,6 +36,11 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 def batched_tokens(config: EngineConfig, device: torch.device) -> int:
     """Most target rows in one step."""
     return config.max_num_batched_tokens or BATCHED_TOKENS[device.type]
+
+
+def prompt_tokens(config: EngineConfig, device: torch.device) -> int:
+    """Most of those rows that prompts may have."""
+    return config.max_num_batched_tokens or PROMPT_TOKENS[device.type]
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:

@@ -65,6 +65,14 @@ def test_running_requests_go_before_waiting_ones(watched):
     assert steps[2] == [("a", 1, 0), ("b", 1, 0)]
 
 
+def test_a_burst_does_not_wait_for_its_last_prompt(watched):
+    """On a CPU, where twice the rows take twice as long."""
+    engine, steps = watched(max_num_seqs=16)
+    tiny.run(engine, [prompt(100, first=i) for i in range(16)], FEW)
+    rows = [[rows for _, rows, _ in step] for step in steps[:2]]
+    assert rows == [[100] * 10 + [24], [1] * 10 + [76] + [100] * 5]
+
+
 @pytest.mark.parametrize("budget", [1, 3, 8, 20])
 def test_no_step_is_larger_than_the_budget(watched, budget: int):
     engine, steps = watched(k=4, max_num_batched_tokens=budget)

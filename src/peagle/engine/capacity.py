@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from peagle.config import EngineConfig
-from peagle.device import batched_tokens, kv_cache_memory
+from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens
 from peagle.drafters.drafter import Drafter
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.prompt_graphs import SIZES
@@ -24,6 +24,8 @@ class Capacity:
     """Longest prompt + output in tokens."""
     batched_tokens: int
     """Most target rows in one step."""
+    prompt_tokens: int
+    """Most of those that prompts may have."""
 
     @property
     def slots(self) -> int:
@@ -39,7 +41,8 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
     memory = kv_cache_memory(config, device, workspace)
     num_blocks = _num_blocks(target, drafter, config, memory)
     max_length = _max_length(target, config, num_blocks, memory)
-    return Capacity(num_blocks, config.block_size, max_length, rows)
+    prompts = prompt_tokens(config, device)
+    return Capacity(num_blocks, config.block_size, max_length, rows, prompts)
 
 
 def _workspace(target: Decoder, drafter: Drafter | None, rows: int, sampled: int) -> int:

@@ -72,6 +72,7 @@ class Engine:
             self.runners.table,
             capacity.max_length,
             capacity.batched_tokens,
+            capacity.prompt_tokens,
             config.enable_prefix_caching,
         )
         self.vocab_size = target.config.vocab_size

@@ -47,11 +47,12 @@ class Scheduler:
         table: RequestTable,
         max_length: int,
         max_batched_tokens: int,
+        max_prompt_tokens: int,
         prefix_caching: bool,
     ) -> None:
         self.pool, self.table = pool, table
         self.max_length, self.max_batched_tokens = max_length, max_batched_tokens
-        self.max_prompt_tokens = max_batched_tokens
+        self.max_prompt_tokens = max_prompt_tokens
         """Of those, rows that may belong to prompts: fewer once a device had no memory for them."""
         self.prefix_caching = prefix_caching
         self.waiting: deque[Request] = deque()
