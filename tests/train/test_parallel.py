@@ -203,3 +203,14 @@ def test_one_process_has_the_whole_target(targets):
 @pytest.mark.parametrize(("count", "idle"), [(4, [0, 0]), (3, [0, 1]), (1, [0, 1]), (0, [0, 0])])
 def test_idle_ranks_are_known(count: int, idle: list[int]):
     assert [Ranks(rank, 2).idle(count) for rank in range(2)] == idle
+
+
+def test_half_a_description_of_ranks_is_told(monkeypatch: pytest.MonkeyPatch):
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(
+        InputError, match="LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set: start with"
+    ):
+        Ranks.join(torch.device("cpu"))

@@ -15,6 +15,8 @@ from peagle.errors import InputError
 
 MOMENT = 0.5
 """Seconds."""
+DESCRIPTION = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torchrun tells each process beside how many there are."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +28,19 @@ class Ranks:
 
     @classmethod
     def join(cls, device: torch.device) -> tuple[Self, torch.device]:
-        """Join the group that torchrun describes, if any; the device that is this rank's."""
+        """Join the group that torchrun describes, if any; the device that is this rank's.
+
+        Raises `InputError` when it is described in part.
+        """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size == 1:
             return cls(), device
+        missing = [name for name in DESCRIPTION if name not in os.environ]
+        if missing:
+            raise InputError(
+                f"WORLD_SIZE is {size}, and {', '.join(missing)} not set: start with torchrun, or "
+                "unset WORLD_SIZE to train alone"
+            )
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(device)
