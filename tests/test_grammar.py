@@ -123,6 +123,8 @@ def test_a_grammar_that_takes_too_long_a_token_ends_its_request(llm: LLM):
     how = SamplingParams(structured_outputs=grammar, max_tokens=200)
     [done] = llm.generate([PROMPT], how)
     assert done.finish_reason == "error"
+    assert done.failure is not None
+    assert done.failure.startswith("structured outputs: ")
 
 
 def test_drafts_alone_make_no_grammar_too_complex(llm: LLM):

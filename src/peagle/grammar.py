@@ -52,8 +52,7 @@ class GrammarCompiler:
         except ValueError as error:
             raise InputError(f"structured outputs: {error}") from None
         if matcher.is_error():
-            reason = matcher.get_error().strip().splitlines()[0]
-            raise InputError(f"structured outputs: {reason}")
+            raise InputError(_complaint(matcher))
         return GrammarConstraint(matcher, self._vocab_size)
 
     def _matcher(self, wanted: StructuredOutputs) -> "LLMatcher":
@@ -64,6 +63,11 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any text fits
         return matcher
+
+
+def _complaint(matcher: "LLMatcher") -> str:
+    """What is wrong with a grammar."""
+    return f"structured outputs: {matcher.get_error().strip().splitlines()[0]}"
 
 
 def _on_large_stack(work: Callable[[], T]) -> T:
@@ -121,7 +125,7 @@ class GrammarConstraint:
         masks = self._masks(drafts)
         self._masked = len(drafts) + 1
         if self._matcher.is_error():
-            self._masked, self._fault = len(masks), self._matcher.get_error()
+            self._masked, self._fault = len(masks), _complaint(self._matcher)
             self._go_back()
         else:
             self._matcher.rollback(len(masks) - 1)

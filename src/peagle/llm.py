@@ -49,6 +49,8 @@ class Completion:
     """Seconds from its arrival until it first ran."""
     cached_tokens: int
     """Tokens of the prompt that the prefix cache already held."""
+    failure: str | None = None
+    """Why, where `finish_reason` is error."""
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,7 @@ class LLM:
             token_times=tuple(live.times),
             queued=(request.admitted or request.arrived) - request.arrived,
             cached_tokens=request.cached,
+            failure=request.failure if reason == "error" else None,
         )
 
     def _decode(self, tokens: Sequence[int]) -> str:

@@ -25,6 +25,9 @@ def bad(pair, tmp_path_factory):
     truncated.write_bytes(truncated.read_bytes()[:-64])
     nan = shutil.copytree(pair.peagle, root / "nan") / "model.safetensors"
     save_file(load_file(nan) | {"norm.weight": torch.full((64,), torch.nan)}, nan)
+    huge = shutil.copytree(pair.target, root / "huge") / "model.safetensors"
+    kept = load_file(huge)
+    save_file(kept | {"model.norm.weight": torch.full_like(kept["model.norm.weight"], 3e38)}, huge)
     pickled = shutil.copytree(pair.target, root / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     return root
@@ -102,6 +105,21 @@ def test_generate(refused, pair, bad, options, complaint):
 )
 def test_a_target_that_cannot_be_used(refused, bad, target, complaint):
     assert complaint in refused("generate", "--target", bad / target, "--prompt", "x")
+
+
+def test_logits_that_are_no_numbers(peagle, pair, bad, tmp_path):
+    """Of finite weights; found out by running."""
+    asked = ("generate", "--target", bad / "huge", "--prompt", "x")
+    complaint = "prompt 1 ended with an error: the target's logits are no numbers"
+    result = peagle(*asked)
+    assert (result.code, complaint in result.err.splitlines()[-1]) == (2, True)
+    result = peagle(*asked, "--json")
+    assert (result.code, complaint in result.err) == (2, True)
+    assert json.loads(result.out)["error"].startswith("the target's logits are no numbers")
+    models = ["--target", bad / "huge", "--eagle3", pair.eagle3, "--peagle", pair.peagle]
+    result = peagle("bench", *models, "--limit", "1", "--json", tmp_path / "out.json")
+    assert result.code == 2
+    assert "a request ended with an error: the target's" in result.err.splitlines()[-1]
 
 
 def test_stdin_that_is_not_text(refused, pair, monkeypatch):

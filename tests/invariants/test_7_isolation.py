@@ -222,6 +222,8 @@ def test_keys_that_are_no_numbers_reach_no_other_request(targets, trained, expec
     finally:
         embedding[bad] = kept
     assert (broken.output, broken.finish_reason) == ([], "error")
+    assert broken.failure is not None
+    assert broken.failure.startswith("the target's logits are no numbers")
     again = engine.add("again", PROMPTS[0], GREEDY)
     tiny.finish(engine)
     assert [request.output for request in (again, *requests[1:])] == expected
@@ -237,3 +239,4 @@ def test_a_request_that_fails_without_a_token_is_delivered(llm: LLM):
     finally:
         embedding[5] = kept
     assert (completion.finish_reason, completion.token_ids, completion.text) == ("error", (), "")
+    assert completion.failure is not None

@@ -18,7 +18,7 @@ from peagle.bench.pair import bundled
 from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.regenerate import endpoint as module
-from peagle.regenerate.answers import Answer, ContextFullError
+from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.regenerate.endpoint import Endpoint, open_endpoint, seconds_to_wait
 from peagle.regenerate.engine import EngineAnswerer
 from peagle.server.app import create_app
@@ -115,9 +115,12 @@ def test_a_server_that_stays_away(stub: Stub, pauses: list[float]):
         ask(url)
 
 
+FAILED = {"text": "", "finish_reason": "error", "error": {"message": "too complex"}}
 REFUSALS: list[tuple[Reply, type[Exception], str]] = [
-    ((400, {}, {"error": {"message": "maximum context length is 5"}}), ContextFullError, "is 5"),
-    ((400, {}, {"message": "This model's Context is full"}), ContextFullError, "Context is full"),
+    ((400, {}, {"error": {"message": "maximum context length is 5"}}), NoAnswerError, "is 5"),
+    ((400, {}, {"message": "This model's Context is full"}), NoAnswerError, "Context is full"),
+    ((200, {}, {"choices": [FAILED]}), NoAnswerError, "ended with an error: too complex"),
+    ((200, {}, {"choices": [{"finish_reason": "error"}]}), NoAnswerError, "ended with an error$"),
     ((400, {}, {"error": {"message": "bad role"}}), InputError, "/v1 refuses: 400 bad role"),
     ((401, {}, {"error": {"message": "no key"}}), InputError, "/v1 refuses: 401 no key"),
     ((404, {}, b"<html>context not found</html>"), InputError, "/v1 refuses: 404 <html>context"),
@@ -197,14 +200,29 @@ def test_answers_are_the_engines(llm: AsyncLLM, url: str):
     assert [answer.tokens for answer in answers] == [12, 9]
 
 
+def test_an_answer_that_fails_is_said_by_both(llm: AsyncLLM, url: str):
+    """Part of an answer is nothing to train on."""
+    embedding = llm.llm.engine.runners.plain.target.embed.weight
+    token = llm.llm.tokenize("x")[0]
+    kept = embedding[token].clone()
+    embedding[token] = float("nan")
+    try:
+        with pytest.raises(NoAnswerError, match="ended with an error: the target's logits"):
+            complete(url)
+        with pytest.raises(NoAnswerError, match="ended with an error: the target's logits"):
+            asyncio.run(EngineAnswerer(llm).complete("x", PARAMS))
+    finally:
+        embedding[token] = kept
+
+
 def test_a_full_context_is_said_by_both(llm: AsyncLLM, url: str):
     messages = [user("word " * 200)]
-    with pytest.raises(ContextFullError, match="the context holds 64"):
+    with pytest.raises(NoAnswerError, match="the context holds 64"):
         asyncio.run(EngineAnswerer(llm).chat(messages, None, PARAMS))
 
     async def by_endpoint() -> None:
         async with open_endpoint(url, "m", None, 4) as endpoint:
             await endpoint.chat(messages, None, PARAMS)
 
-    with pytest.raises(ContextFullError, match="the context holds 64"):
+    with pytest.raises(NoAnswerError, match="the context holds 64"):
         asyncio.run(by_endpoint())

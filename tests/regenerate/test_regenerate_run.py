@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.regenerate.answers import Answer, ContextFullError
+from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.regenerate.output import open_output
 from peagle.regenerate.run import (
     Conversation,
@@ -45,7 +45,7 @@ class Counting:
 
     async def _answer(self, text: str, asked: Sequence[Any], params: SamplingParams) -> Answer:
         if len(asked) > self.context:
-            raise ContextFullError(f"{len(asked)} is too long")
+            raise NoAnswerError(f"{len(asked)} is too long")
         if "fail" in text:
             raise InputError("the server refuses")
         self.seeds.append(params.seed)

@@ -352,6 +352,49 @@ def test_a_failing_step_ends_no_later_request(server: Running, monkeypatch: pyte
     assert ask(server, "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
 
 
+def test_a_sequence_that_fails_says_why(server: Running, caplog: pytest.LogCaptureFixture):
+    """Its grammar turns out too complex."""
+    grammar = "start: e\ne: /./ | e e | e e e"
+    body = {"prompt": PROMPT, "max_tokens": 200, "structured_outputs": {"grammar": grammar}}
+    with caplog.at_level("WARNING", logger="peagle.server"):
+        status, _, found = ask(server, "/v1/completions", body)
+    assert (status, found["choices"][0]["finish_reason"]) == (200, "error")
+    why = found["choices"][0]["error"]["message"]
+    assert why.startswith("structured outputs: ")
+    assert [one.getMessage() for one in caplog.records] == [
+        f"{found['id']} ended with an error: {why}"
+    ]
+    told = ask(server, "/v1/completions", body | {"stream": True})[2].splitlines()
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in told if line.startswith("data: {")
+    ]
+    assert [one["choices"][0].get("error") for one in events[:-1]] == [None] * (len(events) - 1)
+    assert events[-1]["choices"][0]["error"] == {"message": why}
+
+
+@pytest.fixture
+def shared() -> Iterator[Running]:
+    """A server that pages of one other origin may ask."""
+    yield from start(
+        ServerSettings(model_names=(NAME,), api_keys=(KEY,), allowed_origins=("https://a.example",))
+    )
+
+
+def test_pages_of_other_origins_ask_where_they_are_allowed_to(server: Running, shared: Running):
+    asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+    asked["Access-Control-Request-Headers"] = "authorization,content-type"
+    status, found, _ = ask(shared, "/v1/completions", b"", "OPTIONS", Authorization="", **asked)
+    assert (status, found["access-control-allow-origin"]) == (200, "https://a.example")
+    for key in ("wrong", KEY):  # a page may also read why it is refused
+        _, found, _ = ask(shared, "/v1/models", b"", "GET", Authorization=f"Bearer {key}", **asked)
+        assert found["access-control-allow-origin"] == "https://a.example"
+    asked["Origin"] = "https://b.example"
+    assert ask(shared, "/v1/completions", b"", "OPTIONS", **asked)[0] == 400
+    for running in (shared, server):
+        found = ask(running, "/v1/models", b"", "GET", **asked)[1]
+        assert "access-control-allow-origin" not in found
+
+
 def test_a_path_is_one_word_of_the_log(server: Running, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", logger="peagle.server"):
         assert ask(server, "/a%0Ainfo%20request%1b", {})[0] == 404

@@ -174,6 +174,8 @@ def test_sigterm_while_loading_ends_it(port: int):
         (["--speculative-config", "{"], "not JSON"),
         (["--host", "256.0.0.1"], "cannot listen"),
         (["--api-key", ""], "api_keys"),
+        (["--allowed-origins", "https://a"], "--allowed-origins is not JSON"),
+        (["--allowed-origins", "{}"], "allowed_origins: give a list"),
     ],
 )
 def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):

@@ -202,6 +202,9 @@ def _run_case(
     requests = [(prompt, params) for prompt in prompts]
     completions = drive(llm, requests, case.concurrency, on_finish)
     measures = measure(completions, time.perf_counter() - start)
+    for completion in completions:
+        if completion.failure is not None:
+            raise InputError(f"a request ended with an error: {completion.failure}")
     return Run(case, measures, tuple(c.token_ids for c in completions), None)
 
 

@@ -112,10 +112,10 @@ def generate(
     speculation = _speculation(target, drafter, k, speculative_config)
     use_threads(threads)
     llm = load_llm(target, speculation, EngineConfig(dtype=dtype, device=device))
-    if as_json:
-        _write_json(llm, given, params)
-    else:
-        _write_text(llm, given, params)
+    completions = (_write_json if as_json else _write_text)(llm, given, params)
+    for index, completion in enumerate(completions, start=1):
+        if completion.failure is not None:
+            raise InputError(f"prompt {index} ended with an error: {completion.failure}")
 
 
 def _read_prompts(texts: Sequence[str], file: str | None) -> "list[Prompt]":
@@ -163,10 +163,13 @@ def _speculation(
     return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
 
 
-def _write_json(llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams) -> None:
+def _write_json(
+    llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
+) -> "Sequence[Completion]":
     completions = llm.generate([prompt.token_ids(llm.tokenizer) for prompt in prompts], params)
     for prompt, completion in zip(prompts, completions, strict=True):
         typer.echo(json.dumps(_record(prompt, completion)))
+    return completions
 
 
 def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
@@ -182,6 +185,8 @@ def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
         "accepted_per_cycle": did.accepted_per_cycle,
         "accepted_per_position": did.accepted_per_position,
     }
+    if completion.failure is not None:
+        record["error"] = completion.failure
     if completion.logprobs:
         record["logprobs"] = [
             {"logprob": token.chosen, "top": token.top} for token in completion.logprobs
@@ -189,7 +194,9 @@ def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
     return record
 
 
-def _write_text(llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams) -> None:
+def _write_text(
+    llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
+) -> "Sequence[Completion]":
     """Print the texts, the only one as it comes, and then how fast that went."""
     start = time.perf_counter()
     encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
@@ -199,6 +206,7 @@ def _write_text(llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams)
         completions = llm.generate(encoded, params)
         typer.echo("\n\n".join(completion.text for completion in completions))
     typer.secho(_speed(completions, time.perf_counter() - start), err=True, dim=True)
+    return completions
 
 
 def _stream(llm: "LLM", prompt: list[int], params: SamplingParams) -> "Completion":

@@ -1,8 +1,9 @@
 """`peagle serve`: an OpenAI-compatible endpoint."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -64,6 +65,10 @@ def serve(
         list[str] | None,
         typer.Option(help="Key that requests must bring; repeatable.", envvar="PEAGLE_API_KEY"),
     ] = None,
+    allowed_origins: Annotated[
+        str | None,
+        typer.Option(help="JSON list of origins whose pages may ask.", show_default="its own"),
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt + output.", show_default="the target's")
     ] = None,
@@ -117,6 +122,7 @@ def serve(
     settings = ServerSettings(
         model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
         api_keys=tuple(api_key or ()),
+        allowed_origins=_read_origins(allowed_origins),
         max_queue=max_queue,
         drain_seconds=drain_seconds,
         chat_template=_read_template(chat_template),
@@ -165,6 +171,16 @@ def _speculation(target: str | None, text: str | None) -> SpeculativeConfig | No
     if text is not None:
         return SpeculativeConfig.from_json(text)
     return None if target else SpeculativeConfig(model=str(bundled("peagle")))
+
+
+def _read_origins(text: str | None) -> Any:
+    """The option's JSON, whose content `ServerSettings` checks."""
+    try:
+        return json.loads(text or "[]")
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"--allowed-origins is not JSON: {error}; give '[\"https://chat.example\"]'"
+        ) from None
 
 
 def _read_template(path: Path | None) -> str | None:

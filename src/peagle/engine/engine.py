@@ -21,6 +21,7 @@ from peagle.models.decoder import Decoder
 MAX_SEED = 2**63 - 1
 SMALLEST_CHUNK = 16
 """Prompt tokens for which a GPU must have memory."""
+NO_NUMBERS = "the target's logits are no numbers; its weights may be broken, or need another dtype"
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,7 @@ class Engine:
         rows = sum(item.rows for item in refused)
         if rows <= SMALLEST_CHUNK:
             for item in refused:
+                item.request.failure = f"the GPU has no memory for {rows} tokens of its prompt"
                 self.abort(item.request.id, "error")
             return [RequestOutput(item.request.id, (), 0, "error") for item in refused]
         self.scheduler.max_prompt_tokens = max(rows // 2, SMALLEST_CHUNK)
@@ -197,9 +199,12 @@ class Engine:
         request.speculation.record(item.drafts, result.accepted)
         new, reason = _until_end(request, result.tokens, self.max_length)
         request.tokens += new
-        if request.constraint is not None:
+        if reason == "error":
+            request.failure = NO_NUMBERS
+        elif request.constraint is not None:
             request.constraint.advance(new)
-            reason = "error" if request.constraint.failure else reason
+            request.failure = request.constraint.failure
+            reason = "error" if request.failure else reason
         request.logprobs += result.logprobs[: len(new)]
         self.scheduler.remember(request)
         if reason == "error":  # whatever made it fail must not reach the blocks' next owners

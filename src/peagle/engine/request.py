@@ -98,6 +98,8 @@ class Request:
         self.constraint = constraint
         self.status = Status.WAITING
         self.finish_reason: str | None = None
+        self.failure: str | None = None
+        """Why it ended with an error."""
         self.computed = 0
         """Positions whose target KV is in the cache."""
         self.drafter_computed = 0

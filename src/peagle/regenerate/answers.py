@@ -17,14 +17,14 @@ class Answer:
     tokens: int
 
 
-class ContextFullError(Exception):
-    """The target's context has no room for another answer."""
+class NoAnswerError(Exception):
+    """The target's context has no room for another answer, or one ended with an error."""
 
 
 class Answerer(Protocol):
     """Gives the target's answers, many at once.
 
-    Both methods raise `ContextFullError`, and `InputError` when the target cannot be asked so.
+    Both methods raise `NoAnswerError`, and `InputError` when the target cannot be asked so.
     """
 
     async def chat(

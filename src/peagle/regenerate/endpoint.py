@@ -11,7 +11,7 @@ import httpx2
 
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.regenerate.answers import Answer, ContextFullError
+from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.train.samples import Message
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -78,6 +78,10 @@ class Endpoint:
         if params.temperature > 0:
             body["seed"] = params.seed
         match await self._post(path, body):
+            case {"choices": [{"finish_reason": "error", "error": {"message": str(why)}}, *_]}:
+                raise NoAnswerError(f"an answer ended with an error: {why}")
+            case {"choices": [{"finish_reason": "error"}, *_]}:
+                raise NoAnswerError("an answer ended with an error")
             case {"choices": [dict(choice), *_], "usage": {"completion_tokens": int(tokens)}}:
                 return choice, tokens
             case {"choices": [dict(choice), *_]}:
@@ -109,7 +113,7 @@ class Endpoint:
                 raise self._unlike_openai() from None
         complaint = _complaint(response)
         if response.status_code == 400 and "context" in complaint.lower():
-            raise ContextFullError(complaint)
+            raise NoAnswerError(complaint)
         raise InputError(f"{self._url} refuses: {response.status_code} {complaint}")
 
     def _unlike_openai(self) -> InputError:

@@ -6,7 +6,7 @@ from typing import Any
 from peagle.async_llm import AsyncLLM
 from peagle.config import SamplingParams
 from peagle.models.tokenizer import render_chat
-from peagle.regenerate.answers import Answer, ContextFullError
+from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.train.samples import Message
 
 
@@ -38,10 +38,12 @@ class EngineAnswerer:
     async def _answer(self, tokens: list[int], params: SamplingParams) -> Answer:
         room = self._llm.engine.max_length
         if len(tokens) >= room:
-            raise ContextFullError(f"a prompt of {len(tokens)} tokens; the context holds {room}")
+            raise NoAnswerError(f"a prompt of {len(tokens)} tokens; the context holds {room}")
         completion = None
         async for chunk in self._async.stream(tokens, params):
             completion = chunk.completion
         assert completion is not None  # a stream ends with its completion
+        if completion.failure is not None:
+            raise NoAnswerError(f"an answer ended with an error: {completion.failure}")
         message = {"role": "assistant", "content": completion.text}
         return Answer(message, len(completion.token_ids))

@@ -9,7 +9,7 @@ from typing import Any
 
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.regenerate.answers import Answerer, ContextFullError
+from peagle.regenerate.answers import Answerer, NoAnswerError
 from peagle.regenerate.output import Output
 from peagle.train.samples import Chat, Completion, Message, Sample, read_samples
 
@@ -139,7 +139,7 @@ async def _answer(
 async def _complete(text: Completion, answerer: Answerer, params: SamplingParams) -> Outcome:
     try:
         answer = await answerer.complete(text.prompt, _seeded(params, text.place, 0))
-    except ContextFullError as error:
+    except NoAnswerError as error:
         return Outcome(None, 0, str(error))
     response = answer.message["content"]
     record = {"source": text.place, "prompt": text.prompt, "response": response}
@@ -156,7 +156,7 @@ async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> O
             continue
         try:
             answer = await answerer.chat(said, chat.tools, _seeded(params, chat.place, turn))
-        except ContextFullError as error:
+        except NoAnswerError as error:
             problem = str(error)
             break
         said.append(answer.message)

@@ -73,7 +73,7 @@ async def answer(
     done = await unless_gone(request.receive, _collect(job))
     if done is None:
         return Response(status_code=CLIENT_GONE)
-    choices = [form.choice(index, completion) for index, completion in enumerate(done)]
+    choices = [form.choice(*one) | _failure(one[1], head) for one in enumerate(done)]
     return JSONResponse({**head, "choices": choices, "usage": usage(done, job.n)})
 
 
@@ -180,6 +180,14 @@ async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
             return
 
 
+def _failure(completion: Completion, head: Json) -> Json:
+    """What a choice says beside its text if it ended with an error, which the log says, too."""
+    if completion.failure is None:
+        return {}
+    log.warning(f"{head['id']} ended with an error: {completion.failure}")
+    return {"error": {"message": completion.failure}}
+
+
 async def _collect(job: Job) -> list[Completion]:
     done: dict[int, Completion] = {}
     async for index, chunk in job.chunks:
@@ -193,9 +201,11 @@ async def _worded(form: Form, job: Job, head: Json, with_usage: bool) -> AsyncIt
     done: dict[int, Completion] = {}
     try:
         async for index, chunk in job.chunks:
-            yield event({**head, "choices": [form.delta(index, chunk)]})
+            choice = form.delta(index, chunk)
             if chunk.completion is not None:
                 done[index] = chunk.completion
+                choice |= _failure(chunk.completion, head)
+            yield event({**head, "choices": [choice]})
     except Exception as error:
         refusal = as_api_error(error)
         if refusal.status == 500:

@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import ValidationError
+from starlette.middleware.cors import CORSMiddleware
 
 from peagle.async_llm import AsyncLLM
 from peagle.server.body_route import BodyRoute
@@ -52,6 +53,14 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     _add_state(app, service)
     app.add_middleware(Authentication, keys=settings.api_keys)
     app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=("x-request-id", "retry-after"),
+        )
     app.add_middleware(AccessLog)
     return app
 

@@ -32,6 +32,8 @@ class ServerSettings(Config):
     """Names that requests may use for the model; answers carry the first."""
     api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Any of them opens the API; none leaves it open to all."""
+    allowed_origins: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Of pages that may ask from another address (CORS); "*" is any."""
     max_queue: NonNegativeInt = 256
     """Sequences that may wait beside those that run; beyond, requests get 429."""
     drain_seconds: Annotated[float, Field(ge=0.0)] = 30.0
