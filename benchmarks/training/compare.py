@@ -23,6 +23,7 @@ from peagle.bench.pair import bundled
 from peagle.bench.prompts import Prompt, load_prompts
 from peagle.bench.report import machine, result_file
 from peagle.config import EngineConfig
+from peagle.llm import check_finished
 from peagle.train.recipe import Recipe
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
@@ -110,7 +111,9 @@ def decode(
     how = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     llm = LLM(target, SpeculativeConfig(model=str(drafter), num_speculative_tokens=K), config)
     tokens = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
-    did = [completion.speculation for completion in llm.generate(tokens, how)]
+    done = llm.generate(tokens, how)
+    check_finished(done)
+    did = [completion.speculation for completion in done]
     return [(each.cycles + each.accepted, each.cycles) for each in did]
 
 

@@ -186,7 +186,7 @@ class EngineConfig(Config):
     """Most requests that run at once."""
     max_num_batched_tokens: PositiveInt | None = None
     """Most target rows in one step; longer prompts are prefilled in chunks. Unset is 8,192 on a GPU
-    and 2,048 on a CPU, of which prompts get 1,024."""
+    and 2,048 on a CPU, of which prompts get 1,024; of a number that is given they may have all."""
     enable_prefix_caching: bool = True
     draft_length: DraftLengths = "auto"
     """auto: a cycle on a GPU drafts as many tokens, up to K, as bring the most tokens a second at

@@ -4,7 +4,7 @@ import functools
 import itertools
 import operator
 import time
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -283,6 +283,13 @@ class LLM:
     def _decode(self, tokens: Sequence[int]) -> str:
         text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
         return text
+
+
+def check_finished(completions: Iterable[Completion]) -> None:
+    """Raise `InputError` for the first that ended with an error."""
+    for index, completion in enumerate(completions, start=1):
+        if completion.failure is not None:
+            raise InputError(f"prompt {index} ended with an error: {completion.failure}")
 
 
 def _says_something(output: RequestOutput) -> bool:

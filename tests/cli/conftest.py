@@ -1,3 +1,4 @@
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
 @pytest.fixture
 def peagle(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
     """Runs a command in this process, as the shell would."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs begin without
 
     def run(*arguments: object) -> Result:
         code = main([str(argument) for argument in arguments])

@@ -237,6 +237,8 @@ def test_no_memory_for_the_smallest_chunk_is_an_error(targets, trained, monkeypa
     request = engine.add("one", PROMPTS[0], SamplingParams(max_tokens=6))
     tiny.finish(engine)
     assert (request.output, request.finish_reason) == ([], "error")
+    assert request.failure is not None
+    assert request.failure.startswith("the GPU has no memory for ")
     assert (len(neighbour.output), neighbour.finish_reason) == (30, "length")
 
 

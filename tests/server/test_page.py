@@ -111,6 +111,21 @@ def test_stopping_ends_the_request(page: Chrome, server: Running):
     server.wait_until_idle(seconds=2)
 
 
+def test_an_answer_that_fails_says_why(page: Chrome, server: Running):
+    """A token that the embedding turns into NaN."""
+    llm = server.service.llm
+    token = llm.tokenize(page.find_element(By.ID, "prompt").get_attribute("value"))[0]
+    embedding = llm.engine.runners.plain.target.embed.weight
+    kept = embedding[token].clone()
+    embedding[token] = float("nan")
+    try:
+        page.find_element(By.ID, "run").click()
+        assert finish(page) == "error"
+    finally:
+        embedding[token] = kept
+    assert content(page, "error").startswith("the target's logits are no numbers")
+
+
 def test_errors_are_told_in_words(page: Chrome):
     fill(page, "k", "99")
     page.find_element(By.ID, "run").click()

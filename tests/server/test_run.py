@@ -176,6 +176,7 @@ def test_sigterm_while_loading_ends_it(port: int):
         (["--api-key", ""], "api_keys"),
         (["--allowed-origins", "https://a"], "--allowed-origins is not JSON"),
         (["--allowed-origins", "{}"], "allowed_origins: give a list"),
+        (["--allowed-origins", '["https://a/"]'], "allowed_origins.0"),
     ],
 )
 def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):

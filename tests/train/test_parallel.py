@@ -205,12 +205,25 @@ def test_idle_ranks_are_known(count: int, idle: list[int]):
     assert [Ranks(rank, 2).idle(count) for rank in range(2)] == idle
 
 
-def test_half_a_description_of_ranks_is_told(monkeypatch: pytest.MonkeyPatch):
-    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR, MASTER_PORT not set: start with torchrun"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE two is no number of processes"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE 0 is no number of processes"),
+    ],
+)
+def test_half_a_description_of_ranks_is_told(
+    monkeypatch: pytest.MonkeyPatch, values: dict[str, str], words: str
+):
+    for name in ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(
-        InputError, match="LOCAL_RANK, MASTER_ADDR, MASTER_PORT not set: start with"
-    ):
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=words):
         Ranks.join(torch.device("cpu"))
+
+
+def test_an_empty_number_of_ranks_is_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert Ranks.join(torch.device("cpu")) == (Ranks(), torch.device("cpu"))

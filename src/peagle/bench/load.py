@@ -11,7 +11,7 @@ from peagle.bench.pair import METHODS, Pair
 from peagle.bench.prompts import Prompt
 from peagle.config import DType, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
-from peagle.llm import LLM, Completion
+from peagle.llm import LLM, Completion, check_finished
 
 WARM_UP_TOKENS = 16
 Tokens = Sequence[int]
@@ -184,7 +184,8 @@ def _run_method(
         prompts = workload.tokens(case, llm.tokenizer)
         _check_length(llm, prompts, workload.max_tokens)
         warm_up = workload.params(k, min(WARM_UP_TOKENS, workload.max_tokens))
-        drive(llm, [(p, warm_up) for p in prompts[: case.concurrency]], case.concurrency)
+        first = [(prompt, warm_up) for prompt in prompts[: case.concurrency]]
+        check_finished(drive(llm, first, case.concurrency))
         params = workload.params(k, workload.max_tokens)
         runs = [_run_case(llm, case, prompts, params, on_finish) for _ in range(workload.rounds)]
         median = sorted(runs, key=lambda run: run.measures.otps)[len(runs) // 2]
@@ -201,10 +202,9 @@ def _run_case(
     start = time.perf_counter()
     requests = [(prompt, params) for prompt in prompts]
     completions = drive(llm, requests, case.concurrency, on_finish)
-    measures = measure(completions, time.perf_counter() - start)
-    for completion in completions:
-        if completion.failure is not None:
-            raise InputError(f"a request ended with an error: {completion.failure}")
+    seconds = time.perf_counter() - start
+    check_finished(completions)
+    measures = measure(completions, seconds)
     return Run(case, measures, tuple(c.token_ids for c in completions), None)
 
 

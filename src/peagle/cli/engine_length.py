@@ -47,6 +47,7 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> Engi
     from peagle import LLM, SamplingParams, SpeculativeConfig
     from peagle.bench.measures import acceptance_length
     from peagle.config import EngineConfig
+    from peagle.llm import check_finished
 
     if not prompts:
         raise InputError("no held-out conversation has a prompt")
@@ -62,4 +63,5 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> Engi
         done = llm.generate(prompts, SamplingParams(max_tokens=TOKENS))
     except torch.OutOfMemoryError as error:
         raise InputError(str(error).partition(". ")[0]) from None
+    check_finished(done)
     return EngineLength(acceptance_length(done), len(done))

@@ -108,14 +108,13 @@ def generate(
     )
     if logprobs is not None and not as_json:
         raise InputError("--logprobs needs --json, which prints them")
+    from peagle.llm import check_finished
+
     given = _read_prompts(prompt or [], prompts)
     speculation = _speculation(target, drafter, k, speculative_config)
     use_threads(threads)
     llm = load_llm(target, speculation, EngineConfig(dtype=dtype, device=device))
-    completions = (_write_json if as_json else _write_text)(llm, given, params)
-    for index, completion in enumerate(completions, start=1):
-        if completion.failure is not None:
-            raise InputError(f"prompt {index} ended with an error: {completion.failure}")
+    check_finished((_write_json if as_json else _write_text)(llm, given, params))
 
 
 def _read_prompts(texts: Sequence[str], file: str | None) -> "list[Prompt]":

@@ -75,7 +75,10 @@ def serve(
     max_num_seqs: Annotated[int, typer.Option(help="Most at once.")] = CONFIG.max_num_seqs,
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(help="Most rows of the target a step.", show_default="2048, on a GPU 8192"),
+        typer.Option(
+            help="Most rows of the target a step.",
+            show_default="2048, half of it for prompts; on a GPU 8192",
+        ),
     ] = None,
     gpu_memory_utilization: Annotated[
         float, typer.Option(help="Share of the GPU's memory that may be used.")
@@ -177,7 +180,7 @@ def _read_origins(text: str | None) -> Any:
     """The option's JSON, whose content `ServerSettings` checks."""
     try:
         return json.loads(text or "[]")
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise InputError(
             f"--allowed-origins is not JSON: {error}; give '[\"https://chat.example\"]'"
         ) from None

@@ -172,7 +172,7 @@ class Engine:
         rows = sum(item.rows for item in refused)
         if rows <= SMALLEST_CHUNK:
             for item in refused:
-                item.request.failure = f"the GPU has no memory for {rows} tokens of its prompt"
+                item.request.failure = f"the GPU has no memory for {rows} prompt tokens at once"
                 self.abort(item.request.id, "error")
             return [RequestOutput(item.request.id, (), 0, "error") for item in refused]
         self.scheduler.max_prompt_tokens = max(rows // 2, SMALLEST_CHUNK)

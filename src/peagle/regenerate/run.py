@@ -147,7 +147,7 @@ async def _complete(text: Completion, answerer: Answerer, params: SamplingParams
 
 
 async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> Outcome:
-    """Answer turn after turn, up to the last one that the context has room for."""
+    """Answer turn after turn, up to the first for which the target has no answer."""
     said: list[Message] = []
     tokens, answered, problem = 0, 0, None
     for turn, message in enumerate(plan(chat)):

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -63,7 +62,7 @@ async def answer(
 ) -> Response:
     """Word what the sequences write. Closing `running` ends them, as does a client that leaves."""
     head = {
-        "id": f"{form.prefix}-{uuid.uuid4().hex}",
+        "id": f"{form.prefix}-{request.state.request_id}",
         "object": form.chunk_kind if body.stream else form.kind,
         "created": int(time.time()),
         "model": service.settings.model_names[0],
@@ -73,7 +72,7 @@ async def answer(
     done = await unless_gone(request.receive, _collect(job))
     if done is None:
         return Response(status_code=CLIENT_GONE)
-    choices = [form.choice(*one) | _failure(one[1], head) for one in enumerate(done)]
+    choices = [_explained(form.choice(*one), one[1], head) for one in enumerate(done)]
     return JSONResponse({**head, "choices": choices, "usage": usage(done, job.n)})
 
 
@@ -180,12 +179,13 @@ async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
             return
 
 
-def _failure(completion: Completion, head: Json) -> Json:
-    """What a choice says beside its text if it ended with an error, which the log says, too."""
+def _explained(choice: Json, completion: Completion, head: Json) -> Json:
+    """A choice, and if it ended with an error, why: to the client, and to the log."""
     if completion.failure is None:
-        return {}
-    log.warning(f"{head['id']} ended with an error: {completion.failure}")
-    return {"error": {"message": completion.failure}}
+        return choice
+    which = f"choice {choice['index']} of {head['id']}"
+    log.warning(f"{which} ended with an error: {completion.failure}")
+    return {**choice, "error": {"message": completion.failure}}
 
 
 async def _collect(job: Job) -> list[Completion]:
@@ -204,7 +204,7 @@ async def _worded(form: Form, job: Job, head: Json, with_usage: bool) -> AsyncIt
             choice = form.delta(index, chunk)
             if chunk.completion is not None:
                 done[index] = chunk.completion
-                choice |= _failure(chunk.completion, head)
+                choice = _explained(choice, chunk.completion, head)
             yield event({**head, "choices": [choice]})
     except Exception as error:
         refusal = as_api_error(error)

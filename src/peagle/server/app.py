@@ -53,7 +53,8 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     _add_state(app, service)
     app.add_middleware(Authentication, keys=settings.api_keys)
     app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)
-    if settings.allowed_origins:
+    app.add_middleware(AccessLog)
+    if settings.allowed_origins:  # around all that answers, so that pages can read every refusal
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
@@ -61,7 +62,6 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
             allow_headers=("*",),
             expose_headers=("x-request-id", "retry-after"),
         )
-    app.add_middleware(AccessLog)
     return app
 
 

@@ -41,6 +41,7 @@ class AccessLog:
             return await self._app(scope, receive, send)
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
         start, status = time.perf_counter(), 0
 
         async def send_named(message: Message) -> None:

@@ -7,6 +7,8 @@ from pydantic import Field
 from peagle.config import Config, NonNegativeInt, PositiveInt
 
 LogFormat = Literal["text", "json"]
+ORIGIN = r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$"
+"""As browsers send it: a scheme, a host and perhaps a port, without a path."""
 
 
 class Limits(Config):
@@ -32,7 +34,7 @@ class ServerSettings(Config):
     """Names that requests may use for the model; answers carry the first."""
     api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Any of them opens the API; none leaves it open to all."""
-    allowed_origins: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    allowed_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = ()
     """Of pages that may ask from another address (CORS); "*" is any."""
     max_queue: NonNegativeInt = 256
     """Sequences that may wait beside those that run; beyond, requests get 429."""

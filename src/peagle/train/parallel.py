@@ -15,8 +15,8 @@ from peagle.errors import InputError
 
 MOMENT = 0.5
 """Seconds."""
-DESCRIPTION = ("RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What torchrun tells each process beside how many there are."""
+MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What processes must be told beside how many they are, to meet."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,12 @@ class Ranks:
 
         Raises `InputError` when it is described in part.
         """
-        size = int(os.environ.get("WORLD_SIZE", "1"))
+        size = _world_size()
         if size == 1:
             return cls(), device
-        missing = [name for name in DESCRIPTION if name not in os.environ]
-        if missing:
+        needed = [] if dist.is_initialized() else [*MEETING]
+        needed += ["LOCAL_RANK"] if device.type == "cuda" else []
+        if missing := [name for name in needed if name not in os.environ]:
             raise InputError(
                 f"WORLD_SIZE is {size}, and {', '.join(missing)} not set: start with torchrun, or "
                 "unset WORLD_SIZE to train alone"
@@ -109,6 +110,13 @@ class Ranks:
         """Until every rank is here."""
         if self.size > 1:
             dist.barrier()
+
+
+def _world_size() -> int:
+    text = os.environ.get("WORLD_SIZE") or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"WORLD_SIZE {text} is no number of processes")
+    return int(text)
 
 
 def _leave() -> None:
