@@ -73,6 +73,15 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, pair, chat
     answers = [completion.text for completion in LLM(pair.target).generate(texts, how)]
     answered = [turn["content"] for turn in (first[1], first[3], second[1])]
     assert [*answered, lines[f"{chats}:3"]["response"]] == answers
+    again = regenerate()
+    assert (again.code, "3 were there already; 0 end early, 1 left out" in again.out) == (0, True)
+
+
+def test_a_run_that_answers_nothing_fails(regenerate, chats):
+    write(chats, {"messages": [user("word " * 600)]})
+    result = regenerate()
+    assert (result.code, result.out) == (2, "")
+    assert "no conversation was answered: a prompt of" in result.err
 
 
 def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_path):

@@ -96,7 +96,7 @@ def regenerate(
             asyncio.run(_ask_endpoint(run, endpoint, model, concurrency))
         elif waiting:
             _ask_engine(run, waiting, target, speculation, config)
-    if tally.skipped and not tally.finished:
+    if tally.skipped and not tally.before and not tally.finished:
         raise InputError(f"no conversation was answered: {tally.problem}")
     typer.echo(tally)
 
