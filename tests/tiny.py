@@ -1,8 +1,8 @@
 """Tiny random models for tests: targets by transformers, drafters by us; and ways to run them."""
 
 import json
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -238,6 +238,19 @@ def random_drafter_for(decoder: Decoder, directory: Path, config: DrafterConfig)
 def engine_config(**changes: Any) -> EngineConfig:
     """Defaults but for the memory, which tiny models hardly need."""
     return EngineConfig(**{"kv_cache_memory": 1 << 22, **changes})
+
+
+@contextmanager
+def nan_row(embedding: Tensor, token: int) -> Iterator[None]:
+    """Whoever meets the token gets logits that are no numbers."""
+    kept = embedding[token].clone()
+    with torch.no_grad():
+        embedding[token] = float("nan")
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            embedding[token] = kept
 
 
 def resident(wanted: bool) -> AbstractContextManager[Any]:

@@ -67,6 +67,7 @@ def refused(peagle):
         (["--prompt", "x", "--temperature", "nan"], "temperature"),
         (["--prompt", "x", "--logprobs", "5"], "--logprobs needs --json"),
         (["--prompt", "x", "--threads", "0"], "--threads 0"),
+        (["--prompt", "x", "--logit-bias", "{{"], "--logit-bias is not JSON"),
         (["--prompt", "x", "--device", "abacus"], "device abacus"),
         (["--prompt", "x", "--dtype", "float8"], "--dtype"),
         (["--prompt", "x", "--k", "3"], "--k needs --drafter"),

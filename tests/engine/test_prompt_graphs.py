@@ -96,16 +96,10 @@ def test_what_another_request_left_in_a_block_is_not_read(targets, trained):
     healthy = [token % bad for token in prompt(19, 3)]
     engine = engine_of(targets, trained["peagle"].drafter, **changes)
     expected = tiny.run(engine, [healthy], HOW)[0].output
-    kept = target.embed.weight[bad].clone()
-    try:
-        with torch.no_grad():
-            target.embed.weight[bad] = float("nan")
+    with tiny.nan_row(target.embed.weight, bad):
         engine.add("poisoned", [bad, *prompt(59, 1)], HOW)
         engine.step()
         engine.abort("poisoned")
-    finally:
-        with torch.no_grad():
-            target.embed.weight[bad] = kept
     assert tiny.run(engine, [healthy], HOW)[0].output == expected
 
 

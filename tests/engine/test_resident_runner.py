@@ -103,15 +103,9 @@ def test_logits_that_are_no_numbers_end_their_request_alone(targets, trained, re
     prompts = [[t if t != bad else t + 1 for t in prompt] for prompt in PROMPTS]
     expected = tiny.outputs(tiny.run(engine, prompts, SamplingParams(max_tokens=8)))
     engine = engine_of(target, trained["peagle"].drafter, resident)
-    kept = target.decoder.embed.weight[bad].clone()
-    try:
-        with torch.no_grad():
-            target.decoder.embed.weight[bad] = float("nan")
+    with tiny.nan_row(target.decoder.embed.weight, bad):
         poisoned = [[bad, *prompts[0]], *prompts[1:]]
         requests = tiny.run(engine, poisoned, SamplingParams(max_tokens=8))
-    finally:
-        with torch.no_grad():
-            target.decoder.embed.weight[bad] = kept
     assert requests[0].finish_reason == "error"
     assert requests[0].output == []
     healthy = [pair for pair in zip(requests, expected, strict=True) if bad not in pair[1]][1:]

@@ -213,14 +213,10 @@ def test_keys_that_are_no_numbers_reach_no_other_request(targets, trained, expec
     embedding, bad = targets["easy"].decoder.embed.weight, tiny.VOCAB - 1
     engine, requests = start(targets, trained, method, tight=False)
     engine.abort("r0")
-    kept = embedding[bad].clone()
-    embedding[bad] = float("nan")
-    try:
+    with tiny.nan_row(embedding, bad):
         broken = engine.add("broken", [*PROMPTS[4], bad, *PROMPTS[4]], GREEDY)
         engine.scheduler.waiting.rotate(1)
         tiny.finish(engine)
-    finally:
-        embedding[bad] = kept
     assert (broken.output, broken.finish_reason) == ([], "error")
     assert broken.failure is not None
     assert broken.failure.startswith("the target's logits are no numbers")
@@ -231,12 +227,7 @@ def test_keys_that_are_no_numbers_reach_no_other_request(targets, trained, expec
 
 def test_a_request_that_fails_without_a_token_is_delivered(llm: LLM):
     """Its logits are no numbers from the first row on."""
-    embedding = llm.engine.runners.plain.target.embed.weight
-    kept = embedding[5].clone()
-    embedding[5] = float("nan")
-    try:
+    with tiny.nan_row(llm.engine.runners.plain.target.embed.weight, 5):
         [completion] = llm.generate([[5]], SamplingParams(max_tokens=4))
-    finally:
-        embedding[5] = kept
     assert (completion.finish_reason, completion.token_ids, completion.text) == ("error", (), "")
     assert completion.failure is not None

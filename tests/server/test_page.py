@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from importlib.resources import files
 
 import pytest
+import tiny
 from conftest import KEY, K, Running
 from selenium.webdriver import Chrome, ChromeOptions
 from selenium.webdriver.chrome.service import Service
@@ -115,14 +116,9 @@ def test_an_answer_that_fails_says_why(page: Chrome, server: Running):
     """A token that the embedding turns into NaN."""
     llm = server.service.llm
     token = llm.tokenize(page.find_element(By.ID, "prompt").get_attribute("value"))[0]
-    embedding = llm.engine.runners.plain.target.embed.weight
-    kept = embedding[token].clone()
-    embedding[token] = float("nan")
-    try:
+    with tiny.nan_row(llm.engine.runners.plain.target.embed.weight, token):
         page.find_element(By.ID, "run").click()
         assert finish(page) == "error"
-    finally:
-        embedding[token] = kept
     assert content(page, "error").startswith("the target's logits are no numbers")
 
 

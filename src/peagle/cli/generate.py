@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peagle.cli.loading import load_llm
-from peagle.cli.options import Device, DTypeName, Target, Threads, use_threads
+from peagle.cli.options import Device, DTypeName, Target, Threads, read_json, use_threads
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
 
@@ -102,7 +102,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         stop_token_ids=tuple(stop_token_id or ()),
-        logit_bias=_logit_bias(logit_bias),
+        logit_bias=read_json("--logit-bias", logit_bias or "{}", '{"42": -100}'),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
@@ -114,7 +114,8 @@ def generate(
     speculation = _speculation(target, drafter, k, speculative_config)
     use_threads(threads)
     llm = load_llm(target, speculation, EngineConfig(dtype=dtype, device=device))
-    check_finished((_write_json if as_json else _write_text)(llm, given, params))
+    write = _write_json if as_json else _write_text
+    check_finished(write(llm, given, params))
 
 
 def _read_prompts(texts: Sequence[str], file: str | None) -> "list[Prompt]":
@@ -124,14 +125,6 @@ def _read_prompts(texts: Sequence[str], file: str | None) -> "list[Prompt]":
         raise InputError("no prompt: give --prompt TEXT, --prompt - or --prompts FILE")
     prompts = [Prompt(_read_stdin() if text == STDIN else text) for text in texts]
     return prompts + (load_prompts(file) if file is not None else [])
-
-
-def _logit_bias(text: str | None) -> Any:
-    """The option's JSON, whose content SamplingParams checks."""
-    try:
-        return json.loads(text or "{}")
-    except json.JSONDecodeError as error:
-        raise InputError(f"--logit-bias is not JSON: {error}") from None
 
 
 def _read_stdin() -> str:

@@ -1,14 +1,13 @@
 """`peagle serve`: an OpenAI-compatible endpoint."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from peagle.cli.loading import load_llm
-from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.cli.options import Device, DTypeName, Threads, read_json, use_threads
 from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig
 from peagle.errors import InputError
 from peagle.server import sagemaker
@@ -125,7 +124,9 @@ def serve(
     settings = ServerSettings(
         model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
         api_keys=tuple(api_key or ()),
-        allowed_origins=_read_origins(allowed_origins),
+        allowed_origins=read_json(
+            "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
+        ),
         max_queue=max_queue,
         drain_seconds=drain_seconds,
         chat_template=_read_template(chat_template),
@@ -174,16 +175,6 @@ def _speculation(target: str | None, text: str | None) -> SpeculativeConfig | No
     if text is not None:
         return SpeculativeConfig.from_json(text)
     return None if target else SpeculativeConfig(model=str(bundled("peagle")))
-
-
-def _read_origins(text: str | None) -> Any:
-    """The option's JSON, whose content `ServerSettings` checks."""
-    try:
-        return json.loads(text or "[]")
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(
-            f"--allowed-origins is not JSON: {error}; give '[\"https://chat.example\"]'"
-        ) from None
 
 
 def _read_template(path: Path | None) -> str | None:

@@ -72,7 +72,10 @@ async def answer(
     done = await unless_gone(request.receive, _collect(job))
     if done is None:
         return Response(status_code=CLIENT_GONE)
-    choices = [_explained(form.choice(*one), one[1], head) for one in enumerate(done)]
+    choices = [
+        _explained(form.choice(index, completion), completion, head)
+        for index, completion in enumerate(done)
+    ]
     return JSONResponse({**head, "choices": choices, "usage": usage(done, job.n)})
 
 
