@@ -3,6 +3,8 @@
 import os
 import subprocess
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 FIELDS = ("name", "driver_version", "temperature.gpu", "clocks.sm", "power.draw", "memory.used")
@@ -20,6 +22,20 @@ def reading() -> dict[str, Any]:
         return {}
     values = done.stdout.splitlines()[0].split(", ")
     return {name: _number(value) for name, value in zip(FIELDS, values, strict=True)}
+
+
+def at_work(work: Callable[[], Any], seconds: float) -> dict[str, Any]:
+    """The reading when `work` has been repeated for so long; it goes on until that is there."""
+
+    def later() -> dict[str, Any]:
+        time.sleep(seconds)
+        return reading()
+
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(later)
+        while not found.done():
+            work()
+    return found.result()
 
 
 def freed(used_before: float, seconds: float = FREE_SECONDS) -> bool:

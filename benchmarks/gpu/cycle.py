@@ -5,7 +5,8 @@
 Random weights, given acceptance. The bytes are what a cycle cannot do without (`traffic.py`); the
 floor is the time to read them at the rate that this card reaches on a large copy or sum. The wall
 time is that of whole steps, host included, and is what the floor is compared with: kernels overlap,
-so the sum of their times is no cycle's. Kernels are timed in steps of their own.
+so the sum of their times is no cycle's. Kernels are timed in steps of their own; the card's clock
+and power are read after seconds of cycles.
 """
 
 import time
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import card
 import torch
 import typer
 from launches import Kernel, grouped
@@ -27,8 +29,10 @@ from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
 
 WARM_UP_STEPS = 16
-ROOM = 1024
+ROOM = 3072
 """Tokens behind a prompt, more than the measured steps emit."""
+SECONDS = 2.0
+"""Of steps before the card is read."""
 BUFFER = 4 << 30
 """Bytes that are copied and summed to find the card's rate."""
 MICRO, TERA = 1e6, 1e12
@@ -45,6 +49,8 @@ class Cycle:
     bytes: dict[str, int]
     floor_us: float
     kernels: list[Kernel]
+    card: dict[str, Any]
+    """While such cycles go on."""
 
     @property
     def of_floor(self) -> float:
@@ -115,6 +121,7 @@ def measure(engine: Engine, level: int, prompt_tokens: int, steps: int, rate: fl
     wall = (time.perf_counter() - begun) / steps
     positions = (before + sum(request.computed for request in requests)) // 2
     kernels = profiled(engine, steps)
+    reading = card.at_work(engine.step, SECONDS)
     for request in requests:
         engine.abort(request.id)
     _step(engine, 1)
@@ -122,7 +129,7 @@ def measure(engine: Engine, level: int, prompt_tokens: int, steps: int, rate: fl
     model = None if drafter is None else drafter.model
     needed = cycle_bytes(target, model, engine.k, level, positions)
     floor = sum(needed.values()) / rate
-    return Cycle(level, positions, wall * MICRO, needed, floor * MICRO, kernels)
+    return Cycle(level, positions, wall * MICRO, needed, floor * MICRO, kernels, reading)
 
 
 def start(engine: Engine, level: int, prompt_tokens: int) -> list[Any]:
@@ -163,6 +170,7 @@ def breakdown(cycle: Cycle, top: int) -> str:
         *(f"{name:28}{count / 1e6:12.1f} MB" for name, count in cycle.bytes.items()),
         f"{cycle.floor_us:.0f} us to read them, of {cycle.wall_us:.0f} us a step: "
         f"{cycle.of_floor:.1%} ({total:.0f} us of kernels, {cycle.positions} cached tokens)",
+        f"{cycle.card.get('power.draw')} W at {cycle.card.get('clocks.sm')} MHz",
     ]
     return "\n".join(lines)
 
