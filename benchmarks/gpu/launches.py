@@ -11,7 +11,9 @@ GROUPS = {
     "attention": r"^_attend|^_divide$|flash|fmha|attention",
     "keys and values stored": r"^_store",
     "routing": r"^_route|^_layout_kernel|softmax|sort",
-    "choice, inputs, settling": r"^_part$|^_merge$|^_sample$|^_settle|_inputs$|argmax|arg_max",
+    "choice, inputs, settling": (
+        r"^_(part|merge|sample|penalize|count_emitted|settle)$|_inputs$|argmax|arg_max"
+    ),
     "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",
     "norms, elementwise": r"norm|silu|elementwise|reduce",
 }

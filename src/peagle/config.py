@@ -20,6 +20,8 @@ RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
+NO_PENALTIES = (1.0, 0.0, 0.0)
+"""Repetition, presence and frequency that change nothing."""
 
 
 class Config(BaseModel):
@@ -118,20 +120,20 @@ class SamplingParams(Config):
         return self
 
     @property
-    def penalized(self) -> bool:
-        """Whether logits depend on the tokens that came before."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-        )
+    def penalties(self) -> tuple[float, float, float]:
+        """Repetition, presence and frequency."""
+        return self.repetition_penalty, self.presence_penalty, self.frequency_penalty
 
     @property
-    def logits_unchanged(self) -> bool:
-        """Whether a token depends on its row's logits, temperature and filters alone."""
-        return not (
-            self.penalized
-            or self.logit_bias
+    def penalized(self) -> bool:
+        """Whether logits depend on the tokens that came before."""
+        return self.penalties != NO_PENALTIES
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host has a part in a row's logits: it changes or reads them."""
+        return bool(
+            self.logit_bias
             or self.min_tokens
             or self.logprobs is not None
             or self.structured_outputs is not None
@@ -140,7 +142,7 @@ class SamplingParams(Config):
     @property
     def plain_greedy(self) -> bool:
         """Whether the next token is simply the argmax of the target's logits."""
-        return self.temperature == 0.0 and self.logits_unchanged
+        return self.temperature == 0.0 and not (self.penalized or self.needs_host)
 
 
 class SpeculativeConfig(Config):

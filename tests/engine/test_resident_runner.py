@@ -26,6 +26,13 @@ SAMPLED = [
     SamplingParams(temperature=0.7, seed=5, max_tokens=12, num_speculative_tokens=0),
 ]
 
+PENALIZED = [
+    SamplingParams(max_tokens=14, repetition_penalty=1.4),
+    SamplingParams(max_tokens=14, presence_penalty=2.0, frequency_penalty=1.5),
+    SamplingParams(max_tokens=14),
+    SamplingParams(temperature=0.9, seed=6, max_tokens=14, repetition_penalty=0.7),
+]
+
 
 def engine_of(target, drafter, resident: bool, **changes) -> Engine:
     k = 4 if drafter else 0
@@ -45,6 +52,36 @@ def test_same_seeds_same_tokens_as_the_plain_runner(targets, trained, method: st
     assert tiny.outputs(resident) == tiny.outputs(plain)
     for one, other in zip(resident, plain, strict=True):
         assert one.speculation == other.speculation
+
+
+@pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_penalties_are_the_plain_runners(targets, trained, method: str, at_once: int):
+    """One at a time, each finds the row of the one before it."""
+    drafter = None if method == "none" else trained[method].drafter
+    plain, resident, free = (
+        tiny.run(engine_of(targets["easy"], drafter, on, max_num_seqs=at_once), PROMPTS, params)
+        for on, params in ((False, PENALIZED), (True, PENALIZED), (True, PENALIZED[2]))
+    )
+    assert tiny.outputs(resident) == tiny.outputs(plain)
+    assert all(request.on_device for request in resident)
+    changed = [
+        one != other for one, other in zip(*map(tiny.outputs, (resident, free)), strict=True)
+    ]
+    assert changed == [True, True, False, True]
+
+
+def test_preempted_requests_keep_their_penalties(targets, trained):
+    params = [how.model_copy(update={"max_tokens": 40}) for how in PENALIZED]
+    drafter, limits = trained["peagle"].drafter, {"max_model_len": 64}
+    wide, narrow = (
+        engine_of(targets["easy"], drafter, True, kv_cache_memory=size, **limits)
+        for size in (1 << 20, 1 << 17)
+    )
+    expected = tiny.outputs(tiny.run(wide, PROMPTS, params))
+    assert tiny.outputs(tiny.run(narrow, PROMPTS, params)) == expected
+    assert narrow.scheduler.preemptions > 0
+    assert wide.scheduler.preemptions == 0
 
 
 def test_a_drafters_layers_are_told_how_many_rows_are_live(targets, tmp_path, monkeypatch):
@@ -92,7 +129,7 @@ def test_requests_that_need_the_host_run_beside_those_that_do_not(targets, train
         for on in (False, True)
     )
     assert tiny.outputs(mixed) == tiny.outputs(plain)
-    assert [r.on_device for r in mixed] == [False, True, False, False]
+    assert [r.on_device for r in mixed] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("resident", [False, True])

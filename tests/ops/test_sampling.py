@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from peagle.ops.sampling import Sampling, distribution, draw, penalize, sample, uniforms
+from peagle.ops.sampling import Sampling, distribution, draw, sample, uniforms
 
 LARGEST = 1 - 2**-53
 """The largest value `uniforms` gives."""
@@ -103,30 +103,3 @@ def test_every_row_has_its_own_settings():
         for name, value in how.items():
             getattr(mixed, name)[row] = value
     torch.testing.assert_close(distribution(logits, mixed), torch.cat(alone))
-
-
-@given(
-    repetition=st.sampled_from([0.5, 1.0, 1.4]),
-    presence=st.sampled_from([-1.0, 0.0, 0.7]),
-    frequency=st.sampled_from([-0.3, 0.0, 1.1]),
-    prompt=st.lists(st.integers(0, 5), max_size=6),
-    output=st.lists(st.integers(0, 5), max_size=6),
-)
-def test_penalties_equal_their_definition(repetition, presence, frequency, prompt, output):
-    logits = torch.tensor([[2.0, -1.0, 0.5, -0.2, 3.0, 0.0]])
-    wanted = logits[0].numpy().copy()
-    for token in set(prompt) | set(output):
-        wanted[token] *= repetition if wanted[token] < 0 else 1 / repetition
-    for token in output:
-        wanted[token] -= frequency
-    for token in set(output):
-        wanted[token] -= presence
-    penalized = penalize(
-        logits,
-        torch.bincount(torch.tensor(prompt, dtype=torch.int64), minlength=6) > 0,
-        torch.bincount(torch.tensor(output, dtype=torch.int64), minlength=6)[None],
-        repetition,
-        presence,
-        frequency,
-    )
-    np.testing.assert_allclose(penalized[0].numpy(), wanted, atol=1e-6)

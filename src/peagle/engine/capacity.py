@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 from peagle.config import EngineConfig
 from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens
 from peagle.drafters.drafter import Drafter
@@ -37,7 +39,7 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
     """Raises `InputError` when the memory holds no single sequence."""
     device = target.embed.weight.device
     rows = batched_tokens(config, device)
-    workspace = _workspace(target, drafter, rows, config.max_num_seqs * (k + 1))
+    workspace = _workspace(target, drafter, rows, config.max_num_seqs, k)
     memory = kv_cache_memory(config, device, workspace)
     num_blocks = _num_blocks(target, drafter, config, memory)
     max_length = _max_length(target, config, num_blocks, memory)
@@ -45,8 +47,9 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
     return Capacity(num_blocks, config.block_size, max_length, rows, prompts)
 
 
-def _workspace(target: Decoder, drafter: Drafter | None, rows: int, sampled: int) -> int:
-    """Bytes of a step's largest tensors: a layer's products, drafter features, and logits.
+def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: int, k: int) -> int:
+    """Bytes of a step's largest tensors: a layer's products, drafter features, logits, and how
+    often each request has each token.
 
     Captured prompts keep theirs apart from those of prompts that are launched as they come.
     """
@@ -55,8 +58,9 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, sampled: int
     features = 0 if drafter is None else drafter.model.config.feature_size
     width = 3 * inner + 8 * config.hidden_size + 2 * features
     captured = min(rows, SIZES[-1])
-    numbers = (rows + captured) * width + 2 * sampled * config.vocab_size
-    return numbers * target.embed.weight.dtype.itemsize
+    logits = 2 * requests * (k + 1) * config.vocab_size
+    counts = requests * config.vocab_size * torch.int32.itemsize
+    return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts
 
 
 def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:

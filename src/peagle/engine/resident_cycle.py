@@ -16,6 +16,7 @@ from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
 from peagle.ops.cached_attention import Heads, PassRows, attend_product, divided
 from peagle.ops.choice import argmax
+from peagle.ops.penalties import penalize
 from peagle.ops.resident import Resident, accepted_below, settle, verify_inputs
 from peagle.ops.sampling import Sampling, choose
 
@@ -66,6 +67,7 @@ class ResidentCycle:
         """Draft, verify and accept for some requests. requests: [requests] table rows."""
         drafts = self.draft(state, requests, breadth)
         logits, features = self.verify(state, requests, drafts)
+        penalize(logits, drafts, state.penalties, requests)
         chosen = choose(logits, argmax(logits), sampling, requests, state.computed + 1)
         chosen = chosen.view(len(requests), breadth.drafts + 1)
         settle(state, requests, drafts, chosen, features, self.synthetic)

@@ -21,6 +21,7 @@ from peagle.engine.runner import CycleResult
 from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
 from peagle.ops.choice import argmax
+from peagle.ops.penalties import Penalties, count_emitted, penalize
 from peagle.ops.resident import Resident
 from peagle.ops.sampling import Sampling, choose
 from peagle.ops.triton import AVAILABLE, kernels
@@ -203,7 +204,7 @@ class ResidentRunner:
             for numbers in (_whole_numbers, _real_numbers)
         )
         rows, stops, ks, seeds, top_ks = whole
-        temperatures, top_ps, min_ps = real
+        temperatures, top_ps, min_ps, *rates = real
         for column, values in (
             (state.computed, stops),
             (state.ks, ks),
@@ -212,15 +213,29 @@ class ResidentRunner:
             (sampling.temperature, temperatures),
             (sampling.top_p, top_ps),
             (sampling.min_p, min_ps),
+            (state.penalties.rates, torch.stack(rates, dim=1)),
         ):
             column.index_copy_(0, rows, values)
+        self._penalize(begun, ends.logits, rows)
         chosen = choose(ends.logits, argmax(ends.logits), sampling, rows, state.computed)
         state.emitted[:, 0].index_copy_(0, rows, chosen.clamp(min=0))
         state.results[:, 1].index_copy_(0, rows, chosen)
         for column, value in ((state.pending, 1), (state.cycles, 0), (state.results[:, 0], 0)):
             column.index_fill_(0, rows, value)
+        count_emitted(state.penalties, rows, state.emitted, state.pending)
         if ends.features is not None:
             state.features[:, 0].index_copy_(0, rows, ends.features)
+
+    def _penalize(self, begun: list[Scheduled], logits: Tensor, rows: Tensor) -> None:
+        """Count the tokens of those that have penalties, and take these from their first logits."""
+        penalties = self._state.penalties
+        for item in begun:
+            request = item.request
+            if request.params.penalized:
+                known = upload(request.tokens, rows.device)
+                prompt, output = known[: request.prompt_length], known[request.prompt_length :]
+                penalties.begin(request.row, prompt, output)
+        penalize(logits, rows.new_empty(len(rows), 0), penalties, rows)
 
     def _land(self, flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
         if flight.arrived is not None:
@@ -254,7 +269,8 @@ def _whole_numbers(item: Scheduled) -> tuple[int, ...]:
 
 def _real_numbers(item: Scheduled) -> tuple[float, ...]:
     params = item.request.params
-    return float(params.temperature), float(params.top_p), float(params.min_p)
+    numbers = (params.temperature, params.top_p, params.min_p, *params.penalties)
+    return tuple(map(float, numbers))
 
 
 def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
@@ -288,6 +304,7 @@ def _fresh_state(target: Decoder, drafter: Drafter | None, k: int, table: Reques
         ks=zeros(rows) + k,
         cycles=zeros(rows),
         results=zeros(rows, k + 2),
+        penalties=Penalties.none(rows, target.config.vocab_size, device),
     )
 
 

@@ -52,7 +52,7 @@ class Runners:
 
     def on_device(self, params: SamplingParams) -> bool:
         """Whether the device chooses the tokens of such a request by itself."""
-        return self.resident is not None and params.logits_unchanged
+        return self.resident is not None and not params.needs_host
 
     def draft_length(self, requests: int) -> int | None:
         """How many drafts each of so many requests on the device is to get; None: its own K."""

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from peagle.engine.batch import Scheduled
 from peagle.engine.request import Request, TokenLogprobs
 from peagle.ops.choice import argmax
-from peagle.ops.sampling import Sampling, penalize, sample
+from peagle.ops.penalties import Penalties, penalize
+from peagle.ops.sampling import Sampling, sample
 
 AT_ONCE = 32
 """Rows that are sampled together: each takes 60 bytes a token of the vocabulary meanwhile."""
@@ -46,7 +46,7 @@ def logprobs(request: Request, logits: Tensor, tokens: Sequence[int]) -> list[To
 
 def _processed(request: Request, logits: Tensor, drafts: Tensor) -> Tensor:
     """Bias, minimum length and penalties, each row seeing the drafts before it as output."""
-    params, vocab = request.params, logits.shape[-1]
+    params = request.params
     if params.logit_bias:
         ids = torch.tensor(list(params.logit_bias), device=logits.device)
         values = torch.tensor(list(params.logit_bias.values()), device=logits.device)
@@ -59,17 +59,13 @@ def _processed(request: Request, logits: Tensor, drafts: Tensor) -> Tensor:
         logits = logits.clone()
         logits[:missing, sorted(request.stop_ids)] = float("-inf")
     if params.penalized:
+        logits = logits.clone()
+        penalties = Penalties.none(1, logits.shape[1], logits.device)
+        penalties.rates[0] = torch.tensor(params.penalties)
         known = torch.tensor(request.tokens, device=logits.device)
-        prompt, output = known[: request.prompt_length], known[request.prompt_length :]
-        before = F.pad(F.one_hot(drafts, vocab), (0, 0, 1, 0)).cumsum(dim=0)
-        logits = penalize(
-            logits,
-            torch.bincount(prompt, minlength=vocab) > 0,
-            torch.bincount(output, minlength=vocab) + before,
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-        )
+        penalties.begin(0, known[: request.prompt_length], known[request.prompt_length :])
+        alone = torch.zeros(1, dtype=torch.int64, device=logits.device)
+        penalize(logits, drafts[None], penalties, alone)
     return logits
 
 

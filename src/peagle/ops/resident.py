@@ -13,6 +13,7 @@ from torch import Tensor
 from peagle.ops.acceptance import accepted_counts
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.norm import rms_norm
+from peagle.ops.penalties import Penalties, count_emitted
 from peagle.ops.triton import kernels, serve
 
 
@@ -38,6 +39,7 @@ class Resident:
     """[table rows] verifications so far, which synthetic acceptance draws by."""
     results: Tensor
     """[table rows, K + 2] accepted drafts, then the emitted tokens; -1: logits that are none."""
+    penalties: Penalties
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,19 @@ def settle(
     """
     if serve(state.computed):
         kernels("resident").settle(state, requests, drafts, chosen, features, synthetic)
-        return
+    else:
+        _settle_plainly(state, requests, drafts, chosen, features, synthetic)
+    count_emitted(state.penalties, requests, state.emitted, state.pending)
+
+
+def _settle_plainly(
+    state: Resident,
+    requests: Tensor,
+    drafts: Tensor,
+    chosen: Tensor,
+    features: Tensor | None,
+    synthetic: Tensor | None,
+) -> None:
     counts = accepted_counts(drafts, chosen)
     for index, row in enumerate(requests.tolist()):
         proposed, taken, agreed = drafts[index], chosen[index], int(counts[index])

@@ -123,22 +123,3 @@ def _shift(state: Tensor, bits: int) -> Tensor:
 
 def _signed(value: int) -> int:
     return value - (1 << 64)
-
-
-def penalize(
-    logits: Tensor,
-    prompt_tokens: Tensor,
-    output_counts: Tensor,
-    repetition: float,
-    presence: float,
-    frequency: float,
-) -> Tensor:
-    """Repetition, frequency and presence penalties, as vLLM and OpenAI define them.
-
-    logits: [rows, vocab]; prompt_tokens: [vocab] bool; output_counts: [rows, vocab], how often each
-    token was generated before each row.
-    """
-    seen = prompt_tokens | (output_counts > 0)
-    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
-    logits = torch.where(seen, repeated, logits)
-    return logits - frequency * output_counts - presence * (output_counts > 0)

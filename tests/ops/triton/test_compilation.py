@@ -90,6 +90,12 @@ types |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), F32)
 for logits, bits in ((BF16, 16), (F32, 32)):
     sizes = {"BITS": bits, "BLOCK": 8192}
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
+types = {"rates": F32, "counts": "*i32"}
+types |= dict.fromkeys(("drafts", "requests", "emitted", "numbers"), INT)
+for logits in (BF16, F32):
+    sizes = {"PROMPT": 1 << 30, "BLOCK": 4096}
+    compiled("penalties", "_penalize", types | {"logits": logits}, sizes, num_warps=8)
+compiled("penalties", "_count_emitted", types, {"WIDTH": 8}, num_warps=1)
 types = dict.fromkeys(("gate_up", "of_result", "out"), BF16)
 compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
 experts = {"EXPERTS": 128, "BLOCK_E": 128}

@@ -1,0 +1,75 @@
+"""What is taken from the logits of tokens that a request has, as OpenAI and vLLM define it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from peagle.config import NO_PENALTIES
+from peagle.ops.triton import kernels, serve
+
+PROMPT = 1 << 30
+"""What a token of the prompt adds to its count."""
+
+
+@dataclass(frozen=True)
+class Penalties:
+    """By row of a request table."""
+
+    rates: Tensor
+    """[table rows, 3]: repetition divides positive logits of every token of prompt and output, and
+    multiplies negative ones; presence is taken once from every token of the output; frequency as
+    often as it was written."""
+    counts: Tensor
+    """[table rows, vocab] int32, how often each token was written; of requests that have any."""
+
+    @classmethod
+    def none(cls, rows: int, vocab: int, device: torch.device) -> "Penalties":
+        """For a table of which no request has any."""
+        rates = torch.tensor(NO_PENALTIES, device=device).repeat(rows, 1)
+        return cls(rates, torch.zeros(rows, vocab, dtype=torch.int32, device=device))
+
+    def begin(self, row: int, prompt: Tensor, output: Tensor) -> None:
+        """Count a request's tokens. prompt, output: [tokens] int64."""
+        counts = self.counts[row]
+        counts.zero_()
+        counts.index_fill_(0, prompt, PROMPT)
+        counts.index_add_(0, output, torch.ones_like(output, dtype=torch.int32))
+
+
+def penalize(logits: Tensor, drafts: Tensor, penalties: Penalties, requests: Tensor) -> None:
+    """Change logits in place, each row seeing the drafts before it as output.
+
+    logits: [requests * (drafts + 1), vocab]; drafts: [requests, drafts]; requests: table rows.
+    """
+    if serve(logits):
+        kernels("penalties").penalize(logits, drafts, penalties, requests)
+        return
+    shares = logits.view(len(requests), drafts.shape[1] + 1, -1)
+    for share, proposed, row in zip(shares, drafts, requests.tolist(), strict=True):
+        repetition, presence, frequency = rates = tuple(penalties.rates[row].tolist())
+        if rates == NO_PENALTIES:
+            continue
+        before = F.pad(F.one_hot(proposed, share.shape[1]), (0, 0, 1, 0)).cumsum(dim=0)
+        counts = penalties.counts[row] + before
+        written = counts % PROMPT
+        values = share.float()
+        repeated = torch.where(values > 0, values / repetition, values * repetition)
+        values = torch.where(counts > 0, repeated, values)
+        share.copy_(values - frequency * written - presence * (written > 0))
+
+
+def count_emitted(penalties: Penalties, requests: Tensor, emitted: Tensor, numbers: Tensor) -> None:
+    """Add the tokens that requests were given.
+
+    requests: table rows; emitted: [table rows, most]; numbers: [table rows], how many of them are.
+    """
+    if serve(emitted):
+        kernels("penalties").count_emitted(penalties, requests, emitted, numbers)
+        return
+    for row in requests.tolist():
+        if tuple(penalties.rates[row].tolist()) != NO_PENALTIES:
+            tokens = emitted[row, : int(numbers[row])]
+            ones = torch.ones_like(tokens, dtype=torch.int32)
+            penalties.counts[row].index_add_(0, tokens, ones)

@@ -1,0 +1,98 @@
+"""Penalties of a batch in one launch; a request that has none costs a look at its rates."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.penalties import PROMPT, Penalties
+
+BLOCK = 4096
+PROGRAMS = 528
+
+
+def penalize(logits: Tensor, drafts: Tensor, penalties: Penalties, requests: Tensor) -> None:
+    """As the reference; logits with any row stride."""
+    rows, vocab = logits.shape
+    parts = min(triton.cdiv(PROGRAMS, rows), triton.cdiv(vocab, BLOCK))
+    _penalize[(rows, parts)](
+        logits,
+        drafts,
+        penalties.rates,
+        penalties.counts,
+        requests,
+        drafts.shape[1] + 1,
+        vocab,
+        logits.stride(0),
+        PROMPT=PROMPT,
+        BLOCK=min(BLOCK, triton.next_power_of_2(vocab)),
+        num_warps=8,
+    )
+
+
+def count_emitted(penalties: Penalties, requests: Tensor, emitted: Tensor, numbers: Tensor) -> None:
+    """As the reference."""
+    width = emitted.shape[1]
+    _count_emitted[(len(requests),)](
+        penalties.rates,
+        penalties.counts,
+        requests,
+        emitted,
+        numbers,
+        width,
+        penalties.counts.shape[1],
+        WIDTH=triton.next_power_of_2(width),
+        num_warps=1,
+    )
+
+
+@triton.jit
+def _rates(rates, request):
+    at = rates + request * 3
+    return tl.load(at), tl.load(at + 1), tl.load(at + 2)
+
+
+@triton.jit(do_not_specialize=["rows"])  # a prompt's end is one row, a cycle K + 1
+def _penalize(
+    logits,
+    drafts,
+    rates,
+    counts,
+    requests,
+    rows,
+    vocab,
+    stride,
+    PROMPT: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    index, place = row // rows, row % rows
+    request = tl.load(requests + index).to(tl.int64)
+    repetition, presence, frequency = _rates(rates, request)
+    if (repetition == 1) & (presence == 0) & (frequency == 0):
+        return
+    proposed = drafts + index * (rows - 1)
+    for begin in range(part * BLOCK, vocab, tl.num_programs(1) * BLOCK):
+        column = begin + tl.arange(0, BLOCK)
+        inside = column < vocab
+        known = tl.load(counts + request * vocab + column, mask=inside, other=0)
+        for draft in range(place):
+            known += (tl.load(proposed + draft) == column).to(tl.int32)
+        written = (known % PROMPT).to(tl.float32)
+        at = logits + row * stride + column
+        value = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        repeated = tl.where(value > 0, tl.div_rn(value, repetition), value * repetition)
+        value = tl.where(known > 0, repeated, value) - frequency * written
+        value -= tl.where(written > 0, presence, 0.0)
+        tl.store(at, value.to(logits.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _count_emitted(rates, counts, requests, emitted, numbers, width, vocab, WIDTH: tl.constexpr):
+    request = tl.load(requests + tl.program_id(0)).to(tl.int64)
+    repetition, presence, frequency = _rates(rates, request)
+    if (repetition == 1) & (presence == 0) & (frequency == 0):
+        return
+    step = tl.arange(0, WIDTH)
+    there = step < tl.minimum(tl.load(numbers + request), width)
+    token = tl.load(emitted + request * width + step, mask=there, other=0)
+    tl.atomic_add(counts + request * vocab + token, 1, mask=there)
