@@ -66,6 +66,23 @@ def test_text_comes_whole_and_in_whole_characters(case: tuple[str, Pieces]):
     assert not any(UNFINISHED in part for part in shown)
 
 
+def test_bytes_that_become_no_character_wait_for_three_more_and_no_longer():
+    """And cost the same however many have come before."""
+    sizes: list[int] = []
+
+    def decode(tokens: list[int]) -> str:
+        sizes.append(len(tokens))
+        return bytes(tokens).decode(errors="replace")
+
+    detokenizer = Detokenizer(decode, [])
+    for count in range(1, 200):
+        detokenizer.extend([0xFF])
+        assert len(detokenizer.text) == max(count - 3, 0)
+    assert max(sizes) < 20
+    detokenizer.extend(list("é".encode()))
+    assert detokenizer.text == 199 * UNFINISHED + "é"
+
+
 @given(pieces(), STOPS)
 def test_nothing_of_a_stop_string_is_ever_shown(case: tuple[str, Pieces], stops: list[str]):
     text, tokenizer = case

@@ -40,7 +40,7 @@ class AsyncLLM:
         )
         self._thread.start()
         self.llm = loaded.result()
-        """Other threads may read its tokenizer, sizes and load, and nothing else."""
+        """Other threads may read its tokenizer, sizes and load, and `prepare`; nothing else."""
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None

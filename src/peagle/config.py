@@ -89,7 +89,8 @@ class SamplingParams(Config):
     logit_bias: dict[int, Bias] = {}
     """Token id -> value added to its logit."""
     seed: int | None = None
-    """Same seed, same tokens: whatever the batch, and with or without speculation."""
+    """Same seed, same tokens: whatever the batch, and with or without speculation. On a GPU what
+    the host has a part in (`needs_host`) is drawn with more bits, which rarely shows."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -187,8 +188,9 @@ class EngineConfig(Config):
     max_num_seqs: PositiveInt = 64
     """Most requests that run at once."""
     max_num_batched_tokens: PositiveInt | None = None
-    """Most target rows in one step; longer prompts are prefilled in chunks. Unset is 8,192 on a GPU
-    and 2,048 on a CPU, of which prompts get 1,024; of a number that is given they may have all."""
+    """Most target rows in one pass; longer prompts are prefilled in chunks. A captured cycle is a
+    pass of its own, of as many rows as its requests need. Unset is 8,192 on a GPU and 2,048 on a
+    CPU, of which prompts get 1,024; of a number that is given they may have all."""
     enable_prefix_caching: bool = True
     draft_length: DraftLengths = "auto"
     """auto: a cycle on a GPU drafts as many tokens, up to K, as bring the most tokens a second at

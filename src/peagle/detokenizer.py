@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+BYTES = 4
+"""Of one character at most, and tokens that it takes."""
 CONTEXT = 8
 """Tokens beside which those behind them are decoded: some tokenizers take the space away from
 whatever comes first."""
@@ -47,13 +49,23 @@ class Detokenizer:
         return None
 
     def _append(self, tokens: Sequence[int]) -> bool:
+        """Take all but the tokens of a character that is not complete; True as of `_take`.
+
+        What has not become one after so many tokens will not.
+        """
         self._tokens += tokens
-        text = self._decode(self._tokens[self._context :])
-        return not text.endswith(UNFINISHED) and self._take(text)
+        for held in range(BYTES):
+            end = len(self._tokens) - held
+            if end <= self._done:
+                return False
+            text = self._decode(self._tokens[self._context : end])
+            if not text.endswith(UNFINISHED):
+                break
+        return self._take(text, end)
 
     def flush(self) -> bool:
         """Take whatever bytes are left at the end, complete or not; True as of `_take`."""
-        return self._take(self._decode(self._tokens[self._context :]))
+        return self._take(self._decode(self._tokens[self._context :]), len(self._tokens))
 
     def delta(self, finished: bool) -> str:
         """Text not shown yet; a possible beginning of a stop string waits until it is none."""
@@ -61,15 +73,15 @@ class Detokenizer:
         fresh, self._shown = self.text[self._shown : stop], stop
         return fresh
 
-    def _take(self, text: str) -> bool:
-        """Add what is new in the decoded tokens; True when a stop string is now complete."""
+    def _take(self, text: str, end: int) -> bool:
+        """Add what is new in tokens up to `end`; True when a stop string is now complete."""
         known = self._decode(self._tokens[self._context : self._done])
         before, fresh = len(self.text), text[len(known) :]
         self.text += fresh
         # a token that is not shown, such as an end of text, is no context for the next one
         self._context = self._done if fresh else max(self._context, self._done - CONTEXT)
-        self._done = len(self._tokens)
-        return len(self._tokens) > self._least and self._cut(before)
+        self._done = end
+        return end > self._least and self._cut(before)
 
     def _cut(self, before: int) -> bool:
         """End the text before a stop string that reaches past its first `before` characters."""

@@ -34,7 +34,7 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def batched_tokens(config: EngineConfig, device: torch.device) -> int:
-    """Most target rows in one step."""
+    """Most target rows in one pass."""
     return config.max_num_batched_tokens or BATCHED_TOKENS[device.type]
 
 

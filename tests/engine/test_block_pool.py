@@ -90,3 +90,17 @@ def test_a_hash_covers_everything_before():
     assert block_hash(first, [3, 4]) != block_hash(block_hash(b"", [9, 2]), [3, 4])
     assert block_hash(b"", [1, 23]) != block_hash(b"", [12, 3])
     assert block_hash(b"", [1, 2]) == first
+
+
+def test_what_is_disowned_is_found_by_nobody_and_given_back_by_its_last_holder():
+    pool = BlockPool(3)
+    own, shared = pool.take(2) or []
+    for block, content in ((own, b"own"), (shared, b"shared")):
+        pool.remember(block, content)
+    assert pool.find([b"shared"]) == [shared]
+    assert pool.disown([own, shared]) == [own]
+    assert pool.find([b"own"]) == pool.find([b"shared"]) == []
+    pool.release([own, shared])
+    pool.release([shared])
+    pool.check()
+    assert pool.free_blocks == 3

@@ -105,11 +105,6 @@ class TestSpeculation:
         assert drafted == [0, 1, 4]
         assert requests[0].speculation.cycles == 0
 
-    def test_a_k_of_zero_is_no_speculation_beside_others(self, engine_for, mode: str):
-        engine = engine_for(mode)
-        how = SamplingParams(max_tokens=3, num_speculative_tokens=0)
-        assert tiny.run(engine, [PROMPT], how)[0].speculation.accepted_per_position == []
-
 
 def test_an_engine_seed_stands_in_for_the_requests_own(engine_for):
     how = SamplingParams(max_tokens=10, temperature=2.0)
@@ -157,6 +152,13 @@ def test_memory_for_one_sequence_decides(engine_for):
         engine_for("none", max_model_len=100, kv_cache_memory=100 * 1024)
     engine = engine_for("none", max_model_len=100, kv_cache_memory=112 * 1024)
     assert (engine.max_length, engine.pool.num_blocks) == (100, 7)
+
+
+def test_ends_outside_of_the_vocabulary_end_nothing(targets):
+    engine = Engine(targets["easy"].decoder, None, 0, tiny.engine_config(), (3, tiny.VOCAB))
+    assert engine.end_tokens == (3,)
+    (request,) = tiny.run(engine, [PROMPT], SamplingParams(max_tokens=4, min_tokens=2))
+    assert request.finish_reason in ("stop", "length")
 
 
 def test_an_idle_engine_does_nothing(engine_for):

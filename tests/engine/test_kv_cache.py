@@ -1,17 +1,19 @@
 from dataclasses import replace
+from unittest import mock
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.drafters.drafter import Span
+from peagle.engine import kv_cache
 from peagle.engine.batch import tile_rows
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import DecoderConfig
 from peagle.ops.cached_attention import Focus
 
-LAYERS, HEADS, KV_HEADS, SIZE, BLOCK = 2, 4, 2, 8, 4
+LAYERS, HEADS, KV_HEADS, SIZE, BLOCK = 2, 4, 2, 16, 4
 SHAPE = DecoderConfig(
     vocab_size=8,
     hidden_size=HEADS * SIZE,
@@ -56,6 +58,16 @@ def test_blocks_in_a_row_give_what_scattered_blocks_give(counts: list[int]):
 def test_attention_that_knows_windows_and_sinks_is_the_same_without_any(counts: list[int]):
     focused = replace(SHAPE, layer_types=("full_attention",) * LAYERS)
     plain, other = attended([9, 2, 7], counts), attended([9, 2, 7], counts, focused)
+    for one, two in zip(plain, other, strict=True):
+        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+def test_where_kernels_attend_the_same_is_attended_to(counts: list[int]):
+    plain = attended([9, 2, 7], counts)
+    with mock.patch.object(kv_cache, "serve", return_value=True) as asked:
+        other = attended([9, 2, 7], counts)
+    asked.assert_called()
     for one, two in zip(plain, other, strict=True):
         torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
 

@@ -13,7 +13,17 @@ def test_positions_map_to_the_slots_of_their_blocks():
     assert table.limits.tolist() == [12 if i == row else 0 for i in range(2)]
     slots = [20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31]
     assert table.slots[row].tolist() == slots
-    assert table.context(torch.tensor([row]), 6).tolist() == [slots[:6]]
+
+
+def test_a_context_ends_where_its_request_does():
+    """Its last block may hold what another request left there."""
+    table = RequestTable(2, 10, 4, torch.device("cpu"), nowhere=99)
+    rows = [table.admit(), table.admit()]
+    table.append(rows[0], 0, [5, 2])
+    table.append(rows[1], 0, [7])
+    table.flush()
+    found = table.context(torch.tensor(rows), torch.tensor([6, 2]), 6)
+    assert found.tolist() == [[20, 21, 22, 23, 8, 9], [28, 29, 99, 99, 99, 99]]
 
 
 @pytest.mark.parametrize(

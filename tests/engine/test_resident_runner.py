@@ -174,6 +174,19 @@ def test_a_last_token_known_to_come_starts_no_further_cycle(targets, trained):
     assert [len(output.new_tokens) for output in engine.step()] == [1]
 
 
+def test_a_cycle_takes_no_rows_from_prompts(targets, trained):
+    """Or a small number of them would keep prompts waiting for as long as others run."""
+    config = {"max_num_batched_tokens": 3}
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, True, **config)
+    running = engine.add("running", PROMPTS[0], SamplingParams(max_tokens=40))
+    while not running.output:
+        engine.step()
+    waiting = engine.add("waiting", PROMPTS[1], SamplingParams(max_tokens=2))
+    while not waiting.output:
+        engine.step()
+    assert not running.finish_reason
+
+
 @pytest.fixture
 def begun(monkeypatch) -> list[list[str]]:
     """What each step on the device was: a cycle of so many, and whose prompts."""

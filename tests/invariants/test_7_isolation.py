@@ -27,10 +27,12 @@ MALFORMED = [
 ]
 
 
-def start(targets, trained, method: str, tight: bool) -> tuple[Engine, list[Request]]:
+def start(
+    targets, trained, method: str, tight: bool, resident: bool = False
+) -> tuple[Engine, list[Request]]:
     room = {"kv_cache_memory": 130 * 640, "max_model_len": 64} if tight else {}
     config = tiny.engine_config(block_size=4, max_num_batched_tokens=40, **room)
-    engine = Engine(targets["easy"].decoder, trained[method].drafter, 4, config)
+    engine = tiny.engine(targets["easy"].decoder, trained[method].drafter, 4, resident, config)
     return engine, [engine.add(f"r{i}", prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
 
 
@@ -46,11 +48,12 @@ def expected(targets) -> list[list[int]]:
     malformed=st.dictionaries(st.integers(0, 12), st.sampled_from(range(len(MALFORMED)))),
     method=st.sampled_from(["peagle", "eagle3"]),
     tight=st.booleans(),
+    resident=st.booleans(),
 )
 def test_aborts_and_malformed_requests(
-    targets, trained, expected, aborts, malformed, method: str, tight: bool
+    targets, trained, expected, aborts, malformed, method: str, tight: bool, resident: bool
 ):
-    engine, requests = start(targets, trained, method, tight)
+    engine, requests = start(targets, trained, method, tight, resident)
     for step in range(500):
         for index in aborts.get(step, ()):
             engine.abort(f"r{index}")
@@ -207,11 +210,14 @@ def test_too_little_memory_for_one_sequence(targets):
             Engine(targets["easy"].decoder, None, 0, tiny.engine_config(kv_cache_memory=memory))
 
 
+@pytest.mark.parametrize("resident", [False, True])
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
-def test_keys_that_are_no_numbers_reach_no_other_request(targets, trained, expected, method: str):
+def test_keys_that_are_no_numbers_reach_no_other_request(
+    targets, trained, expected, method: str, resident: bool
+):
     """The first request's keys turn into NaN; it has the first blocks, and they are used again."""
     embedding, bad = targets["easy"].decoder.embed.weight, tiny.VOCAB - 1
-    engine, requests = start(targets, trained, method, tight=False)
+    engine, requests = start(targets, trained, method, False, resident)
     engine.abort("r0")
     with tiny.nan_row(embedding, bad):
         broken = engine.add("broken", [*PROMPTS[4], bad, *PROMPTS[4]], GREEDY)
@@ -223,6 +229,25 @@ def test_keys_that_are_no_numbers_reach_no_other_request(targets, trained, expec
     again = engine.add("again", PROMPTS[0], GREEDY)
     tiny.finish(engine)
     assert [request.output for request in (again, *requests[1:])] == expected
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_what_a_cancelled_request_left_is_not_read(targets, trained, resident: bool):
+    """Its keys are no numbers; those behind it get its blocks, and end at different lengths."""
+    config = tiny.engine_config(
+        block_size=4, kv_cache_memory=75 * 640, max_model_len=32, max_num_batched_tokens=12
+    )
+    drafter, bad = trained["peagle"].drafter, tiny.VOCAB - 1
+    prompts, how = [[1, 2, 3], PROMPTS[1][:14]], SamplingParams(max_tokens=8)
+    engine = tiny.engine(targets["easy"].decoder, drafter, 4, resident, config)
+    expected = tiny.outputs(tiny.run(engine, prompts, how))
+    engine = tiny.engine(targets["easy"].decoder, drafter, 4, resident, config)
+    with tiny.nan_row(targets["easy"].decoder.embed.weight, bad):
+        engine.add("broken", [bad] * 30, how)
+        engine.step()
+        engine.step()  # 24 rows: two blocks of eight are left
+        engine.abort("broken")
+        assert tiny.outputs(tiny.run(engine, prompts, how)) == expected
 
 
 def test_a_request_that_fails_without_a_token_is_delivered(llm: LLM):

@@ -58,6 +58,11 @@ class Work(Protocol):
         """How often each case runs; the median is kept."""
         ...
 
+    @property
+    def comparable(self) -> bool:
+        """Whether all cases have the same prompts, and should have the same outputs."""
+        ...
+
     def params(self, k: int, max_tokens: int) -> SamplingParams:
         """How every request samples."""
         ...
@@ -81,6 +86,7 @@ class Workload:
     dtype: DType = "auto"
     device: str = "auto"
     rounds: int = 1
+    comparable: bool = True
 
     def __post_init__(self) -> None:
         self.params(0, self.max_tokens)  # refuses an impossible number before anything runs
@@ -138,7 +144,7 @@ def run_cases(
     reference: tuple[tuple[int, ...], ...] | None = None
     for (method, k), same in itertools.groupby(cases, key=lambda case: (case.method, case.k)):
         for run in _run_method(workload, method, k, list(same), on_finish):
-            if method == "none" and reference is None:
+            if workload.comparable and method == "none" and reference is None:
                 reference = run.outputs
             identical = None if reference is None else run.outputs == reference
             yield replace(run, identical_to_none=identical)

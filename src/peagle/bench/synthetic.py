@@ -30,8 +30,6 @@ def acceptance_rates(k: int, length: float) -> list[float]:
 class NoText:
     """In place of a tokenizer: tokens that stand for nothing."""
 
-    chat_template = None
-
     def decode(self, tokens: Any, **_: Any) -> str:
         """Nothing."""
         return ""
@@ -53,9 +51,17 @@ class SyntheticWorkload:
     dtype: DType = "auto"
     device: str = "auto"
     rounds: int = 3
+    comparable: bool = False
 
     def __post_init__(self) -> None:
-        shape_of(self.shape)
+        context = shape_of(self.shape).target.max_position_embeddings
+        if min(self.prompt_tokens, self.max_tokens) < 1:
+            raise InputError("a prompt has at least one token, and so has an output")
+        if self.prompt_tokens + self.max_tokens > context:
+            raise InputError(
+                f"{self.prompt_tokens} prompt and {self.max_tokens} output tokens are more than "
+                f"the {context} that {self.shape} holds; give fewer"
+            )
         if self.acceptance_length < 1:
             raise InputError(
                 f"--synthetic-acceptance {self.acceptance_length}: a cycle emits at least 1 token"

@@ -97,11 +97,12 @@ def _group(
     context = max(spans[i].start for i in members) + count
     offsets = torch.arange(count, device=device)
     starts = torch.tensor([spans[i].start for i in members], device=device)
+    stops = starts + count
     rows = torch.tensor([firsts[i] for i in members], device=device)
     table_rows = torch.tensor([spans[i].row for i in members], device=device)
     return AttentionGroup(
         rows=(rows[:, None] + offsets).view(-1),
-        slots=table.context(table_rows, context),
+        slots=table.context(table_rows, stops, context),
         bias=causal_bias(starts[:, None] + offsets, context, dtype),
     )
 

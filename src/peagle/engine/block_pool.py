@@ -52,11 +52,10 @@ class BlockPool:
                 self._free[block] = None
 
     def disown(self, blocks: Sequence[int]) -> list[int]:
-        """Forget what blocks hold, as far as nobody else uses them; those are returned."""
-        own = [block for block in blocks if self._references[block] == 1]
-        for block in own:
+        """Forget what blocks hold, so that nobody finds it; those that nobody else uses."""
+        for block in blocks:
             self._forget(block)
-        return own
+        return [block for block in blocks if self._references[block] == 1]
 
     def remember(self, block: int, content: bytes) -> None:
         """Say what a block holds; the first block with a content keeps the name."""

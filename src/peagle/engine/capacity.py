@@ -11,6 +11,7 @@ from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.prompt_graphs import SIZES
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
+from peagle.models.loading import check_length
 
 SMALLEST_CONTEXT = 256
 """Tokens that the KV cache must hold when no context length was asked for."""
@@ -25,7 +26,7 @@ class Capacity:
     max_length: int
     """Longest prompt + output in tokens."""
     batched_tokens: int
-    """Most target rows in one step."""
+    """Most target rows in one pass."""
     prompt_tokens: int
     """Most of those that prompts may have."""
 
@@ -76,10 +77,7 @@ def _max_length(target: Decoder, config: EngineConfig, num_blocks: int, memory: 
     held = num_blocks * config.block_size
     limit = target.rotations.shape[0]
     wanted = config.max_model_len or min(limit, max(held, SMALLEST_CONTEXT))
-    if wanted > target.config.max_position_embeddings:
-        raise InputError(
-            f"max_model_len {wanted} is above the target's {target.config.max_position_embeddings}"
-        )
+    check_length(target.config, wanted)
     if wanted > held:
         needed = -(-wanted // config.block_size) * (memory / max(num_blocks, 1))
         raise InputError(

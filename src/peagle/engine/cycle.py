@@ -6,9 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Drafter, DraftWork, Memory
 from peagle.models.decoder import Attend, Decoder
 from peagle.ops.acceptance import accepted_counts
+
+NO_DRAFT = -2
+"""No token that the target could take: where its logits are no numbers it takes -1."""
 
 
 @dataclass(frozen=True)
@@ -19,11 +21,6 @@ class Verification:
     """[sampled rows, vocab]: the newest token's row and each draft's, request after request."""
     features: Tensor | None
     """[rows, feature_size] tapped hidden states of every row, for the next draft."""
-
-
-def draft(drafter: Drafter, work: DraftWork, memory: Memory) -> Tensor:
-    """Propose `sum(work.ks)` tokens."""
-    return drafter.propose(work, memory)
 
 
 def verify(
@@ -53,16 +50,16 @@ def accept(drafts: Tensor, chosen: Tensor, ks: Sequence[int]) -> tuple[list[list
     if len(ks) == 1:
         padded_drafts, padded_chosen = drafts[None], chosen[None]
     else:
-        padded_drafts = _pad(drafts, ks, max(ks))
-        padded_chosen = _pad(chosen, [k + 1 for k in ks], max(ks) + 1)
+        padded_drafts = _pad(drafts, ks, max(ks), NO_DRAFT)
+        padded_chosen = _pad(chosen, [k + 1 for k in ks], max(ks) + 1, -1)
     counts: list[int] = accepted_counts(padded_drafts, padded_chosen).tolist()
     tokens: list[list[int]] = padded_chosen.tolist()
     return [row[: count + 1] for row, count in zip(tokens, counts, strict=True)], counts
 
 
-def _pad(flat: Tensor, sizes: Sequence[int], width: int) -> Tensor:
-    """Consecutive runs of `flat` as rows [len(sizes), width], filled up with -1."""
+def _pad(flat: Tensor, sizes: Sequence[int], width: int, fill: int) -> Tensor:
+    """Consecutive runs of `flat` as rows [len(sizes), width], filled up."""
     lengths = torch.tensor(sizes, device=flat.device)
-    padded = flat.new_full((len(sizes), width), -1)
+    padded = flat.new_full((len(sizes), width), fill)
     padded[torch.arange(width, device=flat.device) < lengths[:, None]] = flat
     return padded

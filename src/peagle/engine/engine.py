@@ -58,7 +58,8 @@ class Engine:
         synthetic: Sequence[float] | None = None,
     ) -> None:
         assert (drafter is None) == (k == 0), "a drafter comes with its K"
-        self.drafter, self.k, self.end_tokens = drafter, k, tuple(end_tokens)
+        self.drafter, self.k, self.vocab_size = drafter, k, target.config.vocab_size
+        self.end_tokens = tuple(token for token in end_tokens if token < self.vocab_size)
         capacity = capacity_of(target, drafter, k, config)
         self.max_length = capacity.max_length
         if k >= self.max_length:
@@ -76,7 +77,6 @@ class Engine:
             capacity.prompt_tokens,
             config.enable_prefix_caching,
         )
-        self.vocab_size = target.config.vocab_size
         self.max_num_seqs = config.max_num_seqs
         self._seed = config.seed
         self._added = 0

@@ -11,7 +11,8 @@ from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import Attend, DecoderConfig
 from peagle.ops import cached_attention
 from peagle.ops.attention import attend, causal_bias, paged_attention, write_kv
-from peagle.ops.cached_attention import Focus, PassRows
+from peagle.ops.cached_attention import Focus, PassRows, covered
+from peagle.ops.triton import serve
 
 
 def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -33,8 +34,10 @@ class KVCache:
         layers, heads = config.num_hidden_layers, config.num_key_value_heads
         shape = (layers, 2, slots + 1, heads, config.head_dim)
         self._table = table
-        self._focused = config.focused
         self.tensor = torch.zeros(shape, dtype=dtype, device=table.slots.device)
+        whole = Focus(config.num_attention_heads, heads, config.head_dim)
+        self._whole = None if config.focused else whole
+        self._tiled = config.focused or (serve(self.tensor) and covered(config.head_dim))
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Make blocks zero: attention multiplies hidden keys by 0, which NaN survives."""
@@ -44,9 +47,9 @@ class KVCache:
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""
-        if self._focused:
+        if self._tiled:
             tiles = tile_rows(self._table, spans)
-            return tiles.positions, FocusedAttend(self.tensor, tiles)
+            return tiles.positions, TiledAttend(self.tensor, tiles, self._whole)
         if len(spans) == 1:
             run = self._table.run(spans[0].row)
             if run is not None:
@@ -88,16 +91,22 @@ class RunAttend:
         return attend(query, self._seen[first], self._seen[second], self._bias)
 
 
-class FocusedAttend:
-    """The same of a model whose layers have windows or sinks."""
+class TiledAttend:
+    """The same where layers have windows or sinks, which come with the call, and on a GPU.
 
-    def __init__(self, cache: Tensor, rows: PassRows) -> None:
-        self._layers, self._rows = cache.unbind(), rows
+    There torch's attention would look for a plan, some 50 ms, whenever a context has grown.
+    """
+
+    def __init__(self, cache: Tensor, rows: PassRows, whole: Focus | None) -> None:
+        """whole: of all layers, where they have neither."""
+        self._layers, self._rows, self._whole = cache.unbind(), rows, whole
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, focus: Focus
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, focus: Focus | None = None
     ) -> Tensor:
         """As `PagedAttend`."""
+        focus = focus or self._whole
+        assert focus is not None, "a focused model gives each layer's focus"
         write_kv(self._layers[layer], self._rows.writes, key, value)
         attended = cached_attention.attend(query, focus, self._layers[layer], self._rows)
         return attended.view(query.shape)

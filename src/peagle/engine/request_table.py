@@ -74,6 +74,10 @@ class RequestTable:
         block = self._first_blocks[row]
         return None if block is None else block * self.block_size
 
-    def context(self, rows: Tensor, length: int) -> Tensor:
-        """Slots of the first `length` positions of some requests: [requests, length]."""
-        return self.slots[rows, :length]
+    def context(self, rows: Tensor, stops: Tensor, length: int) -> Tensor:
+        """Slots of the first `length` positions of some requests: [requests, length].
+
+        From its stop on a request's lead nowhere: what its blocks hold there is not its own yet.
+        """
+        own = torch.arange(length, device=rows.device) < stops[:, None]
+        return torch.where(own, self.slots[rows, :length], self._nowhere)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.engine.batch import Scheduled
-from peagle.engine.cycle import accept, draft, verify
+from peagle.engine.cycle import accept, verify
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import TokenLogprobs
 from peagle.engine.request_table import RequestTable
@@ -88,7 +88,7 @@ class Runner:
         tokens = torch.tensor(following, device=self.device)
         ks = tuple(item.drafts for item in pending)
         work_rows = DraftWork(tuple(spans), ks, tokens, torch.cat(features))
-        return draft(self.drafter, work_rows, self._drafter_memory)
+        return self.drafter.propose(work_rows, self._drafter_memory)
 
     def _inputs(self, work: Sequence[Scheduled], drafts: Tensor) -> tuple[Tensor, Tensor | None]:
         """The target's tokens [rows], and the rows whose logits are wanted (None: all)."""

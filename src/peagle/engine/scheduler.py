@@ -11,7 +11,7 @@ from peagle.engine.request_table import RequestTable
 
 @dataclass
 class Budget:
-    """Target rows that a step has left."""
+    """Target rows that a step has left, beside those of a captured cycle."""
 
     rows: int
     prompt: int
@@ -24,7 +24,9 @@ class Budget:
         return max(self.rows if _beyond_prompt(request) else min(self.rows, self.prompt), 0)
 
     def spend(self, item: Scheduled) -> None:
-        """Take an item's rows away."""
+        """Take an item's rows away, if they share a pass with others': a captured cycle is one."""
+        if item.request.resident:
+            return
         self.rows -= item.rows
         if not _beyond_prompt(item.request):
             self.prompt -= item.rows
@@ -73,7 +75,7 @@ class Scheduler:
         return sum(request.resident for request in self.running)
 
     def schedule(self, drafts: int | None = None) -> list[Scheduled]:
-        """This step's work; empty only when no request is left.
+        """This step's work; empty where all that is left is on its way, or had to give blocks back.
 
         drafts: what a resident request gets at most; None: its own K.
         """

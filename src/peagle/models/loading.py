@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from peagle.device import require_memory
+from peagle.errors import InputError
 from peagle.models import gpt_oss
 from peagle.models.decoder import Decoder, DecoderConfig, DecoderLayer
 from peagle.models.families import read_target_config
@@ -91,14 +92,24 @@ def load_decoder(
 ) -> Decoder:
     """A target from its Hugging Face directory, ready for inference.
 
-    Raises `InputError` for an unsupported architecture and for damaged or mismatched weights.
+    Raises `InputError` for an unsupported architecture, a context beyond the target's, and damaged
+    or mismatched weights.
     """
     config = read_target_config(directory)
+    check_length(config, max_length or 1)
     with torch.device("meta"):
         decoder = Decoder(config, max_length)
     parameters = {id(value): value.numel() for value in decoder.parameters()}
     require_memory(sum(parameters.values()) * dtype.itemsize, device, f"the weights of {directory}")
     return _filled(decoder, directory, read_tensors(directory), dtype, device)
+
+
+def check_length(config: DecoderConfig, max_model_len: int) -> None:
+    """Raise `InputError` for a context that the target's positions do not reach."""
+    if max_model_len > config.max_position_embeddings:
+        raise InputError(
+            f"max_model_len {max_model_len} is above the target's {config.max_position_embeddings}"
+        )
 
 
 def check_decoder(directory: Path) -> None:

@@ -19,7 +19,7 @@ class AttentionGroup:
     rows: Tensor
     """[requests * queries] index of the group's rows."""
     slots: Tensor
-    """[requests, context] cache slot of every position; past a request's end, any slot."""
+    """[requests, context] cache slot of every position; past a request's end, one of numbers."""
     bias: Tensor
     """[requests, 1, queries, context]: 0 where a query may look, -inf elsewhere."""
 

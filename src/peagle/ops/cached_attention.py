@@ -68,6 +68,11 @@ class PassRows:
     """How a kernel divides the contexts among its programs; None: not told yet."""
 
 
+def covered(size: int) -> bool:
+    """Whether kernels attend with heads of that size."""
+    return size >= 16 and size & (size - 1) == 0
+
+
 def divided(rows: PassRows, heads: Heads, cache: Tensor) -> PassRows:
     """The same rows, told how to divide their contexts where a kernel wants that once a pass.
 
