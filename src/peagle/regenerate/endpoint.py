@@ -16,6 +16,8 @@ from peagle.train.samples import Message
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds before each new try, where the server does not say how long to wait."""
+LONGEST_WAIT = 60.0
+"""Seconds, whatever a server asks for: one that asks for an hour may be back before."""
 ANSWER_SECONDS, CONNECT_SECONDS = 3600.0, 10.0
 KEPT = ("content", "reasoning_content", "tool_calls")
 """What of an assistant's turn a chat template may read."""
@@ -121,17 +123,22 @@ class Endpoint:
 
 
 def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
-    """What a Retry-After header asks for: seconds, or a date; None where there is none."""
+    """What a Retry-After header asks for, within bounds; None where there is none."""
     value = headers.get("Retry-After", "")
     try:
-        return max(float(value), 0.0)
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        date = email.utils.parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max((date - datetime.datetime.now(datetime.UTC)).total_seconds(), 0.0)
+        try:
+            seconds = _seconds_until(email.utils.parsedate_to_datetime(value))
+        except ValueError:
+            return None
+    return min(max(0.0, seconds), LONGEST_WAIT)
+
+
+def _seconds_until(date: datetime.datetime) -> float:
+    """From now on; a date that names no zone is in UTC."""
+    then = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
+    return (then - datetime.datetime.now(datetime.UTC)).total_seconds()
 
 
 def _complaint(response: httpx2.Response) -> str:
