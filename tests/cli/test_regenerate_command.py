@@ -14,7 +14,10 @@ from openai_stub import openai_stub, said
 from peagle.config import SamplingParams
 from peagle.llm import LLM
 
-TOKENS = 6
+TOKENS = 64
+"""More than an answer has."""
+ENDS = list(range(0, 300, 4))
+"""An untrained target says one of these soon."""
 START_SECONDS = 60
 """Of a process on a busy machine."""
 
@@ -46,19 +49,26 @@ def chats(tmp_path):
 
 
 @pytest.fixture
-def regenerate(peagle, pair, chats, tmp_path):
+def target(pair, tmp_path):
+    """One that comes to an end by itself."""
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS}))
+    return target
+
+
+@pytest.fixture
+def regenerate(peagle, target, chats, tmp_path):
     def run(*arguments):
         size = ["--max-tokens", TOKENS, "--output", tmp_path / "out.jsonl"]
-        return peagle("regenerate", pair.target, chats, *size, *arguments)
+        return peagle("regenerate", target, chats, *size, *arguments)
 
     return run
 
 
-def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, pair, chats, tmp_path):
+def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, target, chats, tmp_path):
     result = regenerate()
     assert result.code == 0
     assert result.err == ""
-    assert result.out.startswith(f"3 conversations, {4 * TOKENS} tokens, ")
     assert "0 end early, 1 left out: a prompt of" in result.out
     lines = {line["source"]: line for line in read(tmp_path / "out.jsonl")}
     assert lines.keys() == {f"{chats}:{number}" for number in (1, 2, 3)}
@@ -70,7 +80,11 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, pair, chat
         "for item in",
     ]
     how = SamplingParams(max_tokens=TOKENS)
-    answers = [completion.text for completion in LLM(pair.target).generate(texts, how)]
+    completions = LLM(target).generate(texts, how)
+    assert {completion.finish_reason for completion in completions} == {"stop"}
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    assert result.out.startswith(f"3 conversations, {tokens} tokens, ")
+    answers = [completion.text for completion in completions]
     answered = [turn["content"] for turn in (first[1], first[3], second[1])]
     assert [*answered, lines[f"{chats}:3"]["response"]] == answers
     again = regenerate()
@@ -82,6 +96,16 @@ def test_a_run_that_answers_nothing_fails(regenerate, chats):
     result = regenerate()
     assert (result.code, result.out) == (2, "")
     assert "no conversation was answered: a prompt of" in result.err
+
+
+def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_path):
+    result = regenerate("--max-tokens", 1)
+    assert result.code == 0
+    assert "; 0 end early, 3 left out: " in result.out
+    assert "; 2 of these at an answer that --max-tokens or the context's end cut" in result.out
+    assert [line["source"] for line in read(tmp_path / "out.jsonl")] == [f"{chats}:3"]
+    assert "1 were there already; 0 end early, 1 left out: a prompt of" in regenerate().out
+    assert len(read(tmp_path / "out.jsonl")) == 3
 
 
 def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_path):
@@ -96,11 +120,11 @@ def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_pa
 
 def test_a_second_run_does_what_is_left(regenerate, tmp_path):
     out = tmp_path / "out.jsonl"
-    assert regenerate("--limit", 1).out.startswith("1 conversations, 12 tokens")
+    assert regenerate("--limit", 1).out.startswith("1 conversations, ")
     before = out.read_text()
     out.write_text(before + before[:20])
     result = regenerate("--limit", 3)
-    assert result.out.startswith("2 conversations, 12 tokens")
+    assert result.out.startswith("2 conversations, ")
     assert "; 1 were there already" in result.out
     assert out.read_text().startswith(before)
     assert len({line["source"] for line in read(out)}) == len(read(out)) == 3

@@ -91,6 +91,13 @@ def test_reasoning_and_calls_are_part_of_the_answer(stub: Stub):
     assert ask(stub.url) == Answer(assistant(""), 0)
 
 
+def test_an_answer_that_a_limit_ended_is_a_cut_one(stub: Stub):
+    for reason, cut in (("length", True), ("stop", False), ("tool_calls", False), (None, False)):
+        choice = {"message": assistant("f"), "text": "f", "finish_reason": reason}
+        stub.reply = lambda body, choice=choice: (200, {}, {"choices": [choice]})
+        assert ask(stub.url).cut == complete(stub.url).cut == cut
+
+
 def replies(stub: Stub, *sequence: Reply) -> None:
     """Give these, the last one for ever."""
     waiting = itertools.chain(sequence, itertools.repeat(sequence[-1]))
@@ -205,7 +212,13 @@ def test_answers_are_the_engines(llm: AsyncLLM, url: str):
 
     answers = asyncio.run(by_endpoint())
     assert answers == asyncio.run(run(EngineAnswerer(llm)))
-    assert [answer.tokens for answer in answers] == [12, 9]
+    assert [(answer.tokens, answer.cut) for answer in answers] == [(12, True), (9, True)]
+
+
+def test_an_answer_that_ends_by_itself_is_whole(llm: AsyncLLM):
+    how = SamplingParams(max_tokens=9, logit_bias={0: 100.0})
+    answer = asyncio.run(EngineAnswerer(llm).complete("x", how))
+    assert (answer.tokens, answer.cut) == (1, False)
 
 
 def test_an_answer_that_fails_is_said_by_both(llm: AsyncLLM, url: str):

@@ -34,6 +34,8 @@ class Counting:
 
     def __init__(self, context: int = 100) -> None:
         self.context = context
+        self.cut: Sequence[str] = ()
+        """What answers are cut."""
         self.running = self.most = 0
         self.seeds: list[int | None] = []
 
@@ -53,7 +55,7 @@ class Counting:
         self.most = max(self.most, self.running)
         await asyncio.sleep(0.001)
         self.running -= 1
-        return Answer({"role": "assistant", "content": text}, 5)
+        return Answer({"role": "assistant", "content": text}, 5, text in self.cut)
 
 
 def run(
@@ -118,6 +120,26 @@ def test_a_full_context_ends_a_conversation_at_its_last_answer(tmp_path: Path):
     assert lines == [{"source": "a:1", "messages": said}]
     found = {(outcome.record is None, outcome.problem) for outcome in outcomes}
     assert found == {(False, "5 is too long"), (True, "5 is too long"), (True, "8 is too long")}
+
+
+def test_a_cut_answer_is_left_out_with_what_follows_it(tmp_path: Path):
+    """It would be rendered with an end of turn that the target did not write."""
+    chats = [Chat(f"a:{n}", (user(n), assistant("?"), user("y"))) for n in "123"]
+    answerer = Counting()
+    answerer.cut = ["1: 1", "3: y"]
+    lines, outcomes = run(tmp_path / "out", [chats[0]], answerer)
+    why = "an answer was cut after 5 tokens, by --max-tokens or the context's end"
+    assert (lines, outcomes) == ([], [Outcome(None, 0, why, cut=True)])
+    lines, (outcome,) = run(tmp_path / "out", [chats[1]], answerer)
+    assert lines == [{"source": "a:2", "messages": [user("2"), assistant("1: 2")]}]
+    assert (outcome.tokens, outcome.problem, outcome.cut) == (5, why, True)
+
+
+def test_a_cut_text_is_kept(tmp_path: Path):
+    answerer = Counting()
+    answerer.cut = ["after x"]
+    lines, (outcome,) = run(tmp_path / "out", [Completion("a:1", "x", None)], answerer)
+    assert (lines[0]["response"], outcome.problem, outcome.cut) == ("after x", None, False)
 
 
 def test_concurrency_and_a_seed_of_its_own_for_every_answer(tmp_path: Path):

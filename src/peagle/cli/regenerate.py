@@ -107,7 +107,7 @@ class Tally:
     def __init__(self, before: int) -> None:
         self.before = before
         """Conversations that an earlier run has finished."""
-        self.finished = self.tokens = self.shortened = self.skipped = 0
+        self.finished = self.tokens = self.shortened = self.skipped = self.cut = 0
         self.problem: str | None = None
         """Why the first of those that end early does so."""
         self._start = time.perf_counter()
@@ -122,6 +122,7 @@ class Tally:
         self.tokens += outcome.tokens
         self.shortened += outcome.record is not None and outcome.problem is not None
         self.skipped += outcome.record is None
+        self.cut += outcome.cut
         self.problem = self.problem or outcome.problem
 
     @property
@@ -135,6 +136,8 @@ class Tally:
             line += f"; {self.before} were there already"
         if self.problem:
             line += f"; {self.shortened} end early, {self.skipped} left out: {self.problem}"
+        if self.cut:
+            line += f"; {self.cut} of these at an answer that --max-tokens or the context's end cut"
         return line
 
 

@@ -15,6 +15,8 @@ class Answer:
     message: Message
     """As an assistant's turn; of a completion, `content` is the text."""
     tokens: int
+    cut: bool = False
+    """Whether a limit ended it, of tokens or of the context, and not the target."""
 
 
 class NoAnswerError(Exception):

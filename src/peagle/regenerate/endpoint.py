@@ -58,14 +58,14 @@ class Endpoint:
         if not isinstance(said, dict):
             raise self._unlike_openai()
         message = {key: said[key] for key in KEPT if said.get(key)}
-        return Answer({"role": "assistant", "content": "", **message}, tokens)
+        return Answer({"role": "assistant", "content": "", **message}, tokens, _cut(choice))
 
     async def complete(self, prompt: str, params: SamplingParams) -> Answer:
         """What follows a text, without a chat template."""
         choice, tokens = await self._ask("completions", {"prompt": prompt}, params)
         if not isinstance(choice.get("text"), str):
             raise self._unlike_openai()
-        return Answer({"role": "assistant", "content": choice["text"]}, tokens)
+        return Answer({"role": "assistant", "content": choice["text"]}, tokens, _cut(choice))
 
     async def _ask(
         self, path: str, asked: dict[str, Any], params: SamplingParams
@@ -139,6 +139,10 @@ def _seconds_until(date: datetime.datetime) -> float:
     """From now on; a date that names no zone is in UTC."""
     then = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
     return (then - datetime.datetime.now(datetime.UTC)).total_seconds()
+
+
+def _cut(choice: Mapping[str, Any]) -> bool:
+    return choice.get("finish_reason") == "length"
 
 
 def _complaint(response: httpx2.Response) -> str:

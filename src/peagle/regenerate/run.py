@@ -27,6 +27,8 @@ class Outcome:
     tokens: int
     problem: str | None = None
     """Why it ends before its last turn."""
+    cut: bool = False
+    """Whether that is because the target did not come to the end of an answer."""
 
 
 def read_conversations(sources: Sequence[str], limit: int | None = None) -> list[Conversation]:
@@ -137,6 +139,7 @@ async def _answer(
 
 
 async def _complete(text: Completion, answerer: Answerer, params: SamplingParams) -> Outcome:
+    """Continue a text; nothing is put behind it, so it may end anywhere."""
     try:
         answer = await answerer.complete(text.prompt, _seeded(params, text.place, 0))
     except NoAnswerError as error:
@@ -147,9 +150,12 @@ async def _complete(text: Completion, answerer: Answerer, params: SamplingParams
 
 
 async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> Outcome:
-    """Answer turn after turn, up to the first for which the target has no answer."""
+    """Answer turn after turn, up to the first for which the target has no whole answer.
+
+    Part of one would be rendered with an end of turn that the target did not write.
+    """
     said: list[Message] = []
-    tokens, answered, problem = 0, 0, None
+    tokens, answered, problem, cut = 0, 0, None, False
     for turn, message in enumerate(plan(chat)):
         if message is not None:
             said.append(message)
@@ -159,12 +165,17 @@ async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> O
         except NoAnswerError as error:
             problem = str(error)
             break
+        if answer.cut:
+            cut, limits = True, "--max-tokens or the context's end"
+            problem = f"an answer was cut after {answer.tokens} tokens, by {limits}"
+            break
         said.append(answer.message)
         tokens, answered = tokens + answer.tokens, len(said)
     if not answered:
-        return Outcome(None, 0, problem)
+        return Outcome(None, 0, problem, cut)
     tools = {"tools": chat.tools} if chat.tools else {}
-    return Outcome({"source": chat.place, "messages": said[:answered], **tools}, tokens, problem)
+    record = {"source": chat.place, "messages": said[:answered], **tools}
+    return Outcome(record, tokens, problem, cut)
 
 
 def _seeded(params: SamplingParams, place: str, turn: int) -> SamplingParams:
