@@ -130,6 +130,45 @@ def test_a_second_run_does_what_is_left(regenerate, tmp_path):
     assert len({line["source"] for line in read(out)}) == len(read(out)) == 3
 
 
+def test_edited_data_is_answered_where_it_is_new_or_changed(peagle, stub, tmp_path):
+    """None is skipped, or answered twice, since others stand on its line now."""
+    out, data = tmp_path / "out.jsonl", tmp_path / "data.jsonl"
+    stub.reply = lambda body: said(f"about {body['messages'][0]['content']}")
+    more = ["--endpoint", stub.url, "--model", "m", "--output", out]
+    asked = [{"messages": [user(text)]} for text in ("a", "b", "c")]
+    assert peagle("regenerate", write(data, *asked), *more).code == 0
+    before = out.read_text()
+    answered = {"messages": [user("c"), assistant("ignored")]}
+    edited = write(data, *({"messages": [user(text)]} for text in ("new", "a", "B")), answered)
+    result = peagle("regenerate", edited, *more)
+    assert result.out.startswith("2 conversations, ")
+    assert "; 2 were there already; 1 not in this data stay\n" in result.out
+    assert out.read_text().startswith(before)
+    pairs = [[turn["content"] for turn in line["messages"]] for line in read(out)]
+    assert sorted(pairs) == [[text, f"about {text}"] for text in ("B", "a", "b", "c", "new")]
+    assert len(stub.requests) == 5
+
+
+def test_answers_of_another_model_or_sampling_are_not_mixed(peagle, chats, stub, tmp_path):
+    out = tmp_path / "out.jsonl"
+
+    def run(model, *options):
+        more = ["--endpoint", stub.url, "--model", model, "--output", out]
+        return peagle("regenerate", chats, *more, *options)
+
+    assert run("m", "--limit", 1).code == 0
+    before, by = out.read_text(), "out.jsonl:1: answered by m, greedy, not by "
+    for arguments, other in (
+        (["n"], "n, greedy;"),
+        (["m", "--temperature", 0.5, "--seed", 3], "m, temperature 0.5, seed 3;"),
+    ):
+        result = run(*arguments)
+        assert (result.code, result.out) == (2, "")
+        assert by + other in result.err
+        assert out.read_text() == before
+    assert run("m", "--seed", 3, "--max-tokens", 9).out.startswith("3 conversations, ")
+
+
 def test_nothing_is_loaded_when_nothing_is_left(regenerate, monkeypatch):
     assert regenerate("--limit", 1).code == 0
     monkeypatch.setattr("peagle.cli.regenerate.load_llm", lambda *_: pytest.fail("loaded"))
