@@ -69,7 +69,7 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, target, ch
     result = regenerate()
     assert result.code == 0
     assert result.err == ""
-    assert "0 end early, 1 left out: a prompt of" in result.out
+    assert f"0 end early, 1 left out: {chats}:4: a prompt of" in result.out
     lines = {line["source"]: line for line in read(tmp_path / "out.jsonl")}
     assert lines.keys() == {f"{chats}:{number}" for number in (1, 2, 3)}
     first, second = (lines[f"{chats}:{number}"]["messages"] for number in (1, 2))
@@ -95,7 +95,7 @@ def test_a_run_that_answers_nothing_fails(regenerate, chats):
     write(chats, {"messages": [user("word " * 600)]})
     result = regenerate()
     assert (result.code, result.out) == (2, "")
-    assert "no conversation was answered: a prompt of" in result.err
+    assert f"no conversation was answered: {chats}:1: a prompt of" in result.err
 
 
 def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_path):
@@ -104,7 +104,7 @@ def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_pa
     assert "; 0 end early, 3 left out: " in result.out
     assert "; 2 of these at an answer that --max-tokens or the context's end cut" in result.out
     assert [line["source"] for line in read(tmp_path / "out.jsonl")] == [f"{chats}:3"]
-    assert "1 were there already; 0 end early, 1 left out: a prompt of" in regenerate().out
+    assert f"1 were there already; 0 end early, 1 left out: {chats}:4: a prompt" in regenerate().out
     assert len(read(tmp_path / "out.jsonl")) == 3
 
 
@@ -187,6 +187,26 @@ def test_an_endpoint_in_place_of_the_target(peagle, chats, stub, tmp_path, monke
     assert said_by_it == ["m 1", "m 3"]
     assert lines[f"{chats}:3"]["response"] == "m 0"
     assert {headers["authorization"] for _, headers, _ in stub.requests} == {"Bearer secret"}
+
+
+def test_a_conversation_that_a_server_refuses_is_left_out_and_named(peagle, chats, stub, tmp_path):
+    def reply(body):
+        refused = "word" in str(body)
+        return (400, {}, {"error": {"message": "too long"}}) if refused else said("ok")
+
+    stub.reply = reply
+    more = ["--endpoint", stub.url, "--model", "m", "--output", tmp_path / "out.jsonl"]
+    result = peagle("regenerate", chats, *more, "--concurrency", 1)
+    assert result.code == 0
+    assert result.out.startswith("3 conversations, ")
+    why = f"0 end early, 1 left out: {chats}:4: {stub.url} refuses: 400 too long\n"
+    assert result.out.endswith(why)
+    stub.reply = lambda body: (401, {}, {"error": {"message": "no key"}})
+    asked_before = len(stub.requests)
+    result = peagle("regenerate", chats, *more)
+    assert (result.code, result.out) == (2, "")
+    assert f"{chats}:4: {stub.url} refuses: 401 no key" in result.err
+    assert len(stub.requests) == asked_before + 1
 
 
 def command(source, stub, out):

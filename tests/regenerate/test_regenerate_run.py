@@ -123,8 +123,10 @@ def test_a_full_context_ends_a_conversation_at_its_last_answer(tmp_path: Path):
     lines, outcomes = run(tmp_path / "out", [*chats, prompt], Counting(context=3))
     said = [user("x"), assistant("1: x"), user("y"), assistant("3: y")]
     assert lines == [{"source": "a:1", "messages": said}]
-    found = {(outcome.record is None, outcome.problem) for outcome in outcomes}
-    assert found == {(False, "5 is too long"), (True, "5 is too long"), (True, "8 is too long")}
+    found = [(outcome.record is None, outcome.problem) for outcome in outcomes]
+    problems = {"a:1: 5 is too long", "a:2: 5 is too long", "a:3: 8 is too long"}
+    assert {problem for _, problem in found} == problems
+    assert [problem for skipped, problem in found if not skipped] == ["a:1: 5 is too long"]
 
 
 def test_a_cut_answer_is_left_out_with_what_follows_it(tmp_path: Path):
@@ -134,10 +136,10 @@ def test_a_cut_answer_is_left_out_with_what_follows_it(tmp_path: Path):
     answerer.cut = ["1: 1", "3: y"]
     lines, outcomes = run(tmp_path / "out", [chats[0]], answerer)
     why = "an answer was cut after 5 tokens, by --max-tokens or the context's end"
-    assert (lines, outcomes) == ([], [Outcome(None, 0, why, cut=True)])
+    assert (lines, outcomes) == ([], [Outcome(None, 0, f"a:1: {why}", cut=True)])
     lines, (outcome,) = run(tmp_path / "out", [chats[1]], answerer)
     assert lines == [{"source": "a:2", "messages": [user("2"), assistant("1: 2")]}]
-    assert (outcome.tokens, outcome.problem, outcome.cut) == (5, why, True)
+    assert (outcome.tokens, outcome.problem, outcome.cut) == (5, f"a:2: {why}", True)
 
 
 def test_a_cut_text_is_kept(tmp_path: Path):

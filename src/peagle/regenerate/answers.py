@@ -20,7 +20,8 @@ class Answer:
 
 
 class NoAnswerError(Exception):
-    """The target's context has no room for another answer, or one ended with an error."""
+    """The target's context has no room for another answer, a server refuses to give this one, or
+    one ended with an error."""
 
 
 class Answerer(Protocol):

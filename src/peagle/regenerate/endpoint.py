@@ -19,6 +19,8 @@ PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 LONGEST_WAIT = 60.0
 """Seconds, whatever a server asks for: one that asks for an hour may be back before."""
 ANSWER_SECONDS, CONNECT_SECONDS = 3600.0, 10.0
+OF_ONE_REQUEST = (400, 413, 422)
+"""Statuses that refuse what was asked; others, such as 401 and 404, hold for whatever is asked."""
 KEPT = ("content", "reasoning_content", "tool_calls")
 """What of an assistant's turn a chat template may read."""
 
@@ -113,10 +115,10 @@ class Endpoint:
                 return response.json()
             except ValueError:
                 raise self._unlike_openai() from None
-        complaint = _complaint(response)
-        if response.status_code == 400 and "context" in complaint.lower():
-            raise NoAnswerError(complaint)
-        raise InputError(f"{self._url} refuses: {response.status_code} {complaint}")
+        refusal = f"{self._url} refuses: {response.status_code} {_complaint(response)}"
+        if response.status_code in OF_ONE_REQUEST:
+            raise NoAnswerError(refusal)
+        raise InputError(refusal)
 
     def _unlike_openai(self) -> InputError:
         return InputError(f"{self._url} does not answer as OpenAI's API does; give its /v1 URL")

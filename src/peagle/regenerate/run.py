@@ -29,7 +29,7 @@ class Outcome:
     """What to write; None where there is no answer."""
     tokens: int
     problem: str | None = None
-    """Why it ends before its last turn."""
+    """Where it is, and why it ends before its last turn."""
     cut: bool = False
     """Whether that is because the target did not come to the end of an answer."""
 
@@ -170,7 +170,7 @@ async def _complete(text: Completion, answerer: Answerer, params: SamplingParams
     try:
         answer = await answerer.complete(text.prompt, _seeded(params, 0))
     except NoAnswerError as error:
-        return Outcome(None, 0, str(error))
+        return Outcome(None, 0, f"{text.place}: {error}")
     response = answer.message["content"]
     return Outcome({"prompt": text.prompt, "response": response}, answer.tokens)
 
@@ -189,11 +189,11 @@ async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> O
         try:
             answer = await answerer.chat(said, chat.tools, _seeded(params, turn))
         except NoAnswerError as error:
-            problem = str(error)
+            problem = f"{chat.place}: {error}"
             break
         if answer.cut:
             cut, limits = True, "--max-tokens or the context's end"
-            problem = f"an answer was cut after {answer.tokens} tokens, by {limits}"
+            problem = f"{chat.place}: an answer was cut after {answer.tokens} tokens, by {limits}"
             break
         said.append(answer.message)
         tokens, answered = tokens + answer.tokens, len(said)
