@@ -15,6 +15,7 @@ from peagle.models.families import read_target_config
 from peagle.models.loading import load_decoder, load_ends
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
+from peagle.train.cod import reaches
 from peagle.train.conversations import Summary, read_documents
 from peagle.train.feature_cache import FeatureCache
 from peagle.train.features import FeatureSource, Split
@@ -95,7 +96,9 @@ def read_rows(
         recipe.overlong,
         config.vocab_size,
     )
-    return *split(documents, recipe), summary
+    training, validation = split(documents, recipe)
+    _check_chains(validation, recipe.num_speculative_tokens)
+    return training, validation, summary
 
 
 def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, PackedRows]:
@@ -109,6 +112,17 @@ def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, Pa
     random.Random(recipe.seed).shuffle(shuffled)
     held, kept = shuffled[: recipe.validation_documents], shuffled[recipe.validation_documents :]
     return pack(kept, recipe.row_length), pack(held, recipe.row_length)
+
+
+def _check_chains(validation: PackedRows, depths: int) -> None:
+    """Acceptance length, by which the best drafter is chosen, is estimated on whole chains."""
+    longest = int(reaches(validation.batch(torch.arange(len(validation)))).max())
+    if longest < depths:
+        raise InputError(
+            f"the held-out responses are too short to estimate an acceptance length: the longest "
+            f"chain has {longest} of num_speculative_tokens {depths}; lower it, bring longer "
+            "responses, or raise validation_documents"
+        )
 
 
 def _check_output(output: Path) -> None:
