@@ -406,7 +406,7 @@ class TestPrepare:
             prepare(recipe_for(tmp_path / "out", row_length=300))
 
     def test_too_few_documents(self, recipe_for, tmp_path: Path):
-        with pytest.raises(InputError, match="64 documents, and 64 are to be held out"):
+        with pytest.raises(InputError, match="64 documents of 64 samples, and whole samples of 64"):
             prepare(recipe_for(tmp_path / "out", validation_documents=64))
 
     def test_responses_shorter_than_a_chain(self, recipe_for, tmp_path: Path):
