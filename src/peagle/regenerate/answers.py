@@ -20,8 +20,7 @@ class Answer:
 
 
 class NoAnswerError(Exception):
-    """The target's context has no room for another answer, a server refuses to give this one, or
-    one ended with an error."""
+    """There is none: the target's context is full, a server refuses it, or it ended in an error."""
 
 
 class Answerer(Protocol):

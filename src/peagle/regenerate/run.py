@@ -35,9 +35,7 @@ class Outcome:
 
 
 def read_conversations(sources: Sequence[str], limit: int | None = None) -> dict[str, Conversation]:
-    """The first `limit` conversations and prompts of some sources, each of which asks something.
-
-    By their digests, as `by_digest`.
+    """The first `limit` conversations and prompts of some sources `by_digest`; each asks something.
 
     Raises `InputError` naming the line that asks nothing.
     """
