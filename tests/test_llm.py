@@ -75,6 +75,27 @@ def test_texts_and_tokens_agree(pair: TinyPair, method: str):
         assert (completion.speculation.cycles > 0) == (method != "none")
 
 
+def test_completions_come_in_order_as_they_are_finished(llm: LLM):
+    """The second prompt's is there first, and waits for the first's."""
+    params = [HOW.model_copy(update={"max_tokens": n}) for n in (5, 1, 20, 2)]
+    expected = llm.generate(PROMPTS, params)
+    found = []
+    for completion in llm.completions(PROMPTS, params):
+        found.append(completion)
+        assert llm.engine.busy == (len(found) < 3)
+    assert [one.token_ids for one in found] == [one.token_ids for one in expected]
+
+
+def test_leaving_completions_early_cancels_the_others(llm: LLM):
+    some = llm.completions(
+        PROMPTS, [HOW.model_copy(update={"max_tokens": n}) for n in (1, 9, 9, 9)]
+    )
+    assert len(next(some).token_ids) == 1
+    assert llm.engine.busy
+    some.close()
+    assert not llm.engine.busy
+
+
 def test_token_ids_are_a_prompt_too(llm: LLM):
     text, ids = llm.generate([PROMPTS[0], llm.tokenizer(PROMPTS[0]).input_ids], HOW)
     assert text.token_ids == ids.token_ids

@@ -171,6 +171,17 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[Completion]:
         """Complete every prompt, in order. Raises `InputError` before any of them runs."""
+        return list(self.completions(prompts, params))
+
+    def completions(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[Completion]:
+        """As `generate`, but each completion once it and those before it are finished.
+
+        Leaving the loop early cancels the others.
+        """
         each = _per_prompt(params, len(prompts))
         prepared = [self.prepare(prompt, how) for prompt, how in zip(prompts, each, strict=True)]
         ids: list[str] = []
@@ -179,13 +190,14 @@ class LLM:
                 ids.append(self.submit(request))
             done: dict[str, Completion] = {}
             wanted = set(ids)
-            while len(done) < len(ids):
-                done |= {c.request_id: c.completion for c in self._step_for(wanted) if c.completion}
-        except BaseException:
+            for request_id in ids:
+                while request_id not in done:
+                    chunks = self._step_for(wanted)
+                    done |= {c.request_id: c.completion for c in chunks if c.completion}
+                yield done.pop(request_id)
+        finally:
             for request_id in ids:
                 self.cancel(request_id)
-            raise
-        return [done[request_id] for request_id in ids]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Complete one prompt, chunk by chunk; leaving the loop early cancels it."""

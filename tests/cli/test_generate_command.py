@@ -95,6 +95,22 @@ def test_several_texts_are_printed_apart(generate, expected):
     assert result.out == f"{expected.text}\n\n{expected.text}\n"
 
 
+@pytest.mark.parametrize("how", [[], ["--json"]])
+def test_an_interruption_keeps_what_is_finished(generate, monkeypatch, how):
+    whole = generate("--prompt", PROMPT, "--prompt", "x", *how)
+    original = LLM.completions
+
+    def interrupted(*arguments):
+        yield next(original(*arguments))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LLM, "completions", interrupted)
+    result = generate("--prompt", PROMPT, "--prompt", "x", *how)
+    assert (result.code, result.err) == (130, "peagle: interrupted\n")
+    assert result.out
+    assert whole.out.startswith(result.out)
+
+
 def test_a_seed_repeats_a_sample_and_stop_ends_it(generate):
     options = ["--prompt", PROMPT, "--json", "--temperature", 1.0, "--top-k", 50, "--seed", 7]
     first, second = records(generate(*options)), records(generate(*options))
@@ -120,9 +136,9 @@ def test_every_sampling_option_reaches_the_engine(generate, monkeypatch):
         "logprobs": 1,
     }
     seen = []
-    original = LLM.generate
+    original = LLM.completions
     monkeypatch.setattr(
-        LLM, "generate", lambda *arguments: seen.append(arguments[-1]) or original(*arguments)
+        LLM, "completions", lambda *arguments: seen.append(arguments[-1]) or original(*arguments)
     )
     options = [part for name, value in given.items() for part in (option(name), value)]
     assert generate("--prompt", PROMPT, "--json", "--ignore-eos", *options).code == 0

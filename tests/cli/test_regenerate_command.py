@@ -14,7 +14,10 @@ from openai_stub import openai_stub, said
 from peagle.config import SamplingParams
 from peagle.llm import LLM
 
-TOKENS = 6
+TOKENS = 64
+"""More than an answer has."""
+ENDS = list(range(0, 300, 4))
+"""An untrained target says one of these soon."""
 START_SECONDS = 60
 """Of a process on a busy machine."""
 
@@ -46,20 +49,27 @@ def chats(tmp_path):
 
 
 @pytest.fixture
-def regenerate(peagle, pair, chats, tmp_path):
+def target(pair, tmp_path):
+    """One that comes to an end by itself."""
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": ENDS}))
+    return target
+
+
+@pytest.fixture
+def regenerate(peagle, target, chats, tmp_path):
     def run(*arguments):
         size = ["--max-tokens", TOKENS, "--output", tmp_path / "out.jsonl"]
-        return peagle("regenerate", pair.target, chats, *size, *arguments)
+        return peagle("regenerate", target, chats, *size, *arguments)
 
     return run
 
 
-def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, pair, chats, tmp_path):
+def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, target, chats, tmp_path):
     result = regenerate()
     assert result.code == 0
     assert result.err == ""
-    assert result.out.startswith(f"3 conversations, {4 * TOKENS} tokens, ")
-    assert "0 end early, 1 left out: a prompt of" in result.out
+    assert f"0 end early, 1 left out: {chats}:4: a prompt of" in result.out
     lines = {line["source"]: line for line in read(tmp_path / "out.jsonl")}
     assert lines.keys() == {f"{chats}:{number}" for number in (1, 2, 3)}
     first, second = (lines[f"{chats}:{number}"]["messages"] for number in (1, 2))
@@ -70,7 +80,11 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, pair, chat
         "for item in",
     ]
     how = SamplingParams(max_tokens=TOKENS)
-    answers = [completion.text for completion in LLM(pair.target).generate(texts, how)]
+    completions = LLM(target).generate(texts, how)
+    assert {completion.finish_reason for completion in completions} == {"stop"}
+    tokens = sum(len(completion.token_ids) for completion in completions)
+    assert result.out.startswith(f"3 conversations, {tokens} tokens, ")
+    answers = [completion.text for completion in completions]
     answered = [turn["content"] for turn in (first[1], first[3], second[1])]
     assert [*answered, lines[f"{chats}:3"]["response"]] == answers
     again = regenerate()
@@ -81,7 +95,17 @@ def test_a_run_that_answers_nothing_fails(regenerate, chats):
     write(chats, {"messages": [user("word " * 600)]})
     result = regenerate()
     assert (result.code, result.out) == (2, "")
-    assert "no conversation was answered: a prompt of" in result.err
+    assert f"no conversation was answered: {chats}:1: a prompt of" in result.err
+
+
+def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_path):
+    result = regenerate("--max-tokens", 1)
+    assert result.code == 0
+    assert "; 0 end early, 3 left out: " in result.out
+    assert "; 2 of these at an answer that --max-tokens or the context's end cut" in result.out
+    assert [line["source"] for line in read(tmp_path / "out.jsonl")] == [f"{chats}:3"]
+    assert f"1 were there already; 0 end early, 1 left out: {chats}:4: a prompt" in regenerate().out
+    assert len(read(tmp_path / "out.jsonl")) == 3
 
 
 def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_path):
@@ -96,14 +120,53 @@ def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_pa
 
 def test_a_second_run_does_what_is_left(regenerate, tmp_path):
     out = tmp_path / "out.jsonl"
-    assert regenerate("--limit", 1).out.startswith("1 conversations, 12 tokens")
+    assert regenerate("--limit", 1).out.startswith("1 conversations, ")
     before = out.read_text()
     out.write_text(before + before[:20])
     result = regenerate("--limit", 3)
-    assert result.out.startswith("2 conversations, 12 tokens")
+    assert result.out.startswith("2 conversations, ")
     assert "; 1 were there already" in result.out
     assert out.read_text().startswith(before)
     assert len({line["source"] for line in read(out)}) == len(read(out)) == 3
+
+
+def test_edited_data_is_answered_where_it_is_new_or_changed(peagle, stub, tmp_path):
+    """None is skipped, or answered twice, since others stand on its line now."""
+    out, data = tmp_path / "out.jsonl", tmp_path / "data.jsonl"
+    stub.reply = lambda body: said(f"about {body['messages'][0]['content']}")
+    more = ["--endpoint", stub.url, "--model", "m", "--output", out]
+    asked = [{"messages": [user(text)]} for text in ("a", "b", "c")]
+    assert peagle("regenerate", write(data, *asked), *more).code == 0
+    before = out.read_text()
+    answered = {"messages": [user("c"), assistant("ignored")]}
+    edited = write(data, *({"messages": [user(text)]} for text in ("new", "a", "B")), answered)
+    result = peagle("regenerate", edited, *more)
+    assert result.out.startswith("2 conversations, ")
+    assert "; 2 were there already; 1 not in this data stay\n" in result.out
+    assert out.read_text().startswith(before)
+    pairs = [[turn["content"] for turn in line["messages"]] for line in read(out)]
+    assert sorted(pairs) == [[text, f"about {text}"] for text in ("B", "a", "b", "c", "new")]
+    assert len(stub.requests) == 5
+
+
+def test_answers_of_another_model_or_sampling_are_not_mixed(peagle, chats, stub, tmp_path):
+    out = tmp_path / "out.jsonl"
+
+    def run(model, *options):
+        more = ["--endpoint", stub.url, "--model", model, "--output", out]
+        return peagle("regenerate", chats, *more, *options)
+
+    assert run("m", "--limit", 1).code == 0
+    before, by = out.read_text(), "out.jsonl:1: answered by m, greedy, not by "
+    for arguments, other in (
+        (["n"], "n, greedy;"),
+        (["m", "--temperature", 0.5, "--seed", 3], "m, temperature 0.5, seed 3;"),
+    ):
+        result = run(*arguments)
+        assert (result.code, result.out) == (2, "")
+        assert by + other in result.err
+        assert out.read_text() == before
+    assert run("m", "--seed", 3, "--max-tokens", 9).out.startswith("3 conversations, ")
 
 
 def test_nothing_is_loaded_when_nothing_is_left(regenerate, monkeypatch):
@@ -124,6 +187,26 @@ def test_an_endpoint_in_place_of_the_target(peagle, chats, stub, tmp_path, monke
     assert said_by_it == ["m 1", "m 3"]
     assert lines[f"{chats}:3"]["response"] == "m 0"
     assert {headers["authorization"] for _, headers, _ in stub.requests} == {"Bearer secret"}
+
+
+def test_a_conversation_that_a_server_refuses_is_left_out_and_named(peagle, chats, stub, tmp_path):
+    def reply(body):
+        refused = "word" in str(body)
+        return (400, {}, {"error": {"message": "too long"}}) if refused else said("ok")
+
+    stub.reply = reply
+    more = ["--endpoint", stub.url, "--model", "m", "--output", tmp_path / "out.jsonl"]
+    result = peagle("regenerate", chats, *more, "--concurrency", 1)
+    assert result.code == 0
+    assert result.out.startswith("3 conversations, ")
+    why = f"0 end early, 1 left out: {chats}:4: {stub.url} refuses: 400 too long\n"
+    assert result.out.endswith(why)
+    stub.reply = lambda body: (401, {}, {"error": {"message": "no key"}})
+    asked_before = len(stub.requests)
+    result = peagle("regenerate", chats, *more)
+    assert (result.code, result.out) == (2, "")
+    assert f"{chats}:4: {stub.url} refuses: 401 no key" in result.err
+    assert len(stub.requests) == asked_before + 1
 
 
 def command(source, stub, out):

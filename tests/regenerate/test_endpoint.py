@@ -1,6 +1,5 @@
 import asyncio
 import datetime
-import email.utils
 import itertools
 import socket
 import threading
@@ -92,6 +91,13 @@ def test_reasoning_and_calls_are_part_of_the_answer(stub: Stub):
     assert ask(stub.url) == Answer(assistant(""), 0)
 
 
+def test_an_answer_that_a_limit_ended_is_a_cut_one(stub: Stub):
+    for reason, cut in (("length", True), ("stop", False), ("tool_calls", False), (None, False)):
+        choice = {"message": assistant("f"), "text": "f", "finish_reason": reason}
+        stub.reply = lambda body, choice=choice: (200, {}, {"choices": [choice]})
+        assert ask(stub.url).cut == complete(stub.url).cut == cut
+
+
 def replies(stub: Stub, *sequence: Reply) -> None:
     """Give these, the last one for ever."""
     waiting = itertools.chain(sequence, itertools.repeat(sequence[-1]))
@@ -122,7 +128,10 @@ REFUSALS: list[tuple[Reply, type[Exception], str]] = [
     ((400, {}, {"message": "This model's Context is full"}), NoAnswerError, "Context is full"),
     ((200, {}, {"choices": [FAILED]}), NoAnswerError, "ended with an error: too complex"),
     ((200, {}, {"choices": [{"finish_reason": "error"}]}), NoAnswerError, "ended with an error$"),
-    ((400, {}, {"error": {"message": "bad role"}}), InputError, "/v1 refuses: 400 bad role"),
+    ((400, {}, {"error": {"message": "bad role"}}), NoAnswerError, "/v1 refuses: 400 bad role"),
+    ((413, {}, b"too large"), NoAnswerError, "/v1 refuses: 413 too large"),
+    ((422, {}, {"detail": "roles"}), NoAnswerError, '/v1 refuses: 422 {"detail": "roles"}'),
+    ((403, {}, {"error": {"message": "not you"}}), InputError, "/v1 refuses: 403 not you"),
     ((401, {}, {"error": {"message": "no key"}}), InputError, "/v1 refuses: 401 no key"),
     ((404, {}, b"<html>context not found</html>"), InputError, "/v1 refuses: 404 <html>context"),
     ((301, {"Location": "/"}, b""), InputError, "/v1 refuses: 301"),
@@ -153,10 +162,18 @@ def test_how_long_a_server_asks_to_wait():
     assert seconds_to_wait({"Retry-After": "soon"}) is None
     assert seconds_to_wait({"Retry-After": "1.5"}) == 1.5
     assert seconds_to_wait({"Retry-After": "-3"}) == 0.0
-    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=60)
-    found = seconds_to_wait({"Retry-After": email.utils.format_datetime(then, usegmt=True)})
+    assert seconds_to_wait({"Retry-After": "nan"}) == 0.0
+    for long in ("3600", "inf", "Fri, 31 Dec 9999 23:59:59 GMT"):
+        assert seconds_to_wait({"Retry-After": long}) == module.LONGEST_WAIT
+
+
+@pytest.mark.parametrize("zone", ["GMT", "+0000", "-0000", ""])
+def test_a_date_to_wait_for(zone: str):
+    """The last two name no zone, which is UTC."""
+    then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=40)
+    found = seconds_to_wait({"Retry-After": f"{then:%a, %d %b %Y %H:%M:%S} {zone}".strip()})
     assert found is not None
-    assert 50 < found <= 60
+    assert 30 < found <= 40
 
 
 @pytest.fixture(scope="module")
@@ -198,7 +215,13 @@ def test_answers_are_the_engines(llm: AsyncLLM, url: str):
 
     answers = asyncio.run(by_endpoint())
     assert answers == asyncio.run(run(EngineAnswerer(llm)))
-    assert [answer.tokens for answer in answers] == [12, 9]
+    assert [(answer.tokens, answer.cut) for answer in answers] == [(12, True), (9, True)]
+
+
+def test_an_answer_that_ends_by_itself_is_whole(llm: AsyncLLM):
+    how = SamplingParams(max_tokens=9, logit_bias={0: 100.0})
+    answer = asyncio.run(EngineAnswerer(llm).complete("x", how))
+    assert (answer.tokens, answer.cut) == (1, False)
 
 
 def test_an_answer_that_fails_is_said_by_both(llm: AsyncLLM, url: str):

@@ -7,75 +7,107 @@ import pytest
 from peagle.errors import InputError
 from peagle.regenerate.output import open_output
 
+BY = "me, greedy"
+
+
+def line(asked: str, **more: str) -> dict[str, str]:
+    return {"source": "a:1", "asked": asked, "by": BY, **more}
+
+
+def text(*lines: dict[str, str]) -> str:
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
 
 def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path):
     path = tmp_path / "out.jsonl"
-    with open_output(path) as output:
+    with open_output(path, BY) as output:
         assert output.done == set()
-        output.write({"source": "a:1", "prompt": "é\n"})
-        assert path.read_text("utf-8") == '{"source": "a:1", "prompt": "é\\n"}\n'
-        assert output.done == {"a:1"}
+        output.write("f0", "a:1", {"prompt": "é\n"})
+        whole = '{"source": "a:1", "asked": "f0", "by": "me, greedy", "prompt": "é\\n"}\n'
+        assert path.read_text("utf-8") == whole
+        assert output.done == {"f0"}
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"sour', b'{"source": "a:3", "prompt": ""}', b"\xff"])
-def test_a_file_is_continued_without_its_torn_last_line(tmp_path: Path, torn: bytes):
+@pytest.mark.parametrize("torn", ["", '{"sour', json.dumps(line("f2")), "\udcff"])
+def test_a_file_is_continued_without_its_torn_last_line(tmp_path: Path, torn: str):
     path = tmp_path / "out.jsonl"
-    whole = b'{"source": "a:1"}\n{"source": "a:2"}\n'
-    path.write_bytes(whole + torn)
-    with open_output(path) as output:
-        assert output.done == {"a:1", "a:2"}
-        assert path.read_bytes() == whole
-        output.write({"source": "a:3"})
-    sources = [json.loads(line)["source"] for line in path.read_text().splitlines()]
-    assert sources == ["a:1", "a:2", "a:3"]
+    whole = text(line("f0"), line("f1"))
+    path.write_text(whole + torn, "utf-8", "surrogateescape")
+    with open_output(path, BY) as output:
+        assert output.done == {"f0", "f1"}
+        assert path.read_text() == whole
+        output.write("f2", "a:1", {})
+    assert path.read_text() == whole + text(line("f2"))
 
 
-@pytest.mark.parametrize("line", ["{}", "[]", "no JSON", '{"source": 1}', '{"messages": []}'])
-def test_lines_of_another_kind_are_left_alone(tmp_path: Path, line: str):
+FOREIGN = ["{}", "[]", "no JSON", '{"source": 1}', '{"source": "a:1"}', '{"messages": []}']
+
+
+@pytest.mark.parametrize("foreign", FOREIGN)
+def test_lines_of_another_kind_are_left_alone(tmp_path: Path, foreign: str):
     path = tmp_path / "out.jsonl"
-    path.write_text(f'{{"source": "a:1"}}\n{line}\n')
+    path.write_text(f"{text(line('f0'))}{foreign}\n")
     with (
         pytest.raises(InputError, match=r"out\.jsonl:2: not a line that peagle regenerate wrote"),
-        open_output(path),
+        open_output(path, BY),
     ):
         pass
-    assert path.read_text() == f'{{"source": "a:1"}}\n{line}\n'
+    assert path.read_text() == f"{text(line('f0'))}{foreign}\n"
 
 
-@pytest.mark.parametrize("text", ["{}", '{"prompt": "mine"}', "a thesis"])
-def test_a_file_of_another_kind_without_a_newline_is_left_alone(tmp_path: Path, text: str):
+REFUSED = [
+    ({"source": "a:1", "messages": []}, "written by an earlier peagle regenerate"),
+    ({"source": "a:1", "prompt": "x", "response": "y"}, "written by an earlier peagle regenerate"),
+    (line("f1") | {"by": "me, hot"}, "answered by me, hot, not by me, greedy; give another --out"),
+]
+
+
+@pytest.mark.parametrize(("other", "message"), REFUSED)
+def test_answers_of_others_are_left_alone(tmp_path: Path, other: dict[str, str], message: str):
     path = tmp_path / "out.jsonl"
-    path.write_text(text)
+    path.write_text(text(line("f0"), other) + "torn")
+    with (
+        pytest.raises(InputError, match=rf"out\.jsonl:2: {message}"),
+        open_output(path, BY),
+    ):
+        pass
+    assert path.read_text() == text(line("f0"), other) + "torn"
+
+
+@pytest.mark.parametrize("written", ["{}", '{"prompt": "mine"}', "a thesis"])
+def test_a_file_of_another_kind_without_a_newline_is_left_alone(tmp_path: Path, written: str):
+    path = tmp_path / "out.jsonl"
+    path.write_text(written)
     with (
         pytest.raises(InputError, match=r"out\.jsonl:1: not a line that peagle regenerate wrote"),
-        open_output(path),
+        open_output(path, BY),
     ):
         pass
-    assert path.read_text() == text
+    assert path.read_text() == written
 
 
 def test_a_torn_first_line_is_begun_again(tmp_path: Path):
     path = tmp_path / "out.jsonl"
     path.write_text('{"source": "a:1", "pro')
-    with open_output(path) as output:
+    with open_output(path, BY) as output:
         assert output.done == set()
     assert path.read_bytes() == b""
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path):
     for path in (tmp_path, tmp_path / "absent" / "out.jsonl"):
-        with pytest.raises(InputError, match="cannot be written"), open_output(path):
+        with pytest.raises(InputError, match="cannot be written"), open_output(path, BY):
             pass
 
 
 def test_a_file_that_cannot_grow(tmp_path: Path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with open_output(tmp_path / "out.jsonl") as output:
+    with open_output(tmp_path / "out.jsonl", BY) as output:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
         try:
             with pytest.raises(InputError, match=r"out\.jsonl cannot be written: File too large"):
-                output.write({"source": "a:1", "prompt": "x" * 100})
+                output.write("f0", "a:1", {"prompt": "x" * 100})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    with open_output(tmp_path / "out.jsonl") as output:
+    with open_output(tmp_path / "out.jsonl", BY) as output:
         assert output.done == set()

@@ -1,6 +1,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from peagle.regenerate.output import open_output
 from peagle.regenerate.run import (
     Conversation,
     Outcome,
+    by_digest,
     check_templates,
     plan,
     read_conversations,
@@ -34,6 +36,8 @@ class Counting:
 
     def __init__(self, context: int = 100) -> None:
         self.context = context
+        self.cut: Sequence[str] = ()
+        """What answers are cut."""
         self.running = self.most = 0
         self.seeds: list[int | None] = []
 
@@ -53,7 +57,7 @@ class Counting:
         self.most = max(self.most, self.running)
         await asyncio.sleep(0.001)
         self.running -= 1
-        return Answer({"role": "assistant", "content": text}, 5)
+        return Answer({"role": "assistant", "content": text}, 5, text in self.cut)
 
 
 def run(
@@ -61,10 +65,13 @@ def run(
 ) -> tuple[list[dict[str, Any]], list[Outcome]]:
     """The lines and the outcomes."""
     outcomes: list[Outcome] = []
-    with open_output(path) as output:
-        job = regenerate(conversations, answerer, PARAMS, output, concurrency, outcomes.append)
-        asyncio.run(job)
-    return [json.loads(line) for line in path.read_text().splitlines()], outcomes
+    asked = by_digest(conversations)
+    with open_output(path, "us") as output:
+        asyncio.run(regenerate(asked, answerer, PARAMS, output, concurrency, outcomes.append))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert {line.pop("asked") for line in lines} <= asked.keys()
+    assert {line.pop("by") for line in lines} <= {"us"}
+    return lines, outcomes
 
 
 def test_every_answer_is_the_targets_given_its_own_before(tmp_path: Path):
@@ -116,8 +123,30 @@ def test_a_full_context_ends_a_conversation_at_its_last_answer(tmp_path: Path):
     lines, outcomes = run(tmp_path / "out", [*chats, prompt], Counting(context=3))
     said = [user("x"), assistant("1: x"), user("y"), assistant("3: y")]
     assert lines == [{"source": "a:1", "messages": said}]
-    found = {(outcome.record is None, outcome.problem) for outcome in outcomes}
-    assert found == {(False, "5 is too long"), (True, "5 is too long"), (True, "8 is too long")}
+    found = [(outcome.record is None, outcome.problem) for outcome in outcomes]
+    problems = {"a:1: 5 is too long", "a:2: 5 is too long", "a:3: 8 is too long"}
+    assert {problem for _, problem in found} == problems
+    assert [problem for skipped, problem in found if not skipped] == ["a:1: 5 is too long"]
+
+
+def test_a_cut_answer_is_left_out_with_what_follows_it(tmp_path: Path):
+    """It would be rendered with an end of turn that the target did not write."""
+    chats = [Chat(f"a:{n}", (user(n), assistant("?"), user("y"))) for n in "123"]
+    answerer = Counting()
+    answerer.cut = ["1: 1", "3: y"]
+    lines, outcomes = run(tmp_path / "out", [chats[0]], answerer)
+    why = "an answer was cut after 5 tokens, by --max-tokens or the context's end"
+    assert (lines, outcomes) == ([], [Outcome(None, 0, f"a:1: {why}", cut=True)])
+    lines, (outcome,) = run(tmp_path / "out", [chats[1]], answerer)
+    assert lines == [{"source": "a:2", "messages": [user("2"), assistant("1: 2")]}]
+    assert (outcome.tokens, outcome.problem, outcome.cut) == (5, f"a:2: {why}", True)
+
+
+def test_a_cut_text_is_kept(tmp_path: Path):
+    answerer = Counting()
+    answerer.cut = ["after x"]
+    lines, (outcome,) = run(tmp_path / "out", [Completion("a:1", "x", None)], answerer)
+    assert (lines[0]["response"], outcome.problem, outcome.cut) == ("after x", None, False)
 
 
 def test_concurrency_and_a_seed_of_its_own_for_every_answer(tmp_path: Path):
@@ -147,10 +176,46 @@ def test_conversations_are_read_once_and_up_to_the_limit(tmp_path: Path):
     lines = [{"messages": [user("a")]}, {"prompt": "b"}, {"prompt": "c", "response": "d"}]
     file.write_text("\n".join(map(json.dumps, lines)))
     found = read_conversations([str(file), str(file)])
-    assert [conversation.place for conversation in found] == [f"{file}:{n}" for n in (1, 2, 3)]
-    assert read_conversations([str(file)], limit=2) == found[:2]
+    places = [conversation.place for conversation in found.values()]
+    assert places == [f"{file}:{n}" for n in (1, 2, 3)]
+    assert list(read_conversations([str(file)], limit=2)) == list(found)[:2]
     with pytest.raises(InputError, match="a limit of 0 conversations leaves nothing"):
         read_conversations([str(file)], limit=0)
+
+
+ASKED = Chat("a:1", (SYSTEM, user("x"), assistant("old"), user("y")), [{"type": "function"}])
+SAME: list[Conversation] = [
+    replace(ASKED, place="b:7"),
+    replace(ASKED, messages=(SYSTEM, user("x"), assistant("new"), user("y"), assistant("more"))),
+]
+OTHER: list[Conversation] = [
+    replace(ASKED, tools=None),
+    replace(ASKED, messages=ASKED.messages[1:]),
+    replace(ASKED, messages=(*ASKED.messages[:-1], user("z"))),
+    replace(ASKED, messages=(SYSTEM, user("x"), CALL, user("y"))),
+    Completion("a:1", "x", "old"),
+]
+
+
+@pytest.mark.parametrize("other", SAME)
+def test_a_conversation_is_the_same_wherever_it_stands(other: Conversation):
+    assert by_digest([ASKED]).keys() == by_digest([other]).keys()
+
+
+@pytest.mark.parametrize("other", OTHER)
+def test_what_asks_otherwise_is_another_conversation(other: Conversation):
+    assert len({*by_digest([ASKED]), *by_digest([other])}) == 2
+
+
+def test_a_prompt_is_the_same_whatever_answered_it():
+    prompts = [Completion("a:1", "x", "old"), Completion("a:2", "x", None)]
+    assert by_digest(prompts[:1]).keys() == by_digest(prompts[1:]).keys()
+
+
+def test_equal_conversations_are_told_apart_by_their_number():
+    one, two, three = by_digest([ASKED, SAME[0], SAME[1]])
+    assert len({one, two, three}) == 3
+    assert list(by_digest([OTHER[0], ASKED, OTHER[1], ASKED]))[1::2] == [one, two]
 
 
 NOTHING_ASKED = [

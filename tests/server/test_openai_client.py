@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from copy import copy
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -12,8 +13,11 @@ from conftest import Running
 from openai import OpenAI
 
 from peagle import LLM, SamplingParams
+from peagle.regenerate.engine import EngineAnswerer
 from peagle.server.chat import render
 from peagle.server.protocol import Message
+from peagle.train.samples import Chat, parse_sample
+from peagle.train.template import ChatTemplate
 
 pytestmark = pytest.mark.usefixtures("_clean")
 PROMPT = "def fibonacci(n):\n"
@@ -208,6 +212,37 @@ def test_templates_get_what_a_tool_was_called_with_as_an_object(server: Running)
     messages = [Message(role="assistant", content=None, tool_calls=called)]
     tokens = asyncio.run(render(service, messages, {}))
     assert service.llm.tokenizer.decode(tokens) == '{"x": [1]}"no JSON"'
+
+
+def test_a_tool_call_is_the_same_text_in_every_rendering(server: Running):
+    """What a drafter learns from, and what answers are regenerated behind, is what is served."""
+    template = (
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
+        "{% for key, value in c.function.arguments | items %}({{ key }}: {{ value | tojson }})"
+        "{% endfor %}{% endfor %}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+        "{% endfor %}"
+    )
+    function = {"name": "f", "arguments": '{"x": [1], "y": "é"}'}
+    call = {"id": "1", "type": "function", "function": function}
+    turns = ({"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]})
+    service, tokenizer = copy(server.service), copy(server.service.llm.tokenizer)
+    service.settings = service.settings.model_copy(update={"chat_template": template})
+    served = asyncio.run(render(service, [Message(**turn) for turn in turns], {}))
+    text = tokenizer.decode(served)
+    assert '(x: [1])(y: "é")' in text
+    tokenizer.chat_template = template
+    chat = parse_sample("a:1", {"messages": list(turns)})
+    assert isinstance(chat, Chat)
+    [document] = ChatTemplate(tokenizer).encode([chat])
+    assert list(document.tokens) == served
+    tokenizer.chat_template = template.replace("{% for c", "{% generation %}{% for c").replace(
+        "{% endfor %}{% endfor %}{% if", "{% endfor %}{% endfor %}{% endgeneration %}{% if"
+    )
+    [marked] = ChatTemplate(tokenizer).encode([chat])
+    assert tokenizer.decode(marked.tokens[slice(*marked.responses[0])]) == '(x: [1])(y: "é")'
+    tokenizer.chat_template = template
+    engine = SimpleNamespace(llm=SimpleNamespace(tokenizer=tokenizer))
+    assert EngineAnswerer(engine).render(chat.messages, None) == text  # type: ignore[arg-type]
 
 
 def test_chat_equals_its_rendered_prompt(client: OpenAI, offline: LLM):

@@ -257,7 +257,11 @@ def test_the_hub_is_not_asked_for_weights(recipe_for, targets, tmp_path: Path, m
     ("changes", "complaint"),
     [
         ({"row_length": 300}, "row_length 300 is above the target's context of 256"),
-        ({"validation_documents": 64}, "64 documents, and 64 are to be held out"),
+        ({"validation_documents": 64}, "64 documents of 64 samples, and whole samples of 64"),
+        (
+            {"num_speculative_tokens": 43},
+            "chain has 42 of num_speculative_tokens 43; lower",
+        ),
         ({"taps": (9,)}, "aux layers"),
     ],
 )
@@ -269,7 +273,7 @@ def test_it_refuses_what_the_run_refuses(recipe_for, tmp_path: Path, changes, co
 
 def test_a_mask_token_in_the_data(recipe_for, tmp_path: Path):
     data = tmp_path / "data.jsonl"
-    line = json.dumps({"prompt_token_ids": [1], "token_ids": [2, tiny.MASK, 3]})
+    line = json.dumps({"prompt_token_ids": [1], "token_ids": [2, tiny.MASK, 3, 4, 5, 6]})
     data.write_text("\n".join([line] * 9))
     recipe = recipe_for(tmp_path / "out", data=(str(data),))
     for begin in (Plan.of, prepare):

@@ -406,8 +406,19 @@ class TestPrepare:
             prepare(recipe_for(tmp_path / "out", row_length=300))
 
     def test_too_few_documents(self, recipe_for, tmp_path: Path):
-        with pytest.raises(InputError, match="64 documents, and 64 are to be held out"):
+        with pytest.raises(InputError, match="64 documents of 64 samples, and whole samples of 64"):
             prepare(recipe_for(tmp_path / "out", validation_documents=64))
+
+    def test_responses_shorter_than_a_chain(self, recipe_for, tmp_path: Path):
+        """Every estimate would be 1, and the first drafter the best one for ever."""
+        data = tmp_path / "data.jsonl"
+        line = {"prompt_token_ids": [1, 2], "token_ids": [3, 4, 5]}
+        data.write_text("\n".join([json.dumps(line)] * 20))
+        short = recipe_for(tmp_path / "out", data=(str(data),))
+        with pytest.raises(InputError, match="the longest chain has 3 of num_speculative_tokens 4"):
+            prepare(short)
+        estimate = prepare(short.model_copy(update={"num_speculative_tokens": 3})).estimate()
+        assert estimate.acceptance_length >= 1.0
 
     def test_an_output_that_cannot_be_written(self, recipe_for, tmp_path: Path):
         (tmp_path / "file").touch()

@@ -158,9 +158,12 @@ def _speculation(
 def _write_json(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
-    completions = llm.generate([prompt.token_ids(llm.tokenizer) for prompt in prompts], params)
-    for prompt, completion in zip(prompts, completions, strict=True):
+    """Print each prompt's line as soon as it is finished, so that an interruption keeps it."""
+    encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    completions: list[Completion] = []
+    for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
         typer.echo(json.dumps(_record(prompt, completion)))
+        completions.append(completion)
     return completions
 
 
@@ -189,14 +192,16 @@ def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
 def _write_text(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
-    """Print the texts, the only one as it comes, and then how fast that went."""
+    """Print the texts as they come, the only one bit by bit, and then how fast that went."""
     start = time.perf_counter()
     encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    completions: list[Completion] = []
     if len(encoded) == 1:
         completions = [_stream(llm, encoded[0], params)]
     else:
-        completions = llm.generate(encoded, params)
-        typer.echo("\n\n".join(completion.text for completion in completions))
+        for completion in llm.completions(encoded, params):
+            typer.echo("\n" * bool(completions) + completion.text)
+            completions.append(completion)
     typer.secho(_speed(completions, time.perf_counter() - start), err=True, dim=True)
     return completions
 

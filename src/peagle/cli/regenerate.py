@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,7 +37,7 @@ def regenerate(
     ],
     output: Annotated[
         Path,
-        typer.Option(help="JSONL file; one that is there is continued, whatever options wrote it."),
+        typer.Option(help="JSONL file; one that is there is continued with what it lacks."),
     ],
     sources: Annotated[
         list[str] | None,
@@ -70,7 +70,7 @@ def regenerate(
     """Write the target's own answer to every question.
 
     The answers in the data are ignored. A run that was stopped continues when the same command is
-    given again.
+    given again, with edited data too.
     """
     from peagle.regenerate.output import open_output
     from peagle.regenerate.run import read_conversations
@@ -84,9 +84,9 @@ def regenerate(
     given = _sources(target, sources or [], endpoint, model)
     conversations = read_conversations(given, limit)
     use_threads(threads)
-    with open_output(output) as file:
-        waiting = [one for one in conversations if one.place not in file.done]
-        tally = Tally(len(conversations) - len(waiting))
+    with open_output(output, _answered_by(model or target, params)) as file:
+        waiting = {asked: one for asked, one in conversations.items() if asked not in file.done}
+        tally = Tally(len(conversations) - len(waiting), len(file.done - conversations.keys()))
 
         async def run(answerer: "Answerer") -> None:
             with _progress(tally, len(conversations)) as show:
@@ -95,7 +95,7 @@ def regenerate(
         if endpoint is not None and model is not None:
             asyncio.run(_ask_endpoint(run, endpoint, model, concurrency))
         elif waiting:
-            _ask_engine(run, waiting, target, speculation, config)
+            _ask_engine(run, waiting.values(), target, speculation, config)
     if tally.skipped and not tally.before and not tally.finished:
         raise InputError(f"no conversation was answered: {tally.problem}")
     typer.echo(tally)
@@ -104,10 +104,10 @@ def regenerate(
 class Tally:
     """What a run has come to so far, and how fast."""
 
-    def __init__(self, before: int) -> None:
-        self.before = before
-        """Conversations that an earlier run has finished."""
-        self.finished = self.tokens = self.shortened = self.skipped = 0
+    def __init__(self, before: int, others: int) -> None:
+        self.before, self.others = before, others
+        """Conversations that an earlier run has finished, and those that are not in the data."""
+        self.finished = self.tokens = self.shortened = self.skipped = self.cut = 0
         self.problem: str | None = None
         """Why the first of those that end early does so."""
         self._start = time.perf_counter()
@@ -122,6 +122,7 @@ class Tally:
         self.tokens += outcome.tokens
         self.shortened += outcome.record is not None and outcome.problem is not None
         self.skipped += outcome.record is None
+        self.cut += outcome.cut
         self.problem = self.problem or outcome.problem
 
     @property
@@ -133,8 +134,12 @@ class Tally:
         line = f"{self.finished} conversations, {self.tokens} tokens, {self.speed:.1f} tokens/s"
         if self.before:
             line += f"; {self.before} were there already"
+        if self.others:
+            line += f"; {self.others} not in this data stay"
         if self.problem:
             line += f"; {self.shortened} end early, {self.skipped} left out: {self.problem}"
+        if self.cut:
+            line += f"; {self.cut} of these at an answer that --max-tokens or the context's end cut"
         return line
 
 
@@ -151,9 +156,15 @@ def _sources(
     return others
 
 
+def _answered_by(name: str, params: SamplingParams) -> str:
+    """What tells a run's answers from another's; a finished answer is the same at any limit."""
+    sampled = f"temperature {params.temperature}, seed {params.seed}"
+    return f"{name}, {sampled if params.temperature else 'greedy'}"
+
+
 def _ask_engine(
     run: "Run",
-    conversations: "Sequence[Conversation]",
+    conversations: "Iterable[Conversation]",
     target: str,
     speculation: SpeculativeConfig | None,
     config: EngineConfig,

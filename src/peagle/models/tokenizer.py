@@ -1,5 +1,7 @@
 """A target's tokenizer and chat template."""
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +42,31 @@ def render_chat(
         )
     try:
         text: str = tokenizer.apply_chat_template(
-            list(messages), chat_template=template, tokenize=False, **variables
+            template_turns(messages), chat_template=template, tokenize=False, **variables
         )
     except Exception as error:  # whatever a template raises, it is about these messages
         raise InputError(f"the chat template refuses this: {error}") from None
     return text
+
+
+def template_turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as chat templates expect them: what a tool was called with is an object, not text.
+
+    OpenAI's form has it as text. Text that is no JSON object stays.
+    """
+    return [
+        {**message, "tool_calls": [_template_call(call) for call in message["tool_calls"]]}
+        if isinstance(message.get("tool_calls"), list)
+        else dict(message)
+        for message in messages
+    ]
+
+
+def _template_call(call: Any) -> Any:
+    match call:
+        case {"function": {"arguments": str(text)} as function}:
+            with contextlib.suppress(ValueError, RecursionError):
+                given = json.loads(text)
+                if isinstance(given, dict):
+                    return {**call, "function": {**function, "arguments": given}}
+    return call

@@ -15,10 +15,12 @@ class Answer:
     message: Message
     """As an assistant's turn; of a completion, `content` is the text."""
     tokens: int
+    cut: bool = False
+    """Whether a limit ended it, of tokens or of the context, and not the target."""
 
 
 class NoAnswerError(Exception):
-    """The target's context has no room for another answer, or one ended with an error."""
+    """There is none: the target's context is full, a server refuses it, or it ended in an error."""
 
 
 class Answerer(Protocol):

@@ -16,7 +16,11 @@ from peagle.train.samples import Message
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 """Seconds before each new try, where the server does not say how long to wait."""
+LONGEST_WAIT = 60.0
+"""Seconds, whatever a server asks for: one that asks for an hour may be back before."""
 ANSWER_SECONDS, CONNECT_SECONDS = 3600.0, 10.0
+OF_ONE_REQUEST = (400, 413, 422)
+"""Statuses that refuse what was asked; others, such as 401 and 404, hold for whatever is asked."""
 KEPT = ("content", "reasoning_content", "tool_calls")
 """What of an assistant's turn a chat template may read."""
 
@@ -56,14 +60,14 @@ class Endpoint:
         if not isinstance(said, dict):
             raise self._unlike_openai()
         message = {key: said[key] for key in KEPT if said.get(key)}
-        return Answer({"role": "assistant", "content": "", **message}, tokens)
+        return Answer({"role": "assistant", "content": "", **message}, tokens, _cut(choice))
 
     async def complete(self, prompt: str, params: SamplingParams) -> Answer:
         """What follows a text, without a chat template."""
         choice, tokens = await self._ask("completions", {"prompt": prompt}, params)
         if not isinstance(choice.get("text"), str):
             raise self._unlike_openai()
-        return Answer({"role": "assistant", "content": choice["text"]}, tokens)
+        return Answer({"role": "assistant", "content": choice["text"]}, tokens, _cut(choice))
 
     async def _ask(
         self, path: str, asked: dict[str, Any], params: SamplingParams
@@ -111,27 +115,36 @@ class Endpoint:
                 return response.json()
             except ValueError:
                 raise self._unlike_openai() from None
-        complaint = _complaint(response)
-        if response.status_code == 400 and "context" in complaint.lower():
-            raise NoAnswerError(complaint)
-        raise InputError(f"{self._url} refuses: {response.status_code} {complaint}")
+        refusal = f"{self._url} refuses: {response.status_code} {_complaint(response)}"
+        if response.status_code in OF_ONE_REQUEST:
+            raise NoAnswerError(refusal)
+        raise InputError(refusal)
 
     def _unlike_openai(self) -> InputError:
         return InputError(f"{self._url} does not answer as OpenAI's API does; give its /v1 URL")
 
 
 def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
-    """What a Retry-After header asks for: seconds, or a date; None where there is none."""
+    """What a Retry-After header asks for, within bounds; None where there is none."""
     value = headers.get("Retry-After", "")
     try:
-        return max(float(value), 0.0)
+        seconds = float(value)
     except ValueError:
-        pass
-    try:
-        date = email.utils.parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max((date - datetime.datetime.now(datetime.UTC)).total_seconds(), 0.0)
+        try:
+            seconds = _seconds_until(email.utils.parsedate_to_datetime(value))
+        except ValueError:
+            return None
+    return min(max(0.0, seconds), LONGEST_WAIT)
+
+
+def _seconds_until(date: datetime.datetime) -> float:
+    """From now on; a date that names no zone is in UTC."""
+    then = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
+    return (then - datetime.datetime.now(datetime.UTC)).total_seconds()
+
+
+def _cut(choice: Mapping[str, Any]) -> bool:
+    return choice.get("finish_reason") == "length"
 
 
 def _complaint(response: httpx2.Response) -> str:

@@ -46,4 +46,4 @@ class EngineAnswerer:
         if completion.failure is not None:
             raise NoAnswerError(f"an answer ended with an error: {completion.failure}")
         message = {"role": "assistant", "content": completion.text}
-        return Answer(message, len(completion.token_ids))
+        return Answer(message, len(completion.token_ids), completion.finish_reason == "length")

@@ -16,41 +16,59 @@ BEGINNING = b'{"source": "'
 class Output:
     """One line a finished conversation, each on its way to the disk when `write` returns."""
 
-    def __init__(self, path: Path, file: FileIO) -> None:
-        self._path, self._file = path, file
-        self.done = self._read_sources()
-        """The sources of the conversations in it."""
+    def __init__(self, path: Path, file: FileIO, by: str) -> None:
+        self._path, self._file, self._by = path, file, by
+        self.done = self._read_questions()
+        """Digests of what the conversations in it were asked."""
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, asked: str, source: str, record: dict[str, Any]) -> None:
         """Add a conversation. Raises `InputError` when the disk does not take it."""
-        line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+        whole = {"source": source, "asked": asked, "by": self._by, **record}
+        line = json.dumps(whole, ensure_ascii=False).encode() + b"\n"
         try:
             while line:
                 line = line[self._file.write(line) :]
         except OSError as error:
             raise InputError(f"{self._path} cannot be written: {error.strerror}") from None
-        self.done.add(record["source"])
+        self.done.add(asked)
 
-    def _read_sources(self) -> set[str]:
+    def _read_questions(self) -> set[str]:
         """What is there already; a last line that was not finished is taken away."""
         found, kept = set(), 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 place = f"{self._path}:{number}"
                 if line.endswith(b"\n"):
-                    found.add(_source(line, place))
+                    found.add(self._question(line, place))
                     kept += len(line)
                 elif not found and line[: len(BEGINNING)] != BEGINNING[: len(line)]:
                     raise _foreign(place)
         self._file.truncate(kept)
         return found
 
+    def _question(self, line: bytes, place: str) -> str:
+        match _parsed(line):
+            case {"source": str(), "asked": str(asked), "by": self._by}:
+                return asked
+            case {"source": str(), "asked": str(), "by": str(by)}:
+                raise InputError(
+                    f"{place}: answered by {by}, not by {self._by}; give another --output, or the "
+                    "same model and sampling"
+                )
+            case {"source": str(), "messages": list()} | {"source": str(), "response": str()}:
+                raise InputError(
+                    f"{place}: written by an earlier peagle regenerate, which did not tell what it "
+                    "was asked; give another --output"
+                )
+        raise _foreign(place)
+
 
 @contextmanager
-def open_output(path: Path) -> Iterator[Output]:
-    """The file, new or continued.
+def open_output(path: Path, by: str) -> Iterator[Output]:
+    """The file, new or continued, of answers given by `by`: a model and how it is sampled.
 
-    Raises `InputError` when it cannot be written or holds lines of another kind.
+    Raises `InputError` when it cannot be written, or holds answers of others or lines of another
+    kind.
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} cannot be written: it is no file")
@@ -59,17 +77,14 @@ def open_output(path: Path) -> Iterator[Output]:
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
     with file:
-        yield Output(path, file)
+        yield Output(path, file, by)
 
 
-def _source(line: bytes, place: str) -> str:
+def _parsed(line: bytes) -> Any:
     try:
-        match json.loads(line):
-            case {"source": str(source)}:
-                return source
+        return json.loads(line)
     except ValueError:
-        pass
-    raise _foreign(place)
+        return None
 
 
 def _foreign(place: str) -> InputError:

@@ -2,8 +2,10 @@
 
 import asyncio
 import itertools
+import json
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +13,7 @@ from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.regenerate.answers import Answerer, NoAnswerError
 from peagle.regenerate.output import Output
+from peagle.train.digest import digest
 from peagle.train.samples import Chat, Completion, Message, Sample, read_samples
 
 Conversation = Chat | Completion
@@ -23,14 +26,16 @@ class Outcome:
     """How far a conversation went."""
 
     record: dict[str, Any] | None
-    """The line to write; None where there is no answer."""
+    """What to write; None where there is no answer."""
     tokens: int
     problem: str | None = None
-    """Why it ends before its last turn."""
+    """Where it is, and why it ends before its last turn."""
+    cut: bool = False
+    """Whether that is because the target did not come to the end of an answer."""
 
 
-def read_conversations(sources: Sequence[str], limit: int | None = None) -> list[Conversation]:
-    """The first `limit` conversations and prompts of some sources, each of which asks something.
+def read_conversations(sources: Sequence[str], limit: int | None = None) -> dict[str, Conversation]:
+    """The first `limit` conversations and prompts of some sources `by_digest`; each asks something.
 
     Raises `InputError` naming the line that asks nothing.
     """
@@ -40,7 +45,21 @@ def read_conversations(sources: Sequence[str], limit: int | None = None) -> list
     found = {sample.place: _asking(sample) for sample in samples}
     if not found:
         raise InputError(f"{', '.join(sources)}: no conversation in it")
-    return list(found.values())
+    return by_digest(found.values())
+
+
+def by_digest(conversations: Iterable[Conversation]) -> dict[str, Conversation]:
+    """Conversations by what tells each from all others, wherever it stands: what it asks.
+
+    The answers that are ignored are no part of it. Of equal ones the second is told by a number.
+    """
+    counts = Counter[str]()
+    found: dict[str, Conversation] = {}
+    for conversation in conversations:
+        asked = digest([json.dumps(_question(conversation)).encode()])
+        counts[asked] += 1
+        found[asked if counts[asked] == 1 else f"{asked}-{counts[asked]}"] = conversation
+    return found
 
 
 def plan(chat: Chat) -> list[Message | None]:
@@ -82,7 +101,7 @@ def check_templates(
 
 
 async def regenerate(
-    conversations: Iterable[Conversation],
+    conversations: Mapping[str, Conversation],
     answerer: Answerer,
     params: SamplingParams,
     output: Output,
@@ -91,16 +110,17 @@ async def regenerate(
 ) -> None:
     """Answer conversations, `concurrency` at a time, and write each as soon as it is finished.
 
+    conversations: by their digests.
     Raises `InputError` naming the conversation that cannot be asked; those that are finished by
     then are written.
     """
-    waiting = iter(conversations)
+    waiting = iter(conversations.items())
 
     async def work() -> None:
-        for conversation in waiting:
-            outcome = await _answer(conversation, answerer, params)
+        for asked, conversation in waiting:
+            outcome = await _answer(conversation, answerer, _seeded(params, asked))
             if outcome.record is not None:
-                output.write(outcome.record)
+                output.write(asked, conversation.place, outcome.record)
             on_finish(outcome)
 
     workers = [asyncio.create_task(work()) for _ in range(concurrency)]
@@ -125,6 +145,13 @@ def _asking(sample: Sample) -> Conversation:
     raise InputError(f"{sample.place}: needs messages, conversations or prompt to answer")
 
 
+def _question(conversation: Conversation) -> Any:
+    """What decides the answer, but for model and sampling."""
+    if isinstance(conversation, Completion):
+        return conversation.prompt
+    return [plan(conversation), conversation.tools]
+
+
 async def _answer(
     conversation: Conversation, answerer: Answerer, params: SamplingParams
 ) -> Outcome:
@@ -137,37 +164,44 @@ async def _answer(
 
 
 async def _complete(text: Completion, answerer: Answerer, params: SamplingParams) -> Outcome:
+    """Continue a text; nothing is put behind it, so it may end anywhere."""
     try:
-        answer = await answerer.complete(text.prompt, _seeded(params, text.place, 0))
+        answer = await answerer.complete(text.prompt, _seeded(params, 0))
     except NoAnswerError as error:
-        return Outcome(None, 0, str(error))
+        return Outcome(None, 0, f"{text.place}: {error}")
     response = answer.message["content"]
-    record = {"source": text.place, "prompt": text.prompt, "response": response}
-    return Outcome(record, answer.tokens)
+    return Outcome({"prompt": text.prompt, "response": response}, answer.tokens)
 
 
 async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> Outcome:
-    """Answer turn after turn, up to the first for which the target has no answer."""
+    """Answer turn after turn, up to the first for which the target has no whole answer.
+
+    Part of one would be rendered with an end of turn that the target did not write.
+    """
     said: list[Message] = []
-    tokens, answered, problem = 0, 0, None
+    tokens, answered, problem, cut = 0, 0, None, False
     for turn, message in enumerate(plan(chat)):
         if message is not None:
             said.append(message)
             continue
         try:
-            answer = await answerer.chat(said, chat.tools, _seeded(params, chat.place, turn))
+            answer = await answerer.chat(said, chat.tools, _seeded(params, turn))
         except NoAnswerError as error:
-            problem = str(error)
+            problem = f"{chat.place}: {error}"
+            break
+        if answer.cut:
+            cut, limits = True, "--max-tokens or the context's end"
+            problem = f"{chat.place}: an answer was cut after {answer.tokens} tokens, by {limits}"
             break
         said.append(answer.message)
         tokens, answered = tokens + answer.tokens, len(said)
     if not answered:
-        return Outcome(None, 0, problem)
+        return Outcome(None, 0, problem, cut)
     tools = {"tools": chat.tools} if chat.tools else {}
-    return Outcome({"source": chat.place, "messages": said[:answered], **tools}, tokens, problem)
+    return Outcome({"messages": said[:answered], **tools}, tokens, problem, cut)
 
 
-def _seeded(params: SamplingParams, place: str, turn: int) -> SamplingParams:
-    """A seed of its own for every turn, the same in every run."""
-    seed = zlib.crc32(f"{params.seed}:{place}:{turn}".encode())
+def _seeded(params: SamplingParams, what: str | int) -> SamplingParams:
+    """A seed of its own for every conversation, and then for every turn, the same in every run."""
+    seed = zlib.crc32(f"{params.seed}:{what}".encode())
     return params.model_copy(update={"seed": seed})

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,23 +61,12 @@ def _render(
     tokenizer, template = service.llm.tokenizer, service.settings.chat_template
     if template is None and tokenizer.chat_template is None:
         raise APIError(400, "this model has no chat template; start with --chat-template FILE")
-    turns = [_turn(message) for message in messages]
+    turns = [turn.model_dump(exclude_none=True) | {"content": turn.text} for turn in messages]
     try:
         text = render_chat(tokenizer, turns, template, **variables)
     except InputError as error:
         raise APIError(400, str(error), "messages") from None
     return service.llm.tokenize(text, add_special_tokens=False)
-
-
-def _turn(message: Message) -> Json:
-    """A message as chat templates expect it: what a tool was called with is an object, not text."""
-    turn = message.model_dump(exclude_none=True) | {"content": message.text}
-    for call in turn.get("tool_calls", ()):
-        with contextlib.suppress(ValueError, RecursionError):
-            given = json.loads(call["function"]["arguments"])
-            if isinstance(given, dict):
-                call["function"]["arguments"] = given
-    return turn
 
 
 def _variables(body: ChatBody, use: ToolUse | None) -> dict[str, Any]:

@@ -83,7 +83,7 @@ class Recipe(Config):
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     gradient_clip: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     validation_documents: PositiveInt = 64
-    """Documents held out, drawn by seed."""
+    """Documents held out, drawn by seed; of a split sample all pieces are."""
     evaluate_every: PositiveInt = 250
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "auto"

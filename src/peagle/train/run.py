@@ -1,5 +1,6 @@
 """A recipe made ready to run: target, documents, drafter and trainer."""
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,6 +16,7 @@ from peagle.models.families import read_target_config
 from peagle.models.loading import load_decoder, load_ends
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
+from peagle.train.cod import reaches
 from peagle.train.conversations import Summary, read_documents
 from peagle.train.feature_cache import FeatureCache
 from peagle.train.features import FeatureSource, Split
@@ -95,20 +97,42 @@ def read_rows(
         recipe.overlong,
         config.vocab_size,
     )
-    return *split(documents, recipe), summary
+    training, validation = split(documents, recipe)
+    _check_chains(validation, recipe.num_speculative_tokens)
+    return training, validation, summary
 
 
 def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, PackedRows]:
-    """Packed rows to train on and packed rows held out, drawn by the recipe's seed."""
-    if len(documents) <= recipe.validation_documents:
+    """Packed rows to train on and packed rows held out, drawn by the recipe's seed.
+
+    Pieces of one sample go to the same side: what was learnt of one tells about the others.
+    """
+    by_sample: dict[str, list[Document]] = {}
+    for document in documents:
+        by_sample.setdefault(document.source, []).append(document)
+    drawn = list(by_sample.values())
+    random.Random(recipe.seed).shuffle(drawn)
+    sizes = itertools.accumulate(map(len, drawn))
+    samples = 1 + sum(size < recipe.validation_documents for size in sizes)
+    held, kept = (list(itertools.chain(*side)) for side in (drawn[:samples], drawn[samples:]))
+    if not kept:
         raise InputError(
-            f"{len(documents)} documents, and {recipe.validation_documents} are to be held out; "
-            "bring more data or lower validation_documents"
+            f"{len(documents)} documents of {len(drawn)} samples, and whole samples of "
+            f"{recipe.validation_documents} are to be held out; bring more data or lower "
+            "validation_documents"
         )
-    shuffled = list(documents)
-    random.Random(recipe.seed).shuffle(shuffled)
-    held, kept = shuffled[: recipe.validation_documents], shuffled[recipe.validation_documents :]
     return pack(kept, recipe.row_length), pack(held, recipe.row_length)
+
+
+def _check_chains(validation: PackedRows, depths: int) -> None:
+    """Acceptance length, by which the best drafter is chosen, is estimated on whole chains."""
+    longest = int(reaches(validation.batch(torch.arange(len(validation)))).max())
+    if longest < depths:
+        raise InputError(
+            f"the held-out responses are too short to estimate an acceptance length: the longest "
+            f"chain has {longest} of num_speculative_tokens {depths}; lower it, bring longer "
+            "responses, or raise validation_documents"
+        )
 
 
 def _check_output(output: Path) -> None:

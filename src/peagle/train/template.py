@@ -7,7 +7,7 @@ from operator import itemgetter
 from typing import Any
 
 from peagle.errors import InputError
-from peagle.models.tokenizer import render_chat
+from peagle.models.tokenizer import render_chat, template_turns
 from peagle.train.packing import Document
 from peagle.train.samples import Chat, Message
 
@@ -81,7 +81,7 @@ class ChatTemplate:
 
         variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, "tools": chat.tools}
         rendered: Any = render_jinja_template(
-            [list(chat.messages)],
+            [template_turns(chat.messages)],
             chat_template=self._tokenizer.get_chat_template(tools=chat.tools),
             return_assistant_tokens_mask=True,
             **variables,
