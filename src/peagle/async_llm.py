@@ -34,6 +34,8 @@ class AsyncLLM:
         self._asked: queue.SimpleQueue[_Stream | None] = queue.SimpleQueue()
         self._closing = threading.Lock()
         self._closed = False
+        self.failed = False
+        """Whether the engine's thread ended by an error that it could not leave behind."""
         loaded: Future[LLM] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(load, loaded), name="peagle-engine", daemon=True
@@ -109,14 +111,20 @@ class AsyncLLM:
         self.llm = llm
         loaded.set_result(llm)
         streams: dict[str, _Stream] = {}
-        while self._obey(streams):
-            try:
-                chunks = self.llm.step()
-            except Exception as error:
-                self._fail(streams, error)
-                continue
-            self._hand_out(streams, chunks)
-        self._fail(streams, EngineClosedError())
+        try:
+            while self._obey(streams):
+                try:
+                    chunks = self.llm.step()
+                except Exception as error:
+                    self._fail(streams, error)
+                    continue
+                self._hand_out(streams, chunks)
+            self._fail(streams, EngineClosedError())
+        except BaseException:
+            self.failed = True
+            raise
+        finally:
+            self._end(streams)
 
     def _hand_out(self, streams: dict[str, "_Stream"], chunks: Sequence[Chunk]) -> None:
         """Deliver what a step brought; streams that it completes are forgotten."""
@@ -148,10 +156,22 @@ class AsyncLLM:
         return True
 
     def _fail(self, streams: dict[str, "_Stream"], error: Exception) -> None:
-        for request_id in streams:
-            self.llm.cancel(request_id)
+        """Tell all streams, and then cancel them: that may raise, too, if the device is lost."""
+        failed = list(streams)
         _deliver((stream, error) for stream in streams.values())
         streams.clear()
+        for request_id in failed:
+            self.llm.cancel(request_id)
+
+    def _end(self, streams: dict[str, "_Stream"]) -> None:
+        """Tell whoever still waits that nothing more comes, and take no more questions."""
+        waiting = [*streams.values()]
+        with self._closing:
+            self._closed = True
+            while not self._asked.empty():
+                stream = self._asked.get()
+                waiting += [stream] if stream is not None and not stream.cancelled else []
+        _deliver((stream, EngineClosedError()) for stream in waiting)
 
 
 class _Stream:

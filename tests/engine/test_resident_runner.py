@@ -16,6 +16,7 @@ from peagle.engine.graph import CycleGraphs
 from peagle.engine.prefill import Prefill
 from peagle.engine.resident_cycle import Ends
 from peagle.engine.resident_runner import ResidentRunner
+from peagle.errors import InputError
 from peagle.ops import residual
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
@@ -172,6 +173,15 @@ def test_a_last_token_known_to_come_starts_no_further_cycle(targets, trained):
     assert engine.step() == []
     assert engine.scheduler.schedule() == []
     assert [len(output.new_tokens) for output in engine.step()] == [1]
+
+
+def test_a_missing_compiler_is_told_in_a_line(targets, monkeypatch):
+    def fail(self: ResidentRunner) -> None:
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+
+    monkeypatch.setattr(ResidentRunner, "capture", fail)
+    with pytest.raises(InputError, match="install gcc"):
+        engine_of(targets["easy"], None, True)
 
 
 def test_a_cycle_takes_no_rows_from_prompts(targets, trained):

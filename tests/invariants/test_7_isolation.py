@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tiny_pair import save_pair
 
 from peagle import LLM, AsyncLLM, InputError, SamplingParams, SpeculativeConfig
+from peagle.async_llm import EngineClosedError
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request
 
@@ -176,6 +177,33 @@ def test_a_step_that_fails_ends_its_streams_and_nothing_else(
         return tokens
 
     assert asyncio.run(everything()) == expected
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_cannot_go_on_tells_all_streams_and_takes_no_more(
+    tmp_path, monkeypatch: pytest.MonkeyPatch
+):
+    """As after an error of the device: whatever is asked of it raises, cleaning up as well."""
+    lost = LLM(save_pair(tmp_path).target, None, tiny.engine_config(block_size=4))
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("the device is lost")
+
+    async def everything() -> None:
+        engine = AsyncLLM(lambda: lost)
+        streams = [asyncio.create_task(read(engine, text)) for text in TEXTS]
+        await asyncio.sleep(0)
+        monkeypatch.setattr(lost.engine.runners.plain, "run", fail)
+        monkeypatch.setattr(lost.engine.runners.table, "leave", fail)
+        results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 20)
+        assert all(isinstance(result, RuntimeError | EngineClosedError) for result in results)
+        with pytest.raises(EngineClosedError):
+            await asyncio.wait_for(read(engine, TEXTS[0]), 20)
+        engine.close()
+        assert engine.failed
+        assert not engine.alive
+
+    asyncio.run(everything())
 
 
 @pytest.mark.usefixtures("whole")

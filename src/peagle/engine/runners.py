@@ -20,7 +20,8 @@ class Runners:
     """The plain runner, and where the device can run cycles by itself, the one that lets it.
 
     lengths: numbers of drafts that a cycle may have, ascending, K last. Raises `InputError` for
-    synthetic acceptance on a GPU whose kernels do not cover the model.
+    synthetic acceptance on a GPU whose kernels do not cover the model, and where kernels cannot be
+    launched for want of a C compiler.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class Runners:
             self.resident = ResidentRunner(
                 target, drafter, lengths, self.table, caches, capacity.batched_tokens, synthetic
             )
-            self.resident.capture()
+            _capture(self.resident)
 
     def on_device(self, params: SamplingParams) -> bool:
         """Whether the device chooses the tokens of such a request by itself."""
@@ -83,6 +84,18 @@ class Runners:
         """Make blocks zero in every cache."""
         for cache in self._caches:
             cache.clear(blocks)
+
+
+def _capture(resident: ResidentRunner) -> None:
+    try:
+        resident.capture()
+    except RuntimeError as error:
+        if "C compiler" not in str(error):
+            raise
+        raise InputError(
+            "Triton makes its launcher with a C compiler and finds none; install gcc and Python's "
+            "headers (python3-dev), or name a compiler in CC"
+        ) from error
 
 
 def _by_itself(target: Decoder, drafter: Drafter | None, synthetic: Sequence[float] | None) -> bool:
