@@ -274,7 +274,9 @@ def test_where_the_end_of_text_is_read(tmp_path: Path, generation, model, ids: t
     if generation is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     (tmp_path / "config.json").write_text(json.dumps(model))
-    assert end_tokens(tmp_path) == ids
+    assert end_tokens(tmp_path, None) == ids
+    assert end_tokens(tmp_path, 9) == (9, *ids)
+    assert end_tokens(tmp_path, 5) == (5, *(token for token in ids if token != 5))
 
 
 class TestAsync:

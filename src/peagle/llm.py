@@ -110,7 +110,7 @@ class LLM:
             parallel = model.config.parallel
             drafter = ParallelDrafter(model) if parallel else SequentialDrafter(model)
             k = speculative_config.num_speculative_tokens or default_k(drafter)
-        engine = Engine(decoder, drafter, k, config, end_tokens(directory))
+        engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))
         self._open(engine, tokenizer, sampling_defaults(directory))
 
     @classmethod
@@ -314,16 +314,17 @@ def default_k(drafter: Drafter) -> int:
     return config.trained_tokens or DEFAULT_K[config.parallel]
 
 
-def end_tokens(directory: Path) -> tuple[int, ...]:
-    """The target's end-of-text ids, from its generation config, else its config."""
+def end_tokens(directory: Path, own: int | None) -> tuple[int, ...]:
+    """The target's end-of-text ids: from its generation config, else its config, and the
+    tokenizer's own, which may be all that a fine-tune has changed. As vLLM has it."""
+    ends: list[Any] = [] if own is None else [own]
     for name in ("generation_config.json", "config.json"):
         if (directory / name).exists():
             ids = read_json(directory / name).get("eos_token_id")
-            if isinstance(ids, int):
-                return (ids,)
-            if isinstance(ids, list):
-                return tuple(int(i) for i in ids)
-    return ()
+            if ids is not None:
+                ends += ids if isinstance(ids, list) else [ids]
+                break
+    return tuple(dict.fromkeys(map(int, ends)))
 
 
 def sampling_defaults(directory: Path) -> dict[str, float]:
