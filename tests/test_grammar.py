@@ -2,12 +2,15 @@
 
 import json
 import re
+import resource
+from typing import Any
 
 import pytest
 
 from peagle import LLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
 from peagle.bench.pair import bundled
 from peagle.config import StructuredOutputs
+from peagle.grammar import GrammarCompiler
 
 SCHEMA = {
     "type": "object",
@@ -96,6 +99,29 @@ def test_forms_that_cannot_be_followed_are_refused(llm: LLM, form: StructuredOut
     with pytest.raises(InputError, match=r"^structured outputs: .+"):
         llm.generate([PROMPT], SamplingParams(structured_outputs=form))
     assert not llm.engine.busy
+
+
+def test_a_form_is_compiled_once_for_all_that_bring_it(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    compiled, compile_one = [], GrammarCompiler._compiled
+
+    def count(self: GrammarCompiler, wanted: StructuredOutputs) -> Any:
+        compiled.append(wanted)
+        return compile_one(self, wanted)
+
+    monkeypatch.setattr(GrammarCompiler, "_compiled", count)
+    form, like_it = (StructuredOutputs(json_schema={"const": value}) for value in (True, 1))
+    how = [SamplingParams(structured_outputs=form, seed=seed) for seed in range(3)]
+    done = llm.generate([PROMPT] * 4, [*how, SamplingParams(structured_outputs=like_it)])
+    assert [completion.text for completion in done] == ["true"] * 3 + ["1"]
+    assert len(compiled) == 2
+
+
+def test_repeats_within_repeats_end_soon(llm: LLM):
+    """As llguidance has it, 250 MB later."""
+    form = StructuredOutputs(regex="((a{100}){100}){100}b")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    llm.generate([PROMPT], SamplingParams(structured_outputs=form, max_tokens=1))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 150 << 10
 
 
 @pytest.mark.parametrize("values", [{}, {"json_object": True, "regex": "a"}, {"choice": ()}])

@@ -86,6 +86,13 @@ SCHEMAS: tuple[Any, ...] = (
     {"type": "array", "minItems": 10**9, "items": {"type": "array", "minItems": 10**9}},
     {"anyOf": [{"const": i} for i in range(300)]},
     {"properties": {f"p{i}": {"type": "string", "maxLength": 10**9} for i in range(50)}},
+    {"type": "integer", "multipleOf": 1_000_003},
+    {"type": "number", "multipleOf": 1e-300},
+    {"allOf": [{"type": "integer", "multipleOf": 1009}, {"multipleOf": 1013}]},
+    {"anyOf": [{"type": "integer", "multipleOf": 10_007 + 2 * i} for i in range(10)]},
+    {"properties": {f"p{i}": {"type": "integer", "multipleOf": i} for i in range(300)}},
+    {"type": "number", "minimum": -1e300, "maximum": 1e300},
+    {"type": "string", "pattern": "^((a{100}){100}){100}$"},
 )
 GRAMMARS = (
     "start: start",
@@ -94,6 +101,7 @@ GRAMMARS = (
     "start: %json {",
     "",
     "start: undefined",
+    'start: %json {"type": "integer", "multipleOf": 1000003}',
 )
 Body = bytes
 

@@ -25,6 +25,9 @@ one within the other, and a request may bring thousands."""
 SIZING_STACKS = threading.Lock()
 STEP_ITEMS = 5000
 """Of the parser for one token: a grammar that takes more would keep all others waiting."""
+LEXER_FUEL = 200_000
+"""A fifth of llguidance's own, which repeats within repeats use up in a second and 250 MB; schemas
+of 64 KiB with hundreds of patterns and formats get by with it."""
 
 
 class GrammarCompiler:
@@ -42,23 +45,33 @@ class GrammarCompiler:
         ends = list(end_tokens)
         self._vocab_size = vocab_size
         self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, vocab_size, ends)
+        self._latest: tuple[StructuredOutputs, LLMatcher] | None = None
 
     def compile(self, wanted: StructuredOutputs) -> "GrammarConstraint":
-        """Make the constraint of one request. Raises `InputError` for a grammar that is wrong,
+        """Make the constraint of one sequence. Raises `InputError` for a grammar that is wrong,
         not supported or too complex, or that no text fits.
+
+        A request's choices bring the very same form, which is compiled once. An equal one may mean
+        another: to Python `true` equals 1, and properties have no order.
         """
+        latest = self._latest
+        if latest is None or latest[0] is not wanted:
+            latest = self._latest = (wanted, self._compiled(wanted))
+        return GrammarConstraint(latest[1], self._vocab_size)
+
+    def _compiled(self, wanted: StructuredOutputs) -> "LLMatcher":
         try:
             matcher = _on_large_stack(lambda: self._matcher(wanted))
         except ValueError as error:
             raise InputError(f"structured outputs: {error}") from None
         if matcher.is_error():
             raise InputError(_complaint(matcher))
-        return GrammarConstraint(matcher, self._vocab_size)
+        return matcher
 
     def _matcher(self, wanted: StructuredOutputs) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(step_max_items=STEP_ITEMS)
+        limits = LLParserLimits(step_max_items=STEP_ITEMS, initial_lexer_fuel=LEXER_FUEL)
         matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any text fits

@@ -1,5 +1,6 @@
 """The process: how it starts, drains, ends and starts again."""
 
+import contextlib
 import json
 import logging
 import os
@@ -14,10 +15,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import uvicorn
 from conftest import NAME, load
 
 from peagle import AsyncLLM
 from peagle.engine.engine import Engine
+from peagle.errors import InputError
 from peagle.server.run import DrainingServer, bind, serve
 from peagle.server.settings import ServerSettings
 
@@ -115,7 +118,8 @@ def test_sigterm_lets_requests_finish(process: Process):
     _, errors = process.process.communicate(timeout=20)
     assert process.process.returncode == 0
     events = [json.loads(line) for line in errors.splitlines()]
-    assert {"draining", "request"} <= {event["event"] for event in events}
+    said = [event["event"] for event in events]
+    assert {f"serving peagle-demo on {process.url}", "draining", "request"} <= {*said}
     assert all(event["request_id"] for event in events if event["event"] == "request")
 
 
@@ -158,10 +162,19 @@ def test_a_second_signal_ends_at_once(process: Process):
 
 def test_sigterm_while_loading_ends_it(port: int):
     loading = Process(port)
-    time.sleep(1.5)
+    while not listens(port):  # from then on it loads
+        assert loading.process.poll() is None, loading.process.communicate()
+        time.sleep(0.01)
     loading.process.send_signal(signal.SIGTERM)
-    loading.process.communicate(timeout=20)
-    assert loading.process.returncode in (0, -signal.SIGTERM)
+    _, errors = loading.process.communicate(timeout=20)
+    assert loading.process.returncode == 0
+    assert "serving" not in errors
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+        return True
+    return False
 
 
 @pytest.mark.parametrize(
@@ -192,6 +205,45 @@ def test_a_taken_port_is_told_before_loading(port: int):
         _, errors = failed.process.communicate(timeout=60)
     assert failed.process.returncode == 2
     assert f"cannot listen on 127.0.0.1:{port}" in errors
+
+
+def test_of_two_that_take_one_port_the_second_is_told(port: int):
+    """While the first still loads."""
+    with bind("127.0.0.1", port), pytest.raises(InputError, match=f"listen on 127.0.0.1:{port}"):
+        bind("127.0.0.1", port)
+
+
+def test_one_that_is_overtaken_before_it_listens_is_told(
+    port: int, monkeypatch: pytest.MonkeyPatch
+):
+    with contextlib.ExitStack() as first:
+
+        def listen(second: socket.socket, backlog: int) -> None:
+            monkeypatch.undo()
+            first.enter_context(bind("127.0.0.1", port))
+            second.listen(backlog)
+
+        monkeypatch.setattr(socket.socket, "listen", listen)
+        with pytest.raises(InputError, match=f"listen on 127.0.0.1:{port}"):
+            bind("127.0.0.1", port)
+
+
+def test_it_says_that_it_serves_once_it_answers(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+
+    async def fail(*_: object, **__: object) -> None:
+        raise OSError("cannot listen")
+
+    monkeypatch.setattr(uvicorn.Server, "startup", fail)
+    with (
+        caplog.at_level("INFO", logger="peagle.server"),
+        bind("127.0.0.1", 0) as listener,
+        pytest.raises(OSError, match="cannot listen"),
+    ):
+        serve(AsyncLLM(load), ServerSettings(model_names=(NAME,)), listener)
+    assert "serving" not in caplog.text
 
 
 def test_a_broken_chat_template_is_told_at_the_start(

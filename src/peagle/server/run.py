@@ -31,12 +31,16 @@ log = logging.getLogger("peagle.server")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, taken before the model is loaded. Raises `InputError`."""
+    """A listening socket, taken before the model is loaded. Raises `InputError`.
+
+    Only one that listens keeps the address from others. Who connects meanwhile waits.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         raise InputError(f"cannot listen on {host}:{port}: {error}") from None
@@ -69,9 +73,7 @@ def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> N
     )
     service: Service = app.state.service
     server = DrainingServer(config, service)
-    host, port = listener.getsockname()[:2]
-    log.info(f"serving {settings.model_names[0]} on http://{host}:{port}")
-    _warn(llm, settings, host)
+    _warn(llm, settings, listener.getsockname()[0])
     try:
         server.run(sockets=[listener])
     finally:
@@ -104,9 +106,12 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to listen."""
+        """Begin to answer, and say so."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
+        for listener in sockets or ():
+            host, port = listener.getsockname()[:2]
+            log.info(f"serving {self._service.settings.model_names[0]} on http://{host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; called for SIGTERM and SIGINT."""

@@ -1,7 +1,10 @@
 """A request's fields -> `SamplingParams`, within the server's limits."""
 
+import contextlib
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from peagle.config import SamplingParams, StructuredOutputs
@@ -77,11 +80,15 @@ def structured_outputs(body: GenerationBody, limits: Limits) -> StructuredOutput
 
 
 def check_schema(schema: Any, limits: Limits, param: str) -> None:
-    """Refuse a schema that is too large or nested too deeply."""
+    """Refuse a schema that is too large, nested too deeply, or counts in too many steps."""
     if _depth(schema, limits.schema_depth) > limits.schema_depth:
         raise APIError(400, f"nested more than {limits.schema_depth} deep", param)
     if len(json.dumps(schema)) > limits.grammar_length:
         raise APIError(400, f"longer than {limits.grammar_length} characters", param)
+    most = limits.common_multiple
+    steps = [abs(step) for step in _steps(schema)]
+    if not all(step <= most for step in steps) or math.lcm(*map(_digits, steps)) > most:
+        raise APIError(400, f"multipleOf: the least common multiple of all is above {most}", param)
 
 
 def _checked(values: dict[str, Any], limits: Limits) -> StructuredOutputs:
@@ -91,6 +98,8 @@ def _checked(values: dict[str, Any], limits: Limits) -> StructuredOutputs:
             check_schema(value, limits, param)
         elif isinstance(value, str | list) and len("".join(value)) > limits.grammar_length:
             raise APIError(400, f"longer than {limits.grammar_length} characters", param)
+    for schema in _schemas_within(values.get("grammar", "")):
+        check_schema(schema, limits, param)
     if isinstance(values.get("json"), str):
         values["json"] = _parsed(values["json"], limits, param)
     if "choice" in values:
@@ -107,6 +116,29 @@ def _parsed(text: str, limits: Limits, param: str) -> Any:
         raise APIError(400, "json must be an object", param)
     check_schema(schema, limits, param)
     return schema
+
+
+def _schemas_within(grammar: str) -> Iterator[Any]:
+    """Those that a grammar in Lark's notation brings; what is none is left to its compiler."""
+    for place in re.finditer(r"%json\s*", grammar):
+        with contextlib.suppress(ValueError, RecursionError):
+            yield json.JSONDecoder().raw_decode(grammar, place.end())[0]
+
+
+def _steps(schema: Any) -> Iterator[float]:
+    """Every number that a schema names in `multipleOf`."""
+    if isinstance(schema, dict) and isinstance(schema.get("multipleOf"), int | float):
+        yield schema["multipleOf"]
+    if isinstance(schema, dict | list):
+        for child in schema.values() if isinstance(schema, dict) else schema:
+            yield from _steps(child)
+
+
+def _digits(step: float) -> int:
+    """A step without its decimal point: so many remainders are told apart. Never 0."""
+    while step % 1:
+        step *= 10
+    return int(step) or 1
 
 
 def _depth(value: Any, most: int) -> int:

@@ -24,6 +24,8 @@ class Limits(Config):
     grammar_length: PositiveInt = 64 << 10
     """Characters of a schema (as JSON), regex, grammar, or of all choices together."""
     schema_depth: PositiveInt = 32
+    common_multiple: PositiveInt = 100_000
+    """Of all that a schema names in `multipleOf`; a number's grammar has as many states."""
     tools: PositiveInt = 64
 
 
