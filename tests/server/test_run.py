@@ -104,6 +104,16 @@ def test_requests_are_read_while_launches_keep_the_interpreter(
     assert seen == [pytest.approx(share * usual)]
 
 
+def test_a_server_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch):
+    """And with an exit code after which it is started again."""
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    llm = AsyncLLM(load)
+    llm.failed = True  # as its thread leaves it
+    with bind("127.0.0.1", 0) as listener:
+        assert serve(llm, ServerSettings(model_names=(NAME,)), listener) == 1
+    assert not llm.alive
+
+
 def test_sigterm_lets_requests_finish(process: Process):
     answer = process.post({"prompt": "x", "max_tokens": 600, "ignore_eos": True, "stream": True})
     first = answer.readline()

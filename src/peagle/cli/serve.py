@@ -107,7 +107,7 @@ def serve(
         Literal["peagle", "vllm"],
         typer.Option(help="vllm starts vLLM with the same flags and any of its own."),
     ] = "peagle",
-) -> None:
+) -> int | None:
     """Serve a target and its drafter behind OpenAI's API.
 
     By default the bundled pair. The page at / shows which tokens the drafter wrote.
@@ -155,7 +155,7 @@ def _serve(
     settings: "ServerSettings",
     host: str,
     port: int,
-) -> None:
+) -> int:
     """Take the port, then load, then serve: a taken port is told before minutes of loading."""
     try:
         from peagle.server import run
@@ -166,7 +166,7 @@ def _serve(
     run.end_on_sigterm()
     with run.bind(host, port) as listener:
         llm = AsyncLLM(lambda: load_llm(target, speculation, config))
-        run.serve(llm, settings, listener)
+        return run.serve(llm, settings, listener)
 
 
 def _speculation(target: str | None, text: str | None) -> SpeculativeConfig | None:

@@ -55,8 +55,11 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 
-def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> None:
-    """Serve until SIGTERM or Ctrl-C, then finish what runs."""
+def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> int:
+    """Serve until SIGTERM or Ctrl-C, then finish what runs.
+
+    Returns the exit code: 1 where the engine ended by itself, so that the process is started again.
+    """
     set_up_log(settings.log_format)
     if llm.llm.engine.runs_ahead:
         sys.setswitchinterval(TURN)
@@ -78,6 +81,7 @@ def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> N
         server.run(sockets=[listener])
     finally:
         service.close()
+    return int(llm.failed)
 
 
 def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
@@ -112,6 +116,10 @@ class DrainingServer(uvicorn.Server):
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
             log.info(f"serving {self._service.settings.model_names[0]} on http://{host}:{port}")
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to end, several times a second; also when the engine has."""
+        return await super().on_tick(counter) or self._service.failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; called for SIGTERM and SIGINT."""

@@ -46,6 +46,11 @@ class Service:
         """Whether a request would be taken."""
         return self._async.alive and not self.draining
 
+    @property
+    def failed(self) -> bool:
+        """Whether the engine has ended by itself."""
+        return self._async.failed
+
     @contextlib.contextmanager
     def admit(self, sequences: int) -> Iterator[None]:
         """Room for some sequences. Raises `APIError` 503 while ending, 429 when all is taken."""
