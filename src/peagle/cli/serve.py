@@ -116,7 +116,8 @@ def serve(
         raise InputError(f"no such option: {target}; vLLM's own come after the target")
     speculation = _speculation(target, speculative_config)
     if engine == "vllm":
-        return _start_vllm(context, target, speculation)
+        _start_vllm(context, target, speculation)
+        return None
     if context.args:
         raise InputError(f"no such option: {context.args[0]}")
     from peagle.server.settings import ServerSettings
