@@ -117,7 +117,7 @@ def test_no_case_profits_from_the_prompts_of_another(workload):
 
 
 def test_no_output_ends_early(workload, monkeypatch):
-    monkeypatch.setattr("peagle.llm.end_tokens", lambda directory: tuple(range(300)))
+    monkeypatch.setattr("peagle.llm.end_tokens", lambda directory, own: tuple(range(300)))
     (run,) = run_cases(workload, [Case("none", 0, 1)])
     assert run.measures.output_tokens == 3 * TOKENS
 
