@@ -1,5 +1,6 @@
 """`peagle serve`: an OpenAI-compatible endpoint."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -24,6 +25,7 @@ BUNDLED_NAME = "peagle-demo"
 CONFIG = EngineConfig()
 SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 """So that vLLM's own flags get through to it."""
+KEY = "PEAGLE_API_KEY"
 KEEP = ("target", "speculative_config", "engine")
 """Parameters that vLLM gets in another way than as flags of the same name."""
 
@@ -62,7 +64,7 @@ def serve(
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="Key that requests must bring; repeatable.", envvar="PEAGLE_API_KEY"),
+        typer.Option(help=f"Key that requests must bring; repeatable. Also: {KEY}."),
     ] = None,
     allowed_origins: Annotated[
         str | None,
@@ -115,15 +117,16 @@ def serve(
     if target is not None and target.startswith("-"):
         raise InputError(f"no such option: {target}; vLLM's own come after the target")
     speculation = _speculation(target, speculative_config)
+    secret = None if api_key else _key_of(os.environ)
     if engine == "vllm":
-        return _start_vllm(context, target, speculation)
+        return _start_vllm(context, target, speculation, secret)
     if context.args:
         raise InputError(f"no such option: {context.args[0]}")
     from peagle.server.settings import ServerSettings
 
     settings = ServerSettings(
         model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
-        api_keys=tuple(api_key or ()),
+        api_keys=tuple(api_key or ()) if secret is None else (secret,),
         allowed_origins=read_json(
             "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
         ),
@@ -146,6 +149,14 @@ def serve(
     )
     use_threads(threads)
     return _serve(target, speculation, config, settings, host, port)
+
+
+def _key_of(environment: Mapping[str, str]) -> str | None:
+    """The key that stands in a variable, where others cannot read it; one, whatever is in it."""
+    key = environment.get(KEY)
+    if key is not None and not key.strip():
+        raise InputError(f"{KEY} is empty; give a key, or unset it to let everyone in")
+    return key and key.strip()
 
 
 def _serve(
@@ -187,13 +198,17 @@ def _read_template(path: Path | None) -> str | None:
 
 
 def _start_vllm(
-    context: typer.Context, target: str | None, speculation: SpeculativeConfig | None
+    context: typer.Context,
+    target: str | None,
+    speculation: SpeculativeConfig | None,
+    secret: str | None,
 ) -> None:
     from peagle.bench.pair import bundled
     from peagle.server.vllm import become, vllm_command
 
     flags = _given_flags(context)
-    become(vllm_command(target or str(bundled("target")), speculation, flags, context.args))
+    command = vllm_command(target or str(bundled("target")), speculation, flags, context.args)
+    become(command, os.environ if secret is None else {**os.environ, "VLLM_API_KEY": secret})
 
 
 def _given_flags(context: typer.Context) -> dict[str, Sequence[str]]:
