@@ -1,5 +1,6 @@
 """`peagle serve`: an OpenAI-compatible endpoint."""
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,9 +35,19 @@ def with_environment(arguments: Sequence[str], environment: Mapping[str, str]) -
     """The command line of a SageMaker container: its variables as flags, those given come last."""
     if not any(name.startswith(sagemaker.PREFIX) for name in environment):
         return list(arguments)
-    flags = sagemaker.flags_from_environment(environment)
+    flags = sagemaker.flags_from_environment(environment, _switches())
     model = sagemaker.model_from_environment(environment)
     return [*flags, *([model] if model and not _names_target(arguments) else []), *arguments]
+
+
+def _switches() -> set[str]:
+    """Our flags that have a form with `--no-`."""
+    parameters = inspect.signature(serve).parameters.items()
+    return {_flag(name) for name, one in parameters if isinstance(one.default, bool)}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _names_target(arguments: Sequence[str]) -> bool:
@@ -218,9 +229,9 @@ def _given_flags(context: typer.Context) -> dict[str, Sequence[str]]:
         source = context.get_parameter_source(name)
         if name in KEEP or source is None or source.name == "DEFAULT":
             continue
-        flag = "--" + name.replace("_", "-")
+        flag = _flag(name)
         if isinstance(value, bool):
-            given[flag if value else flag.replace("--", "--no-", 1)] = ()
+            given[flag if value else sagemaker.turned_off(flag)] = ()
         else:
             given[flag] = [str(v) for v in value] if isinstance(value, list) else [str(value)]
     return given
