@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from peagle.cli.loading import load_llm
-from peagle.cli.options import Device, DTypeName, Threads, read_json, use_threads
-from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig
+from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, read_json
 from peagle.errors import InputError
 from peagle.server import sagemaker
 
