@@ -75,6 +75,8 @@ def test_vllms_json_is_read():
     ("text", "message"),
     [
         ("{", "speculative config is not JSON"),
+        ("[" * 100_000, 'speculative config is not JSON: .*; give \'{"model": "DRAFTER"}\''),
+        ("9" * 5_000, "speculative config is not JSON"),
         ("[]", "must be a JSON object"),
         ("{}", "model: Field required"),
         (json.dumps({"model": "d", "num_speculative_tokens": 0}), "num_speculative_tokens: "),

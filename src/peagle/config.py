@@ -50,6 +50,14 @@ def _one_line(kind: type[Config], error: ValidationError) -> str:
     return f"{kind.__name__}: " + "; ".join(problems)
 
 
+def read_json(name: str, text: str, example: str) -> Any:
+    """An option's JSON, whose content is checked by the configuration that it is for."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not JSON: {error}; give '{example}'") from None
+
+
 class StructuredOutputs(Config):
     """The form that an output must have: one of these. Names and meanings are vLLM's."""
 
@@ -160,10 +168,7 @@ class SpeculativeConfig(Config):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read vLLM's JSON. Raises `InputError` when it is not a JSON object or has other keys."""
-        try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InputError(f"speculative config is not JSON: {error}") from None
+        values = read_json("speculative config", text, '{"model": "DRAFTER"}')
         if not isinstance(values, dict):
             raise InputError("speculative config must be a JSON object, like vLLM's")
         return cls(**values)

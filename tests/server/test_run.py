@@ -19,6 +19,7 @@ import uvicorn
 from conftest import NAME, load
 
 from peagle import AsyncLLM
+from peagle.cli.app import main
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.server.run import DrainingServer, bind, serve
@@ -207,6 +208,30 @@ def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):
     _, errors = failed.process.communicate(timeout=60)
     assert failed.process.returncode == 2
     assert words in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("engine", ["peagle", "vllm"])
+@pytest.mark.parametrize("value", ["", " \n"])
+def test_a_key_of_nothing_does_not_let_everyone_in(
+    engine: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("PEAGLE_API_KEY", value)
+    monkeypatch.setattr("peagle.cli.serve._serve", lambda *_: pytest.fail("it lets everyone in"))
+    monkeypatch.setattr("peagle.server.vllm.become", lambda *_: pytest.fail("so does vLLM"))
+    assert main(["serve", "--engine", engine]) == 2
+    assert "PEAGLE_API_KEY is empty; give a key" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "keys"), [([], ("a b",)), (["--api-key", "c"], ("c",))])
+def test_a_variable_holds_one_key(
+    flags: list[str], keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+):
+    """The flag comes before it."""
+    given: list[ServerSettings] = []
+    monkeypatch.setenv("PEAGLE_API_KEY", "a b\n")
+    monkeypatch.setattr("peagle.cli.serve._serve", lambda *seen: given.append(seen[3]))
+    assert main(["serve", *flags]) == 0
+    assert given[0].api_keys == keys
 
 
 def test_a_taken_port_is_told_before_loading(port: int):

@@ -16,7 +16,7 @@ VARIABLES = {
 
 
 def test_variables_become_flags():
-    assert flags_from_environment(VARIABLES) == [
+    assert flags_from_environment(VARIABLES, ()) == [
         "--max-model-len",
         "512",
         "--speculative-config",
@@ -45,6 +45,11 @@ def test_the_model_comes_from_its_places_in_order(tmp_path: Path):
 def test_the_command_line_wins(arguments: list[str], wanted: list[str]):
     variables = {"SM_VLLM_PORT": "8080", "SM_VLLM_MODEL": "m"}
     assert with_environment(arguments, variables) == wanted
+
+
+def test_false_turns_off_what_is_on_by_itself():
+    variables = {"SM_VLLM_ENABLE_PREFIX_CACHING": "False", "SM_VLLM_TRUST": "false"}
+    assert with_environment([], variables) == ["--no-enable-prefix-caching"]
 
 
 def test_other_variables_change_nothing():

@@ -1,6 +1,7 @@
 """`--engine vllm`: the command line that vLLM gets."""
 
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -20,12 +21,19 @@ def _vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
 
 
-def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What would replace this process."""
-    seen: list[list[str]] = []
-    monkeypatch.setattr("peagle.server.vllm.become", lambda command: seen.append(list(command)))
+def start(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], Mapping[str, str]]:
+    """What would replace this process: arguments and environment."""
+    seen: list[tuple[list[str], Mapping[str, str]]] = []
+    monkeypatch.setattr("os.execvpe", lambda _, command, given: seen.append((command, given)))
     assert main(["serve", *arguments, "--engine", "vllm"]) == 0
-    return seen[0][1:]
+    [(command, environment)] = seen
+    return command[1:], environment
+
+
+def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return start(arguments, monkeypatch)[0]
 
 
 @pytest.mark.usefixtures("_vllm")
@@ -40,6 +48,19 @@ def test_flags_and_pair_get_through(monkeypatch: pytest.MonkeyPatch):
         *["--no-enable-prefix-caching", "--api-key", "a", "b"],
         *["--tensor-parallel-size", "2"],
     ]
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_the_variables_key_stays_out_of_the_arguments(monkeypatch: pytest.MonkeyPatch):
+    """Where `ps` would show it."""
+    monkeypatch.setenv("PEAGLE_API_KEY", "a b\n")
+    monkeypatch.setenv("VLLM_API_KEY", "other")
+    arguments, environment = start(["t"], monkeypatch)
+    assert (arguments, environment["VLLM_API_KEY"]) == (["serve", "t"], "a b")
+    arguments, environment = start(["t", "--api-key", "c"], monkeypatch)
+    assert arguments == ["serve", "t", "--api-key", "c"]
+    assert environment["VLLM_API_KEY"] == "other"
+    assert "PATH" in environment
 
 
 def test_its_own_flags_come_after_the_target(capsys: pytest.CaptureFixture[str]):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peagle.cli.loading import load_llm
-from peagle.cli.options import Device, DTypeName, Target, Threads, read_json, use_threads
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.cli.options import Device, DTypeName, Target, Threads, use_threads
+from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig, read_json
 from peagle.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,7 +1,6 @@
 """Options that several commands share, and what they mean."""
 
-import json
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -27,14 +26,6 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[
     int | None, typer.Option(help="CPU threads.", show_default="as many as torch takes")
 ]
-
-
-def read_json(flag: str, text: str, example: str) -> Any:
-    """An option's JSON, whose content is checked by the configuration that it is for."""
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise InputError(f"{flag} is not JSON: {error}; give '{example}'") from None
 
 
 def use_threads(threads: int | None) -> None:

@@ -1,5 +1,7 @@
 """`peagle serve`: an OpenAI-compatible endpoint."""
 
+import inspect
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -7,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from peagle.cli.loading import load_llm
-from peagle.cli.options import Device, DTypeName, Threads, read_json, use_threads
-from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig
+from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, read_json
 from peagle.errors import InputError
 from peagle.server import sagemaker
 
@@ -24,6 +26,7 @@ BUNDLED_NAME = "peagle-demo"
 CONFIG = EngineConfig()
 SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 """So that vLLM's own flags get through to it."""
+KEY = "PEAGLE_API_KEY"
 KEEP = ("target", "speculative_config", "engine")
 """Parameters that vLLM gets in another way than as flags of the same name."""
 
@@ -32,9 +35,19 @@ def with_environment(arguments: Sequence[str], environment: Mapping[str, str]) -
     """The command line of a SageMaker container: its variables as flags, those given come last."""
     if not any(name.startswith(sagemaker.PREFIX) for name in environment):
         return list(arguments)
-    flags = sagemaker.flags_from_environment(environment)
+    flags = sagemaker.flags_from_environment(environment, _switches())
     model = sagemaker.model_from_environment(environment)
     return [*flags, *([model] if model and not _names_target(arguments) else []), *arguments]
+
+
+def _switches() -> set[str]:
+    """Our flags that have a form with `--no-`."""
+    parameters = inspect.signature(serve).parameters.items()
+    return {_flag(name) for name, one in parameters if isinstance(one.default, bool)}
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
 
 
 def _names_target(arguments: Sequence[str]) -> bool:
@@ -62,7 +75,7 @@ def serve(
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help="Key that requests must bring; repeatable.", envvar="PEAGLE_API_KEY"),
+        typer.Option(help=f"Key that requests must bring; repeatable. Also: {KEY}."),
     ] = None,
     allowed_origins: Annotated[
         str | None,
@@ -115,8 +128,9 @@ def serve(
     if target is not None and target.startswith("-"):
         raise InputError(f"no such option: {target}; vLLM's own come after the target")
     speculation = _speculation(target, speculative_config)
+    secret = None if api_key else _key_of(os.environ)
     if engine == "vllm":
-        _start_vllm(context, target, speculation)
+        _start_vllm(context, target, speculation, secret)
         return None
     if context.args:
         raise InputError(f"no such option: {context.args[0]}")
@@ -124,7 +138,7 @@ def serve(
 
     settings = ServerSettings(
         model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
-        api_keys=tuple(api_key or ()),
+        api_keys=tuple(api_key or ()) if secret is None else (secret,),
         allowed_origins=read_json(
             "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
         ),
@@ -147,6 +161,14 @@ def serve(
     )
     use_threads(threads)
     return _serve(target, speculation, config, settings, host, port)
+
+
+def _key_of(environment: Mapping[str, str]) -> str | None:
+    """The key that stands in a variable, where others cannot read it; one, whatever is in it."""
+    key = environment.get(KEY)
+    if key is not None and not key.strip():
+        raise InputError(f"{KEY} is empty; give a key, or unset it to let everyone in")
+    return key and key.strip()
 
 
 def _serve(
@@ -188,13 +210,17 @@ def _read_template(path: Path | None) -> str | None:
 
 
 def _start_vllm(
-    context: typer.Context, target: str | None, speculation: SpeculativeConfig | None
+    context: typer.Context,
+    target: str | None,
+    speculation: SpeculativeConfig | None,
+    secret: str | None,
 ) -> None:
     from peagle.bench.pair import bundled
     from peagle.server.vllm import become, vllm_command
 
     flags = _given_flags(context)
-    become(vllm_command(target or str(bundled("target")), speculation, flags, context.args))
+    command = vllm_command(target or str(bundled("target")), speculation, flags, context.args)
+    become(command, os.environ if secret is None else {**os.environ, "VLLM_API_KEY": secret})
 
 
 def _given_flags(context: typer.Context) -> dict[str, Sequence[str]]:
@@ -204,9 +230,9 @@ def _given_flags(context: typer.Context) -> dict[str, Sequence[str]]:
         source = context.get_parameter_source(name)
         if name in KEEP or source is None or source.name == "DEFAULT":
             continue
-        flag = "--" + name.replace("_", "-")
+        flag = _flag(name)
         if isinstance(value, bool):
-            given[flag if value else flag.replace("--", "--no-", 1)] = ()
+            given[flag if value else sagemaker.turned_off(flag)] = ()
         else:
             given[flag] = [str(v) for v in value] if isinstance(value, list) else [str(value)]
     return given

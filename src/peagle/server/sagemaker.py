@@ -1,14 +1,17 @@
 """SageMaker's container contract: flags from the environment, the model from its usual places."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 
 PREFIX = "SM_VLLM_"
 MODEL_DIRECTORY = Path("/opt/ml/model")
 
 
-def flags_from_environment(environment: Mapping[str, str]) -> list[str]:
-    """`SM_VLLM_MAX_MODEL_LEN=2048` -> `--max-model-len 2048`; true is a bare flag, false none."""
+def flags_from_environment(environment: Mapping[str, str], switches: Container[str]) -> list[str]:
+    """`SM_VLLM_MAX_MODEL_LEN=2048` -> `--max-model-len 2048`; true is a bare flag, false none.
+
+    switches: the flags that false turns off.
+    """
     flags: list[str] = []
     for name, value in sorted(environment.items()):
         if not name.startswith(PREFIX) or name == f"{PREFIX}MODEL":
@@ -18,7 +21,14 @@ def flags_from_environment(environment: Mapping[str, str]) -> list[str]:
             flags.append(flag)
         elif value.lower() != "false":
             flags += [flag, value]
+        elif flag in switches:
+            flags.append(turned_off(flag))
     return flags
+
+
+def turned_off(flag: str) -> str:
+    """`--x` -> `--no-x`."""
+    return flag.replace("--", "--no-", 1)
 
 
 def model_from_environment(

@@ -35,9 +35,9 @@ def vllm_command(
     return [*command, *further]
 
 
-def become(command: Sequence[str]) -> None:
+def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Replace this process, so that signals reach vLLM itself."""
-    os.execvp(command[0], list(command))
+    os.execvpe(command[0], list(command), environment)
 
 
 def _executable() -> str:
