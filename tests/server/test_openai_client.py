@@ -82,6 +82,21 @@ def test_streamed_completion_equals_the_whole(client: OpenAI):
     assert len({c.id for c in chunks}) == 1
 
 
+def test_a_stream_counts_as_it_goes(client: OpenAI):
+    """As load generators ask for it, of vLLM."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    how = {"prompt": [PROMPT, OTHER], "n": 2, "max_tokens": 12, "temperature": 0.9, "seed": 5}
+    *chunks, last = complete(client, stream=True, stream_options=options, **how)
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts)
+    assert counts[0] == 1
+    assert counts[-1] == last.usage.completion_tokens
+    assert {c.usage.prompt_tokens for c in chunks} == {last.usage.prompt_tokens}
+    assert all(
+        c.usage.total_tokens - c.usage.prompt_tokens == counts[i] for i, c in enumerate(chunks)
+    )
+
+
 def test_stream_without_usage_has_none(client: OpenAI):
     assert all(c.usage is None for c in complete(client, max_tokens=4, stream=True))
 

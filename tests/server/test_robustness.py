@@ -270,6 +270,36 @@ def test_malformed_bodies_are_refused_in_openai_form(server: Running, body: byte
     assert found["error"]["type"] == "invalid_request_error"
 
 
+TEXT, IMAGE = {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/invocations"])
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("messages.0.content.1.type", [TEXT, IMAGE], "Input should be 'text'"),
+        ("messages.0.content.0.text", [{"type": "text"}], "Field required"),
+        ("messages.0.content", 3, "Input should be a valid string"),
+        ("stop.1", ["a", 3], "Input should be a valid string"),
+        ("tool_choice.function.name", {"type": "function", "function": {}}, "Field required"),
+        ("n", 0, "Input should be greater than or equal to 1"),
+        ("str", 1, "Extra inputs are not permitted"),
+    ],
+)
+def test_an_error_says_where_it_is(
+    server: Running, path: str, field: str, value: Any, message: str
+):
+    """Also within fields of several types."""
+    body = {"messages": [{"role": "user", "content": "x"}], "n": 1}
+    if field.startswith("messages"):
+        body["messages"][0]["content"] = value
+    else:
+        body[field.partition(".")[0]] = value
+    status, _, found = ask(server, path, {**body, "Zzz": 0} if field == "n" else body)
+    assert (status, found["error"]["param"]) == (400, field)
+    assert found["error"]["message"] == f"{field}: {message}"
+
+
 @pytest.mark.parametrize(
     ("path", "method", "status"),
     [("/nowhere", "GET", 404), ("/v1/completions", "GET", 405), ("/v1/models/x", "GET", 404)],
@@ -338,6 +368,22 @@ def test_tokenize_and_back(server: Running):
     assert ask(server, "/tokenize", {"prompt": ""})[2]["tokens"] == []
     assert ask(server, "/tokenize", {})[0] == 400
     assert ask(server, "/detokenize", {"tokens": [4096]})[0] == 400
+
+
+def test_a_conversation_is_tokenized_as_it_is_answered(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+):
+    template = "{{ tools }}{{ tone }}{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
+    monkeypatch.setattr(server.service.llm.tokenizer, "chat_template", template)
+    tool = {"type": "function", "function": {"name": "look"}}
+    seen = {"tools": [tool], "chat_template_kwargs": {"tone": "dry"}}
+    body = {"messages": [{"role": "user", "content": "hello"}], **seen}
+    _, _, answered = ask(server, "/v1/chat/completions", {**body, "max_tokens": 1})
+    _, _, found = ask(server, "/tokenize", body)
+    assert found["count"] == answered["usage"]["prompt_tokens"]
+    said = ask(server, "/detokenize", {"tokens": found["tokens"]})[2]["prompt"]
+    assert "look" in said
+    assert said.endswith("dryhello")
 
 
 def test_a_failing_step_ends_no_later_request(server: Running, monkeypatch: pytest.MonkeyPatch):

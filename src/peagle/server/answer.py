@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from peagle.engine.request import Speculation
 from peagle.llm import Chunk, Completion
 from peagle.server.errors import CLIENT_GONE, as_api_error
-from peagle.server.protocol import GenerationBody
+from peagle.server.protocol import GenerationBody, StreamOptions
 from peagle.server.service import Job, Service
 
 DONE = b"data: [DONE]\n\n"
@@ -68,7 +68,8 @@ async def answer(
         "model": service.settings.model_names[0],
     }
     if body.stream:
-        return EventStream(_worded(form, job, head, body.wants_usage), running.pop_all())
+        wanted = body.stream_options or StreamOptions()
+        return EventStream(_worded(form, job, head, wanted), running.pop_all())
     done = await unless_gone(request.receive, _collect(job))
     if done is None:
         return Response(status_code=CLIENT_GONE)
@@ -76,19 +77,16 @@ async def answer(
         _explained(form.choice(index, completion), completion, head)
         for index, completion in enumerate(done)
     ]
-    return JSONResponse({**head, "choices": choices, "usage": usage(done, job.n)})
+    return JSONResponse({**head, "choices": choices, "usage": usage(job, done)})
 
 
-def usage(done: Sequence[Completion], n: int) -> Json:
-    """Tokens of a request, and what speculation did for it. A prompt counts once for its n."""
-    prompt = sum(len(completion.prompt_token_ids) for completion in done[::n])
-    cached = sum(completion.cached_tokens for completion in done[::n])
+def usage(job: Job, done: Sequence[Completion]) -> Json:
+    """Tokens of a request, and what speculation did for it."""
+    cached = sum(completion.cached_tokens for completion in done[:: job.n])
     written = sum(len(completion.token_ids) for completion in done)
     did = Speculation.pooled([completion.speculation for completion in done])
     return {
-        "prompt_tokens": prompt,
-        "completion_tokens": written,
-        "total_tokens": prompt + written,
+        **_counts(job.prompt_tokens, written),
         "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": did.accepted,
@@ -101,6 +99,14 @@ def usage(done: Sequence[Completion], n: int) -> Json:
             "accepted_per_position": did.accepted_per_position,
             "acceptance_length": did.acceptance_length,
         },
+    }
+
+
+def _counts(prompt: int, written: int) -> Json:
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
     }
 
 
@@ -199,23 +205,28 @@ async def _collect(job: Job) -> list[Completion]:
     return [done[index] for index in range(len(job.prepared))]
 
 
-async def _worded(form: Form, job: Job, head: Json, with_usage: bool) -> AsyncIterator[bytes]:
+async def _worded(form: Form, job: Job, head: Json, wanted: StreamOptions) -> AsyncIterator[bytes]:
     """Chunks as events, then the usage if wanted; an error becomes the last event."""
     done: dict[int, Completion] = {}
+    written = 0
     try:
         async for index, chunk in job.chunks:
             choice = form.delta(index, chunk)
             if chunk.completion is not None:
                 done[index] = chunk.completion
                 choice = _explained(choice, chunk.completion, head)
-            yield event({**head, "choices": [choice]})
+            words: Json = {**head, "choices": [choice]}
+            if wanted.continuous_usage_stats:
+                written += len(chunk.token_ids)
+                words["usage"] = _counts(job.prompt_tokens, written)
+            yield event(words)
     except Exception as error:
         refusal = as_api_error(error)
         if refusal.status == 500:
             log.exception("a stream failed")
         yield event(refusal.body.model_dump())
         return
-    if with_usage:
+    if wanted.include_usage:
         finished = [done[index] for index in range(len(job.prepared))]
-        yield event({**head, "choices": [], "usage": usage(finished, job.n)})
+        yield event({**head, "choices": [], "usage": usage(job, finished)})
     yield DONE

@@ -12,7 +12,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from peagle.async_llm import AsyncLLM
 from peagle.server.body_route import BodyRoute
-from peagle.server.chat import chat, render
+from peagle.server.chat import chat, render, template_variables
 from peagle.server.completions import complete
 from peagle.server.errors import APIError, ErrorBody, register_errors
 from peagle.server.middleware import AccessLog, Authentication, BodyLimit
@@ -81,7 +81,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
                 return await chat(service, ChatBody.model_validate(body.root), request)
             return await complete(service, CompletionBody.model_validate(body.root), request)
         except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
+            raise RequestValidationError(error.errors(), body=body.root) from None
 
     how: dict[str, Any] = {
         "responses": ANSWER,
@@ -104,7 +104,9 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise APIError(400, "give prompt or messages", "prompt")
         if body.messages is not None:
-            variables = {"add_generation_prompt": body.add_generation_prompt}
+            variables = template_variables(
+                body.chat_template_kwargs, body.tools or (), body.add_generation_prompt
+            )
             ids = await render(service, body.messages, variables)
         else:
             ids = await service.tokenize(body.prompt or "", body.add_special_tokens)

@@ -7,6 +7,7 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
@@ -31,14 +32,20 @@ class BodyRoute(APIRoute):
         if not is_json(request.headers.get("content-type", "")):
             raise APIError(400, "the body must be JSON, with Content-Type: application/json")
         try:
-            body = self._model.model_validate_json(await request.body())
+            data = await request.body()
         except ClientDisconnect:
             response = Response(status_code=CLIENT_GONE)
-        except ValidationError as error:
-            raise RequestValidationError(error.errors()) from None
         else:
-            response = await self.endpoint(body, request)
+            response = await self.endpoint(self._read(data), request)
         await response(scope, receive, send)
+
+    def _read(self, data: bytes) -> BaseModel:
+        try:
+            return self._model.model_validate_json(data)
+        except ValidationError as error:
+            wrong = error.errors()
+            body = None if wrong[0]["type"] == "json_invalid" else from_json(data)
+            raise RequestValidationError(wrong, body=body) from None
 
 
 def is_json(content_type: str) -> bool:

@@ -14,7 +14,7 @@ from peagle.llm import Chunk, Completion
 from peagle.models.tokenizer import render_chat
 from peagle.server.answer import Json, answer
 from peagle.server.errors import APIError
-from peagle.server.protocol import ChatBody, Message
+from peagle.server.protocol import ChatBody, Message, Tool
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
 from peagle.server.service import Service
 from peagle.server.tools import ToolParser, ToolUse
@@ -34,7 +34,8 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
         raise APIError(400, "tools and a response format exclude each other", "response_format")
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(n))
-        prompt = await render(service, body.messages, _variables(body, use))
+        variables = template_variables(body.chat_template_kwargs, use.tools if use else ())
+        prompt = await render(service, body.messages, variables)
         params = sampling_params(
             body,
             service.llm.sampling_defaults,
@@ -55,6 +56,18 @@ async def render(
     return await asyncio.to_thread(_render, service, messages, variables)
 
 
+def template_variables(
+    given: Mapping[str, Any] | None, tools: Sequence[Tool], add_generation_prompt: bool = True
+) -> dict[str, Any]:
+    """What a chat template sees beside the messages. Raises `APIError`."""
+    plain = {"add_generation_prompt": add_generation_prompt, **(given or {})}
+    reserved = {"chat_template", "tokenize", "conversation", "tools", "return_tensors"} & {*plain}
+    if reserved or not all(isinstance(value, str | int | float) for value in plain.values()):
+        raise APIError(400, "only plain variables of the template", "chat_template_kwargs")
+    described = [tool.model_dump(exclude_none=True) for tool in tools]
+    return plain | ({"tools": described} if described else {})
+
+
 def _render(
     service: Service, messages: Sequence[Message], variables: Mapping[str, Any]
 ) -> list[int]:
@@ -67,14 +80,6 @@ def _render(
     except InputError as error:
         raise APIError(400, str(error), "messages") from None
     return service.llm.tokenize(text, add_special_tokens=False)
-
-
-def _variables(body: ChatBody, use: ToolUse | None) -> dict[str, Any]:
-    given = {"add_generation_prompt": True, **(body.chat_template_kwargs or {})}
-    reserved = {"chat_template", "tokenize", "conversation", "tools", "return_tensors"} & {*given}
-    if reserved or not all(isinstance(value, str | int | float) for value in given.values()):
-        raise APIError(400, "only plain variables of the template", "chat_template_kwargs")
-    return given | ({"tools": use.described} if use else {})
 
 
 class ChatForm:

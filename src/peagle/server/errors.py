@@ -1,6 +1,7 @@
 """Errors of the API, in OpenAI's form."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -96,10 +97,24 @@ def register_errors(app: FastAPI) -> None:
 
 
 def _validation_error(error: RequestValidationError) -> APIError:
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "json_invalid":
-        return APIError(400, f"the body is not JSON: {first['ctx']['error']}")
+    """The first error; where several types were tried, that of the type that went furthest."""
+    errors = error.errors()
+    if errors[0]["type"] == "json_invalid":
+        return APIError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
+    told = [(_place(one, error.body), one["msg"].removeprefix("Value error, ")) for one in errors]
+    first, _ = told[0]
+    same = [one for one in told if one[0][: len(first)] == first]
+    place, message = max(same, key=lambda one: len(one[0]))
     param = ".".join(place) or None
     return APIError(400, f"{param}: {message}" if param else message, param)
+
+
+def _place(error: Mapping[str, Any], body: Any) -> list[str]:
+    """Keys and indices that lead to an error, without the names of types that were tried."""
+    place = []
+    for part in error["loc"]:
+        is_index = isinstance(body, list) and isinstance(part, int)
+        if is_index or (isinstance(body, dict) and part in body):
+            body = body[part]
+            place.append(str(part))
+    return [*place, str(error["loc"][-1])] if error["type"] == "missing" else place

@@ -34,8 +34,10 @@ class Body(BaseModel):
 class StreamOptions(Body):
     """What a stream carries beside the answer."""
 
-    include_usage: bool = False
+    include_usage: bool | None = None
     """A last chunk with the usage."""
+    continuous_usage_stats: bool | None = None
+    """vLLM's field: every chunk says how many tokens there are so far."""
     include_obfuscation: Ignored = None
 
 
@@ -106,6 +108,7 @@ class GenerationBody(Body):
     service_tier: Ignored = None
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
+    prompt_cache_retention: Ignored = None
 
     @property
     def choices(self) -> int:
@@ -121,11 +124,6 @@ class GenerationBody(Body):
     def traced(self) -> bool:
         """Whether the answer tells the drafter's tokens from the target's."""
         return self.speculation is not None and self.speculation.trace
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
 
 class CompletionBody(GenerationBody):
@@ -161,6 +159,7 @@ class ContentPart(Body):
 
     type: Literal["text"]
     text: str
+    cache_control: Ignored = None
 
 
 class Message(Body):
@@ -172,6 +171,7 @@ class Message(Body):
     tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: Ignored = None
+    reasoning: Ignored = None
     reasoning_content: Ignored = None
     annotations: ClientsOwn = None
     audio: ClientsOwn = None
@@ -244,6 +244,8 @@ class TokenizeBody(Body):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[Items[Message], Field(min_length=1)] | None = None
+    tools: Items[Tool] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
 

@@ -26,6 +26,11 @@ class Job:
     """What they write, each with its sequence's index."""
     n: int
 
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts; one counts once for its `n`."""
+        return sum(len(one.tokens) for one in self.prepared[:: self.n])
+
 
 class Service:
     """Admits requests up to a bound, runs them and counts what they did."""

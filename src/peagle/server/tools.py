@@ -48,11 +48,6 @@ class ToolUse:
         return cls(tuple(tools), choice == "required", 1 if one_at_a_time else None)
 
     @property
-    def described(self) -> list[dict[str, Any]]:
-        """The tools as chat templates expect them."""
-        return [tool.model_dump(exclude_none=True) for tool in self.tools]
-
-    @property
     def grammar(self) -> str:
         """What the answer may be, in Lark's notation."""
         names = [f"call_{index}" for index in range(len(self.tools))]
