@@ -37,7 +37,7 @@ from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.loading import load_decoder
-from peagle.ops.cached_attention import Focus, attend_plainly
+from peagle.ops.cached_attention import AttentionSpec, attend_reference
 from peagle.ops.rope import RopeConfig
 
 VOCAB = 96
@@ -198,12 +198,12 @@ def load_peer(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 
 def causal(
-    layer: int, query: Tensor, key: Tensor, value: Tensor, focus: Focus | None = None
+    layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec | None = None
 ) -> Tensor:
     """Attention of one whole sequence without a cache."""
-    if focus is not None:
+    if spec is not None:
         positions = torch.arange(len(query))
-        return attend_plainly(query, key, value, positions, focus).view(query.shape)
+        return attend_reference(query, key, value, positions, spec).view(query.shape)
     parts = (part.transpose(0, 1)[None] for part in (query, key, value))
     attended = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
     return attended[0].transpose(0, 1)

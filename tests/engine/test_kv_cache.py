@@ -11,7 +11,7 @@ from peagle.engine.batch import tile_rows
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import DecoderConfig
-from peagle.ops.cached_attention import Focus
+from peagle.ops.cached_attention import AttentionSpec
 
 LAYERS, HEADS, KV_HEADS, SIZE, BLOCK = 2, 4, 2, 16, 4
 SHAPE = DecoderConfig(
@@ -29,7 +29,7 @@ def attended(
     blocks: list[int], counts: list[int], shape: DecoderConfig = SHAPE
 ) -> list[torch.Tensor]:
     """Every pass and layer over one request whose keys lie in these blocks. [rows, ...] each."""
-    focus = (Focus(HEADS, KV_HEADS, SIZE),) if shape.focused else ()
+    spec = (AttentionSpec(HEADS, KV_HEADS, SIZE),) if shape.per_layer_attention else ()
     table = RequestTable(1, 12, BLOCK, torch.device("cpu"))
     row, start, results = table.admit(), 0, []
     table.append(row, 0, blocks)
@@ -42,7 +42,7 @@ def attended(
         for layer in range(LAYERS):
             query = torch.randn(count, HEADS, SIZE, generator=generator)
             key, value = torch.randn(2, count, KV_HEADS, SIZE, generator=generator)
-            results.append(attend(layer, query, key, value, *focus))
+            results.append(attend(layer, query, key, value, *spec))
         start += max(count - 1, 1)  # the last row is rolled back and written again
     return results
 
@@ -56,8 +56,8 @@ def test_blocks_in_a_row_give_what_scattered_blocks_give(counts: list[int]):
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_attention_that_knows_windows_and_sinks_is_the_same_without_any(counts: list[int]):
-    focused = replace(SHAPE, layer_types=("full_attention",) * LAYERS)
-    plain, other = attended([9, 2, 7], counts), attended([9, 2, 7], counts, focused)
+    per_layer = replace(SHAPE, layer_types=("full_attention",) * LAYERS)
+    plain, other = attended([9, 2, 7], counts), attended([9, 2, 7], counts, per_layer)
     for one, two in zip(plain, other, strict=True):
         torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
 
@@ -65,7 +65,7 @@ def test_attention_that_knows_windows_and_sinks_is_the_same_without_any(counts: 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_where_kernels_attend_the_same_is_attended_to(counts: list[int]):
     plain = attended([9, 2, 7], counts)
-    with mock.patch.object(kv_cache, "serve", return_value=True) as asked:
+    with mock.patch.object(kv_cache, "has_kernels", return_value=True) as asked:
         other = attended([9, 2, 7], counts)
     asked.assert_called()
     for one, two in zip(plain, other, strict=True):

@@ -16,11 +16,11 @@ from peagle.engine.prompt_attention import filled, plan, prompt_attention
 from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import ResidentCycle
-from peagle.ops.cached_attention import Heads, store_attend
+from peagle.ops.cached_attention import QKVSpec, store_attend
 from peagle.ops.rope import RopeConfig, rope_table
 
 LENGTH, BLOCK = 320, 16
-HEADS = Heads(4, 2, 16, rotations=rope_table(RopeConfig(), 16, LENGTH), norm_weight=None, eps=1e-6)
+SPEC = QKVSpec(4, 2, 16, rotations=rope_table(RopeConfig(), 16, LENGTH), norm_weight=None, eps=1e-6)
 WIDTH = 8 * 16
 Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -63,17 +63,17 @@ chunk = st.tuples(st.sampled_from([0, 0, 0, 1, 16, 50]), st.integers(1, 150))
 @settings(deadline=None, max_examples=40)
 @given(st.lists(chunk, min_size=1, max_size=9), st.sampled_from([0, 1, 30]), st.booleans())
 def test_rows_attend_as_in_tiles_and_leave_the_same_keys(
-    chunks: list[tuple[int, int]], idle: int, focused: bool
+    chunks: list[tuple[int, int]], idle: int, windowed: bool
 ) -> None:
     torch.manual_seed(0)
     spans, table = spans_of(chunks), table_of(len(chunks))
-    heads = replace(HEADS, window=40) if focused else HEADS
+    spec = replace(SPEC, window=40) if windowed else SPEC
     count = sum(span.count for span in spans)
     qkv = torch.randn(count + idle, WIDTH)
     ours = torch.randn(3, 2, len(spans) * LENGTH, 2, 16)
     theirs = ours.clone()
-    found = prompt_attention(table, spans, focused, idle)(ours)(1, qkv.clone(), heads)
-    expected = store_attend(qkv[:count], heads, theirs[1], tile_rows(table, spans))
+    found = prompt_attention(table, spans, windowed, idle)(ours)(1, qkv.clone(), spec)
+    expected = store_attend(qkv[:count], spec, theirs[1], tile_rows(table, spans))
     assert len(found) == len(qkv)
     assert not found.isnan().any()
     torch.testing.assert_close(found[:count], expected, rtol=1e-4, atol=1e-4)
@@ -93,7 +93,7 @@ def test_prompts_of_any_length_have_few_shapes(shapes: set) -> None:
         for together in (1, 2, 3, 5):
             spans = [Span(row, 0, rows) for row in range(together)]
             qkv = torch.randn(together * rows, WIDTH)
-            prompt_attention(table, spans, False)(cache)(0, qkv, HEADS)
+            prompt_attention(table, spans, False)(cache)(0, qkv, SPEC)
     lengths = {*range(16, 129, 16), 160, 192, 224, 256, 320}
     assert {query[2] for (query, _), _ in shapes} == lengths
     assert {query[0] for (query, _), _ in shapes} == {1, 2, 4}
@@ -121,7 +121,7 @@ def test_short_prompts_of_many_lengths_are_one_call(
     )
     spans = [Span(row, 0, count) for row, count in enumerate(lengths)]
     cache = torch.randn(1, 2, 5 * LENGTH, 2, 16)
-    prompt_attention(table_of(5), spans, False)(cache)(0, torch.randn(sum(lengths), WIDTH), HEADS)
+    prompt_attention(table_of(5), spans, False)(cache)(0, torch.randn(sum(lengths), WIDTH), SPEC)
     assert (together, len(calls)) == (packed, groups)
 
 
@@ -140,13 +140,13 @@ def test_one_call_for_many_lengths_is_one_for_each() -> None:
 def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: set) -> None:
     cache = torch.randn(2, LENGTH, 2, 16)
     before = cache.clone()
-    plan(HEADS, cache, 200)
+    plan(SPEC, cache, 200)
     assert torch.equal(cache, before)
     planned, table = set(shapes), table_of(1)
     shapes.clear()
     for rows in range(1, 201):
         qkv = torch.randn(rows, WIDTH)
-        prompt_attention(table, [Span(0, 0, rows)], False)(cache[None])(0, qkv, HEADS)
+        prompt_attention(table, [Span(0, 0, rows)], False)(cache[None])(0, qkv, SPEC)
     assert shapes == planned
 
 

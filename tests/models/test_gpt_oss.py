@@ -134,7 +134,7 @@ def test_a_drafter_is_trained_for_it(directory: Path, recipe_for, tmp_path: Path
     target = tiny.load_target(directory)
     model = load_drafter(tmp_path / "drafter", target)
     shape = model.config.transformer
-    assert (shape.num_experts, shape.focused, shape.attention_bias) == (0, False, False)
+    assert (shape.num_experts, shape.per_layer_attention, shape.attention_bias) == (0, False, False)
     assert shape.rope == target.config.rope
     how, prompts = SamplingParams(max_tokens=16), [[5, 6, 7], list(range(1, 30))]
     plain, drafted = (

@@ -27,7 +27,7 @@ def test_wide_gates_are_told_how_many_rows_are_live(
         "residual": SimpleNamespace(silu_mul=lambda gate_up: gate_up[:, :4]),
     }
     monkeypatch.setattr(residual, "serve", lambda x: True)
-    monkeypatch.setattr(residual, "hopper", lambda x: on_hopper)
+    monkeypatch.setattr(residual, "on_hopper", lambda x: on_hopper)
     monkeypatch.setattr(residual, "kernels", modules.__getitem__)
     layer, live = Linear(4, 8), torch.tensor([3], dtype=torch.int32)
     torch.nn.init.ones_(layer.weight)

@@ -11,8 +11,8 @@ from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import Attend, DecoderConfig
 from peagle.ops import cached_attention
 from peagle.ops.attention import attend, causal_bias, paged_attention, write_kv
-from peagle.ops.cached_attention import Focus, PassRows, covered
-from peagle.ops.triton import serve
+from peagle.ops.cached_attention import AttentionSpec, PassRows, supports_head_dim
+from peagle.ops.triton import has_kernels
 
 
 def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -35,9 +35,11 @@ class KVCache:
         shape = (layers, 2, slots + 1, heads, config.head_dim)
         self._table = table
         self.tensor = torch.zeros(shape, dtype=dtype, device=table.slots.device)
-        whole = Focus(config.num_attention_heads, heads, config.head_dim)
-        self._whole = None if config.focused else whole
-        self._tiled = config.focused or (serve(self.tensor) and covered(config.head_dim))
+        whole = AttentionSpec(config.num_attention_heads, heads, config.head_dim)
+        self._whole = None if config.per_layer_attention else whole
+        self._tiled = config.per_layer_attention or (
+            has_kernels(self.tensor) and supports_head_dim(config.head_dim)
+        )
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Make blocks zero: attention multiplies hidden keys by 0, which NaN survives."""
@@ -97,16 +99,21 @@ class TiledAttend:
     There torch's attention would look for a plan, some 50 ms, whenever a context has grown.
     """
 
-    def __init__(self, cache: Tensor, rows: PassRows, whole: Focus | None) -> None:
+    def __init__(self, cache: Tensor, rows: PassRows, whole: AttentionSpec | None) -> None:
         """whole: of all layers, where they have neither."""
         self._layers, self._rows, self._whole = cache.unbind(), rows, whole
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, focus: Focus | None = None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spec: AttentionSpec | None = None,
     ) -> Tensor:
         """As `PagedAttend`."""
-        focus = focus or self._whole
-        assert focus is not None, "a focused model gives each layer's focus"
+        spec = spec or self._whole
+        assert spec is not None, "a per_layer_attention model gives each layer's spec"
         write_kv(self._layers[layer], self._rows.writes, key, value)
-        attended = cached_attention.attend(query, focus, self._layers[layer], self._rows)
+        attended = cached_attention.attend(query, spec, self._layers[layer], self._rows)
         return attended.view(query.shape)

@@ -10,7 +10,7 @@ from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import Ends, Prompts, ResidentCycle
 from peagle.engine.upload import upload
-from peagle.ops.triton import hopper
+from peagle.ops.triton import on_hopper
 
 WHOLE, WHOLE_FROM = 128, 1024
 """Launched rows come in multiples of so many, from so many on: for a number that was not met before
@@ -36,8 +36,8 @@ class Prefill:
         following += [0] * idle
         given = (upload(values, device) for values in (tokens, following, _ends(chunks)))
         spans = [Span(item.request.row, item.start, item.rows) for item in chunks]
-        focused = self._cycle.target.config.focused
-        attention = prompt_attention(self._table, spans, focused, idle)
+        per_layer_attention = self._cycle.target.config.per_layer_attention
+        attention = prompt_attention(self._table, spans, per_layer_attention, idle)
         return self._cycle.fill(Prompts(*given), attention)
 
     def plan(self, most: int) -> None:
@@ -51,8 +51,8 @@ class Prefill:
         if cycle.drafter is not None and cycle.drafter_cache is not None:
             parts.append((cycle.drafter.layers, cycle.drafter_cache))
         for layers, cache in parts:
-            if hopper(cache) and cache.dtype.itemsize == 2 and layers.heads[0].whole:
-                plan(layers.heads[0], cache[0], most)
+            if on_hopper(cache) and cache.dtype.itemsize == 2 and layers.specs[0].full:
+                plan(layers.specs[0], cache[0], most)
 
 
 def _ends(chunks: Sequence[Scheduled]) -> list[int]:

@@ -22,7 +22,7 @@ from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import Attention
 from peagle.engine.upload import upload
 from peagle.models.fused import AttendProduct
-from peagle.ops.cached_attention import Heads, store, store_attend
+from peagle.ops.cached_attention import QKVSpec, store, store_attend
 
 Sides = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values of the rows as they are laid out: [rows, heads, head_dim]."""
@@ -37,23 +37,23 @@ SHORT = 1024
 
 
 def prompt_attention(
-    table: RequestTable, spans: Sequence[Span], focused: bool, idle: int = 0
+    table: RequestTable, spans: Sequence[Span], per_layer_attention: bool, idle: int = 0
 ) -> Attention:
     """The attention of one pass over chunks of prompts.
 
     Chunks of like length that begin at 0 should stand together: those that are filled up to one
-    length attend at once. focused: whether some layers have windows or sinks; idle: rows behind the
+    length attend at once. per_layer_attention: whether some layers have windows or sinks; idle: rows behind the
     chunks' that are nobody's.
     """
     layout = _laid_out(table, spans, idle)
-    tiles = tile_rows(table, spans) if focused else None
+    tiles = tile_rows(table, spans) if per_layer_attention else None
 
     def over(cache: Tensor) -> AttendProduct:
-        def attend(layer: int, qkv: Tensor, heads: Heads) -> Tensor:
-            if heads.whole:
-                return layout.attend(qkv, heads, cache[layer])
+        def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
+            if spec.full:
+                return layout.attend(qkv, spec, cache[layer])
             assert tiles is not None
-            attended = store_attend(qkv[: len(qkv) - idle], heads, cache[layer], tiles)
+            attended = store_attend(qkv[: len(qkv) - idle], spec, cache[layer], tiles)
             return F.pad(attended, (0, 0, 0, idle)) if idle else attended
 
         return attend
@@ -61,7 +61,7 @@ def prompt_attention(
     return over
 
 
-def plan(heads: Heads, cache: Tensor, most: int) -> None:
+def plan(spec: QKVSpec, cache: Tensor, most: int) -> None:
     """Meet every length that a single prompt of at most so many tokens is filled up to, and the
     kernel for several, which is loaded when it is first called.
 
@@ -69,15 +69,15 @@ def plan(heads: Heads, cache: Tensor, most: int) -> None:
     """
     lengths = {filled(count) for count in range(1, most + 1)}
     for rows in sorted(lengths, reverse=True):  # shorter ones take the memory of longer ones
-        _attend_for_nobody(_Group(0, 0, rows, 0, members=1), heads, cache)
-    _attend_for_nobody(_Packed(0, Bounds((1, 1), cache.device)), heads, cache)
+        _attend_for_nobody(_Group(0, 0, rows, 0, members=1), spec, cache)
+    _attend_for_nobody(_Packed(0, Bounds((1, 1), cache.device)), spec, cache)
 
 
-def _attend_for_nobody(part: "_Group | _Packed", heads: Heads, cache: Tensor) -> None:
-    rows, width = sum(part.laid), (heads.query + 2 * heads.key_value) * heads.size
+def _attend_for_nobody(part: "_Group | _Packed", spec: QKVSpec, cache: Tensor) -> None:
+    rows, width = sum(part.laid), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     nowhere = torch.full((rows,), -1, device=cache.device)
     layout = _Layout(nowhere[None], (part,), torch.zeros_like(nowhere), nowhere, None, None)
-    layout.attend(cache.new_zeros(rows, width), heads, cache)
+    layout.attend(cache.new_zeros(rows, width), spec, cache)
 
 
 def filled(rows: int) -> int:
@@ -190,11 +190,11 @@ class _Layout:
     back: Tensor | None
     """[rows] where each of the pass's rows is laid."""
 
-    def attend(self, qkv: Tensor, heads: Heads, cache: Tensor) -> Tensor:
+    def attend(self, qkv: Tensor, spec: QKVSpec, cache: Tensor) -> Tensor:
         """Attended values of the pass's rows. cache: of one layer."""
         if self.source is not None:
             qkv = qkv.index_select(0, self.source)
-        sides = store(qkv, heads, cache, self.positions, self.writes)
+        sides = store(qkv, spec, cache, self.positions, self.writes)
         found = [part.attend(sides, cache, self.table_slots) for part in self.parts]
         attended = found[0] if len(found) == 1 else torch.cat(found)
         return attended if self.back is None else attended.index_select(0, self.back)

@@ -14,7 +14,7 @@ from peagle.drafters.resident import Breadth, ResidentDrafter, known_inputs
 from peagle.models.decoder import Decoder
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
-from peagle.ops.cached_attention import Heads, PassRows, attend_product, divided
+from peagle.ops.cached_attention import PassRows, QKVSpec, attend_product, divided
 from peagle.ops.choice import argmax
 from peagle.ops.penalties import penalize
 from peagle.ops.resident import Resident, accepted_below, settle, verify_inputs
@@ -124,13 +124,13 @@ class ResidentCycle:
 
     def open_target(self, rows: PassRows) -> AttendProduct:
         """The target's attention for one pass over cached requests."""
-        return _attend(self.target_cache, rows, self.layers.heads[0])
+        return _attend(self.target_cache, rows, self.layers.specs[0])
 
     def open_drafter(self, rows: PassRows) -> AttendProduct:
         """The drafter's."""
         assert self.drafter is not None
         assert self.drafter_cache is not None
-        return _attend(self.drafter_cache, rows, self.drafter.layers.heads[0])
+        return _attend(self.drafter_cache, rows, self.drafter.layers.specs[0])
 
     def taps(self, rows: int) -> Taps | None:
         """Room for the streams that the drafter reads of a pass; None without a drafter."""
@@ -141,7 +141,7 @@ class ResidentCycle:
         return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
 
 
-def _attend(cache: Tensor, rows: PassRows, like: Heads) -> AttendProduct:
+def _attend(cache: Tensor, rows: PassRows, like: QKVSpec) -> AttendProduct:
     """Attention over a cache of [layers, 2, slots, heads, head_dim], whose layers have heads `like`
     these. Contexts are divided among programs here, in a launch before the first layer's.
 
@@ -149,4 +149,4 @@ def _attend(cache: Tensor, rows: PassRows, like: Heads) -> AttendProduct:
     one launch that a layer's products are, waits for all that was launched before it.
     """
     rows = divided(rows, like, cache[0])
-    return lambda layer, qkv, heads: attend_product(qkv, heads, cache[layer], rows, layer > 0)
+    return lambda layer, qkv, spec: attend_product(qkv, spec, cache[layer], rows, layer > 0)

@@ -20,7 +20,7 @@ from peagle.engine.resident_cycle import Ends, ResidentCycle
 from peagle.engine.runner import CycleResult
 from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
-from peagle.ops.cached_attention import covered
+from peagle.ops.cached_attention import supports_head_dim
 from peagle.ops.choice import argmax
 from peagle.ops.penalties import Penalties, count_emitted, penalize
 from peagle.ops.resident import Resident
@@ -37,7 +37,7 @@ def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
         return False
     shapes = [target.config] + ([drafter.model.config.transformer] if drafter else [])
     sizes = {shape.head_dim for shape in shapes}
-    if all(map(covered, sizes)):
+    if all(map(supports_head_dim, sizes)):
         return True
     warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)
     return False

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peagle.ops.cached_attention import Focus
+from peagle.ops.cached_attention import AttentionSpec
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
 from peagle.ops.norm import HeadNorm, RMSNorm
@@ -18,7 +18,7 @@ from peagle.ops.swiglu import swiglu
 
 Attend = Callable[..., Tensor]
 """(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value) -> like query; a
-`focused` model adds the layer's `Focus`, so that attention that knows none cannot run it."""
+`per_layer_attention` model adds the layer's `AttentionSpec`, so that attention that knows none cannot run it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class DecoderConfig:
     """Experts are GPT-OSS's: with biases, and a SwiGLU clamped here."""
 
     @property
-    def focused(self) -> bool:
+    def per_layer_attention(self) -> bool:
         """Whether some layers do not attend to all that is before a row, and to nothing else."""
         return self.attention_sinks or bool(self.layer_types)
 
@@ -89,13 +89,13 @@ class Attention(Part):
         self.out = Linear(width, config.hidden_size, config.attention_bias)
         norm = HeadNorm(self.heads, self.kv_heads, self.head_dim, config.rms_norm_eps)
         self.qk_norm = norm if config.qk_norm else None
-        self.window, self.focused = window, config.focused
+        self.window, self.per_layer_attention = window, config.per_layer_attention
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.attention_sinks else None
 
     @property
-    def focus(self) -> Focus:
+    def spec(self) -> AttentionSpec:
         """What an attention over these heads has to know."""
-        return Focus(self.heads, self.kv_heads, self.head_dim, self.window, self.sinks)
+        return AttentionSpec(self.heads, self.kv_heads, self.head_dim, self.window, self.sinks)
 
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
@@ -107,8 +107,8 @@ class Attention(Part):
             qk = self.qk_norm(qk)
         qk = apply_rope(qk, rotation)
         query, key = qk.split_with_sizes((self.heads, self.kv_heads), dim=1)
-        focus = (self.focus,) if self.focused else ()
-        drawn = attend(layer, query, key, value, *focus)
+        spec = (self.spec,) if self.per_layer_attention else ()
+        drawn = attend(layer, query, key, value, *spec)
         return self.out(take(drawn, kept).flatten(1))
 
 

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from peagle.models.decoder import MLP, Attention, Decoder, DecoderConfig
 from peagle.ops import residual
-from peagle.ops.cached_attention import Heads
+from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
 from peagle.ops.norm import RMSNorm
 from peagle.ops.residual import Links, Normed
 
-AttendProduct = Callable[[int, Tensor, Heads], Tensor]
+AttendProduct = Callable[[int, Tensor, QKVSpec], Tensor]
 """(layer, its q, k, v product [rows, width], how to read it) -> [rows, heads * head_dim]."""
 
 
@@ -51,7 +51,7 @@ class FusedLayers:
         self, layers: Iterable[Any], last_norm: RMSNorm, config: DecoderConfig, table: Tensor
     ) -> None:
         self.layers: list[Block] = list(layers)
-        self.heads = [heads_of(layer, config, table) for layer in self.layers]
+        self.specs = [qkv_spec(layer, config, table) for layer in self.layers]
         self._next_norms = [*(layer.input_norm for layer in self.layers[1:]), last_norm]
         self._next_qkvs: list[Linear | None] = [
             *(layer.attention.qkv for layer in self.layers[1:]),
@@ -77,9 +77,9 @@ class FusedLayers:
             taps.keep(0, stream)
         x = first
         qkv: Tensor | None = self._first_qkv(first)
-        for index, heads in enumerate(self.heads):
+        for index, spec in enumerate(self.specs):
             assert qkv is not None
-            attended = attend(index, qkv, heads)
+            attended = attend(index, qkv, spec)
             if reads is not None and index == len(self.layers) - 1:
                 attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
                 if not len(reads):
@@ -108,11 +108,11 @@ class FusedLayers:
         return stream, x, None if qkv is None else residual.linear(x, qkv)
 
 
-def heads_of(layer: Block, config: DecoderConfig, table: Tensor) -> Heads:
+def qkv_spec(layer: Block, config: DecoderConfig, table: Tensor) -> QKVSpec:
     """How a layer's q, k, v product is read. table: of `rope_table`."""
     norm = layer.attention.qk_norm
-    return Heads(
-        **vars(layer.attention.focus),
+    return QKVSpec(
+        **vars(layer.attention.spec),
         rotations=table,
         norm_weight=None if norm is None else norm.weight,
         eps=config.rms_norm_eps,

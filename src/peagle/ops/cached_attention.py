@@ -1,6 +1,6 @@
 """From a layer's q, k, v product to attended values: QK norm, rotation, cache write, attention.
 
-`store` and `attend` follow one another: all keys are in the cache before a row looks at any.
+`store` comes before `attend`: all keys are in the cache before a row looks at any.
 """
 
 from dataclasses import dataclass, replace
@@ -10,35 +10,35 @@ from torch import Tensor
 
 from peagle.ops.norm import rms_norm
 from peagle.ops.rope import apply_rope, rotation_at
-from peagle.ops.triton import hopper, kernels, serve
+from peagle.ops.triton import has_kernels, kernels, on_hopper
 
 
 @dataclass(frozen=True)
-class Focus:
-    """Which heads a layer has, and how far and how fully their rows look."""
+class AttentionSpec:
+    """A layer's attention heads, and which positions they see."""
 
-    query: int
-    key_value: int
-    size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
     window: int | None = None
-    """A row sees this many positions, its own included; None: all before it."""
+    """Positions that a row sees, its own included; None: all up to its own."""
     sinks: Tensor | None = None
-    """[query] logits that take a share of every row's attention and give nothing."""
+    """[num_heads] logits that take a share of every row's softmax and add no value."""
 
     @property
-    def whole(self) -> bool:
-        """Whether rows give all of their attention to all that is before them."""
+    def full(self) -> bool:
+        """Whether this is plain causal attention, without a window or sinks."""
         return self.window is None and self.sinks is None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heads(Focus):
-    """How a product's columns divide into heads, and what is done to queries and keys."""
+class QKVSpec(AttentionSpec):
+    """How to read a layer's q, k, v product: its heads, and the norm and rotation they get."""
 
     rotations: Tensor
-    """[positions, 2, size] of `rope_table`."""
+    """[positions, 2, head_dim] of `rope_table`."""
     norm_weight: Tensor | None
-    """[2 * size]: QK norm of queries and of keys; None where a model has none."""
+    """[2 * head_dim]: QK norm of queries and of keys; None where a model has none."""
     eps: float
 
 
@@ -65,115 +65,114 @@ class PassRows:
     most: int
     """No request brings more rows than this."""
     shares: Tensor | None = None
-    """How a kernel divides the contexts among its programs; None: not told yet."""
+    """How a kernel divides the contexts among its programs; None: not divided yet."""
 
 
-def covered(size: int) -> bool:
-    """Whether kernels attend with heads of that size."""
-    return size >= 16 and size & (size - 1) == 0
+def supports_head_dim(head_dim: int) -> bool:
+    """Whether the kernels attend over heads of this size: powers of two from 16 on."""
+    return head_dim >= 16 and head_dim & (head_dim - 1) == 0
 
 
-def divided(rows: PassRows, heads: Heads, cache: Tensor) -> PassRows:
-    """The same rows, told how to divide their contexts where a kernel wants that once a pass.
-
-    heads, cache: of any layer of the pass.
+def divided(rows: PassRows, spec: QKVSpec, cache: Tensor) -> PassRows:
+    """The same rows with their contexts divided among programs, where a kernel wants that done once
+    a pass. spec, cache: any layer's.
     """
-    if hopper(cache) and kernels("hopper_attention").takes(heads, cache, rows):
-        return replace(rows, shares=kernels("hopper_attention").shares_of(rows, heads))
+    if on_hopper(cache) and kernels("hopper_attention").takes(spec, cache, rows):
+        return replace(rows, shares=kernels("hopper_attention").shares_of(rows, spec))
     return rows
 
 
 def store(
-    qkv: Tensor, heads: Heads, cache: Tensor, positions: Tensor, writes: Tensor
+    qkv: Tensor, spec: QKVSpec, cache: Tensor, positions: Tensor, writes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norm and rotate rows, and write their keys and values into the cache.
 
-    qkv: [rows, (query + 2 * key_value) * size], whose place a kernel may take for its results;
-    cache: [2, slots, key_value, size]; positions, writes: as in `PassRows`. Returns queries, keys
-    and values, each [rows, heads, size].
+    qkv: [rows, (heads + 2 * kv_heads) * head_dim], which a kernel may overwrite with its results;
+    cache: [2, slots, kv_heads, head_dim]; positions, writes: as in `PassRows`. Returns queries,
+    keys and values, each [rows, heads, head_dim].
     """
-    if serve(qkv):
+    if has_kernels(qkv):
         stored: tuple[Tensor, Tensor, Tensor] = kernels("cached_attention").store(
-            qkv, heads, cache, positions, writes
+            qkv, spec, cache, positions, writes
         )
         return stored
-    query, key, value = rotate(qkv, positions, heads)
+    query, key, value = rotate(qkv, positions, spec)
     kept = writes >= 0
     cache[0, writes[kept]], cache[1, writes[kept]] = key[kept], value[kept]
     return query, key, value
 
 
-def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor:
+def attend(query: Tensor, spec: AttentionSpec, cache: Tensor, rows: PassRows) -> Tensor:
     """Each row's attention to all that its request has in the cache up to its own position.
 
-    query: [rows, heads, size], with any row stride. Returns [rows, heads * size]; rows that belong
-    to no request or have no slot hold anything.
+    query: [rows, heads, head_dim], with any row stride. Returns [rows, heads * head_dim], undefined
+    for rows that belong to no request or have no slot.
     """
-    if serve(query):
-        attended: Tensor = kernels("cached_attention").attend(query, heads, cache, rows)
+    if has_kernels(query):
+        attended: Tensor = kernels("cached_attention").attend(query, spec, cache, rows)
         return attended
-    out = query.new_zeros(len(query), heads.query * heads.size)
+    out = query.new_zeros(len(query), spec.num_heads * spec.head_dim)
     columns = (rows.requests, rows.starts, rows.firsts, rows.counts)
     for request, start, first, count in zip(*(c.tolist() for c in columns), strict=True):
         context = rows.slots[request, : min(start + count, int(rows.limits[request]))]
         positions = torch.arange(start, start + len(context[start:]), device=query.device)
         seen = query[first : first + len(positions)]
-        out[first : first + len(positions)] = attend_plainly(
-            seen, cache[0, context], cache[1, context], positions, heads
+        out[first : first + len(positions)] = attend_reference(
+            seen, cache[0, context], cache[1, context], positions, spec
         )
     return out
 
 
 def attend_product(
-    qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows, settled: bool = False
+    qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows, settled: bool = False
 ) -> Tensor:
     """`store`, then `attend`, of a pass's rows. qkv as in `store`; returns as `attend`.
 
-    Each request comes once, its rows one position after another, each written where `slots` says.
-    settled: `rows` and older positions' keys were complete before a launch that waited for all
-    before it, and behind which this one comes: a kernel may read them before its own wait.
+    Each request comes once, its rows at consecutive positions, each written where `slots` says.
+    settled: `rows` and older keys were written before an earlier launch that waited for everything,
+    so a kernel may read them before its own wait (`ops/triton/launch`).
     """
-    if serve(qkv):
-        on_hopper = hopper(qkv) and kernels("hopper_attention").takes(heads, cache, rows)
-        name = "hopper_attention" if on_hopper else "product_attention"
-        attended: Tensor = kernels(name).attend_product(qkv, heads, cache, rows, settled)
+    if has_kernels(qkv):
+        fast = on_hopper(qkv) and kernels("hopper_attention").takes(spec, cache, rows)
+        name = "hopper_attention" if fast else "product_attention"
+        attended: Tensor = kernels(name).attend_product(qkv, spec, cache, rows, settled)
         return attended
-    return store_attend(qkv, heads, cache, rows)
+    return store_attend(qkv, spec, cache, rows)
 
 
-def store_attend(qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows) -> Tensor:
-    """The same, apart: a request's rows may come in several pieces, as if each were a request's."""
-    query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
-    return attend(query, heads, cache, rows)
+def store_attend(qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows) -> Tensor:
+    """The same in two steps, so that a request's rows may come in pieces, each like a request's."""
+    query, _, _ = store(qkv, spec, cache, rows.positions, rows.writes)
+    return attend(query, spec, cache, rows)
 
 
-def rotate(qkv: Tensor, positions: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
-    """Normed and rotated queries [rows, query, size] and keys, and the values."""
-    both = qkv.unflatten(-1, (-1, heads.size))
-    query, key, value = both.split((heads.query, heads.key_value, heads.key_value), dim=1)
-    if heads.norm_weight is not None:
-        of_query, of_key = heads.norm_weight.view(2, -1)
-        query, key = rms_norm(query, of_query, heads.eps), rms_norm(key, of_key, heads.eps)
-    last = len(heads.rotations) - 1
-    rotation = rotation_at(heads.rotations, positions.clamp(max=last))
+def rotate(qkv: Tensor, positions: Tensor, spec: QKVSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Normed and rotated queries [rows, heads, head_dim] and keys, and the values."""
+    both = qkv.unflatten(-1, (-1, spec.head_dim))
+    query, key, value = both.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
+    if spec.norm_weight is not None:
+        of_query, of_key = spec.norm_weight.view(2, -1)
+        query, key = rms_norm(query, of_query, spec.eps), rms_norm(key, of_key, spec.eps)
+    last = len(spec.rotations) - 1
+    rotation = rotation_at(spec.rotations, positions.clamp(max=last))
     rotated = (apply_rope(x, rotation).to(qkv.dtype) for x in (query, key))
     return *rotated, value
 
 
-def attend_plainly(
-    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, heads: Focus
+def attend_reference(
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, spec: AttentionSpec
 ) -> Tensor:
-    """Softmax attention of one request's rows in float32; key, value: [context, heads, size]."""
-    group = heads.query // heads.key_value
+    """Softmax attention of one request's rows in float32; key, value: [context, kv_heads, head_dim]."""
+    group = spec.num_heads // spec.num_kv_heads
     key, value = (side.repeat_interleave(group, dim=1).float() for side in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query.float(), key) * heads.size**-0.5
+    scores = torch.einsum("qhd,khd->hqk", query.float(), key) * spec.head_dim**-0.5
     context = torch.arange(len(key), device=key.device)
     hidden = context > positions[:, None]
-    if heads.window is not None:
-        hidden |= context <= positions[:, None] - heads.window
+    if spec.window is not None:
+        hidden |= context <= positions[:, None] - spec.window
     scores = scores.masked_fill(hidden, float("-inf"))
-    if heads.sinks is not None:
-        sinks = heads.sinks.float()[:, None, None].expand(-1, len(query), 1)
+    if spec.sinks is not None:
+        sinks = spec.sinks.float()[:, None, None].expand(-1, len(query), 1)
         scores = torch.cat((scores, sinks), dim=-1)
     shares = scores.softmax(dim=-1)[..., : len(key)]
     return torch.einsum("hqk,khd->qhd", shares, value).flatten(1).to(query.dtype)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from peagle.ops.triton import kernels, serve
+from peagle.ops.triton import has_kernels, kernels
 
 
 def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
@@ -12,7 +12,7 @@ def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
     logits: [rows, vocab]; result: [rows] int64. With a draft vocabulary's offsets [vocab] they are
     added to the index, and a row that is no numbers counts as the vocabulary's first token.
     """
-    if serve(logits):
+    if has_kernels(logits):
         found: Tensor = kernels("choice").argmax(logits, offsets)
         return found
     best = logits.argmax(dim=-1)  # a NaN counts as the largest

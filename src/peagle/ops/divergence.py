@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from peagle.ops.triton import kernels, serve
+from peagle.ops.triton import has_kernels, kernels
 
 LossRule = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Logits of drafter and target [rows, vocab] -> losses [rows] in float32, and the gradient of their
@@ -37,7 +37,7 @@ def weigh(
     loss: a name in `LOSSES`; draft: [rows, vocab]; target: [places, vocab], of which `which` [rows]
     tells each row's: several rows may ask for the same; weights: [rows] in float32.
     """
-    if serve(draft):
+    if has_kernels(draft):
         weighed: tuple[Tensor, Tensor] = kernels("divergence").weigh(
             loss, draft, target, which, weights
         )

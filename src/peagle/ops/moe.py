@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from peagle.ops.packing import Part
 from peagle.ops.swiglu import swiglu
-from peagle.ops.triton import kernels, serve
+from peagle.ops.triton import has_kernels, kernels
 
 Mixture = Callable[..., Tensor]
 """What `moe` is, in torch or in Triton."""
@@ -111,7 +111,7 @@ class Experts(Part):
             self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        mixture: Mixture = kernels("moe").moe if serve(x) else moe
+        mixture: Mixture = kernels("moe").moe if has_kernels(x) else moe
         weights = self.router, self.gate_up, self.down
         return mixture(x, *weights, self.top_k, self.normalize, self._clamped())
 

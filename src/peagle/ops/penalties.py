@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.config import NO_PENALTIES
-from peagle.ops.triton import kernels, serve
+from peagle.ops.triton import has_kernels, kernels
 
 PROMPT = 1 << 30
 """What a token of the prompt adds to its count."""
@@ -43,7 +43,7 @@ def penalize(logits: Tensor, drafts: Tensor, penalties: Penalties, requests: Ten
 
     logits: [requests * (drafts + 1), vocab]; drafts: [requests, drafts]; requests: table rows.
     """
-    if serve(logits):
+    if has_kernels(logits):
         kernels("penalties").penalize(logits, drafts, penalties, requests)
         return
     shares = logits.view(len(requests), drafts.shape[1] + 1, -1)
@@ -65,7 +65,7 @@ def count_emitted(penalties: Penalties, requests: Tensor, emitted: Tensor, numbe
 
     requests: table rows; emitted: [table rows, most]; numbers: [table rows], how many of them are.
     """
-    if serve(emitted):
+    if has_kernels(emitted):
         kernels("penalties").count_emitted(penalties, requests, emitted, numbers)
         return
     for row in requests.tolist():

@@ -14,7 +14,7 @@ from peagle.ops.acceptance import accepted_counts
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.norm import rms_norm
 from peagle.ops.penalties import Penalties, count_emitted
-from peagle.ops.triton import kernels, serve
+from peagle.ops.triton import has_kernels, kernels
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def draft_inputs(
     Rows stand without gaps, so those of rejected drafts take no room. requests: [requests] table
     rows; pending: the most that one of them has.
     """
-    if serve(state.computed):
+    if has_kernels(state.computed):
         inputs: DraftInputs = kernels("resident").draft_inputs(
             state, requests, pending, masks, norms
         )
@@ -116,7 +116,7 @@ def verify_inputs(
 
     Returns the rows, their embeddings [requests * (drafts + 1), hidden_size], and those normed.
     """
-    if serve(state.computed):
+    if has_kernels(state.computed):
         found: tuple[PassRows, Tensor, Tensor] = kernels("resident").verify_inputs(
             state, requests, drafts, embedding, weight, eps
         )
@@ -162,7 +162,7 @@ def settle(
     hidden_size], projected, None without a drafter. With `synthetic` (`accepted_below`) drafts are
     accepted whatever the target says, which measures time and nothing else.
     """
-    if serve(state.computed):
+    if has_kernels(state.computed):
         kernels("resident").settle(state, requests, drafts, chosen, features, synthetic)
     else:
         _settle_plainly(state, requests, drafts, chosen, features, synthetic)

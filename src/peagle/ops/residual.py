@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.swiglu import swiglu
-from peagle.ops.triton import hopper, kernels, serve
+from peagle.ops.triton import has_kernels, kernels, on_hopper
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def chain(
 
     attended: [rows, heads * head_dim]; stream: [rows, hidden_size]; live: as in `gated`.
     """
-    if hopper(attended) and kernels("chain").takes(attended, links):
+    if on_hopper(attended) and kernels("chain").takes(attended, links):
         fast: tuple[Tensor, Normed, Tensor | None] = kernels("chain").chain(attended, stream, links)
         return fast
     stream, x = add(attended, links.out, stream, links.post_norm)
@@ -65,14 +65,14 @@ def chain(
 
 def normed(x: Tensor, norm: RMSNorm) -> Normed:
     """`norm` of a stream. x: [rows, width]."""
-    if serve(x):
+    if has_kernels(x):
         return Normed(kernels("residual").rms_norm(x, norm.weight, norm.eps), None, norm.eps)
     return Normed(rms_norm(x, norm.weight, norm.eps), None, norm.eps)
 
 
 def linear(x: Normed, layer: Linear) -> Tensor:
     """`x @ weight.T + bias`: [rows, out_features]."""
-    if serve(x.x) and kernels("tiles").takes(x.x, len(layer.weight)):
+    if has_kernels(x.x) and kernels("tiles").takes(x.x, len(layer.weight)):
         return kernels("residual").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
     return _product(x, layer)
 
@@ -82,12 +82,12 @@ def gated(x: Normed, gate_up: Linear, live: Tensor | None = None) -> Tensor:
 
     live: [1] int32, how many of the first rows mean anything; None: all.
     """
-    if serve(x.x) and gate_up.bias is None:
+    if has_kernels(x.x) and gate_up.bias is None:
         if kernels("tiles").takes(x.x, len(gate_up.weight) // 2, gated=True):
             return kernels("residual").gated(x.x, x.squares, x.eps, gate_up.weight)
         if (
             x.squares is None
-            and hopper(x.x)
+            and on_hopper(x.x)
             and kernels("wide_gate").takes(x.x, gate_up.weight, live)
         ):
             return kernels("wide_gate").gated(x.x, gate_up.weight, live)
@@ -97,7 +97,7 @@ def gated(x: Normed, gate_up: Linear, live: Tensor | None = None) -> Tensor:
 
 def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
     """`stream + layer(x)`, and the same under the next norm. stream: [rows, hidden_size]."""
-    if serve(x):
+    if has_kernels(x):
         return _add_fast(x, layer, stream, norm)
     total = stream + F.linear(x, layer.weight, layer.bias)
     return total, normed(total, norm)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from peagle.ops.choice import argmax
-from peagle.ops.triton import kernels, serve
+from peagle.ops.triton import has_kernels, kernels
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
@@ -40,7 +40,7 @@ def choose(
     a request's first row will stand. The kernel works in float32: its token differs where a draw or
     the edge of min-p or top-p is closer to another one than float32 tells apart.
     """
-    if serve(logits):
+    if has_kernels(logits):
         found: Tensor = kernels("sampling").choose(logits, greedy, table, requests, firsts)
         return found
     count = len(logits) // len(requests)

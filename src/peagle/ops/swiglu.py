@@ -6,12 +6,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.triton import kernels, serve
+from peagle.ops.triton import has_kernels, kernels
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """silu(gate) * up of [rows, 2 * width], gate and up side by side: [rows, width]."""
-    if serve(gate_up) and torch.is_grad_enabled():
+    if has_kernels(gate_up) and torch.is_grad_enabled():
         trained: Tensor = _swiglu(gate_up)
         return trained
     gate, up = gate_up.chunk(2, dim=-1)

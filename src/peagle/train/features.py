@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peagle.models.decoder import Decoder
-from peagle.ops.cached_attention import Focus
+from peagle.ops.cached_attention import AttentionSpec
 from peagle.train.attention import Masked, causal
 from peagle.train.mask import Sight, rows_in_step
 from peagle.train.packing import Batch, Document, pack
@@ -90,16 +90,21 @@ class TargetAttend(DocumentAttend):
         """By window."""
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, focus: Focus | None = None
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        spec: AttentionSpec | None = None,
     ) -> Tensor:
         """As `DocumentAttend`."""
-        if focus is None:
+        if spec is None:
             return super().__call__(layer, query, key, value)
-        if focus.window not in self._within:
-            self._within[focus.window] = self._masked_within(focus.window)
-        drawn, log_sum = self._within[focus.window](fold(query), fold(key), fold(value))
-        if focus.sinks is not None:
-            share = torch.sigmoid(log_sum - focus.sinks[:, None])  # what sinks leave of a row's
+        if spec.window not in self._within:
+            self._within[spec.window] = self._masked_within(spec.window)
+        drawn, log_sum = self._within[spec.window](fold(query), fold(key), fold(value))
+        if spec.sinks is not None:
+            share = torch.sigmoid(log_sum - spec.sinks[:, None])  # what sinks leave of a row's
             drawn = drawn * share[..., None].to(drawn.dtype)
         return unfold(drawn)
 

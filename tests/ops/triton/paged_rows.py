@@ -3,16 +3,17 @@
 import torch
 from torch import Tensor
 
-from peagle.ops.cached_attention import Heads, PassRows
+from peagle.ops.cached_attention import PassRows, QKVSpec
 from peagle.ops.rope import RopeConfig, rope_table
 
 LENGTH, KV_HEADS, SIZE = 1100, 2, 16
 
 
-def heads_of(query: int = 4, size: int = SIZE, **changes: object) -> Heads:
-    values = {"norm_weight": torch.rand(2 * size) + 0.5, "window": None, "sinks": None, **changes}
-    table = rope_table(RopeConfig(), size, LENGTH)
-    return Heads(query, KV_HEADS, size, rotations=table, eps=1e-6, **values)
+def spec_of(num_heads: int = 4, head_dim: int = SIZE, **changes: object) -> QKVSpec:
+    weight = torch.rand(2 * head_dim) + 0.5
+    values = {"norm_weight": weight, "window": None, "sinks": None, **changes}
+    table = rope_table(RopeConfig(), head_dim, LENGTH)
+    return QKVSpec(num_heads, KV_HEADS, head_dim, rotations=table, eps=1e-6, **values)
 
 
 def pass_rows(starts: list[int], counts: list[int], most: int) -> PassRows:

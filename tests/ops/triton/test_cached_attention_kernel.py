@@ -1,6 +1,6 @@
 import pytest
 import torch
-from paged_rows import KV_HEADS, LENGTH, SIZE, close, heads_of, on, pass_rows
+from paged_rows import KV_HEADS, LENGTH, SIZE, close, on, pass_rows, spec_of
 
 from peagle.ops import cached_attention as reference
 
@@ -14,18 +14,18 @@ def _seed() -> None:
 def test_store(device: torch.device, norm: bool) -> None:
     from peagle.ops.triton import cached_attention as kernel
 
-    heads = heads_of() if norm else heads_of(norm_weight=None)
+    spec = spec_of() if norm else spec_of(norm_weight=None)
     rows = pass_rows([3, 60], [2, 5], 5)
     qkv, cache = torch.randn(7, 8 * SIZE), torch.randn(2, 2 * LENGTH, KV_HEADS, SIZE)
     ours, theirs = cache.clone().to(device), cache.clone()
     found = kernel.store(
         qkv.clone().to(device),
-        on(device, heads),
+        on(device, spec),
         ours,
         rows.positions.to(device),
         rows.writes.to(device),
     )
-    expected = reference.store(qkv, heads, theirs, rows.positions, rows.writes)
+    expected = reference.store(qkv, spec, theirs, rows.positions, rows.writes)
     for one, other in zip(found, expected, strict=True):
         close(one, other)
     close(ours, theirs)
@@ -34,7 +34,7 @@ def test_store(device: torch.device, norm: bool) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"window": 70}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"query": 6}],
+    [{}, {"window": 70}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"num_heads": 6}],
     ids=["plain", "window", "sinks", "three heads share"],
 )
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_attend(
 ) -> None:
     from peagle.ops.triton import cached_attention as kernel
 
-    heads = heads_of(**changes)
+    spec = spec_of(**changes)
     inside = [min(n, LENGTH - s) for s, n in zip(starts, counts, strict=True)]
     rows = pass_rows(starts, inside, most)
-    query = torch.randn(sum(inside), 10, SIZE)[:, : heads.query]
+    query = torch.randn(sum(inside), 10, SIZE)[:, : spec.num_heads]
     cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, SIZE)
-    expected = reference.attend(query, heads, cache, rows)
+    expected = reference.attend(query, spec, cache, rows)
     for _ in range(2):  # a second launch finds the arrival counters as the first one did
         found = kernel.attend(
-            query.to(device), on(device, heads), cache.to(device), on(device, rows)
+            query.to(device), on(device, spec), cache.to(device), on(device, rows)
         )
         close(found[:-1], expected[:-1])  # the last row has no slot

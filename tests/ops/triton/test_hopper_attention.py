@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_rows import heads_of, pass_rows
+from paged_rows import pass_rows, spec_of
 
 
 def taken(
@@ -16,7 +16,7 @@ def taken(
 
     counts = [rows] * requests
     placed = pass_rows([64] * requests, counts, rows)
-    return bool(hopper_attention.takes(heads_of(8, size), torch.zeros(1, dtype=dtype), placed))
+    return bool(hopper_attention.takes(spec_of(8, size), torch.zeros(1, dtype=dtype), placed))
 
 
 def test_few_rows_of_half_precision_are_taken() -> None:

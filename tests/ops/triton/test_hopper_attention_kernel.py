@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from paged_rows import KV_HEADS, LENGTH, heads_of, on, pass_rows
+from paged_rows import KV_HEADS, LENGTH, on, pass_rows, spec_of
 
 from peagle.ops import cached_attention as reference
 
@@ -18,12 +18,12 @@ def _seed() -> None:
     "changes",
     [
         {},
-        {"size": 64, "norm_weight": None},
+        {"head_dim": 64, "norm_weight": None},
         {"window": 70},
-        {"size": 64, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, 0.2, 0.1, -3.0])},
-        {"query": 6},
-        {"query": 2},
-        {"query": 96},
+        {"head_dim": 64, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, 0.2, 0.1, -3.0])},
+        {"num_heads": 6},
+        {"num_heads": 2},
+        {"num_heads": 96},
     ],
     ids=["plain", "no norm", "window", "sinks", "three heads share", "alone", "48 heads share"],
 )
@@ -63,20 +63,20 @@ def test_is_store_then_attend(
 
     if hopper.type != "cuda" and len(starts) > 50:
         pytest.skip("takes long emulated, where fewer multiprocessors make parts fewer, too")
-    heads = heads_of(**{"query": 8, "size": 128, **changes})
-    if heads.query == 96 and max(counts) > 1:
+    spec = spec_of(**{"num_heads": 8, "head_dim": 128, **changes})
+    if spec.num_heads == 96 and max(counts) > 1:
         pytest.skip("more lines than the kernel takes")
     rows = pass_rows(starts, counts, max(counts))
     device, half = hopper, torch.bfloat16
-    qkv = torch.randn(sum(counts), (heads.query + 2 * KV_HEADS) * heads.size).to(half)
-    cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, heads.size).to(half)
+    qkv = torch.randn(sum(counts), (spec.num_heads + 2 * KV_HEADS) * spec.head_dim).to(half)
+    cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, spec.head_dim).to(half)
     theirs = cache.clone()
-    expected = reference.attend_product(qkv, heads, theirs, rows)
-    placed, heads = on(device, rows), on(device, heads)
-    divided = replace(placed, shares=kernel.shares_of(placed, heads))
+    expected = reference.attend_product(qkv, spec, theirs, rows)
+    placed, spec = on(device, rows), on(device, spec)
+    divided = replace(placed, shares=kernel.shares_of(placed, spec))
     for told in (placed, divided):  # also, the second finds the arrival counters as the first did
         ours = cache.clone().to(device)
-        found = kernel.attend_product(qkv.to(device), heads, ours, told, told is divided)
+        found = kernel.attend_product(qkv.to(device), spec, ours, told, told is divided)
         near(found[:-1], expected[:-1])  # the last row has no slot
         near(ours, theirs)
 
@@ -86,15 +86,15 @@ def test_a_row_of_the_table_that_belongs_to_no_request_changes_nothing(
 ) -> None:
     from peagle.ops.triton import hopper_attention as kernel
 
-    heads, rows = heads_of(8, 128), pass_rows([100, 1, 200], [3, 3, 3], 3)
+    spec, rows = spec_of(8, 128), pass_rows([100, 1, 200], [3, 3, 3], 3)
     rows.limits[1], rows.limits[2] = 0, LENGTH
     rows.writes[3:6], rows.writes[-1] = -1, rows.slots[2, 202]
     device, half = hopper, torch.bfloat16
     qkv = torch.randn(9, (8 + 2 * KV_HEADS) * 128).to(half)
     cache = torch.randn(2, 3 * LENGTH, KV_HEADS, 128).to(half)
     theirs, ours = cache.clone(), cache.clone().to(device)
-    expected = reference.attend_product(qkv, heads, theirs, rows)
-    found = kernel.attend_product(qkv.to(device), on(device, heads), ours, on(device, rows))
+    expected = reference.attend_product(qkv, spec, theirs, rows)
+    found = kernel.attend_product(qkv.to(device), on(device, spec), ours, on(device, rows))
     near(ours, theirs)
     for kept in (slice(0, 3), slice(6, 9)):
         near(found[kept], expected[kept])
@@ -104,17 +104,17 @@ def test_a_row_of_the_table_that_belongs_to_no_request_changes_nothing(
 def test_rows_without_a_slot_see_what_is_before_it(hopper: torch.device) -> None:
     from peagle.ops.triton import hopper_attention as kernel
 
-    heads, rows = heads_of(8, 64), pass_rows([100, 300], [8, 8], 8)
+    spec, rows = spec_of(8, 64), pass_rows([100, 300], [8, 8], 8)
     rows.limits[:] = torch.tensor([104, 306])
     rows.writes[[*range(4, 8), 14, 15]] = -1
     device, half = hopper, torch.float16
     qkv = torch.randn(16, (8 + 2 * KV_HEADS) * 64).to(half)
     cache = torch.randn(2, 2 * LENGTH, KV_HEADS, 64).to(half)
     theirs, ours = cache.clone(), cache.clone().to(device)
-    expected = reference.attend_product(qkv, heads, theirs, rows)
-    heads, rows = on(device, heads), on(device, rows)
-    rows = replace(rows, shares=kernel.shares_of(rows, heads))
-    found = kernel.attend_product(qkv.to(device), heads, ours, rows, True)
+    expected = reference.attend_product(qkv, spec, theirs, rows)
+    spec, rows = on(device, spec), on(device, rows)
+    rows = replace(rows, shares=kernel.shares_of(rows, spec))
+    found = kernel.attend_product(qkv.to(device), spec, ours, rows, True)
     near(ours, theirs)
     for kept in (slice(0, 4), slice(8, 14)):
         near(found[kept], expected[kept])
@@ -129,14 +129,14 @@ def test_a_row_gets_the_same_alone_and_behind_others(hopper: torch.device, group
     """So that greedy text is the same with drafts to verify and without, but for sums' order."""
     from peagle.ops.triton import hopper_attention as kernel
 
-    heads = heads_of(group * KV_HEADS, 128)
+    spec = spec_of(group * KV_HEADS, 128)
     together, alone = (pass_rows([800 + i] * 9, [n] * 9, n) for i, n in ((0, 8), (7, 1)))
     alone = replace(alone, slots=together.slots)
     device, half = hopper, torch.bfloat16
-    qkv = torch.randn(9 * 8, (heads.query + 2 * KV_HEADS) * 128).to(half).to(device)
+    qkv = torch.randn(9 * 8, (spec.num_heads + 2 * KV_HEADS) * 128).to(half).to(device)
     cache = torch.randn(2, 9 * LENGTH, KV_HEADS, 128).to(half).to(device)
-    verified = kernel.attend_product(qkv, on(device, heads), cache, on(device, together))
+    verified = kernel.attend_product(qkv, on(device, spec), cache, on(device, together))
     last = qkv.view(9, 8, -1)[:, -1].contiguous()
-    decoded = kernel.attend_product(last, on(device, heads), cache, on(device, alone))
+    decoded = kernel.attend_product(last, on(device, spec), cache, on(device, alone))
     alike = (verified.view(9, 8, -1)[:, -1] == decoded)[:-1]  # the last row has no slot
     assert alike.float().mean() > 0.998

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from paged_rows import KV_HEADS, LENGTH, SIZE, close, heads_of, on, pass_rows
+from paged_rows import KV_HEADS, LENGTH, SIZE, close, on, pass_rows, spec_of
 
 from peagle.ops import cached_attention as reference
 
@@ -18,7 +18,7 @@ def _seed() -> None:
         {"norm_weight": None},
         {"window": 70},
         {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
-        {"query": 6},
+        {"num_heads": 6},
     ],
     ids=["plain", "no norm", "window", "sinks", "three heads share"],
 )
@@ -48,16 +48,16 @@ def test_is_store_then_attend(
 ) -> None:
     from peagle.ops.triton import product_attention as kernel
 
-    heads, rows = heads_of(**changes), pass_rows(starts, counts, max(counts))
-    qkv = torch.randn(sum(counts), (heads.query + 2 * KV_HEADS) * SIZE)
+    spec, rows = spec_of(**changes), pass_rows(starts, counts, max(counts))
+    qkv = torch.randn(sum(counts), (spec.num_heads + 2 * KV_HEADS) * SIZE)
     cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, SIZE)
     theirs = cache.clone()
-    expected = reference.attend_product(qkv, heads, theirs, rows)
+    expected = reference.attend_product(qkv, spec, theirs, rows)
     for _ in range(2):  # a second launch finds the arrival counters as the first one did
         ours = cache.clone().to(device)
         placed = on(device, rows)
         found = kernel.attend_product(
-            qkv.clone().to(device), on(device, heads), ours, placed, settled
+            qkv.clone().to(device), on(device, spec), ours, placed, settled
         )
         close(found[:-1], expected[:-1])  # the last row has no slot
         close(ours, theirs)
@@ -68,14 +68,14 @@ def test_a_row_of_the_table_that_belongs_to_no_request_changes_nothing(
 ) -> None:
     from peagle.ops.triton import product_attention as kernel
 
-    heads, rows = heads_of(), pass_rows([100, 1, 200], [3, 3, 3], 3)
+    spec, rows = spec_of(), pass_rows([100, 1, 200], [3, 3, 3], 3)
     rows.limits[1], rows.limits[2] = 0, LENGTH
     rows.writes[3:6], rows.writes[-1] = -1, rows.slots[2, 202]
-    qkv = torch.randn(9, (heads.query + 2 * KV_HEADS) * SIZE)
+    qkv = torch.randn(9, (spec.num_heads + 2 * KV_HEADS) * SIZE)
     cache = torch.randn(2, 3 * LENGTH, KV_HEADS, SIZE)
     theirs, ours = cache.clone(), cache.clone().to(device)
-    expected = reference.attend_product(qkv, heads, theirs, rows)
-    found = kernel.attend_product(qkv.to(device), on(device, heads), ours, on(device, rows))
+    expected = reference.attend_product(qkv, spec, theirs, rows)
+    found = kernel.attend_product(qkv.to(device), on(device, spec), ours, on(device, rows))
     close(ours, theirs)
     for kept in (slice(0, 3), slice(6, 9)):
         close(found[kept], expected[kept])

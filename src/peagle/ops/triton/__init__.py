@@ -13,14 +13,14 @@ HOPPER = 9
 """Its compute capability."""
 
 
-def serve(x: Tensor) -> bool:
+def has_kernels(x: Tensor) -> bool:
     """Whether the kernels compute on this tensor's device."""
     return AVAILABLE and x.is_cuda
 
 
-def hopper(x: Tensor) -> bool:
+def on_hopper(x: Tensor) -> bool:
     """Whether they do, on a GPU with what only Hopper has."""
-    return serve(x) and torch.cuda.get_device_capability(x.device)[0] == HOPPER
+    return has_kernels(x) and torch.cuda.get_device_capability(x.device)[0] == HOPPER
 
 
 @functools.cache

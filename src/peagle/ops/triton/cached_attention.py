@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.cached_attention import Focus, Heads, PassRows
+from peagle.ops.cached_attention import AttentionSpec, PassRows, QKVSpec
 from peagle.ops.triton.attention_parts import (
     LOG2E,
     arrived,
@@ -31,17 +31,17 @@ MOST_PARTS = 8
 """Of one request's context: merging takes longer with each."""
 
 
-def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor:
+def attend(query: Tensor, spec: AttentionSpec, cache: Tensor, rows: PassRows) -> Tensor:
     """As the reference."""
     requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
-    group = heads_together(requests, most, heads)
-    sets = heads.query // group
+    group = heads_together(requests, most, spec)
+    sets = spec.num_heads // group
     padded = triton.next_power_of_2(group)
     queries = max(most, triton.cdiv(16, padded))
     parts = _parts(requests * sets, rows.slots.shape[1])
-    out = query.new_empty(len(query), heads.query * heads.size)
+    out = query.new_empty(len(query), spec.num_heads * spec.head_dim)
     partial = torch.empty(
-        requests * sets * parts * queries * padded * (heads.size + 2),
+        requests * sets * parts * queries * padded * (spec.head_dim + 2),
         dtype=torch.float32,
         device=query.device,
     )
@@ -56,25 +56,25 @@ def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor
         rows.starts,
         rows.firsts,
         rows.counts,
-        query if heads.sinks is None else heads.sinks,
+        query if spec.sinks is None else spec.sinks,
         out,
         partial,
         counters(query.device, requests * sets),
         query.stride(0),
         cache.stride(0),
         rows.slots.stride(0),
-        heads.size**-0.5 * LOG2E.value,
-        0 if heads.window is None else heads.window,
-        HEADS=heads.query,
-        KV_HEADS=heads.key_value,
-        SIZE=heads.size,
+        spec.head_dim**-0.5 * LOG2E.value,
+        0 if spec.window is None else spec.window,
+        HEADS=spec.num_heads,
+        KV_HEADS=spec.num_kv_heads,
+        SIZE=spec.head_dim,
         GROUP=group,
         ROWS=queries * padded,
         PADDED=padded,
         KEYS=keys,
         PARTS=parts,
-        WINDOW=heads.window is not None,
-        SINKS=heads.sinks is not None,
+        WINDOW=spec.window is not None,
+        SINKS=spec.sinks is not None,
         **overlap(query),
         num_warps=8 if queries * padded > 64 else 4,
         num_stages=stages,
@@ -82,10 +82,12 @@ def attend(query: Tensor, heads: Focus, cache: Tensor, rows: PassRows) -> Tensor
     return out
 
 
-def heads_together(requests: int, most: int, heads: Focus) -> int:
+def heads_together(requests: int, most: int, spec: AttentionSpec) -> int:
     """Query heads in one program: all that share keys, fewer where programs are wanting."""
-    group = heads.query // heads.key_value
-    while group % 2 == 0 and group * most > 16 and requests * heads.query // group < PROGRAMS // 2:
+    group = spec.num_heads // spec.num_kv_heads
+    while (
+        group % 2 == 0 and group * most > 16 and requests * spec.num_heads // group < PROGRAMS // 2
+    ):
         group //= 2
     return group
 
@@ -191,30 +193,30 @@ def _attend(
 
 
 def store(
-    qkv: Tensor, heads: Heads, cache: Tensor, positions: Tensor, writes: Tensor
+    qkv: Tensor, spec: QKVSpec, cache: Tensor, positions: Tensor, writes: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As the reference, in the product's place."""
-    norm, total = heads.norm_weight, heads.query + 2 * heads.key_value
+    norm, total = spec.norm_weight, spec.num_heads + 2 * spec.num_kv_heads
     _store[(len(qkv),)](
         qkv,
         cache,
         positions,
         writes,
-        heads.rotations,
+        spec.rotations,
         qkv if norm is None else norm,
         cache.stride(0),
-        len(heads.rotations) - 1,
-        heads.eps,
-        HEADS=heads.query,
-        KV_HEADS=heads.key_value,
-        SIZE=heads.size,
+        len(spec.rotations) - 1,
+        spec.eps,
+        HEADS=spec.num_heads,
+        KV_HEADS=spec.num_kv_heads,
+        SIZE=spec.head_dim,
         TOTAL=triton.next_power_of_2(total),
         NORM=norm is not None,
         **overlap(qkv),
         num_warps=8,
     )
-    both = qkv.view(len(qkv), total, heads.size)
-    query, key, value = both.split((heads.query, heads.key_value, heads.key_value), dim=1)
+    both = qkv.view(len(qkv), total, spec.head_dim)
+    query, key, value = both.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
     return query, key, value
 
 

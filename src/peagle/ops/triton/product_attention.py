@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.cached_attention import Heads, PassRows
+from peagle.ops.cached_attention import PassRows, QKVSpec
 from peagle.ops.triton.attention_parts import (
     LOG2E,
     arrived,
@@ -38,25 +38,25 @@ with which it does. One program more than all of them hold makes everything behi
 
 
 def attend_product(
-    qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows, settled: bool = False
+    qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows, settled: bool = False
 ) -> Tensor:
     """As the reference."""
     requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
-    group = heads_together(requests, most, heads)
-    sets = heads.query // group
+    group = heads_together(requests, most, spec)
+    sets = spec.num_heads // group
     padded = triton.next_power_of_2(group)
     parts, warps, registers = _parts(requests * sets, multiprocessors(qkv))
-    fits = most * padded <= ROWS and heads.size * qkv.element_size() <= HEAD_BYTES
+    fits = most * padded <= ROWS and spec.head_dim * qkv.element_size() <= HEAD_BYTES
     if not (parts and fits):
-        query, _, _ = store(qkv, heads, cache, rows.positions, rows.writes)
-        return attend(query, heads, cache, rows)
-    out = qkv.new_empty(len(qkv), heads.query * heads.size)
+        query, _, _ = store(qkv, spec, cache, rows.positions, rows.writes)
+        return attend(query, spec, cache, rows)
+    out = qkv.new_empty(len(qkv), spec.num_heads * spec.head_dim)
     partial = torch.empty(
-        requests * sets * (parts + 1) * ROWS * (heads.size + 2),
+        requests * sets * (parts + 1) * ROWS * (spec.head_dim + 2),
         dtype=torch.float32,
         device=qkv.device,
     )
-    norm = heads.norm_weight
+    norm = spec.norm_weight
     _attend_product[(requests, sets, parts + 1)](
         qkv,
         cache,
@@ -66,29 +66,29 @@ def attend_product(
         rows.starts,
         rows.firsts,
         rows.counts,
-        heads.rotations,
+        spec.rotations,
         qkv if norm is None else norm,
-        qkv if heads.sinks is None else heads.sinks,
+        qkv if spec.sinks is None else spec.sinks,
         out,
         partial,
         counters(qkv.device, requests * sets),
         cache.stride(0),
         rows.slots.stride(0),
-        len(heads.rotations) - 1,
-        heads.eps,
-        heads.size**-0.5 * LOG2E.value,
-        0 if heads.window is None else heads.window,
-        HEADS=heads.query,
-        KV_HEADS=heads.key_value,
-        SIZE=heads.size,
+        len(spec.rotations) - 1,
+        spec.eps,
+        spec.head_dim**-0.5 * LOG2E.value,
+        0 if spec.window is None else spec.window,
+        HEADS=spec.num_heads,
+        KV_HEADS=spec.num_kv_heads,
+        SIZE=spec.head_dim,
         GROUP=group,
         PADDED=padded,
         ROWS=ROWS,
         KEYS=KEYS,
         PARTS=parts + 1,
         NORM=norm is not None,
-        WINDOW=heads.window is not None,
-        SINKS=heads.sinks is not None,
+        WINDOW=spec.window is not None,
+        SINKS=spec.sinks is not None,
         SETTLED=settled,
         **overlap(qkv),
         num_warps=warps,

@@ -20,7 +20,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from peagle.ops.cached_attention import Heads, PassRows
+from peagle.ops.cached_attention import PassRows, QKVSpec
 from peagle.ops.triton.attention_parts import LOG2E
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.division import divide
@@ -36,35 +36,35 @@ LEAST_PAIRS = 16
 """Requests times key-value heads from which rows as the left operand beat Triton's kernel."""
 
 
-def takes(heads: Heads, cache: Tensor, rows: PassRows) -> bool:
+def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
     """Whether sizes and the type, which rows and cache share, are this kernel's, and it is quicker
     than Triton's."""
-    lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
+    lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
     quicker = lines < LEFT_LINES or (lines == LEFT_LINES and pairs >= LEAST_PAIRS)
     halves = cache.dtype in (torch.bfloat16, torch.float16)
-    return quicker and halves and heads.size in SIZES
+    return quicker and halves and spec.head_dim in SIZES
 
 
-def shares_of(rows: PassRows, heads: Heads) -> Tensor:
+def shares_of(rows: PassRows, spec: QKVSpec) -> Tensor:
     """How contexts are divided among programs, for any layer of a pass."""
-    form = _form(heads, rows)
+    form = _form(spec, rows)
     room = multiprocessors(rows.starts) * form.together
     return divide(rows, form.kv_heads, form.keys, form.least_share, room)
 
 
 def attend_product(
-    qkv: Tensor, heads: Heads, cache: Tensor, rows: PassRows, settled: bool = False
+    qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows, settled: bool = False
 ) -> Tensor:
     """As the reference."""
     if rows.shares is None:  # nothing of what is launched here is settled
-        rows, settled = replace(rows, shares=shares_of(rows, heads)), False
-    shares, form = rows.shares, _form(heads, rows, settled)
+        rows, settled = replace(rows, shares=shares_of(rows, spec)), False
+    shares, form = rows.shares, _form(spec, rows, settled)
     assert shares is not None
-    out = qkv.new_empty(len(qkv), heads.query * heads.size)
-    items = len(shares) * heads.key_value
+    out = qkv.new_empty(len(qkv), spec.num_heads * spec.head_dim)
+    items = len(shares) * spec.num_kv_heads
     partial = torch.empty(items * form.partial, dtype=torch.float32, device=qkv.device)
     # an item's heads side by side, so that items of which there are none come last
-    _attend_part[(heads.key_value, len(shares))](
+    _attend_part[(spec.num_kv_heads, len(shares))](
         qkv,
         cache,
         shares,
@@ -74,18 +74,18 @@ def attend_product(
         rows.starts,
         rows.firsts,
         rows.counts,
-        heads.rotations,
-        qkv if heads.norm_weight is None else heads.norm_weight,
-        qkv if heads.sinks is None else heads.sinks,
+        spec.rotations,
+        qkv if spec.norm_weight is None else spec.norm_weight,
+        qkv if spec.sinks is None else spec.sinks,
         out,
         partial,
-        counters(qkv.device, len(rows.requests) * heads.key_value),
+        counters(qkv.device, len(rows.requests) * spec.num_kv_heads),
         cache.stride(0),
         rows.slots.stride(0),
-        len(heads.rotations) - 1,
-        heads.eps,
-        heads.size**-0.5 * LOG2E.value,
-        0 if heads.window is None else heads.window,
+        len(spec.rotations) - 1,
+        spec.eps,
+        spec.head_dim**-0.5 * LOG2E.value,
+        0 if spec.window is None else spec.window,
         FORM=form,
         num_warps=form.warps,
         maxnreg=form.registers,
@@ -94,21 +94,21 @@ def attend_product(
     return out
 
 
-def _form(heads: Heads, rows: PassRows, settled: bool = False) -> Form:
-    lines, pairs = _lines(heads, rows), len(rows.requests) * heads.key_value
-    together = programs(pairs, lines, heads.size, _padded(heads), multiprocessors(rows.starts))
+def _form(spec: QKVSpec, rows: PassRows, settled: bool = False) -> Form:
+    lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
+    together = programs(pairs, lines, spec.head_dim, _padded(spec), multiprocessors(rows.starts))
     if together == 4 and 2 * lines == LEFT_LINES:  # by keys four would have no room
         lines = LEFT_LINES
     return Form(
-        heads=heads.query,
-        kv_heads=heads.key_value,
-        size=heads.size,
-        padded=_padded(heads),
+        heads=spec.num_heads,
+        kv_heads=spec.num_kv_heads,
+        size=spec.head_dim,
+        padded=_padded(spec),
         lines=lines,
         together=together,
-        norm=heads.norm_weight is not None,
-        window=heads.window is not None,
-        sinks=heads.sinks is not None,
+        norm=spec.norm_weight is not None,
+        window=spec.window is not None,
+        sinks=spec.sinks is not None,
         settled=settled,
     )
 
@@ -125,13 +125,13 @@ def programs(pairs: int, lines: int, size: int, padded: int, processors: int) ->
     return 4 if pairs > 2 * processors and size == 128 and padded > 1 else 2
 
 
-def _padded(heads: Heads) -> int:
-    return triton.next_power_of_2(heads.query // heads.key_value)
+def _padded(spec: QKVSpec) -> int:
+    return triton.next_power_of_2(spec.num_heads // spec.num_kv_heads)
 
 
-def _lines(heads: Heads, rows: PassRows) -> int:
+def _lines(spec: QKVSpec, rows: PassRows) -> int:
     """A request's rows times the heads that share keys."""
-    return max(8, triton.next_power_of_2(rows.most) * _padded(heads))
+    return max(8, triton.next_power_of_2(rows.most) * _padded(spec))
 
 
 @gluon.jit
