@@ -256,7 +256,7 @@ class TestPair:
 
     def test_bfloat16(self, pair: TinyPair):
         llm = made(pair, dtype="bfloat16")
-        assert llm.engine.runners.plain.target.embed.weight.dtype == torch.bfloat16
+        assert llm.engine.executor.plain.target.embed.weight.dtype == torch.bfloat16
         assert len(llm.generate(PROMPTS, HOW)) == 4
 
 

@@ -30,7 +30,7 @@ from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.drafters.eagle3 import SequentialDrafter
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.peagle import ParallelDrafter
-from peagle.engine import runners
+from peagle.engine import executor
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import Request
@@ -242,7 +242,7 @@ def engine_config(**changes: Any) -> EngineConfig:
 
 @contextmanager
 def nan_row(embedding: Tensor, token: int) -> Iterator[None]:
-    """Whoever meets the token gets logits that are no numbers."""
+    """Whoever meets the token gets NaN logits."""
     kept = embedding[token].clone()
     with torch.no_grad():
         embedding[token] = float("nan")
@@ -255,7 +255,7 @@ def nan_row(embedding: Tensor, token: int) -> Iterator[None]:
 
 def resident(wanted: bool) -> AbstractContextManager[Any]:
     """Engines made within run, on request, the cycle that a GPU captures, here uncaptured."""
-    return mock.patch.object(runners, "captures_cycles", return_value=wanted)
+    return mock.patch.object(executor, "captures_cycles", return_value=wanted)
 
 
 def engine(

@@ -111,12 +111,12 @@ def test_a_target_that_cannot_be_used(refused, bad, target, complaint):
 def test_logits_that_are_no_numbers(peagle, pair, bad, tmp_path):
     """Of finite weights; found out by running."""
     asked = ("generate", "--target", bad / "huge", "--prompt", "x")
-    complaint = "prompt 1 ended with an error: the target's logits are no numbers"
+    complaint = "prompt 1 ended with an error: the target's logits are NaN"
     result = peagle(*asked)
     assert (result.code, complaint in result.err.splitlines()[-1]) == (2, True)
     result = peagle(*asked, "--json")
     assert (result.code, complaint in result.err) == (2, True)
-    assert json.loads(result.out)["error"].startswith("the target's logits are no numbers")
+    assert json.loads(result.out)["error"].startswith("the target's logits are NaN")
     models = ["--target", bad / "huge", "--eagle3", pair.eagle3, "--peagle", pair.peagle]
     result = peagle("bench", *models, "--limit", "1", "--json", tmp_path / "out.json")
     assert result.code == 2

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from peagle.engine.draft_length import HELD, DraftLength, draft_lengths
+from peagle.engine.draft_length import MIN_CYCLES, DraftLength, draft_lengths
 
 FLAT = {1: {1: 5.0, 3: 5.2, 7: 5.6}}
 """Seconds where rows cost next to nothing: one request."""
@@ -91,4 +91,4 @@ def test_changes_stand_apart():
         chosen.append(length.choose(64 if cycle % 2 else 1))
     places = [i for i, (one, other) in enumerate(pairwise(chosen)) if one != other]
     assert len(places) == changes(chosen) > 2
-    assert min(b - a for a, b in pairwise(places)) > HELD
+    assert min(b - a for a, b in pairwise(places)) > MIN_CYCLES

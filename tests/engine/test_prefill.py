@@ -25,8 +25,8 @@ def test_many_rows_come_in_whole_multiples_and_mean_the_same(targets, trained, m
         ResidentCycle, "fill", lambda *given: rows.append(len(given[1].tokens)) or fill(*given)
     )
     monkeypatch.setattr(PromptGraphs, "fit", lambda *_: None)
-    monkeypatch.setattr(prefill, "WHOLE", 32)
-    monkeypatch.setattr(prefill, "WHOLE_FROM", 10)
+    monkeypatch.setattr(prefill, "ROW_MULTIPLE", 32)
+    monkeypatch.setattr(prefill, "MULTIPLE_FROM", 10)
     plain, resident = (
         [tiny.run(engine, some, HOW) for some in (prompts, prompts[1:2])] for engine in engines
     )

@@ -12,7 +12,7 @@ from peagle.drafters.resident import resident_drafter
 from peagle.engine import prompt_attention as module
 from peagle.engine.batch import tile_rows
 from peagle.engine.prefill import Prefill
-from peagle.engine.prompt_attention import filled, plan, prompt_attention
+from peagle.engine.prompt_attention import filled, prompt_attention, warm_up
 from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import ResidentCycle
@@ -112,7 +112,7 @@ def test_short_prompts_of_many_lengths_are_one_call(
     monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], packed: list[list[int]], groups: int
 ) -> None:
     calls, together = [], []
-    monkeypatch.setattr(module, "SHORT", 130)
+    monkeypatch.setattr(module, "MAX_SHARED_ROWS", 130)
     monkeypatch.setattr(
         module, "packed_attention", lambda *given: together.append(given[3].counts) or given[0]
     )
@@ -140,7 +140,7 @@ def test_one_call_for_many_lengths_is_one_for_each() -> None:
 def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: set) -> None:
     cache = torch.randn(2, LENGTH, 2, 16)
     before = cache.clone()
-    plan(SPEC, cache, 200)
+    warm_up(SPEC, cache, 200)
     assert torch.equal(cache, before)
     planned, table = set(shapes), table_of(1)
     shapes.clear()
@@ -163,10 +163,10 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
     table = table_of(1)
     cycle = ResidentCycle(target, drafter, (caches[0], caches[1]))
     prefill = Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16))
-    prefill.plan(40)
+    prefill.warm_up(40)
     assert not shapes
     monkeypatch.setattr("peagle.engine.prefill.hopper", lambda cache: True)
-    prefill.plan(40)
+    prefill.warm_up(40)
     heads = {config.num_attention_heads for config in configs}
     assert {query[:3] for (query, _), _ in shapes} == {
         (1, count, rows) for count in heads for rows in (16, 32, 48)

@@ -90,7 +90,7 @@ def test_a_tap_behind_the_last_layer_sees_every_row(targets, tmp_path, taps):
 
 
 def test_what_another_request_left_in_a_block_is_not_read(targets, trained):
-    """It was aborted before it could say that its values are no numbers."""
+    """It was aborted before it could say that its values are NaN."""
     target, bad = targets["easy"].decoder, tiny.MASK - 1
     changes = {"max_num_seqs": 1, "max_model_len": 64, "enable_prefix_caching": False}
     healthy = [token % bad for token in prompt(19, 3)]
@@ -105,7 +105,7 @@ def test_what_another_request_left_in_a_block_is_not_read(targets, trained):
 
 def graphs_of(most: int, max_length: int, cycle: ResidentCycle | None = None) -> PromptGraphs:
     """Passes over a table whose row 1 holds a request of three blocks, and row 0 none."""
-    table = RequestTable(2, max_length, 16, torch.device("cpu"), nowhere=SLOTS)
+    table = RequestTable(2, max_length, 16, torch.device("cpu"), null_slot=SLOTS)
     spare, row = (table.admit() for _ in range(2))
     table.append(row, 0, [2, 1, 3])
     table.flush()

@@ -17,7 +17,7 @@ def test_positions_map_to_the_slots_of_their_blocks():
 
 def test_a_context_ends_where_its_request_does():
     """Its last block may hold what another request left there."""
-    table = RequestTable(2, 10, 4, torch.device("cpu"), nowhere=99)
+    table = RequestTable(2, 10, 4, torch.device("cpu"), null_slot=99)
     rows = [table.admit(), table.admit()]
     table.append(rows[0], 0, [5, 2])
     table.append(rows[1], 0, [7])
@@ -36,7 +36,7 @@ def test_positions_in_a_row_are_found(appended: list[list[int]], run: int | None
     for blocks in appended:
         table.append(row, position, blocks)
         position += 4 * len(blocks)
-    assert table.run(row) == run
+    assert table.contiguous_from(row) == run
 
 
 def test_rows_are_given_out_once_and_again_after_they_are_left():

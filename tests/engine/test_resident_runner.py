@@ -8,13 +8,13 @@ import torch
 
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
-from peagle.drafters.resident import Breadth
+from peagle.drafters.resident import CycleShape
 from peagle.engine.batch import Scheduled
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.prefill import Prefill
-from peagle.engine.resident_cycle import Ends
+from peagle.engine.resident_cycle import PromptEnds
 from peagle.engine.resident_runner import ResidentRunner
 from peagle.errors import InputError
 from peagle.ops import residual
@@ -65,7 +65,7 @@ def test_penalties_are_the_plain_runners(targets, trained, method: str, at_once:
         for on, params in ((False, PENALIZED), (True, PENALIZED), (True, PENALIZED[2]))
     )
     assert tiny.outputs(resident) == tiny.outputs(plain)
-    assert all(request.on_device for request in resident)
+    assert all(request.may_be_resident for request in resident)
     changed = [
         one != other for one, other in zip(*map(tiny.outputs, (resident, free)), strict=True)
     ]
@@ -130,7 +130,7 @@ def test_requests_that_need_the_host_run_beside_those_that_do_not(targets, train
         for on in (False, True)
     )
     assert tiny.outputs(mixed) == tiny.outputs(plain)
-    assert [r.on_device for r in mixed] == [False, True, True, False]
+    assert [r.may_be_resident for r in mixed] == [False, True, True, False]
 
 
 @pytest.mark.parametrize("resident", [False, True])
@@ -207,13 +207,13 @@ def begun(monkeypatch) -> list[list[str]]:
         found.append([])
         return launch(self, work)
 
-    def noted_fill(self: Prefill, chunks: list[Scheduled]) -> Ends:
+    def noted_fill(self: Prefill, chunks: list[Scheduled]) -> PromptEnds:
         found[-1] += [item.request.id for item in chunks]
         return fill(self, chunks)
 
-    def noted_cycle(self: CycleGraphs, rows: list[int], breadth: Breadth) -> bool:
+    def noted_cycle(self: CycleGraphs, rows: list[int], shape: CycleShape) -> bool:
         found[-1].append(f"cycle of {len(rows)}")
-        return cycle(self, rows, breadth)
+        return cycle(self, rows, shape)
 
     monkeypatch.setattr(ResidentRunner, "run", noted_step)
     monkeypatch.setattr(Prefill, "run", noted_fill)
@@ -266,7 +266,7 @@ def test_prompts_too_large_for_the_memory_come_in_smaller_chunks(targets, traine
     run = Prefill.run
     largest = []
 
-    def short_of_memory(self: Prefill, chunks: list[Scheduled]) -> Ends:
+    def short_of_memory(self: Prefill, chunks: list[Scheduled]) -> PromptEnds:
         rows = sum(item.rows for item in chunks)
         largest.append(rows)
         if rows > 40:
@@ -282,7 +282,7 @@ def test_prompts_too_large_for_the_memory_come_in_smaller_chunks(targets, traine
 def test_no_memory_for_the_smallest_chunk_is_an_error(targets, trained, monkeypatch):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
 
-    def none(self: Prefill, chunks: list[Scheduled]) -> Ends:
+    def none(self: Prefill, chunks: list[Scheduled]) -> PromptEnds:
         raise torch.OutOfMemoryError
 
     neighbour = engine.add("zero", PROMPTS[1], SamplingParams(max_tokens=30))
@@ -305,7 +305,7 @@ def test_a_later_chunk_without_memory_keeps_the_earlier_one(targets, trained, mo
     engine = engine_of(targets["easy"], drafter, True, max_num_batched_tokens=40)
     run, calls = Prefill.run, []
 
-    def second_time_short(self: Prefill, chunks: list[Scheduled]) -> Ends:
+    def second_time_short(self: Prefill, chunks: list[Scheduled]) -> PromptEnds:
         calls.append(sum(item.rows for item in chunks))
         if len(calls) == 2:
             raise torch.OutOfMemoryError
@@ -357,7 +357,7 @@ def test_a_step_that_raises_loses_nobodys_tokens(targets, trained, monkeypatch):
         raise torch.OutOfMemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runners.plain, "run", broken)
+        patch.setattr(engine.executor.plain, "run", broken)
         with pytest.raises(torch.OutOfMemoryError):
             engine.step()
     tiny.finish(engine)
@@ -381,9 +381,9 @@ def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, 
     drafter = trained[method].drafter
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, how))
     engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 1, 4, 4, 3, 3]
-    assert engine.runners.resident is not None
+    assert engine.executor.resident is not None
     drawn = itertools.cycle(lengths)
-    engine.runners.resident.draft_length = lambda requests: next(drawn)
+    engine.executor.resident.draft_length = lambda requests: next(drawn)
     requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(PROMPTS[:3])]
     for _ in range(4):
         engine.step()
@@ -407,8 +407,8 @@ def test_lengths_are_chosen_by_what_was_accepted(targets, trained):
     drafter = trained["peagle"].drafter
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, params))
     engine = engine_of(targets["easy"], drafter, True)
-    assert engine.runners.resident is not None
-    engine.runners.resident.length = Seeing({4: {1: 1.0, 3: 1.5, 4: 1.6}})
+    assert engine.executor.resident is not None
+    engine.executor.resident.length = Seeing({4: {1: 1.0, 3: 1.5, 4: 1.6}})
     requests = tiny.run(engine, PROMPTS, params)
     assert tiny.outputs(requests) == plain
     assert seen[0][0] == 4
@@ -424,9 +424,9 @@ def test_cycles_of_changing_length_draft_as_from_scratch(targets, trained, metho
     """Whatever lengths came before, the drafter's keys and features are those of the tokens."""
     target, drafter = targets["easy"].decoder, trained[method].drafter
     engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 1, 4, 4, 3, 3]
-    assert engine.runners.resident is not None
+    assert engine.executor.resident is not None
     drawn = itertools.cycle(lengths)
-    engine.runners.resident.draft_length = lambda requests: next(drawn) if requests else 4
+    engine.executor.resident.draft_length = lambda requests: next(drawn) if requests else 4
     request = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=50))[0]
     known, hits = request.prompt_length + 1, 0
     pairs = zip(itertools.cycle(lengths), request.speculation.accepted_per_cycle, strict=False)

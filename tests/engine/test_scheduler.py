@@ -23,13 +23,13 @@ def watched(targets, trained) -> Callable[..., tuple[Engine, Steps]]:
         drafter = trained["peagle"].drafter if k else None
         engine = Engine(targets["easy"].decoder, drafter, k, tiny.engine_config(**room))
         steps: Steps = []
-        run = engine.runners.plain.run
+        run = engine.executor.plain.run
 
         def watch(work: list[Scheduled]) -> object:
             steps.append([(item.request.id, item.rows, item.drafts) for item in work])
             return run(work)
 
-        engine.runners.plain.run = watch  # type: ignore[method-assign]
+        engine.executor.plain.run = watch  # type: ignore[method-assign]
         return engine, steps
 
     return make

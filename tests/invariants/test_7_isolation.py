@@ -167,7 +167,7 @@ def test_a_step_that_fails_ends_its_streams_and_nothing_else(
     async def everything() -> tuple[int, ...]:
         engine = AsyncLLM(lambda: llm)
         with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.runners.plain, "run", fail)
+            patch.setattr(llm.engine.executor.plain, "run", fail)
             results = await asyncio.gather(
                 *(read(engine, text) for text in TEXTS), return_exceptions=True
             )
@@ -193,8 +193,8 @@ def test_an_engine_that_cannot_go_on_tells_all_streams_and_takes_no_more(
         engine = AsyncLLM(lambda: lost)
         streams = [asyncio.create_task(read(engine, text)) for text in TEXTS]
         await asyncio.sleep(0)
-        monkeypatch.setattr(lost.engine.runners.plain, "run", fail)
-        monkeypatch.setattr(lost.engine.runners.table, "leave", fail)
+        monkeypatch.setattr(lost.engine.executor.plain, "run", fail)
+        monkeypatch.setattr(lost.engine.executor.table, "leave", fail)
         results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 20)
         assert all(isinstance(result, RuntimeError | EngineClosedError) for result in results)
         with pytest.raises(EngineClosedError):
@@ -253,7 +253,7 @@ def test_keys_that_are_no_numbers_reach_no_other_request(
         tiny.finish(engine)
     assert (broken.output, broken.finish_reason) == ([], "error")
     assert broken.failure is not None
-    assert broken.failure.startswith("the target's logits are no numbers")
+    assert broken.failure.startswith("the target's logits are NaN")
     again = engine.add("again", PROMPTS[0], GREEDY)
     tiny.finish(engine)
     assert [request.output for request in (again, *requests[1:])] == expected
@@ -261,7 +261,7 @@ def test_keys_that_are_no_numbers_reach_no_other_request(
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_what_a_cancelled_request_left_is_not_read(targets, trained, resident: bool):
-    """Its keys are no numbers; those behind it get its blocks, and end at different lengths."""
+    """Its keys are NaN; those behind it get its blocks, and end at different lengths."""
     config = tiny.engine_config(
         block_size=4, kv_cache_memory=75 * 640, max_model_len=32, max_num_batched_tokens=12
     )
@@ -279,8 +279,8 @@ def test_what_a_cancelled_request_left_is_not_read(targets, trained, resident: b
 
 
 def test_a_request_that_fails_without_a_token_is_delivered(llm: LLM):
-    """Its logits are no numbers from the first row on."""
-    with tiny.nan_row(llm.engine.runners.plain.target.embed.weight, 5):
+    """Its logits are NaN from the first row on."""
+    with tiny.nan_row(llm.engine.executor.plain.target.embed.weight, 5):
         [completion] = llm.generate([[5]], SamplingParams(max_tokens=4))
     assert (completion.finish_reason, completion.token_ids, completion.text) == ("error", (), "")
     assert completion.failure is not None

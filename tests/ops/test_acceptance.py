@@ -2,6 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peagle.engine.cycle import NO_DRAFT
 from peagle.ops.acceptance import accepted_counts
 
 tokens = st.integers(0, 2)
@@ -18,9 +19,10 @@ def test_the_longest_equal_prefix_counts(rows: list[tuple[int, ...]]):
 
 
 def test_padding_is_never_accepted():
-    drafts = torch.tensor([[5, 6, -1], [7, -1, -1]])
-    chosen = torch.tensor([[5, 6, 9, -1], [8, 9, -1, -1]])
-    assert accepted_counts(drafts, chosen).tolist() == [2, 0]
+    """Nor where the target chooses -1: its logits are NaN there."""
+    drafts = torch.tensor([[5, 6, NO_DRAFT], [7, NO_DRAFT, NO_DRAFT]])
+    chosen = torch.tensor([[5, 6, -1, -1], [7, -1, -1, -1]])
+    assert accepted_counts(drafts, chosen).tolist() == [2, 1]
 
 
 def test_no_drafts_at_all():

@@ -116,10 +116,10 @@ def test_an_answer_that_fails_says_why(page: Chrome, server: Running):
     """A token that the embedding turns into NaN."""
     llm = server.service.llm
     token = llm.tokenize(page.find_element(By.ID, "prompt").get_attribute("value"))[0]
-    with tiny.nan_row(llm.engine.runners.plain.target.embed.weight, token):
+    with tiny.nan_row(llm.engine.executor.plain.target.embed.weight, token):
         page.find_element(By.ID, "run").click()
         assert finish(page) == "error"
-    assert content(page, "error").startswith("the target's logits are no numbers")
+    assert content(page, "error").startswith("the target's logits are NaN")
 
 
 def test_errors_are_told_in_words(page: Chrome):

@@ -12,10 +12,10 @@ from peagle.drafters.model import DraftModel
 from peagle.drafters.peagle import ParallelDrafter
 from peagle.models.fused import AttendProduct, FusedLayers
 from peagle.ops import residual
+from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import PassRows
-from peagle.ops.choice import argmax
 from peagle.ops.norm import rms_norm
-from peagle.ops.resident import DraftInputs, FirstNorms, Resident, draft_inputs
+from peagle.ops.resident import DraftInputs, FirstNorms, ResidentState, draft_inputs
 from peagle.ops.residual import Normed
 
 OpenPass = Callable[[PassRows], AttendProduct]
@@ -23,7 +23,7 @@ OpenPass = Callable[[PassRows], AttendProduct]
 
 
 @dataclass(frozen=True)
-class Breadth:
+class CycleShape:
     """How many rows a cycle has for each of its requests."""
 
     drafts: int
@@ -42,7 +42,7 @@ class ResidentDrafter(ABC):
 
     @abstractmethod
     def propose(
-        self, state: Resident, requests: Tensor, breadth: Breadth, open_pass: OpenPass
+        self, state: ResidentState, requests: Tensor, shape: CycleShape, open_pass: OpenPass
     ) -> Tensor:
         """Drafts as target ids: [requests, drafts]."""
 
@@ -58,20 +58,20 @@ class ResidentParallel(ResidentDrafter):
     """P-EAGLE: pending rows and mask slots in one pass."""
 
     def propose(
-        self, state: Resident, requests: Tensor, breadth: Breadth, open_pass: OpenPass
+        self, state: ResidentState, requests: Tensor, shape: CycleShape, open_pass: OpenPass
     ) -> Tensor:
-        inputs = draft_inputs(state, requests, breadth.pending, breadth.drafts - 1, self._norms)
+        inputs = draft_inputs(state, requests, shape.pending, shape.drafts - 1, self._norms)
         _, hidden = self._pass(inputs, open_pass)
-        return best(self.model, hidden).view(len(requests), breadth.drafts)
+        return best(self.model, hidden).view(len(requests), shape.drafts)
 
 
 class ResidentSequential(ResidentDrafter):
     """EAGLE-3: one pass over the pending rows, then each further draft's of one row a request."""
 
     def propose(
-        self, state: Resident, requests: Tensor, breadth: Breadth, open_pass: OpenPass
+        self, state: ResidentState, requests: Tensor, shape: CycleShape, open_pass: OpenPass
     ) -> Tensor:
-        inputs = draft_inputs(state, requests, breadth.pending, 0, self._norms)
+        inputs = draft_inputs(state, requests, shape.pending, 0, self._norms)
         stream, hidden = self._pass(inputs, open_pass)
         columns = [best(self.model, hidden)]
         one_each = torch.arange(len(requests), device=requests.device)
@@ -83,7 +83,7 @@ class ResidentSequential(ResidentDrafter):
             computed=state.computed.index_select(0, requests),
             pending=torch.ones_like(one_each),
         )
-        for step in range(1, breadth.drafts):
+        for step in range(1, shape.drafts):
             state_of_step = replace(
                 state,
                 computed=state.computed + step,

@@ -14,7 +14,7 @@ from peagle.ops.attention import AttentionGroup, causal_bias
 from peagle.ops.cached_attention import PassRows
 
 TILE = 16
-"""Rows that a program of attention's kernel takes together."""
+"""Most rows of a span that one program of the attention kernel takes."""
 
 
 @dataclass(frozen=True)
@@ -23,34 +23,34 @@ class Scheduled:
 
     request: Request
     rows: int
-    """Target rows: the chunk's length, or the drafts and one more."""
+    """Target rows: the chunk's length, or the drafts plus one."""
     drafts: int
-    """Of this step, K or fewer; 0 for a prefill chunk."""
+    """Draft tokens in this step, at most K; 0 for a prefill chunk."""
     start: int
-    """Position of its first row; for a request on the device, the furthest that it can be."""
+    """Position of its first row; for a resident request, the furthest that it can be."""
     completes: bool
     """Whether the last row's logits give the request its next token."""
 
     @property
     def stop(self) -> int:
-        """Position behind its last row."""
+        """Position after its last row."""
         return self.start + self.rows
 
     @property
     def tokens(self) -> list[int]:
-        """Of a prefill chunk's rows."""
+        """The tokens of a prefill chunk."""
         return self.request.tokens[self.start : self.stop]
 
     @property
     def following(self) -> list[int]:
-        """The token behind each of them; where the prompt ends, its last one again."""
+        """The token after each of them; at the prompt's end, its last one again."""
         tokens = self.request.tokens
         return [*tokens[self.start + 1 : self.stop + 1], *tokens[-1:]][: self.rows]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Positions of a pass and where their keys are: all that attention needs to know."""
+    """Positions of a pass and where their keys are: what attention needs to know."""
 
     positions: Tensor
     """[rows]"""
@@ -96,10 +96,10 @@ def _group(
     device, count = table.slots.device, spans[members[0]].count
     context = max(spans[i].start for i in members) + count
     offsets = torch.arange(count, device=device)
-    starts = torch.tensor([spans[i].start for i in members], device=device)
+    starts = upload([spans[i].start for i in members], device)
     stops = starts + count
-    rows = torch.tensor([firsts[i] for i in members], device=device)
-    table_rows = torch.tensor([spans[i].row for i in members], device=device)
+    rows = upload([firsts[i] for i in members], device)
+    table_rows = upload([spans[i].row for i in members], device)
     return AttentionGroup(
         rows=(rows[:, None] + offsets).view(-1),
         slots=table.context(table_rows, stops, context),
@@ -108,7 +108,7 @@ def _group(
 
 
 def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
-    """The rows of some spans, in the order given, each `TILE` of a span as if a request's own."""
+    """The rows of some spans, in the order given, each `TILE` of a span as a request of its own."""
     tiles = [
         (span.row, start, min(TILE, span.start + span.count - start))
         for span in spans

@@ -31,9 +31,9 @@ class BlockPool:
         return len(self._free)
 
     def take(self, count: int) -> list[int] | None:
-        """`count` blocks with one reference each, or None when there are not so many.
+        """`count` blocks with one reference each, or None when fewer are free.
 
-        They come in ascending order, since blocks that lie in a row are read without gathering.
+        They are sorted, since contiguous blocks are read without gathering.
         """
         if count > len(self._free):
             return None
@@ -44,7 +44,7 @@ class BlockPool:
         return blocks
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Give one reference back on each; the last of a prefix becomes reusable first."""
+        """Give back one reference on each; the last block of a prefix is reused first."""
         for block in reversed(blocks):
             assert self._references[block] > 0, f"block {block} was released twice"
             self._references[block] -= 1
@@ -52,22 +52,22 @@ class BlockPool:
                 self._free[block] = None
 
     def disown(self, blocks: Sequence[int]) -> list[int]:
-        """Forget what blocks hold, so that nobody finds it; those that nobody else uses."""
+        """Forget what blocks hold, so that `find` misses them; returns those with one reference."""
         for block in blocks:
             self._forget(block)
         return [block for block in blocks if self._references[block] == 1]
 
-    def remember(self, block: int, content: bytes) -> None:
-        """Say what a block holds; the first block with a content keeps the name."""
-        if content not in self._block_of and block not in self._hash_of:
-            self._hash_of[block] = content
-            self._block_of[content] = block
+    def remember(self, block: int, digest: bytes) -> None:
+        """Register what a block holds; of equal blocks the first stays registered."""
+        if digest not in self._block_of and block not in self._hash_of:
+            self._hash_of[block] = digest
+            self._block_of[digest] = block
 
     def find(self, hashes: Sequence[bytes]) -> list[int]:
         """The longest run of known blocks for a chain of hashes, taken with one reference each."""
         blocks = []
-        for content in hashes:
-            block = self._block_of.get(content)
+        for digest in hashes:
+            block = self._block_of.get(digest)
             if block is None:
                 break
             if self._references[block] == 0:
@@ -83,6 +83,6 @@ class BlockPool:
         assert {block: name for name, block in self._block_of.items()} == self._hash_of
 
     def _forget(self, block: int) -> None:
-        content = self._hash_of.pop(block, None)
-        if content is not None:
-            del self._block_of[content]
+        digest = self._hash_of.pop(block, None)
+        if digest is not None:
+            del self._block_of[digest]

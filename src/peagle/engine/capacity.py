@@ -1,4 +1,4 @@
-"""How much an engine holds: its memory, divided once at the start."""
+"""What an engine can hold: its memory, divided once at the start."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ SMALLEST_CONTEXT = 256
 
 @dataclass(frozen=True)
 class Capacity:
-    """Sizes that follow from the models, the configuration and the memory there is."""
+    """Sizes that follow from the models, the configuration and the free memory."""
 
     num_blocks: int
     block_size: int
@@ -28,7 +28,7 @@ class Capacity:
     batched_tokens: int
     """Most target rows in one pass."""
     prompt_tokens: int
-    """Most of those that prompts may have."""
+    """Of those, rows that may go to prompts."""
 
     @property
     def slots(self) -> int:
@@ -37,7 +37,7 @@ class Capacity:
 
 
 def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig) -> Capacity:
-    """Raises `InputError` when the memory holds no single sequence."""
+    """Divide the memory. Raises `InputError` when it cannot hold one sequence."""
     device = target.embed.weight.device
     rows = batched_tokens(config, device)
     workspace = _workspace(target, drafter, rows, config.max_num_seqs, k)
@@ -49,10 +49,9 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
 
 
 def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: int, k: int) -> int:
-    """Bytes of a step's largest tensors: a layer's products, drafter features, logits, and how
-    often each request has each token.
+    """Bytes of a step's largest tensors: layer products, drafter features, logits, token counts.
 
-    Captured prompts keep theirs apart from those of prompts that are launched as they come.
+    Captured prompts have theirs apart from those of prompts launched kernel by kernel.
     """
     config = target.config
     inner = max(config.intermediate_size, config.moe_intermediate_size * config.num_experts_per_tok)

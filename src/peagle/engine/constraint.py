@@ -17,10 +17,10 @@ class Constraint(Protocol):
     def allowed(self, drafts: Sequence[int]) -> Tensor:
         """Tokens allowed after the output and 0, 1, ... of `drafts`: [len(drafts) + 1, vocab] bool.
 
-        Rows behind a draft that is not allowed are never used.
+        Rows after a draft that is not allowed are never used.
         """
         ...
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Take over tokens that were chosen."""
+        """Follow tokens that were chosen."""
         ...

@@ -1,4 +1,7 @@
-"""One cycle in the paper's order: draft, verify, accept; rolling back is forgetting."""
+"""Verification and acceptance of drafts.
+
+Nothing is rolled back: keys after the last accepted draft are overwritten by the next pass.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,12 +13,12 @@ from peagle.models.decoder import Attend, Decoder
 from peagle.ops.acceptance import accepted_counts
 
 NO_DRAFT = -2
-"""No token that the target could take: where its logits are no numbers it takes -1."""
+"""Pads drafts. Not -1, which is what the target chooses where its logits are NaN."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What the target says of one batch."""
+    """The target's outputs for one batch."""
 
     logits: Tensor
     """[sampled rows, vocab]: the newest token's row and each draft's, request after request."""

@@ -1,62 +1,61 @@
-"""How many drafts a cycle makes: as many as bring the most tokens a second."""
+"""How many drafts a cycle makes: the number that gives the most tokens per second."""
 
 from collections.abc import Mapping
 
 CANDIDATES = (1, 3, 6, 12, 24)
-"""Few, since each is captured for every batch size at the start: with the best of these a cycle is
-within some percent of the best of all."""
-RATE, WEIGHT = 0.8, 32
-"""The share of first drafts that is taken to be accepted before any was verified, and how many
-verifications that counts as."""
-REMEMBERED = 4096
-"""Verifications after which one counts a third as much as a new one."""
-NEWEST = 1 / 32
-"""What the newest cycle counts in what is added to the costs."""
-HELD = 16
-"""Cycles between two changes: a shorter cycle's first one is not captured."""
-GAIN = 1.02
-"""What a change must promise."""
+"""Few, since each is captured for every batch size at the start: the best of these is within a few
+percent of the best of all."""
+PRIOR_RATE, PRIOR_COUNT = 0.8, 32
+"""Acceptance rate of the first draft before any was verified, and how many it counts as."""
+MEMORY = 4096
+"""Verifications after which an old one weighs 1/e of a new one."""
+SMOOTHING = 1 / 32
+"""Weight of the newest cycle in the moving average of the overhead."""
+MIN_CYCLES = 16
+"""Cycles between two changes: the first cycle after a change to fewer drafts is not captured."""
+MIN_GAIN = 1.02
+"""Speed-up that a change must promise."""
 
 Seconds = Mapping[int, Mapping[int, float]]
-"""Of a cycle by its number of requests, and then of drafts."""
+"""Seconds of a cycle by number of requests, then of drafts."""
 
 
 def draft_lengths(k: int) -> tuple[int, ...]:
-    """What may be chosen where at most K tokens are drafted: K last, none above three quarters."""
+    """The lengths to choose from for a drafter of K tokens: K, and candidates up to 3/4 of it."""
     return (*(count for count in CANDIDATES if 4 * count <= 3 * k), k)
 
 
 class DraftLength:
-    """Weighs what cycles cost against the tokens that they would bring.
+    """Weighs the time of cycles against the tokens that they are expected to give.
 
-    Each draft has its own chance to be accepted once those before it were. Places that no cycle has
-    tried for long are slowly taken to be like the one before them, so that they are tried again.
-    Costs are measured at the start; what contexts and sampling add is taken to be the same for all
-    lengths, and measured in passing.
+    Each draft position has its own acceptance rate, given that those before it were accepted. The
+    rate of a position that no cycle has tried for long drifts to that of the one before it, so that
+    it is tried again. Times are measured at the start; what contexts and sampling add to them is
+    measured while running, and assumed equal for all lengths.
     """
 
     def __init__(self, seconds: Seconds) -> None:
-        """seconds: of greedy requests without a context."""
+        """seconds: measured with greedy requests and empty contexts."""
         self._seconds = {size: dict(costs) for size, costs in sorted(seconds.items())}
         self._chosen = max(max(costs) for costs in self._seconds.values())
-        self._cycles = HELD
-        """Since the last change."""
+        self._cycles = MIN_CYCLES
+        """Cycles since the last change."""
         self._accepted, self._tried = ([0.0] * self._chosen for _ in range(2))
-        self._added = 0.0
+        self._overhead = 0.0
 
     def choose(self, requests: int) -> int:
-        """Drafts of the next cycle, given how many requests it has."""
+        """Drafts of the next cycle, which has `requests` requests."""
         self._cycles += 1
         costs, tokens = self._costs(requests), self._tokens()
-        speeds = {drafts: tokens[drafts] / (costs[drafts] + self._added) for drafts in costs}
+        speeds = {drafts: tokens[drafts] / (costs[drafts] + self._overhead) for drafts in costs}
         best = max(speeds, key=lambda drafts: speeds[drafts])
-        if speeds[best] > GAIN * speeds[self._chosen] and self._cycles > HELD:
+        if speeds[best] > MIN_GAIN * speeds[self._chosen] and self._cycles > MIN_CYCLES:
             self._chosen, self._cycles = best, 0
         return self._chosen
 
     def verified(self, drafts: int, accepted: int) -> None:
-        """Learn from one request's drafts."""
-        keep = 1 - 1 / REMEMBERED
+        """Learn from one request's verification."""
+        keep = 1 - 1 / MEMORY
         self._accepted = [keep * count for count in self._accepted]
         self._tried = [keep * count for count in self._tried]
         for place in range(min(accepted + 1, drafts)):
@@ -64,9 +63,9 @@ class DraftLength:
             self._accepted[place] += place < accepted
 
     def took(self, requests: int, drafts: int, seconds: float) -> None:
-        """Learn from what a captured cycle took."""
+        """Learn from the time of a captured cycle."""
         found = max(seconds - self._costs(requests)[drafts], 0.0)
-        self._added += (found - self._added) * NEWEST
+        self._overhead += (found - self._overhead) * SMOOTHING
 
     def _costs(self, requests: int) -> dict[int, float]:
         """Seconds by number of drafts, as measured at the start."""
@@ -74,10 +73,10 @@ class DraftLength:
         return self._seconds[size]
 
     def _tokens(self) -> list[float]:
-        """What a request gets of a cycle with 0, 1, 2 ... drafts."""
-        tokens, rate, reached = [1.0], RATE, 1.0
+        """Expected tokens per request and cycle with 0, 1, 2 ... drafts."""
+        tokens, rate, reached = [1.0], PRIOR_RATE, 1.0
         for accepted, tried in zip(self._accepted, self._tried, strict=True):
-            rate = (accepted + WEIGHT * rate) / (tried + WEIGHT)
+            rate = (accepted + PRIOR_COUNT * rate) / (tried + PRIOR_COUNT)
             reached *= rate
             tokens.append(tokens[-1] + reached)
         return tokens

@@ -11,17 +11,17 @@ from peagle.engine.block_pool import BlockPool
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
 from peagle.engine.draft_length import draft_lengths
+from peagle.engine.executor import Executor
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.runner import CycleResult
-from peagle.engine.runners import Runners
 from peagle.engine.scheduler import Scheduler
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
 MAX_SEED = 2**63 - 1
 SMALLEST_CHUNK = 16
-"""Prompt tokens for which a GPU must have memory."""
-NO_NUMBERS = "the target's logits are no numbers; its weights may be broken, or need another dtype"
+"""Fewest prompt tokens in one pass that a GPU must have memory for."""
+NAN_LOGITS = "the target's logits are NaN; its weights may be broken, or need another dtype"
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Load:
 class Engine:
     """Runs requests on one device; single-threaded, driven by calls to `step`.
 
-    `synthetic` accepts draft 1, 2, ... K in such shares of all cycles whatever the target says: it
-    measures time, and its text means nothing.
+    `synthetic[i]`: share of cycles in which draft i + 1 is accepted, whatever the target says. This
+    is for measuring time; the text means nothing.
 
-    Raises `InputError` when the memory given holds no single sequence, and the context no K drafts.
+    Raises `InputError` when the KV cache cannot hold one sequence, or the context K drafts.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Engine:
             )
         self.pool = BlockPool(capacity.num_blocks)
         lengths = draft_lengths(k) if config.draft_length == "auto" else (k,)
-        self.runners = Runners(target, drafter, lengths, capacity, config.max_num_seqs, synthetic)
+        self.executor = Executor(target, drafter, lengths, capacity, config.max_num_seqs, synthetic)
         self.scheduler = Scheduler(
             self.pool,
-            self.runners.table,
+            self.executor.table,
             capacity.max_length,
             capacity.batched_tokens,
             capacity.prompt_tokens,
@@ -90,11 +90,11 @@ class Engine:
     @property
     def runs_ahead(self) -> bool:
         """Whether a step's results come while the device works on the next one."""
-        return self.runners.resident is not None
+        return self.executor.resident is not None
 
     @property
     def load(self) -> Load:
-        """A snapshot, which any thread may take."""
+        """A snapshot; any thread may take it."""
         queue = self.scheduler
         return Load(
             running=len(queue.running),
@@ -121,97 +121,11 @@ class Engine:
         request = Request(request_id, list(prompt), params, seed & MAX_SEED, k, constraint)
         ends = () if params.ignore_eos else self.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))
-        request.on_device = self.runners.on_device(params)
+        request.may_be_resident = self.executor.can_be_resident(params)
         self._added += 1
         self._requests[request_id] = request
         self.scheduler.add(request)
         return request
-
-    def abort(self, request_id: str, reason: str = "abort") -> None:
-        """End a request now; unknown and finished ids are ignored."""
-        request = self._requests.pop(request_id, None)
-        if request is not None:
-            self.scheduler.finish(request, reason)
-
-    def step(self) -> list[RequestOutput]:
-        """One cycle for as many requests as fit; what each of them got.
-
-        When it raises, requests keep the tokens that they had, and begin again from there.
-        """
-        try:
-            work = [] if self._awaits_first_tokens else self._schedule()
-            outputs = [self._advance(*done) for done in self.runners.run(work)]
-        except BaseException:
-            for request in reversed(list(self.scheduler.running)):
-                self.scheduler.preempt(request)
-            raise
-        return outputs + self._make_room()
-
-    @property
-    def _awaits_first_tokens(self) -> bool:
-        """Whether a step starts nothing, since all that runs are prompts on their last chunk.
-
-        First tokens come sooner by what a launch takes, and whoever asks meanwhile is in the next
-        step: a burst of prompts is one pass or two, and not as many as it has requests.
-        """
-        queue = self.scheduler
-        alone = not queue.waiting and queue.resident == len(queue.running)
-        return alone and self.runners.filling
-
-    def _schedule(self) -> list[Scheduled]:
-        return self.scheduler.schedule(self.runners.draft_length(self.scheduler.resident))
-
-    def _make_room(self) -> list[RequestOutput]:
-        """Take back prompt chunks for which a step had no memory, and make later ones smaller.
-
-        Requests for which there is none however small the chunk end with an error.
-        """
-        refused = [item for item in self.runners.refused if item.request.id in self._requests]
-        if not refused:
-            return []
-        rows = sum(item.rows for item in refused)
-        if rows <= SMALLEST_CHUNK:
-            for item in refused:
-                item.request.failure = f"the GPU has no memory for {rows} prompt tokens at once"
-                self.abort(item.request.id, "error")
-            return [RequestOutput(item.request.id, (), 0, "error") for item in refused]
-        self.scheduler.max_prompt_tokens = max(rows // 2, SMALLEST_CHUNK)
-        taken_back = {item.request.id for item in refused}
-        for request in reversed(list(self.scheduler.running)):
-            if request.id in taken_back:
-                self.scheduler.preempt(request)
-        warnings.warn(
-            f"the GPU has no memory for {rows} prompt tokens at once; going on with "
-            f"{self.scheduler.max_prompt_tokens} (set max_num_batched_tokens to begin there)",
-            stacklevel=2,
-        )
-        return []
-
-    def _advance(self, item: Scheduled, result: CycleResult) -> RequestOutput:
-        """Apply one request's result: its lengths, its tokens, and whether it ends."""
-        request = item.request
-        if request.features is not None:
-            request.drafter_computed += len(request.features)
-        request.features = result.features
-        request.computed += item.rows - item.drafts + result.accepted
-        if request.on_device:
-            request.drafter_computed = request.computed - len(result.tokens)
-        request.speculation.record(item.drafts, result.accepted)
-        new, reason = _until_end(request, result.tokens, self.max_length)
-        request.tokens += new
-        if reason == "error":
-            request.failure = NO_NUMBERS
-        elif request.constraint is not None:
-            request.constraint.advance(new)
-            request.failure = request.constraint.failure
-            reason = "error" if request.failure else reason
-        request.logprobs += result.logprobs[: len(new)]
-        self.scheduler.remember(request)
-        if reason == "error":  # whatever made it fail must not reach the blocks' next owners
-            self.runners.clear(self.pool.disown(request.blocks))
-        if reason is not None:
-            self.abort(request.id, reason)
-        return RequestOutput(request.id, tuple(new), min(result.accepted, len(new)), reason)
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise `InputError` for what cannot be run as asked; callable from any thread."""
@@ -230,11 +144,97 @@ class Engine:
         if k is not None and k > self.k:
             raise InputError(f"num_speculative_tokens {k} is above the engine's {self.k}")
 
+    def abort(self, request_id: str, reason: str = "abort") -> None:
+        """End a request now; unknown and finished ids are ignored."""
+        request = self._requests.pop(request_id, None)
+        if request is not None:
+            self.scheduler.finish(request, reason)
+
+    def step(self) -> list[RequestOutput]:
+        """One cycle for as many requests as fit; what each of them got.
+
+        When it raises, requests keep their tokens and are computed again from the start.
+        """
+        try:
+            work = [] if self._awaits_first_tokens else self._schedule()
+            outputs = [self._advance(*done) for done in self.executor.run(work)]
+        except BaseException:
+            for request in reversed(list(self.scheduler.running)):
+                self.scheduler.preempt(request)
+            raise
+        return outputs + self._make_room()
+
+    @property
+    def _awaits_first_tokens(self) -> bool:
+        """Whether to launch nothing now, since all requests are on the last chunk of their prompt.
+
+        Their first tokens then come sooner by the time of a launch, and requests that arrive
+        meanwhile join the next step: a burst of prompts takes a pass or two in all, not one each.
+        """
+        queue = self.scheduler
+        alone = not queue.waiting and queue.resident == len(queue.running)
+        return alone and self.executor.filling
+
+    def _schedule(self) -> list[Scheduled]:
+        return self.scheduler.schedule(self.executor.draft_length(self.scheduler.resident))
+
+    def _make_room(self) -> list[RequestOutput]:
+        """Reschedule prompt chunks for which a step had no memory, and make later ones smaller.
+
+        Where the smallest chunk is too large, its requests end with an error.
+        """
+        refused = [item for item in self.executor.refused if item.request.id in self._requests]
+        if not refused:
+            return []
+        rows = sum(item.rows for item in refused)
+        if rows <= SMALLEST_CHUNK:
+            for item in refused:
+                item.request.failure = f"the GPU has no memory for {rows} prompt tokens at once"
+                self.abort(item.request.id, "error")
+            return [RequestOutput(item.request.id, (), 0, "error") for item in refused]
+        self.scheduler.max_prompt_tokens = max(rows // 2, SMALLEST_CHUNK)
+        taken_back = {item.request.id for item in refused}
+        for request in reversed(list(self.scheduler.running)):
+            if request.id in taken_back:
+                self.scheduler.preempt(request)
+        warnings.warn(
+            f"the GPU has no memory for {rows} prompt tokens at once; continuing with "
+            f"{self.scheduler.max_prompt_tokens} (set max_num_batched_tokens to start there)",
+            stacklevel=2,
+        )
+        return []
+
+    def _advance(self, item: Scheduled, result: CycleResult) -> RequestOutput:
+        """Apply one request's result: its lengths, its tokens, and whether it ends."""
+        request = item.request
+        if request.features is not None:
+            request.drafter_computed += len(request.features)
+        request.features = result.features
+        request.computed += item.rows - item.drafts + result.accepted
+        if request.may_be_resident:
+            request.drafter_computed = request.computed - len(result.tokens)
+        request.speculation.record(item.drafts, result.accepted)
+        new, reason = _until_end(request, result.tokens, self.max_length)
+        request.tokens += new
+        if reason == "error":
+            request.failure = NAN_LOGITS
+        elif request.constraint is not None:
+            request.constraint.advance(new)
+            request.failure = request.constraint.failure
+            reason = "error" if request.failure else reason
+        request.logprobs += result.logprobs[: len(new)]
+        self.scheduler.remember(request)
+        if reason == "error":  # NaN must not reach the blocks' next owners
+            self.executor.clear(self.pool.disown(request.blocks))
+        if reason is not None:
+            self.abort(request.id, reason)
+        return RequestOutput(request.id, tuple(new), min(result.accepted, len(new)), reason)
+
 
 def _until_end(
     request: Request, tokens: list[int], max_length: int
 ) -> tuple[list[int], str | None]:
-    """New tokens up to and with the one that ends the request, and why it ends."""
+    """New tokens up to and including the one that ends the request, and why it ends."""
     allowed = min(request.params.max_tokens - request.output_length, max_length - request.total)
     for index, token in enumerate(tokens[:allowed]):
         if token < 0:

@@ -1,4 +1,4 @@
-"""The cycle captured by batch size and draft length, so that the host launches it in one call."""
+"""The cycle, captured by batch size and draft length, so that the host launches it in one call."""
 
 import bisect
 import statistics
@@ -8,23 +8,23 @@ from typing import Any
 
 import torch
 
-from peagle.drafters.resident import Breadth
+from peagle.drafters.resident import CycleShape
 from peagle.engine.resident_cycle import ResidentCycle
 from peagle.engine.upload import upload
-from peagle.ops.resident import Resident
+from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling
 
 Run = Callable[[], None]
-TIMED = 15
-"""Cycles that a time is the median of, where tiles are chosen by it."""
-GLANCED = 5
-"""The same, where draft lengths are."""
-PRIME = 7919
-"""From the token of an idle row to the next one's."""
+TILE_TIMINGS = 15
+"""Cycles in the median by which tiles are chosen."""
+LENGTH_TIMINGS = 5
+"""Cycles in the median by which draft lengths are."""
+TOKEN_STRIDE = 7919
+"""Between the tokens of idle rows; a prime."""
 
 
 def batch_sizes(most: int) -> list[int]:
-    """Sizes that are captured: close together where a cycle's cost grows with each request."""
+    """Batch sizes to capture: denser where a cycle's cost grows with each request."""
     sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 257, 16), *range(288, most + 32, 32)]
     return [*(size for size in sizes if size < most), most]
 
@@ -32,19 +32,19 @@ def batch_sizes(most: int) -> list[int]:
 class CycleGraphs:
     """Runs the cycle for any rows of the request table; on a CPU without a graph.
 
-    A batch is filled up to the next size with `spare`, a row that belongs to no request. Requests
-    that come from a longer cycle than the next one run it uncaptured, once.
+    A batch is padded to the next size with `spare`, a row that belongs to no request. When draft
+    lengths shrink, the first shorter cycle is not captured: more positions are pending than usual.
     """
 
     def __init__(
         self,
         cycle: ResidentCycle,
-        state: Resident,
+        state: ResidentState,
         sampling: Sampling,
         spare: int,
         lengths: Sequence[int],
     ) -> None:
-        """lengths: of drafts, ascending."""
+        """lengths: draft lengths, ascending."""
         self._cycle, self._state, self._sampling = cycle, state, sampling
         self._spare, self.lengths = spare, tuple(lengths)
         self.sizes = batch_sizes(len(state.limits) - 1)
@@ -53,11 +53,11 @@ class CycleGraphs:
             size: torch.full((size,), spare, dtype=torch.int64, device=device)
             for size in self.sizes
         }
-        self._named: dict[int, list[int]] = {}
+        self._filled: dict[int, list[int]] = {}
         self._captured: dict[tuple[int, int], Run] = {}
-        """By size and drafts."""
+        """By (size, drafts)."""
         self.pool: Any = None
-        """Of the graphs' memory, which one after another may use."""
+        """Memory that all graphs share, since they run one after another."""
 
     def capture(self) -> None:
         """Capture every size and length."""
@@ -65,48 +65,50 @@ class CycleGraphs:
             for drafts in reversed(self.lengths):
                 self._prepared(size, drafts)
 
-    def run_for_nobody(self, size: int) -> None:
-        """One cycle of full length that is not captured, whose requests are all spare."""
+    def dummy_run(self, size: int) -> None:
+        """One uncaptured cycle of full length whose requests are all spare."""
         self._fill(size, [self._spare] * size)
-        self._once(size, _after_its_like(self.lengths[-1]))
+        self._once(size, _steady(self.lengths[-1]))
 
     def seconds(self, size: int) -> float:
-        """What such a cycle takes captured, for rows that no request has yet."""
-        run = partial(self._once, size, _after_its_like(self.lengths[-1]))
+        """Seconds of such a cycle when captured, on rows that no request has yet."""
+        run = partial(self._once, size, _steady(self.lengths[-1]))
         try:
             graph = captured(run, self._state.computed.device, None)
-            return self._timed(graph.replay, size, TIMED)
+            return self._timed(graph.replay, size, TILE_TIMINGS)
         finally:
-            torch.cuda.empty_cache()  # what the graph took, which does not come back by itself
+            torch.cuda.empty_cache()  # the graph's memory does not come back by itself
 
     def seconds_by_length(self) -> dict[int, dict[int, float]]:
-        """What captured cycles take for rows that no request has yet, by size and length."""
+        """Seconds of captured cycles on rows that no request has yet, by size and length."""
         return {
-            size: {d: self._timed(self._prepared(size, d), size, GLANCED) for d in self.lengths}
+            size: {
+                d: self._timed(self._prepared(size, d), size, LENGTH_TIMINGS) for d in self.lengths
+            }
             for size in self.sizes
         }
 
     def length_for(self, wanted: int) -> int:
-        """The length of a cycle in which somebody wants so many drafts."""
+        """The shortest captured length of at least `wanted` drafts."""
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
 
-    def run(self, rows: Sequence[int], breadth: Breadth) -> bool:
-        """One cycle for some rows of the request table; whether it was a captured one."""
+    def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
+        """One cycle for some rows of the request table; whether it was captured."""
         size = self.sizes[bisect.bisect_left(self.sizes, len(rows))]
-        named = [*rows, *[self._spare] * (size - len(rows))]
-        fits = breadth.pending <= _after_its_like(breadth.drafts).pending
-        once = partial(self._once, size, breadth)
-        run: Run = self._prepared(size, breadth.drafts) if fits else once
-        if self._named.get(size) != named:
-            self._fill(size, named)
+        filled = [*rows, *[self._spare] * (size - len(rows))]
+        fits = shape.pending <= _steady(shape.drafts).pending
+        once = partial(self._once, size, shape)
+        run: Run = self._prepared(size, shape.drafts) if fits else once
+        if self._filled.get(size) != filled:
+            self._fill(size, filled)
         run()
         return fits
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
-        """The median for idle rows, with tokens of their own: experts are chosen by these."""
+        """The median over idle rows, which get different tokens: these decide on experts."""
         idle = [row for row in range(size + 1) if row != self._spare][:size]
         self._fill(size, idle)
-        tokens = self._requests[size] * PRIME % self._cycle.target.config.vocab_size
+        tokens = self._requests[size] * TOKEN_STRIDE % self._cycle.target.config.vocab_size
         self._state.emitted[self._requests[size], 0] = tokens
         self._state.computed[self._requests[size]] = 1
         self._state.pending[self._requests[size]] = 1
@@ -118,7 +120,7 @@ class CycleGraphs:
         return self._captured[size, drafts]
 
     def _capture(self, size: int, drafts: int) -> Run:
-        run = partial(self._once, size, _after_its_like(drafts))
+        run = partial(self._once, size, _steady(drafts))
         if not self._requests[size].is_cuda:
             return run
         self._fill(size, [self._spare] * size)
@@ -126,21 +128,21 @@ class CycleGraphs:
         self.pool = self.pool or graph.pool()
         return graph.replay
 
-    def _once(self, size: int, breadth: Breadth) -> None:
-        self._cycle.run(self._state, self._requests[size], breadth, self._sampling)
+    def _once(self, size: int, shape: CycleShape) -> None:
+        self._cycle.run(self._state, self._requests[size], shape, self._sampling)
 
     def _fill(self, size: int, rows: list[int]) -> None:
         self._requests[size].copy_(upload(rows, self._requests[size].device))
-        self._named[size] = rows
+        self._filled[size] = rows
 
 
 def captured(run: Run, device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
-    """A graph of what `run` launches, with its memory from a pool; None: one of its own."""
+    """A graph of what `run` launches, with its memory from `pool`; None: a pool of its own."""
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
         with torch.cuda.stream(stream):
-            run()  # compiles kernels and makes their workspaces outside the graph's memory
+            run()  # compiles kernels, and allocates their workspaces outside the graph's pool
     finally:
         torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
@@ -149,9 +151,9 @@ def captured(run: Run, device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _after_its_like(drafts: int) -> Breadth:
-    """Of a cycle behind one of the same length, or a shorter one."""
-    return Breadth(drafts, drafts + 1)
+def _steady(drafts: int) -> CycleShape:
+    """A cycle after one of the same length, or a shorter one."""
+    return CycleShape(drafts, drafts + 1)
 
 
 def _seconds(replay: Run) -> float:

@@ -25,7 +25,7 @@ def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
 class KVCache:
     """Every layer's cache in one `tensor` [layers, 2, slots + 1, kv_heads, head_dim].
 
-    The last slot stays zero: it is where positions without a block point to.
+    The last slot is the request table's null slot.
     """
 
     def __init__(
@@ -35,14 +35,13 @@ class KVCache:
         shape = (layers, 2, slots + 1, heads, config.head_dim)
         self._table = table
         self.tensor = torch.zeros(shape, dtype=dtype, device=table.slots.device)
-        whole = AttentionSpec(config.num_attention_heads, heads, config.head_dim)
-        self._whole = None if config.per_layer_attention else whole
-        self._tiled = config.per_layer_attention or (
-            has_kernels(self.tensor) and supports_head_dim(config.head_dim)
-        )
+        shared = AttentionSpec(config.num_attention_heads, heads, config.head_dim)
+        self._shared_spec = None if config.per_layer_attention else shared
+        kernels_cover = has_kernels(self.tensor) and supports_head_dim(config.head_dim)
+        self._tiled = config.per_layer_attention or kernels_cover
 
     def clear(self, blocks: Sequence[int]) -> None:
-        """Make blocks zero: attention multiplies hidden keys by 0, which NaN survives."""
+        """Zero some blocks: attention gives hidden positions a weight of 0, which NaN survives."""
         size = self._table.block_size
         for block in blocks:
             self.tensor[:, :, block * size : (block + 1) * size] = 0
@@ -51,18 +50,18 @@ class KVCache:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""
         if self._tiled:
             tiles = tile_rows(self._table, spans)
-            return tiles.positions, TiledAttend(self.tensor, tiles, self._whole)
+            return tiles.positions, TiledAttend(self.tensor, tiles, self._shared_spec)
         if len(spans) == 1:
-            run = self._table.run(spans[0].row)
+            run = self._table.contiguous_from(spans[0].row)
             if run is not None:
-                attention = RunAttend(self.tensor, run, spans[0])
+                attention = ContiguousAttend(self.tensor, run, spans[0])
                 return attention.positions, attention
         rows = gather_rows(self._table, spans, self.tensor.dtype)
         return rows.positions, PagedAttend(self.tensor, rows)
 
 
 class PagedAttend:
-    """Attention of a pass over any requests: their keys and values are gathered layer by layer."""
+    """Attention of a pass over any requests, whose keys and values are gathered layer by layer."""
 
     def __init__(self, cache: Tensor, rows: Rows) -> None:
         self._layers, self._rows = cache.unbind(), rows
@@ -73,8 +72,8 @@ class PagedAttend:
         return paged_attention(query, self._layers[layer], self._rows.groups)
 
 
-class RunAttend:
-    """The same for one request whose slots lie in a row: every layer's views are cut at once."""
+class ContiguousAttend:
+    """The same for one request whose slots are contiguous: views in place of gathering."""
 
     def __init__(self, cache: Tensor, run: int, span: Span) -> None:
         stop = span.start + span.count
@@ -94,14 +93,14 @@ class RunAttend:
 
 
 class TiledAttend:
-    """The same where layers have windows or sinks, which come with the call, and on a GPU.
+    """The same by `cached_attention`: where layers have windows or sinks, and on a GPU.
 
-    There torch's attention would look for a plan, some 50 ms, whenever a context has grown.
+    There torch's own attention plans a kernel for each context length, some 50 ms a step.
     """
 
-    def __init__(self, cache: Tensor, rows: PassRows, whole: AttentionSpec | None) -> None:
-        """whole: of all layers, where they have neither."""
-        self._layers, self._rows, self._whole = cache.unbind(), rows, whole
+    def __init__(self, cache: Tensor, rows: PassRows, shared: AttentionSpec | None) -> None:
+        """shared: the spec of every layer; None: each call brings its layer's."""
+        self._layers, self._rows, self._shared_spec = cache.unbind(), rows, shared
 
     def __call__(
         self,
@@ -112,8 +111,8 @@ class TiledAttend:
         spec: AttentionSpec | None = None,
     ) -> Tensor:
         """As `PagedAttend`."""
-        spec = spec or self._whole
-        assert spec is not None, "a per_layer_attention model gives each layer's spec"
+        spec = spec or self._shared_spec
+        assert spec is not None, "layers that differ bring their own spec"
         write_kv(self._layers[layer], self._rows.writes, key, value)
         attended = cached_attention.attend(query, spec, self._layers[layer], self._rows)
         return attended.view(query.shape)

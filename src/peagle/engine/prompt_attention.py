@@ -1,10 +1,10 @@
-"""Attention of prompts that are launched as they come, by the quickest kernel that torch has.
+"""Attention of prompts that are launched kernel by kernel, by the fastest kernels that torch has.
 
 cuDNN plans a kernel for every shape, which takes longer than reading a thousand tokens, and prompts
-are of any length. So chunks that begin a prompt are filled up to lengths of a few kinds, with rows
-that repeat their last one: no row before them sees those. Short ones of many lengths attend in one
-call of another kernel, which plans nothing: a call for each length would take as long on the GPU,
-and the host longer than a pass.
+have any length. So chunks that begin a prompt are padded to a few lengths by repeating their last
+row, which no row before it sees. Short chunks of many lengths share one call of a variable-length
+kernel, which needs no plan: one call for each length would keep the host busy for longer than the
+pass takes.
 """
 
 import itertools
@@ -25,27 +25,26 @@ from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import QKVSpec, store, store_attend
 
 Sides = tuple[Tensor, Tensor, Tensor]
-"""Queries, keys and values of the rows as they are laid out: [rows, heads, head_dim]."""
-FLASH = (8, 0)
-"""The oldest GPU that has torch's kernel for chunks of several lengths."""
-FINEST = 16
-"""Rows between two lengths where these are closest."""
-FEW = 2
-"""Calls for chunks of one length each, above which short ones of many share one."""
-SHORT = 1024
-"""Rows of a chunk that may share it; with more its kernel takes twice as long."""
+"""Queries, keys and values of the layout's rows: [rows, heads, head_dim]."""
+MIN_FLASH_CAPABILITY = (8, 0)
+"""The oldest GPU that torch's variable-length kernel runs on."""
+MIN_STEP = 16
+"""Smallest distance of two lengths that chunks are padded to."""
+MAX_CALLS = 2
+"""Calls, one for each length, beyond which short chunks share one."""
+MAX_SHARED_ROWS = 1024
+"""Longest chunk that may share a call; for longer ones its kernel takes twice as long."""
 
 
 def prompt_attention(
-    table: RequestTable, spans: Sequence[Span], per_layer_attention: bool, idle: int = 0
+    table: RequestTable, spans: Sequence[Span], per_layer_attention: bool, padding: int = 0
 ) -> Attention:
-    """The attention of one pass over chunks of prompts.
+    """The attention of one pass over prompt chunks.
 
-    Chunks of like length that begin at 0 should stand together: those that are filled up to one
-    length attend at once. per_layer_attention: whether some layers have windows or sinks; idle: rows behind the
-    chunks' that are nobody's.
+    Chunks from position 0 that are padded to one length attend in one call if they are adjacent.
+    per_layer_attention: whether layers may have windows or sinks; padding: rows after the chunks'.
     """
-    layout = _laid_out(table, spans, idle)
+    layout = _laid_out(table, spans, padding)
     tiles = tile_rows(table, spans) if per_layer_attention else None
 
     def over(cache: Tensor) -> AttendProduct:
@@ -53,27 +52,28 @@ def prompt_attention(
             if spec.full:
                 return layout.attend(qkv, spec, cache[layer])
             assert tiles is not None
-            attended = store_attend(qkv[: len(qkv) - idle], spec, cache[layer], tiles)
-            return F.pad(attended, (0, 0, 0, idle)) if idle else attended
+            attended = store_attend(qkv[: len(qkv) - padding], spec, cache[layer], tiles)
+            return F.pad(attended, (0, 0, 0, padding)) if padding else attended
 
         return attend
 
     return over
 
 
-def plan(spec: QKVSpec, cache: Tensor, most: int) -> None:
-    """Meet every length that a single prompt of at most so many tokens is filled up to, and the
-    kernel for several, which is loaded when it is first called.
+def warm_up(spec: QKVSpec, cache: Tensor, most: int) -> None:
+    """Attend once at every length that a single prompt of up to `most` tokens is padded to.
 
-    cache: of one layer, [2, slots, key_value, size]; it stays as it is.
+    And once with the variable-length kernel, which is loaded at its first call.
+
+    cache: one layer's, [2, slots, kv_heads, head_dim]; it is not changed.
     """
     lengths = {filled(count) for count in range(1, most + 1)}
-    for rows in sorted(lengths, reverse=True):  # shorter ones take the memory of longer ones
-        _attend_for_nobody(_Group(0, 0, rows, 0, members=1), spec, cache)
-    _attend_for_nobody(_Packed(0, Bounds((1, 1), cache.device)), spec, cache)
+    for rows in sorted(lengths, reverse=True):  # shorter ones reuse the memory of longer ones
+        _attend_once(_Group(0, 0, rows, 0, members=1), spec, cache)
+    _attend_once(_Packed(0, Bounds((1, 1), cache.device)), spec, cache)
 
 
-def _attend_for_nobody(part: "_Group | _Packed", spec: QKVSpec, cache: Tensor) -> None:
+def _attend_once(part: "_Group | _Packed", spec: QKVSpec, cache: Tensor) -> None:
     rows, width = sum(part.laid), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     nowhere = torch.full((rows,), -1, device=cache.device)
     layout = _Layout(nowhere[None], (part,), torch.zeros_like(nowhere), nowhere, None, None)
@@ -81,8 +81,8 @@ def _attend_for_nobody(part: "_Group | _Packed", spec: QKVSpec, cache: Tensor) -
 
 
 def filled(rows: int) -> int:
-    """What a prompt of so many rows is filled up to: of four lengths between powers of two."""
-    step = max(FINEST, 1 << max((rows - 1).bit_length() - 3, 0))
+    """The length that a prompt is padded to: one of four between two powers of two."""
+    step = max(MIN_STEP, 1 << max((rows - 1).bit_length() - 3, 0))
     return -(-rows // step) * step
 
 
@@ -97,54 +97,57 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, bounds: "Bounds") -> Tensor:
-    """Attention within each of several chunks from position 0, which lie one behind another.
+    """Attention within each of several chunks from position 0, which are concatenated.
 
-    query: [rows, heads, head_dim], like the result; key, value: [rows, key_value, head_dim].
+    query: [rows, heads, head_dim], like the result; key, value: [rows, kv_heads, head_dim].
     """
     if bounds.ends is not None and query.dtype.itemsize == 2:
         sizes = (bounds.ends, bounds.ends, bounds.longest, bounds.longest)
         flash = torch.ops.aten._flash_attention_forward
         found: Tensor = flash(query, key, value, *sizes, 0.0, True, False)[0]
         return found
-    shares = zip(*(side.split(bounds.counts) for side in (query, key, value)), strict=True)
+    chunks = zip(*(side.split(bounds.counts) for side in (query, key, value)), strict=True)
     attended = [
-        causal_attention(*(side[None].transpose(1, 2) for side in sides)) for sides in shares
+        causal_attention(*(side[None].transpose(1, 2) for side in sides)) for sides in chunks
     ]
     return torch.cat([one.transpose(1, 2)[0] for one in attended])
 
 
 class Bounds:
-    """Where chunks that lie one behind another begin and end."""
+    """Where concatenated chunks begin and end."""
 
     def __init__(self, counts: Sequence[int], device: torch.device) -> None:
         self.counts, self.longest = list(counts), max(counts)
         self.ends: Tensor | None = None
-        """[chunks + 1] int32 from 0, where there is a kernel that reads it."""
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH:
+        """[chunks + 1] int32 from 0; None where there is no kernel that reads it."""
+        if (
+            device.type == "cuda"
+            and torch.cuda.get_device_capability(device) >= MIN_FLASH_CAPABILITY
+        ):
             self.ends = upload([0, *itertools.accumulate(counts)], device).int()
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Chunks that attend in one call: of one length from position 0, or one with a context."""
+    """Chunks that attend in one call: some of one length from position 0, or one with a context."""
 
     table_row: int
     start: int
     rows: int
-    """Of each, filled up."""
+    """Rows of each chunk, padding included."""
     first: int
-    """Of the rows as they are laid out."""
+    """Their first row in the layout."""
     members: int
 
     @property
     def laid(self) -> list[int]:
-        """Rows of each chunk as they are laid out."""
+        """Rows of each chunk in the layout."""
         return [self.rows] * self.members
 
     def attend(self, sides: Sides, cache: Tensor, slots: Tensor) -> Tensor:
-        """Attended values [members * rows, heads * size]. slots: of the request table."""
-        share = slice(self.first, self.first + self.members * self.rows)
-        query, key, value = (side[share] for side in sides)
+        """Attended values [members * rows, heads * head_dim]. slots: the request table's."""
+        own = slice(self.first, self.first + self.members * self.rows)
+        query, key, value = (side[own] for side in sides)
         if self.start > 0:
             context = slots[self.table_row, : self.start + self.rows]
             key, value = (side.index_select(0, context) for side in cache)
@@ -157,7 +160,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Packed:
-    """Short chunks from position 0, of many lengths and none filled up."""
+    """Short chunks from position 0, of many lengths and without padding."""
 
     first: int
     bounds: Bounds
@@ -169,14 +172,14 @@ class _Packed:
 
     def attend(self, sides: Sides, _cache: Tensor, _slots: Tensor) -> Tensor:
         """As in `_Group`."""
-        share = slice(self.first, self.first + sum(self.laid))
-        query, key, value = (side[share] for side in sides)
+        own = slice(self.first, self.first + sum(self.laid))
+        query, key, value = (side[own] for side in sides)
         return packed_attention(query, key, value, self.bounds).flatten(1)
 
 
 @dataclass(frozen=True)
 class _Layout:
-    """A pass's rows as they attend."""
+    """How a pass's rows are laid out to attend."""
 
     table_slots: Tensor
     """[table rows, positions]"""
@@ -184,14 +187,14 @@ class _Layout:
     positions: Tensor
     """[laid rows]"""
     writes: Tensor
-    """[laid rows] cache slots, -1 of rows that only fill up."""
+    """[laid rows] cache slots; -1: padding."""
     source: Tensor | None
-    """[laid rows] row of the pass; None: these are the pass's, as they come."""
+    """[laid rows] row of the pass; None: the pass's rows in their order."""
     back: Tensor | None
-    """[rows] where each of the pass's rows is laid."""
+    """[rows] place of each of the pass's rows in the layout."""
 
     def attend(self, qkv: Tensor, spec: QKVSpec, cache: Tensor) -> Tensor:
-        """Attended values of the pass's rows. cache: of one layer."""
+        """Attended values of the pass's rows. cache: one layer's."""
         if self.source is not None:
             qkv = qkv.index_select(0, self.source)
         sides = store(qkv, spec, cache, self.positions, self.writes)
@@ -200,26 +203,26 @@ class _Layout:
         return attended if self.back is None else attended.index_select(0, self.back)
 
 
-def _laid_out(table: RequestTable, spans: Sequence[Span], idle: int) -> _Layout:
+def _laid_out(table: RequestTable, spans: Sequence[Span], padding: int) -> _Layout:
     positions, writes = places(table, spans)
     parts = tuple(_parts(spans, table.slots.device))
     laid = [rows for part in parts for rows in part.laid]
-    if not idle and laid == [span.count for span in spans]:
+    if not padding and laid == [span.count for span in spans]:
         return _Layout(table.slots, parts, positions, writes, None, None)
     ways, count = _ways(spans, laid), len(writes)
-    source, back = (upload(rows, table.slots.device) for rows in (ways[0], ways[1] + [0] * idle))
+    source, back = (upload(rows, table.slots.device) for rows in (ways[0], ways[1] + [0] * padding))
     laid_writes = writes.new_full(source.shape, -1).index_copy_(0, back[:count], writes)
     return _Layout(table.slots, parts, positions.index_select(0, source), laid_writes, source, back)
 
 
 def _parts(spans: Sequence[Span], device: torch.device) -> list[_Group | _Packed]:
-    """In the order of the chunks: those of each length, or short ones of many together."""
+    """In the order of the chunks: one group for each length, or short chunks packed together."""
     parts: list[_Group | _Packed] = []
     first = 0
-    for short, run in itertools.groupby(spans, lambda s: not s.start and s.count < SHORT):
+    for short, run in itertools.groupby(spans, lambda s: not s.start and s.count < MAX_SHARED_ROWS):
         chunks = list(run)
         found: list[_Group | _Packed] = [*_groups(chunks, first)]
-        if short and len(found) > FEW:
+        if short and len(found) > MAX_CALLS:
             found = [_Packed(first, Bounds([span.count for span in chunks], device))]
         parts += found
         first += sum(rows for part in found for rows in part.laid)
@@ -227,7 +230,7 @@ def _parts(spans: Sequence[Span], device: torch.device) -> list[_Group | _Packed
 
 
 def _groups(spans: Sequence[Span], first: int) -> list[_Group]:
-    """Of equal chunks as many at once as make a power of two: each number is a shape, too."""
+    """Groups of equal chunks, in powers of two: each number of members is a shape, too."""
     groups: list[_Group] = []
     for (begins, rows), equal in itertools.groupby(spans, lambda s: (not s.start, _filled(s))):
         left = list(equal)
@@ -244,7 +247,7 @@ def _filled(span: Span) -> int:
 
 
 def _ways(spans: Sequence[Span], laid: Sequence[int]) -> tuple[list[int], list[int]]:
-    """For each laid row the pass's, and for each of the pass's where it is laid."""
+    """For each row of the layout the pass's row, and for each row of the pass its place."""
     source: list[int] = []
     back: list[int] = []
     for span, rows in zip(spans, laid, strict=True):

@@ -1,7 +1,7 @@
-"""Short prompts, captured by their number of rows: launched one by one, kernels wait for the host.
+"""Short prompts, captured by number of rows: launched one by one, their kernels wait for the host.
 
-Each chunk is filled up to whole tiles of attention, and all of them to the next size, with rows of
-`spare`, a table row that belongs to no request. Such rows write no keys and nobody reads them.
+Each chunk is padded to whole tiles of attention, and the pass to the next size, with rows of
+`spare`, a table row that belongs to no request. Padding writes no keys, and nothing reads it.
 """
 
 import bisect
@@ -15,36 +15,36 @@ from torch import Tensor
 from peagle.engine.batch import TILE, Scheduled
 from peagle.engine.graph import captured
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import Attention, Ends, Prompts, ResidentCycle
+from peagle.engine.resident_cycle import Attention, PromptEnds, PromptRows, ResidentCycle
 from peagle.engine.upload import upload
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import PassRows, store_attend
 
 SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
-"""Rows that are captured. With more the GPU has more to do than the host."""
+"""Numbers of rows to capture. With more, the GPU is busy longer than the host."""
 CHUNKS = 8
 """Most prompts in one pass."""
 MOST_PAIRS = 1 << 20
-"""Rows times positions they may see: with more, attention is quicker uncaptured."""
+"""Most rows times positions that they may see: beyond, attention is faster uncaptured."""
 
 
 class PromptGraph:
-    """The pass of one size, which reads all it is told from one tensor."""
+    """The pass of one size, which reads all its inputs from one tensor."""
 
     def __init__(self, cycle: ResidentCycle, table: RequestTable, spare: int, size: int) -> None:
         self._cycle, self._table, self._spare, self._size = cycle, table, spare, size
-        self._told = upload(self._numbers(()), table.slots.device)
-        self._replayed: tuple[torch.cuda.CUDAGraph, Ends] | None = None
+        self._inputs = upload(self._packed_inputs(()), table.slots.device)
+        self._replayed: tuple[torch.cuda.CUDAGraph, PromptEnds] | None = None
 
     def capture(self, pool: Any) -> None:
-        """With memory from a pool that nothing else uses while this runs."""
-        passes: list[Ends] = []
-        graph = captured(lambda: passes.append(self._pass()), self._told.device, pool)
+        """Capture it, with memory from a pool that nothing else uses while it runs."""
+        passes: list[PromptEnds] = []
+        graph = captured(lambda: passes.append(self._pass()), self._inputs.device, pool)
         self._replayed = graph, passes[-1]
 
-    def run(self, chunks: Sequence[Scheduled]) -> Ends:
-        """The ends of those that complete; they last until anything else of the pool runs."""
-        self._told.copy_(upload(self._numbers(chunks), self._told.device))
+    def run(self, chunks: Sequence[Scheduled]) -> PromptEnds:
+        """The ends of the chunks that complete; valid until the next graph of the pool runs."""
+        self._inputs.copy_(upload(self._packed_inputs(chunks), self._inputs.device))
         if self._replayed is None:
             found = self._pass()
         else:
@@ -52,12 +52,12 @@ class PromptGraph:
             graph.replay()
         count = sum(item.completes for item in chunks)
         features = None if found.features is None else found.features[:count]
-        return Ends(found.logits[:count], features)
+        return PromptEnds(found.logits[:count], features)
 
-    def _numbers(self, chunks: Sequence[Scheduled]) -> list[int]:
+    def _packed_inputs(self, chunks: Sequence[Scheduled]) -> list[int]:
         """For each row its token, the next one, its position and table row; for each tile of
-        attention its table row, first position and count; and the rows at which prompts end."""
-        idle = (0, 0, 0, self._spare)
+        attention its table row, first position and count; then the rows at which prompts end."""
+        padding = (0, 0, 0, self._spare)
         rows: list[tuple[int, ...]] = []
         tiles: list[tuple[int, ...]] = []
         ends: list[int] = []
@@ -66,16 +66,18 @@ class PromptGraph:
             ends += [len(rows) + item.rows - 1] * item.completes
             owners = [owner] * item.rows
             rows += zip(item.tokens, item.following, places, owners, strict=True)
-            rows += [idle] * (-item.rows % TILE)
+            rows += [padding] * (-item.rows % TILE)
             tiles += [(owner, place, min(TILE, item.stop - place)) for place in places[::TILE]]
-        rows += [idle] * (self._size - len(rows))
+        rows += [padding] * (self._size - len(rows))
         tiles += [(self._spare, 0, TILE)] * (self._size // TILE - len(tiles))
         ends += [0] * (CHUNKS - len(ends))
         flat = itertools.chain.from_iterable
         return [*flat(rows), *flat(tiles), *ends]
 
-    def _pass(self) -> Ends:
-        of_rows, of_tiles, ends = self._told.split((4 * self._size, 3 * self._size // TILE, CHUNKS))
+    def _pass(self) -> PromptEnds:
+        of_rows, of_tiles, ends = self._inputs.split(
+            (4 * self._size, 3 * self._size // TILE, CHUNKS)
+        )
         tokens, following, positions, owners = of_rows.view(-1, 4).t().contiguous()
         requests, starts, counts = of_tiles.view(-1, 3).t().contiguous()
         slots, limits = self._table.slots, self._table.limits
@@ -90,7 +92,7 @@ class PromptGraph:
             writes=slots[owners, positions].where(positions < limits[owners], -1),
             most=TILE,
         )
-        return self._cycle.fill(Prompts(tokens, following, ends), _attention(rows))
+        return self._cycle.fill(PromptRows(tokens, following, ends), _attention(rows))
 
 
 class PromptGraphs:
@@ -103,12 +105,12 @@ class PromptGraphs:
         self._graphs = [PromptGraph(cycle, table, spare, size) for size in self._sizes]
 
     def capture(self, pool: Any) -> None:
-        """Every size."""
+        """Capture every size."""
         for graph in reversed(self._graphs):
             graph.capture(pool)
 
     def fit(self, chunks: Sequence[Scheduled]) -> PromptGraph | None:
-        """The pass that takes these; None where they are too many or too long."""
+        """The smallest pass that holds the chunks; None where they are too many or too long."""
         rows = sum(item.rows + -item.rows % TILE for item in chunks)
         pairs = rows * max(item.stop for item in chunks)
         place = bisect.bisect_left(self._sizes, rows)

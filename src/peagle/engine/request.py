@@ -113,16 +113,16 @@ class Request:
         """Blocks that the pool knows by their hash."""
         self.row = -1
         """The request's row in the request table while it runs."""
-        self.on_device = False
-        """Whether the device chooses its tokens by itself."""
+        self.may_be_resident = False
+        """Whether the device can choose its tokens without the host."""
         self.resident = False
         """Whether its newest tokens live on the device, so that a step needs none from here."""
         self.ahead = 0
-        """Positions that launched steps may add to `computed`, at most."""
+        """Most positions that launched steps may add to `computed`."""
         self.promised = 0
-        """Output tokens that launched steps bring, at least."""
+        """Fewest output tokens that launched steps bring."""
         self.admissions = 0
-        """How often it was admitted: what was launched before the last time is void."""
+        """How often it was admitted; results launched before the last time are void."""
         self.stop_ids: frozenset[int] = frozenset()
         """Token ids that end this request."""
         self.logprobs: list[TokenLogprobs] = []
@@ -131,7 +131,7 @@ class Request:
         self.admitted: float | None = None
         """When it first ran."""
         self.cached = 0
-        """Tokens of the prompt whose keys and values were in the cache when it first ran."""
+        """Prompt tokens found in the prefix cache when it first ran."""
 
     @property
     def total(self) -> int:
@@ -155,7 +155,7 @@ class Request:
 
     @property
     def furthest(self) -> int:
-        """Positions that are computed once everything launched is done, at most."""
+        """Most positions that are computed once everything launched is done."""
         return self.computed + self.ahead
 
     @property
@@ -164,25 +164,25 @@ class Request:
         return self.k > 0
 
     def admit(self, row: int) -> None:
-        """Begin to run in a row of the request table, from the prefix that is `computed`."""
+        """Start to run in a row of the request table, after the prefix that is `computed`."""
         self.status, self.row = Status.RUNNING, row
         self.admissions += 1
         if self.admitted is None:
             self.admitted, self.cached = time.perf_counter(), self.computed
 
     def launch(self, rows: int, completes: bool) -> None:
-        """Note a step that was started and whose outcome is not known yet."""
+        """Note a step that was launched and whose outcome is not known yet."""
         self.ahead += rows
         self.promised += completes
         self.resident |= completes
 
     def land(self, rows: int, completes: bool) -> None:
-        """The outcome of such a step is known; `computed` and `tokens` follow."""
+        """Note that the outcome of such a step is known; `computed` and `tokens` follow."""
         self.ahead -= rows
         self.promised -= completes
 
     def forget_cache(self) -> None:
-        """Go back to having no KV at all, as after a preemption; the tokens stay."""
+        """Go back to having no KV, as after a preemption; the tokens stay."""
         self.computed = self.drafter_computed = self.ahead = self.promised = 0
         self.features = None
         self.resident = False

@@ -1,7 +1,8 @@
-"""One cycle on state that stays on the device: draft, verify, accept; and prompts before it.
+"""One cycle on state that stays on the device: draft, verify, accept; and the prompts before it.
 
-What a CUDA graph captures: tensors only, no waiting. Nothing here may depend on a value that only
-the device knows, so all requests of a batch get as many drafts; one that wants fewer accepts fewer.
+This is what a CUDA graph captures: tensors only, no waiting. Nothing here may depend on a value
+that only the device knows, so all requests of a batch get the same number of drafts, and one that
+wants fewer accepts fewer.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,35 +11,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peagle.drafters.resident import Breadth, ResidentDrafter, known_inputs
+from peagle.drafters.resident import CycleShape, ResidentDrafter, known_inputs
 from peagle.models.decoder import Decoder
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
+from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import PassRows, QKVSpec, attend_product, divided
-from peagle.ops.choice import argmax
 from peagle.ops.penalties import penalize
-from peagle.ops.resident import Resident, accepted_below, settle, verify_inputs
-from peagle.ops.sampling import Sampling, choose
+from peagle.ops.resident import ResidentState, accepted_below, settle, verify_inputs
+from peagle.ops.sampling import Sampling, sample_requests
 
 Attention = Callable[[Tensor], AttendProduct]
-"""Over a cache of [layers, 2, slots, heads, head_dim]: the attention of one pass."""
+"""(cache [layers, 2, slots, kv_heads, head_dim]) -> the attention of one pass."""
 
 
 @dataclass(frozen=True)
-class Prompts:
-    """Rows of prompts, one chunk's behind another's, and behind them all any that are nobody's."""
+class PromptRows:
+    """Rows of prompt chunks, concatenated, then padding rows."""
 
     tokens: Tensor
     """[rows]"""
     following: Tensor
-    """[rows] the tokens behind them; where a prompt ends, any."""
+    """[rows] the tokens after them; any token where a prompt ends."""
     ends: Tensor
     """[ends] rows that give their requests the next token."""
 
 
 @dataclass(frozen=True)
-class Ends:
-    """What those rows leave for the first cycle."""
+class PromptEnds:
+    """What prompts leave for their first cycle."""
 
     logits: Tensor
     """[ends, vocab]"""
@@ -61,25 +62,27 @@ class ResidentCycle:
         self.target_cache, self.drafter_cache = caches
         device = target.embed.weight.device
         self.synthetic = None if synthetic is None else accepted_below(synthetic, device)
-        """What decides on drafts whatever the target says; None: the target decides."""
+        """Thresholds that accept drafts whatever the target says; None: the target decides."""
 
-    def run(self, state: Resident, requests: Tensor, breadth: Breadth, sampling: Sampling) -> None:
+    def run(
+        self, state: ResidentState, requests: Tensor, shape: CycleShape, sampling: Sampling
+    ) -> None:
         """Draft, verify and accept for some requests. requests: [requests] table rows."""
-        drafts = self.draft(state, requests, breadth)
+        drafts = self.draft(state, requests, shape)
         logits, features = self.verify(state, requests, drafts)
         penalize(logits, drafts, state.penalties, requests)
-        chosen = choose(logits, argmax(logits), sampling, requests, state.computed + 1)
-        chosen = chosen.view(len(requests), breadth.drafts + 1)
+        chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
+        chosen = chosen.view(len(requests), shape.drafts + 1)
         settle(state, requests, drafts, chosen, features, self.synthetic)
 
-    def draft(self, state: Resident, requests: Tensor, breadth: Breadth) -> Tensor:
+    def draft(self, state: ResidentState, requests: Tensor, shape: CycleShape) -> Tensor:
         """[requests, drafts] tokens."""
         if self.drafter is None:
             return torch.empty(len(requests), 0, dtype=torch.int64, device=requests.device)
-        return self.drafter.propose(state, requests, breadth, self.open_drafter)
+        return self.drafter.propose(state, requests, shape, self.open_drafter)
 
     def verify(
-        self, state: Resident, requests: Tensor, drafts: Tensor
+        self, state: ResidentState, requests: Tensor, drafts: Tensor
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [requests * (drafts + 1), vocab] and projected features of the same rows."""
         norm = self.layers.layers[0].input_norm
@@ -93,11 +96,11 @@ class ResidentCycle:
             return logits, None
         return logits, self.drafter.model.project(taps.into)
 
-    def fill(self, prompts: Prompts, attention: Attention) -> Ends:
-        """Write the keys of prompts' rows into both caches.
+    def fill(self, prompts: PromptRows, attention: Attention) -> PromptEnds:
+        """Write the keys and values of prompt rows into both caches.
 
-        The drafter's for a prompt's last row, whose next token is not known yet, mean nothing: the
-        first cycle writes them again before it reads them.
+        The drafter's at a prompt's last row are wrong, since its next token is not known yet: the
+        first cycle overwrites them before it reads them.
         """
         target, ends = self.target, prompts.ends
         x = target.embed(prompts.tokens)
@@ -108,12 +111,12 @@ class ResidentCycle:
         stream, last = self.layers(x, first, attention(self.target_cache), taps, reads)
         features = None if taps is None else self._fill_drafter(prompts, taps.into, attention)
         if not len(ends):
-            return Ends(x.new_empty(0, target.config.vocab_size), features)
+            return PromptEnds(x.new_empty(0, target.config.vocab_size), features)
         if to_the_end:
             last = residual.normed(stream.index_select(0, ends), target.norm)
-        return Ends(residual.linear(last, target.head), features)
+        return PromptEnds(residual.linear(last, target.head), features)
 
-    def _fill_drafter(self, prompts: Prompts, tapped: Tensor, attention: Attention) -> Tensor:
+    def _fill_drafter(self, prompts: PromptRows, tapped: Tensor, attention: Attention) -> Tensor:
         drafter, cache = self.drafter, self.drafter_cache
         assert drafter is not None
         assert cache is not None
@@ -133,7 +136,7 @@ class ResidentCycle:
         return _attend(self.drafter_cache, rows, self.drafter.layers.specs[0])
 
     def taps(self, rows: int) -> Taps | None:
-        """Room for the streams that the drafter reads of a pass; None without a drafter."""
+        """Where to keep the streams of a pass that the drafter reads; None without a drafter."""
         if self.drafter is None:
             return None
         config = self.drafter.model.config
@@ -142,11 +145,11 @@ class ResidentCycle:
 
 
 def _attend(cache: Tensor, rows: PassRows, like: QKVSpec) -> AttendProduct:
-    """Attention over a cache of [layers, 2, slots, heads, head_dim], whose layers have heads `like`
+    """Attention over a cache [layers, 2, slots, kv_heads, head_dim] whose layers have heads `like`
     these. Contexts are divided among programs here, in a launch before the first layer's.
 
-    Behind the first layer `rows` are settled: a layer's gate, the addition of its experts, or the
-    one launch that a layer's products are, waits for all that was launched before it.
+    After the first layer `rows` are settled (`attend_product`): the launches between two layers'
+    attentions include one that waits for everything before it.
     """
     rows = divided(rows, like, cache[0])
     return lambda layer, qkv, spec: attend_product(qkv, spec, cache[layer], rows, layer > 0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter
-from peagle.drafters.resident import Breadth, resident_drafter
+from peagle.drafters.resident import CycleShape, resident_drafter
 from peagle.engine.batch import Scheduled
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.graph import CycleGraphs
@@ -16,15 +16,15 @@ from peagle.engine.kv_cache import KVCache
 from peagle.engine.prefill import Prefill
 from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import Ends, ResidentCycle
+from peagle.engine.resident_cycle import PromptEnds, ResidentCycle
 from peagle.engine.runner import CycleResult
 from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
+from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import supports_head_dim
-from peagle.ops.choice import argmax
 from peagle.ops.penalties import Penalties, count_emitted, penalize
-from peagle.ops.resident import Resident
-from peagle.ops.sampling import Sampling, choose
+from peagle.ops.resident import ResidentState
+from peagle.ops.sampling import Sampling, sample_requests
 from peagle.ops.triton import AVAILABLE, kernels
 
 
@@ -45,7 +45,7 @@ def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
 
 @dataclass(frozen=True)
 class LaunchedCycle:
-    """A cycle on its way, and how to learn what it took."""
+    """A captured cycle in flight, and the events that time it."""
 
     requests: int
     drafts: int
@@ -54,30 +54,30 @@ class LaunchedCycle:
 
     @property
     def seconds(self) -> float:
-        """Once it has ended."""
+        """How long it took; only after it has ended."""
         return self.started.elapsed_time(self.ended) / 1e3
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A launched step: whom it works for, and where its results will be."""
+    """A launched step: its work, and where the results will be."""
 
     work: tuple[Scheduled, ...]
     admissions: tuple[int, ...]
-    """Of each request when it was launched."""
+    """`Request.admissions` of each, at the launch."""
     results: Tensor
-    """[table rows, K + 2] in the host's memory once `arrived` has happened."""
+    """[table rows, K + 2], in host memory once `arrived` has happened."""
     arrived: torch.cuda.Event | None
     cycle: LaunchedCycle | None
     prompts_alone: bool
-    """Whether no request beyond its prompt takes part."""
+    """Whether it has prompt chunks only."""
 
 
 class ResidentRunner:
-    """Requests whose tokens the device chooses by itself; nothing on the host waits for a token.
+    """Runs requests whose tokens the device chooses; the host launches without waiting for tokens.
 
-    A step is one captured cycle for all requests beyond their prompt, then the prompt chunks that
-    there are, captured where they are short. What it emitted is returned by the call after it.
+    A step is one captured cycle for all requests after their prompt, then the prompt chunks, which
+    are captured where they are short. Its results are returned by the next call.
     """
 
     def __init__(
@@ -90,10 +90,8 @@ class ResidentRunner:
         max_batched_tokens: int,
         synthetic: Sequence[float] | None = None,
     ) -> None:
-        """lengths: numbers of drafts that a cycle may have, ascending, K last.
-
-        max_batched_tokens: most rows of a step.
-        """
+        """lengths: draft lengths that a cycle may have, ascending, K last; max_batched_tokens: most
+        target rows in one pass."""
         self._table, spare = table, table.admit()
         drafting = None if drafter is None else resident_drafter(drafter)
         of_target, of_drafter = caches
@@ -106,40 +104,40 @@ class ResidentRunner:
         self._prefill = Prefill(cycle, table, self._prompts)
         self._longest_chunk = min(max_batched_tokens, table.slots.shape[1])
         self._pending = [1] * len(table.limits)
-        """By table row: the most rows that its next cycle can find the drafter not to have seen."""
+        """By table row: most positions that its next cycle can find unseen by the drafter."""
         self.length: DraftLength | None = None
-        """Chooses how many drafts cycles make; None: always the most."""
+        """Chooses the number of drafts; None: always K."""
         self._flight: Flight | None = None
         self.refused: list[Scheduled] = []
-        """Chunks of the last step for which there was no memory."""
+        """Chunks of the last step for which the device had no memory."""
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """Make ready what can be before the first request."""
+        """Choose tiles, capture graphs and build plans, before the first request."""
         device = self._state.computed.device
         if device.type != "cuda":
             return
         kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
         self._graphs.capture()
         self._prompts.capture(self._graphs.pool)
-        self._prefill.plan(self._longest_chunk)
+        self._prefill.warm_up(self._longest_chunk)
         if len(self._graphs.lengths) > 1:
             self.length = DraftLength(self._graphs.seconds_by_length())
 
     def draft_length(self, requests: int) -> int:
-        """How many drafts the next cycle is to make for so many requests."""
+        """Drafts of the next cycle, which has `requests` requests."""
         if self.length is None or not requests:
             return self._graphs.lengths[-1]
         return self.length.choose(requests)
 
     @property
     def filling(self) -> bool:
-        """Whether a step is under way in which nobody is beyond a prompt."""
+        """Whether the step in flight has prompt chunks only."""
         return self._flight is not None and self._flight.prompts_alone
 
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
-        """Launch a step; return what the one before it brought to requests that still run."""
+        """Launch a step; return the results of the one before, of requests that still run."""
         self.refused = []
         flight, self._flight = self._flight, self._launch(work) if work else None
         return [] if flight is None else self._land(flight)
@@ -149,7 +147,7 @@ class ResidentRunner:
         chunks = [item for item in work if not item.request.resident]
         cycles = [item for item in work if item.request.resident]
         cycle = self._cycle(cycles) if cycles else None
-        # behind the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
+        # after the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
         self.refused = self._start(chunks) if chunks else []
         work = [item for item in work if item not in self.refused]
         for item in work:
@@ -160,28 +158,28 @@ class ResidentRunner:
     def _cycle(self, work: list[Scheduled]) -> LaunchedCycle | None:
         rows = [item.request.row for item in work]
         drafts = self._graphs.length_for(max(item.drafts for item in work))
-        breadth = Breadth(drafts, max(self._pending[row] for row in rows))
-        launched = self._timed(rows, breadth)
+        shape = CycleShape(drafts, max(self._pending[row] for row in rows))
+        launched = self._timed(rows, shape)
         for row in rows:
             self._pending[row] = drafts + 1
         return launched
 
-    def _timed(self, rows: list[int], breadth: Breadth) -> LaunchedCycle | None:
-        """None where the cycle's time says nothing of others: it was not captured."""
+    def _timed(self, rows: list[int], shape: CycleShape) -> LaunchedCycle | None:
+        """Run and time a cycle; None if it was not captured, since its time is not typical then."""
         if not self._state.computed.is_cuda:
-            self._graphs.run(rows, breadth)
+            self._graphs.run(rows, shape)
             return None
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        replayed = self._graphs.run(rows, breadth)
+        replayed = self._graphs.run(rows, shape)
         ended.record()
-        cycle = LaunchedCycle(len(rows), breadth.drafts, started, ended)
+        cycle = LaunchedCycle(len(rows), shape.drafts, started, ended)
         return cycle if replayed else None
 
     def _start(self, chunks: list[Scheduled]) -> list[Scheduled]:
-        """Run chunks, and hand requests whose prompt is complete over to the cycle.
+        """Run chunks, and move requests whose prompt is complete to the cycle.
 
-        Returns them all where the device has no memory for them.
+        Returns all chunks if the device has no memory for them.
         """
         chunks = sorted(chunks, key=lambda item: (item.start > 0, item.rows))
         try:
@@ -194,7 +192,7 @@ class ResidentRunner:
             return chunks
         return []
 
-    def _enter(self, begun: list[Scheduled], ends: Ends) -> None:
+    def _enter(self, begun: list[Scheduled], ends: PromptEnds) -> None:
         """Write what a request brings into its rows; an item assigned as `x[i] = 1` would wait."""
         state, sampling = self._state, self._sampling
         device = state.computed.device
@@ -218,7 +216,7 @@ class ResidentRunner:
         ):
             column.index_copy_(0, rows, values)
         self._penalize(begun, ends.logits, rows)
-        chosen = choose(ends.logits, argmax(ends.logits), sampling, rows, state.computed)
+        chosen = sample_requests(ends.logits, argmax(ends.logits), sampling, rows, state.computed)
         state.emitted[:, 0].index_copy_(0, rows, chosen.clamp(min=0))
         state.results[:, 1].index_copy_(0, rows, chosen)
         for column, value in ((state.pending, 1), (state.cycles, 0), (state.results[:, 0], 0)):
@@ -228,7 +226,7 @@ class ResidentRunner:
             state.features[:, 0].index_copy_(0, rows, ends.features)
 
     def _penalize(self, begun: list[Scheduled], logits: Tensor, rows: Tensor) -> None:
-        """Count the tokens of those that have penalties, and take these from their first logits."""
+        """Count the tokens of requests with penalties, and penalize the first logits of all."""
         penalties = self._state.penalties
         for item in begun:
             request = item.request
@@ -252,7 +250,7 @@ class ResidentRunner:
         return landed
 
     def _fetch(self) -> tuple[Tensor, torch.cuda.Event | None]:
-        """A copy of all results on its way to the host."""
+        """Start to copy all results to the host."""
         results = self._state.results
         if not results.is_cuda:
             return results.clone(), None
@@ -288,14 +286,16 @@ def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
     return landed
 
 
-def _fresh_state(target: Decoder, drafter: Drafter | None, k: int, table: RequestTable) -> Resident:
+def _fresh_state(
+    target: Decoder, drafter: Drafter | None, k: int, table: RequestTable
+) -> ResidentState:
     rows, device = len(table.limits), table.limits.device
     width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(*shape, dtype=torch.int64, device=device)
 
-    return Resident(
+    return ResidentState(
         slots=table.slots,
         limits=table.limits,
         computed=zeros(rows) + 1,

@@ -1,14 +1,15 @@
-"""Requests whose tokens the host sees before it goes on: one step's batch at a time."""
+"""The plain path: one step's batch at a time, whose tokens the host sees before the next."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.engine.batch import Scheduled
-from peagle.engine.cycle import accept, verify
+from peagle.engine.cycle import Verification, accept, verify
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import TokenLogprobs
 from peagle.engine.request_table import RequestTable
@@ -24,8 +25,21 @@ class CycleResult:
     """New tokens; empty in the middle of a prompt."""
     accepted: int
     features: Tensor | None
-    """[kept rows, feature_size] features of the rows whose keys stay."""
+    """[kept rows, feature_size] features of the rows whose keys stay; None on the device."""
     logprobs: list[TokenLogprobs]
+
+
+class Verdict(NamedTuple):
+    """What the target decided on one request's drafts."""
+
+    tokens: list[int]
+    """The accepted drafts, then the target's own."""
+    accepted: int
+    logprobs: list[TokenLogprobs]
+
+
+UNDECIDED = Verdict([], 0, [])
+"""In the middle of a prompt."""
 
 
 class Runner:
@@ -49,28 +63,9 @@ class Runner:
         """One cycle for every scheduled request, in their order."""
         self._table.flush()
         drafts = self._draft(work)
-        tokens, sampled = self._inputs(work, drafts)
-        spans = [Span(item.request.row, item.start, item.rows) for item in work]
-        positions, attend = self._memory.open(spans)
-        taps = self._taps if any(item.request.speculates for item in work) else ()
-        seen = verify(self.target, tokens, positions, attend, sampled, taps)
-        sampling = [item for item in work if item.completes]
-        if not sampling:
-            return self._results(work, {}, seen.features)
-        chosen = choose(seen.logits, sampling, drafts)
-        emitted, accepted = accept(drafts, chosen, [item.drafts for item in sampling])
-        shares = seen.logits.split([item.drafts + 1 for item in sampling])
-        verdicts = {
-            item.request.id: (
-                new,
-                count,
-                logprobs(item.request, share, new)
-                if item.request.params.logprobs is not None
-                else [],
-            )
-            for item, new, count, share in zip(sampling, emitted, accepted, shares, strict=True)
-        }
-        return self._results(work, verdicts, seen.features)
+        seen = self._verify(work, drafts)
+        verdicts = _accept(work, drafts, seen.logits)
+        return _results(work, verdicts, seen.features)
 
     def _draft(self, work: Sequence[Scheduled]) -> Tensor:
         """Drafts of every request that wants some [sum(drafts)]; also fills the drafter's cache."""
@@ -89,6 +84,14 @@ class Runner:
         ks = tuple(item.drafts for item in pending)
         work_rows = DraftWork(tuple(spans), ks, tokens, torch.cat(features))
         return self.drafter.propose(work_rows, self._drafter_memory)
+
+    def _verify(self, work: Sequence[Scheduled], drafts: Tensor) -> Verification:
+        """The target over newest tokens, drafts and prompt chunks; fills its cache."""
+        tokens, sampled = self._inputs(work, drafts)
+        spans = [Span(item.request.row, item.start, item.rows) for item in work]
+        positions, attend = self._memory.open(spans)
+        taps = self._taps if any(item.request.speculates for item in work) else ()
+        return verify(self.target, tokens, positions, attend, sampled, taps)
 
     def _inputs(self, work: Sequence[Scheduled], drafts: Tensor) -> tuple[Tensor, Tensor | None]:
         """The target's tokens [rows], and the rows whose logits are wanted (None: all)."""
@@ -109,19 +112,30 @@ class Runner:
             return inputs, None
         return inputs, torch.tensor(sampled, dtype=torch.int64, device=self.device)
 
-    def _results(
-        self,
-        work: Sequence[Scheduled],
-        verdicts: dict[str, tuple[list[int], int, list[TokenLogprobs]]],
-        features: Tensor | None,
-    ) -> list[CycleResult]:
-        results, first = [], 0
-        for item in work:
-            tokens, accepted, scores = verdicts.get(item.request.id, ([], 0, []))
-            kept = item.rows - item.drafts + accepted
-            share = features[first : first + kept] if features is not None else None
-            first += item.rows
-            results.append(
-                CycleResult(tokens, accepted, share if item.request.speculates else None, scores)
-            )
-        return results
+
+def _accept(work: Sequence[Scheduled], drafts: Tensor, logits: Tensor) -> dict[str, Verdict]:
+    """By request id, for those whose rows are sampled. logits: [sampled rows, vocab]."""
+    sampled = [item for item in work if item.completes]
+    if not sampled:
+        return {}
+    chosen = choose(logits, sampled, drafts)
+    emitted, accepted = accept(drafts, chosen, [item.drafts for item in sampled])
+    scored = logits.split([item.drafts + 1 for item in sampled])
+    return {
+        item.request.id: Verdict(tokens, count, logprobs(item.request, rows, tokens))
+        for item, tokens, count, rows in zip(sampled, emitted, accepted, scored, strict=True)
+    }
+
+
+def _results(
+    work: Sequence[Scheduled], verdicts: Mapping[str, Verdict], features: Tensor | None
+) -> list[CycleResult]:
+    results, first = [], 0
+    for item in work:
+        tokens, accepted, scores = verdicts.get(item.request.id, UNDECIDED)
+        kept = item.rows - item.drafts + accepted
+        wanted = features if item.request.speculates else None
+        share = None if wanted is None else wanted[first : first + kept]
+        first += item.rows
+        results.append(CycleResult(tokens, accepted, share, scores))
+    return results

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from peagle.engine.batch import Scheduled
 from peagle.engine.request import Request, TokenLogprobs
-from peagle.ops.choice import argmax
+from peagle.ops.argmax import argmax
 from peagle.ops.penalties import Penalties, penalize
 from peagle.ops.sampling import Sampling, sample
 
@@ -33,10 +33,15 @@ def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
 
 
 def logprobs(request: Request, logits: Tensor, tokens: Sequence[int]) -> list[TokenLogprobs]:
-    """Log-probabilities of emitted tokens and of the most likely ones. logits: [rows, vocab]."""
-    assert request.params.logprobs is not None
+    """Log-probabilities of emitted tokens and of the most likely ones; none unless asked for.
+
+    logits: [rows, vocab], the first of which chose `tokens`.
+    """
+    count = request.params.logprobs
+    if count is None:
+        return []
     scores = logits[: len(tokens)].float().log_softmax(dim=-1)
-    values, ids = scores.topk(request.params.logprobs)
+    values, ids = scores.topk(count)
     chosen = scores[torch.arange(len(tokens)), torch.tensor(tokens, device=scores.device)].tolist()
     pairs = [
         tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)

@@ -11,20 +11,20 @@ from peagle.engine.request_table import RequestTable
 
 @dataclass
 class Budget:
-    """Target rows that a step has left, beside those of a captured cycle."""
+    """Target rows that a step can still give to requests outside the captured cycle."""
 
     rows: int
     prompt: int
-    """Those that may belong to requests that are not beyond their prompt."""
+    """Of `rows`, those that may go to prompts."""
     drafts: int | None
-    """What a resident request gets at most."""
+    """Most drafts of a resident request; None: its own K."""
 
     def left(self, request: Request) -> int:
-        """Rows for a request."""
+        """Rows that a request may have."""
         return max(self.rows if _beyond_prompt(request) else min(self.rows, self.prompt), 0)
 
     def spend(self, item: Scheduled) -> None:
-        """Take an item's rows away, if they share a pass with others': a captured cycle is one."""
+        """Take away an item's rows; a resident one's are in the captured cycle."""
         if item.request.resident:
             return
         self.rows -= item.rows
@@ -55,15 +55,15 @@ class Scheduler:
         self.pool, self.table = pool, table
         self.max_length, self.max_batched_tokens = max_length, max_batched_tokens
         self.max_prompt_tokens = max_prompt_tokens
-        """Of those, rows that may belong to prompts: fewer once a device had no memory for them."""
+        """Of those, rows that may go to prompts; fewer once the device had no memory for them."""
         self.prefix_caching = prefix_caching
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.preemptions = 0
         self.prefix_queries = 0
-        """Tokens of admitted requests, all of which were looked for in the cache."""
+        """Tokens looked up in the prefix cache: all of admitted requests'."""
         self.prefix_hits = 0
-        """Those of them that were found there."""
+        """Tokens found there."""
 
     def add(self, request: Request) -> None:
         """Queue a request."""
@@ -75,9 +75,9 @@ class Scheduler:
         return sum(request.resident for request in self.running)
 
     def schedule(self, drafts: int | None = None) -> list[Scheduled]:
-        """This step's work; empty where all that is left is on its way, or had to give blocks back.
+        """This step's work; empty where all that is left is in flight or was preempted.
 
-        drafts: what a resident request gets at most; None: its own K.
+        drafts: most drafts of a resident request; None: its own K.
         """
         budget = Budget(self.max_batched_tokens, self.max_prompt_tokens, drafts)
         work: list[Scheduled] = []
@@ -107,8 +107,16 @@ class Scheduler:
             self.waiting.remove(request)
         request.status, request.finish_reason = Status.FINISHED, reason
 
+    def preempt(self, request: Request) -> None:
+        """Take a running request's blocks away; it keeps its tokens and waits at the front."""
+        self.preemptions += 1
+        self.running.remove(request)
+        self._give_back(request)
+        request.forget_cache()
+        self.waiting.appendleft(request)
+
     def remember(self, request: Request) -> None:
-        """Name the request's full blocks whose keys are all written, so that others find them."""
+        """Register the request's full blocks whose keys are all written in the prefix cache."""
         if not self.prefix_caching:
             return
         written = request.drafter_computed if request.speculates else request.computed
@@ -118,9 +126,9 @@ class Scheduler:
         request.remembered = max(request.remembered, known)
 
     def _grow(self, request: Request, budget: Budget) -> Scheduled | None:
-        """Rows for a running request, preempting younger ones for blocks; None if it had to go."""
+        """Rows for a running request, preempting younger ones for blocks; None if it was itself."""
         while True:
-            item = self._share(request, budget)
+            item = self._rows_for(request, budget)
             if self._hold(request, min(item.stop, self.max_length)):
                 return item
             victim = self.running[-1]
@@ -129,11 +137,11 @@ class Scheduler:
                 return None
 
     def _admit(self, request: Request, budget: Budget) -> Scheduled | None:
-        """Start a waiting request from whatever prefix is cached; None when blocks are short."""
+        """Start a waiting request after its cached prefix; None when blocks are short."""
         blocks = self._cached_prefix(request)
         request.blocks, request.remembered = blocks, len(blocks)
         request.computed = request.drafter_computed = len(blocks) * self.table.block_size
-        item = self._share(request, budget)
+        item = self._rows_for(request, budget)
         needed = self._blocks_for(request.computed + item.rows) - len(blocks)
         fresh = self.pool.take(needed)
         if fresh is None:
@@ -149,7 +157,7 @@ class Scheduler:
         self.table.append(request.row, 0, request.blocks)
         return item
 
-    def _share(self, request: Request, budget: Budget) -> Scheduled:
+    def _rows_for(self, request: Request, budget: Budget) -> Scheduled:
         start = request.furthest
         if request.resident:
             drafts = request.k if budget.drafts is None else min(request.k, budget.drafts)
@@ -162,14 +170,14 @@ class Scheduler:
         return Scheduled(request, 1 + drafts, drafts, start, completes=True)
 
     def _will_end(self, request: Request) -> bool:
-        """Whether what is already launched brings a request to its last token."""
+        """Whether what is already launched will bring a request to its last token."""
         left = min(
             request.params.max_tokens - request.output_length, self.max_length - request.total
         )
         return 0 < left <= request.promised
 
     def _hold(self, request: Request, length: int) -> bool:
-        """Make sure that the request has blocks for `length` positions."""
+        """Take blocks until the request has `length` positions; False when there are too few."""
         needed = self._blocks_for(length) - len(request.blocks)
         if needed <= 0:
             return True
@@ -184,21 +192,13 @@ class Scheduler:
     def _blocks_for(self, length: int) -> int:
         return -(-length // self.table.block_size)
 
-    def preempt(self, request: Request) -> None:
-        """Take a running request's blocks; it waits at the front and keeps its tokens."""
-        self.preemptions += 1
-        self.running.remove(request)
-        self._give_back(request)
-        request.forget_cache()
-        self.waiting.appendleft(request)
-
     def _give_back(self, request: Request) -> None:
         self.pool.release(request.blocks)
         self.table.leave(request.row)
         request.features = None
 
     def _cached_prefix(self, request: Request) -> list[int]:
-        """Blocks that already hold the request's beginning; at least one token stays to compute."""
+        """Blocks that already hold the request's prefix; at least one token is left to compute."""
         if not self.prefix_caching:
             return []
         most = self._extend_hashes(request, (request.total - 1) // self.table.block_size)

@@ -1,4 +1,4 @@
-"""Small tensors from the host to the device without waiting for what runs there."""
+"""Small tensors from the host to the device, without waiting for what runs there."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def upload(values: Sequence[Any], device: torch.device) -> Tensor:
-    """A tensor of numbers, copied in the stream's order; a plain copy would wait for the stream."""
+    """A tensor of numbers, copied in stream order; a plain copy would wait for the stream."""
     kind = None if values else torch.int64
     if device.type != "cuda":
         return torch.tensor(values, dtype=kind, device=device)

@@ -17,8 +17,8 @@ from peagle.ops.rows import take
 from peagle.ops.swiglu import swiglu
 
 Attend = Callable[..., Tensor]
-"""(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value) -> like query; a
-`per_layer_attention` model adds the layer's `AttentionSpec`, so that attention that knows none cannot run it."""
+"""(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value) -> like query. With
+`per_layer_attention` the layer's `AttentionSpec` follows, which plain attention does not take."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class DecoderConfig:
 
     @property
     def per_layer_attention(self) -> bool:
-        """Whether some layers do not attend to all that is before a row, and to nothing else."""
+        """Whether layers may have windows or sinks, so that each call brings an `AttentionSpec`."""
         return self.attention_sinks or bool(self.layer_types)
 
     def window(self, layer: int) -> int | None:
@@ -94,7 +94,7 @@ class Attention(Part):
 
     @property
     def spec(self) -> AttentionSpec:
-        """What an attention over these heads has to know."""
+        """What attention over these heads has to know."""
         return AttentionSpec(self.heads, self.kv_heads, self.head_dim, self.window, self.sinks)
 
     def forward(
@@ -108,8 +108,8 @@ class Attention(Part):
         qk = apply_rope(qk, rotation)
         query, key = qk.split_with_sizes((self.heads, self.kv_heads), dim=1)
         spec = (self.spec,) if self.per_layer_attention else ()
-        drawn = attend(layer, query, key, value, *spec)
-        return self.out(take(drawn, kept).flatten(1))
+        attended = attend(layer, query, key, value, *spec)
+        return self.out(take(attended, kept).flatten(1))
 
 
 class MLP(Part):

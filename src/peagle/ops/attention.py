@@ -19,7 +19,7 @@ class AttentionGroup:
     rows: Tensor
     """[requests * queries] index of the group's rows."""
     slots: Tensor
-    """[requests, context] cache slot of every position; past a request's end, one of numbers."""
+    """[requests, context] cache slot of every position; past a request's end, the null slot."""
     bias: Tensor
     """[requests, 1, queries, context]: 0 where a query may look, -inf elsewhere."""
 
@@ -41,7 +41,7 @@ def paged_attention(query: Tensor, cache: Tensor, groups: Sequence[AttentionGrou
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
-    """Grouped-query attention over contexts that lie ready.
+    """Grouped-query attention over contexts that are already gathered.
 
     query, result: [rows, heads, head_dim], request after request; key, value: [requests, kv_heads,
     context, head_dim]; bias as in `AttentionGroup`, or None where every query sees all.

@@ -162,7 +162,10 @@ def rotate(qkv: Tensor, positions: Tensor, spec: QKVSpec) -> tuple[Tensor, Tenso
 def attend_reference(
     query: Tensor, key: Tensor, value: Tensor, positions: Tensor, spec: AttentionSpec
 ) -> Tensor:
-    """Softmax attention of one request's rows in float32; key, value: [context, kv_heads, head_dim]."""
+    """Softmax attention of one request's rows, in float32.
+
+    key, value: [context, kv_heads, head_dim]; returns [rows, heads * head_dim].
+    """
     group = spec.num_heads // spec.num_kv_heads
     key, value = (side.repeat_interleave(group, dim=1).float() for side in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query.float(), key) * spec.head_dim**-0.5

@@ -18,7 +18,7 @@ from peagle.ops.triton import has_kernels, kernels
 
 
 @dataclass(frozen=True)
-class Resident:
+class ResidentState:
     """What the device knows of each live request, by its row in the request table."""
 
     slots: Tensor
@@ -74,7 +74,7 @@ class FirstNorms:
 
 
 def draft_inputs(
-    state: Resident, requests: Tensor, pending: int, masks: int, norms: FirstNorms
+    state: ResidentState, requests: Tensor, pending: int, masks: int, norms: FirstNorms
 ) -> DraftInputs:
     """Each request's pending positions with their real features, then `masks` mask slots.
 
@@ -110,7 +110,12 @@ def draft_inputs(
 
 
 def verify_inputs(
-    state: Resident, requests: Tensor, drafts: Tensor, embedding: Tensor, weight: Tensor, eps: float
+    state: ResidentState,
+    requests: Tensor,
+    drafts: Tensor,
+    embedding: Tensor,
+    weight: Tensor,
+    eps: float,
 ) -> tuple[PassRows, Tensor, Tensor]:
     """The target's rows: each request's newest token, then its drafts [requests, drafts].
 
@@ -131,7 +136,7 @@ def verify_inputs(
 
 
 def _placed(
-    state: Resident, requests: Tensor, starts: Tensor, counts: Tensor, total: int, most: int
+    state: ResidentState, requests: Tensor, starts: Tensor, counts: Tensor, total: int, most: int
 ) -> PassRows:
     """Requests' rows one after another among `total`, each with its position and slot."""
     positions = torch.zeros(total, dtype=torch.int64, device=starts.device)
@@ -148,7 +153,7 @@ def _placed(
 
 
 def settle(
-    state: Resident,
+    state: ResidentState,
     requests: Tensor,
     drafts: Tensor,
     chosen: Tensor,
@@ -170,7 +175,7 @@ def settle(
 
 
 def _settle_plainly(
-    state: Resident,
+    state: ResidentState,
     requests: Tensor,
     drafts: Tensor,
     chosen: Tensor,

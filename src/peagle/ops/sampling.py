@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from peagle.ops.choice import argmax
+from peagle.ops.argmax import argmax
 from peagle.ops.triton import has_kernels, kernels
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
@@ -30,7 +30,7 @@ class Sampling:
         return [Sampling(*part) for part in zip(*columns, strict=True)]
 
 
-def choose(
+def sample_requests(
     logits: Tensor, greedy: Tensor, table: Sampling, requests: Tensor, firsts: Tensor
 ) -> Tensor:
     """A token a row by its request's settings, `greedy` where it is greedy or no number (-1).
@@ -41,7 +41,7 @@ def choose(
     the edge of min-p or top-p is closer to another one than float32 tells apart.
     """
     if has_kernels(logits):
-        found: Tensor = kernels("sampling").choose(logits, greedy, table, requests, firsts)
+        found: Tensor = kernels("sampling").sample_requests(logits, greedy, table, requests, firsts)
         return found
     count = len(logits) // len(requests)
     members = requests.repeat_interleave(count)

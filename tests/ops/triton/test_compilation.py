@@ -83,8 +83,8 @@ for synthetic in (False, True):
     sizes |= {"STRIDE": 2654435769, "OFFSET": 1640531527, "TURNS": 1 << 32}
     compiled("resident", "_settle", types, {**sizes, "SYNTHETIC": synthetic})
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
-compiled("choice", "_part", types, {"BLOCK": 4096})
-compiled("choice", "_merge", types, {"PARTS": 64, "OFFSETS": True})
+compiled("argmax", "_part", types, {"BLOCK": 4096})
+compiled("argmax", "_merge", types, {"PARTS": 64, "OFFSETS": True})
 types = dict.fromkeys(("greedy", "top_ks", "seeds", "requests", "firsts", "out"), INT)
 types |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), F32)
 for logits, bits in ((BF16, 16), (F32, 32)):

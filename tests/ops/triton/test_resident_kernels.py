@@ -6,16 +6,16 @@ from torch import Tensor
 
 from peagle.ops import resident as reference
 from peagle.ops.penalties import Penalties
-from peagle.ops.resident import FirstNorms, Resident
+from peagle.ops.resident import FirstNorms, ResidentState
 
 K, HIDDEN, VOCAB, ROWS = 3, 24, 50, 4
 
 
 @pytest.fixture
-def state(device: torch.device) -> Resident:
+def state(device: torch.device) -> ResidentState:
     torch.manual_seed(5)
     return moved(
-        Resident(
+        ResidentState(
             slots=torch.arange(ROWS * 64).view(ROWS, 64),
             limits=torch.tensor([64, 64, 0, 64]),
             computed=torch.tensor([7, 11, 20, 1]),
@@ -36,13 +36,13 @@ def moved(value, device):  # type: ignore[no-untyped-def]
     return replace(value, **{k: v.to(device) for k, v in changes.items() if torch.is_tensor(v)})
 
 
-def twin(state: Resident) -> Resident:
+def twin(state: ResidentState) -> ResidentState:
     """A copy on the CPU, which the reference works on."""
     copies = {name: column.cpu().clone() for name, column in columns(state).items()}
-    return Resident(**copies, penalties=Penalties.none(ROWS, VOCAB, torch.device("cpu")))
+    return ResidentState(**copies, penalties=Penalties.none(ROWS, VOCAB, torch.device("cpu")))
 
 
-def columns(state: Resident) -> dict[str, Tensor]:
+def columns(state: ResidentState) -> dict[str, Tensor]:
     """All but its penalties."""
     return {name: column for name, column in vars(state).items() if torch.is_tensor(column)}
 
@@ -54,7 +54,7 @@ def same(one: Tensor, other: Tensor) -> None:
 @pytest.mark.parametrize("masks", [0, K - 1])
 @pytest.mark.parametrize(("before", "pending"), [(False, K + 1), (True, K + 1), (True, 2)])
 def test_draft_inputs(
-    state: Resident, device: torch.device, masks: int, before: bool, pending: int
+    state: ResidentState, device: torch.device, masks: int, before: bool, pending: int
 ) -> None:
     from peagle.ops.triton import resident as kernel
 
@@ -81,7 +81,7 @@ def test_draft_inputs(
     same(ours.stream[:total], theirs.stream[:total])
 
 
-def test_verify_inputs(state: Resident, device: torch.device) -> None:
+def test_verify_inputs(state: ResidentState, device: torch.device) -> None:
     from peagle.ops.triton import resident as kernel
 
     embedding, weight = torch.randn(VOCAB, HIDDEN), torch.rand(HIDDEN)
@@ -105,7 +105,7 @@ def test_verify_inputs(state: Resident, device: torch.device) -> None:
 @pytest.mark.parametrize("with_features", [False, True])
 @pytest.mark.parametrize("count", [K, 2])
 def test_settle(
-    state: Resident,
+    state: ResidentState,
     device: torch.device,
     rates: tuple[float, ...] | None,
     with_features: bool,
@@ -132,7 +132,7 @@ def test_settle(
         same(column, getattr(expected, name))
 
 
-def test_synthetic_acceptance_has_its_rates(state: Resident) -> None:
+def test_synthetic_acceptance_has_its_rates(state: ResidentState) -> None:
     """Each draft's share of the cycles, those of any row of the table, comes out early."""
     rates, cycles = (0.9, 0.7, 0.5), 40
     below = reference.accepted_below(rates, torch.device("cpu"))
@@ -145,7 +145,7 @@ def test_synthetic_acceptance_has_its_rates(state: Resident) -> None:
     torch.testing.assert_close(found, torch.tensor([rates, rates]), rtol=0, atol=0.05)
 
 
-def test_settle_without_drafts(state: Resident, device: torch.device) -> None:
+def test_settle_without_drafts(state: ResidentState, device: torch.device) -> None:
     from peagle.ops.triton import resident as kernel
 
     requests, drafts = torch.tensor([1, 0]), torch.empty(2, 0, dtype=torch.int64)
@@ -159,15 +159,15 @@ def test_settle_without_drafts(state: Resident, device: torch.device) -> None:
 
 @pytest.mark.parametrize("vocab", [10, 5000, 20_000])
 def test_argmax_takes_the_first_of_equals_and_names_nan(device: torch.device, vocab: int) -> None:
-    from peagle.ops.triton import choice
+    from peagle.ops.triton import argmax as kernel
 
     logits = torch.randn(4, vocab, generator=torch.Generator().manual_seed(2))
     logits[0, [3, vocab - 1]] = 9.0
     logits[2, vocab // 2] = float("nan")
     expected = [*logits[:2].argmax(dim=-1).tolist(), -1, int(logits[3].argmax())]
     assert expected[0] == 3
-    assert choice.argmax(logits.to(device)).tolist() == expected
-    assert choice.argmax(torch.full((2, vocab), float("-inf")).to(device)).tolist() == [0, 0]
+    assert kernel.argmax(logits.to(device)).tolist() == expected
+    assert kernel.argmax(torch.full((2, vocab), float("-inf")).to(device)).tolist() == [0, 0]
     offsets = torch.arange(vocab) * 2
-    shifted = choice.argmax(logits.to(device), offsets.to(device)).tolist()
+    shifted = kernel.argmax(logits.to(device), offsets.to(device)).tolist()
     assert shifted == [3 * max(token, 0) for token in expected]

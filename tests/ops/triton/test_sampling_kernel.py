@@ -2,9 +2,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from peagle.ops.choice import argmax
+from peagle.ops.argmax import argmax
 from peagle.ops.sampling import Sampling
-from peagle.ops.sampling import choose as reference
+from peagle.ops.sampling import sample_requests as reference
 
 VOCAB = 301
 PARAMS = ("temperature", "top_k", "top_p", "min_p")
@@ -40,7 +40,7 @@ def both(logits: Tensor, device: torch.device, settings=FILTERS) -> tuple[Tensor
     expected = reference(logits, greedy, known, requests, firsts)
     there = Sampling(**{name: column.to(device) for name, column in vars(known).items()})
     inputs = (tensor.to(device) for tensor in (logits, greedy))
-    found = kernel.choose(*inputs, there, requests.to(device), firsts.to(device))
+    found = kernel.sample_requests(*inputs, there, requests.to(device), firsts.to(device))
     return found.cpu(), expected
 
 

@@ -22,7 +22,7 @@ class Cycles:
             Product(16 if size == 1 else 32, *shape, False, BF16) for shape in (SMALL, QKV, DOWN)
         ]
 
-    def run_for_nobody(self, size: int) -> None:
+    def dummy_run(self, size: int) -> None:
         self._tiles.asked.update(self._products(size))
 
     def seconds(self, size: int) -> float:
@@ -95,10 +95,10 @@ def test_sizes_whose_rows_are_all_left_to_cublas_are_not_run(tmp_path: Path) -> 
     class Many(Cycles):
         sizes = [1, 4, 64, 128, 256]
 
-        def run_for_nobody(self, size: int) -> None:
+        def dummy_run(self, size: int) -> None:
             run.append(size)
             if size < 64:
-                super().run_for_nobody(size)
+                super().dummy_run(size)
 
     run: list[int] = []
     tiles = Tiles(tmp_path / "tiles.json")

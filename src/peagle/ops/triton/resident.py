@@ -6,11 +6,11 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import PassRows
-from peagle.ops.resident import OFFSET, STRIDE, TURNS, DraftInputs, FirstNorms, Resident
+from peagle.ops.resident import OFFSET, STRIDE, TURNS, DraftInputs, FirstNorms, ResidentState
 
 
 def draft_inputs(
-    state: Resident, requests: Tensor, pending: int, masks: int, norms: FirstNorms
+    state: ResidentState, requests: Tensor, pending: int, masks: int, norms: FirstNorms
 ) -> DraftInputs:
     """As the reference."""
     batch, hidden = len(requests), norms.embedding.shape[1]
@@ -52,7 +52,12 @@ def draft_inputs(
 
 
 def verify_inputs(
-    state: Resident, requests: Tensor, drafts: Tensor, embedding: Tensor, weight: Tensor, eps: float
+    state: ResidentState,
+    requests: Tensor,
+    drafts: Tensor,
+    embedding: Tensor,
+    weight: Tensor,
+    eps: float,
 ) -> tuple[PassRows, Tensor, Tensor]:
     """As the reference."""
     batch, count, hidden = len(requests), drafts.shape[1] + 1, embedding.shape[1]
@@ -80,21 +85,21 @@ def verify_inputs(
     return rows, x, scaled
 
 
-def _empty_rows(state: Resident, requests: Tensor, rows: int, most: int) -> PassRows:
+def _empty_rows(state: ResidentState, requests: Tensor, rows: int, most: int) -> PassRows:
     starts, firsts, counts = (torch.empty_like(requests) for _ in range(3))
     positions, writes = (requests.new_empty(rows) for _ in range(2))
     places = (starts, firsts, counts, positions, writes)
     return PassRows(state.slots, state.limits, requests, *places, most)
 
 
-def _places(state: Resident, rows: PassRows) -> tuple[Tensor, ...]:
+def _places(state: ResidentState, rows: PassRows) -> tuple[Tensor, ...]:
     """What the kernels read to place rows, and what they write."""
     written = (rows.starts, rows.firsts, rows.counts, rows.positions, rows.writes)
     return (state.slots, state.limits, *written)
 
 
 def settle(
-    state: Resident,
+    state: ResidentState,
     requests: Tensor,
     drafts: Tensor,
     chosen: Tensor,

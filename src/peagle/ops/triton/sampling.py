@@ -15,7 +15,7 @@ from peagle.ops.sampling import Sampling
 BLOCK, WARPS = 8192, 32
 
 
-def choose(
+def sample_requests(
     logits: Tensor, greedy: Tensor, table: Sampling, requests: Tensor, firsts: Tensor
 ) -> Tensor:
     """As the reference; logits with any row stride."""

@@ -20,7 +20,7 @@ class Cycles(Protocol):
 
     sizes: list[int]
 
-    def run_for_nobody(self, size: int) -> None:
+    def dummy_run(self, size: int) -> None:
         """Once."""
 
     def seconds(self, size: int) -> float:
@@ -46,7 +46,7 @@ def choose_tiles(cycles: Cycles, tiles: Tiles) -> None:
 def _unchosen(cycles: Cycles, size: int, tiles: Tiles) -> list[Asked]:
     """A cycle's products and chains without a choice, the heaviest first."""
     tiles.asked.clear()
-    cycles.run_for_nobody(size)
+    cycles.dummy_run(size)
     weights = {
         asked: count * asked.weights
         for asked, count in tiles.asked.items()

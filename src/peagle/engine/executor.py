@@ -1,4 +1,4 @@
-"""The device's owner: KV caches and request table, and who runs which requests over them."""
+"""The device's owner: KV caches and request table, and the runners that work on them."""
 
 from collections.abc import Sequence
 
@@ -16,12 +16,12 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
 
-class Runners:
-    """The plain runner, and where the device can run cycles by itself, the one that lets it.
+class Executor:
+    """Runs each request on the plain runner, or on the resident one where the device has it.
 
-    lengths: numbers of drafts that a cycle may have, ascending, K last. Raises `InputError` for
-    synthetic acceptance on a GPU whose kernels do not cover the model, and where kernels cannot be
-    launched for want of a C compiler.
+    lengths: the draft lengths that a cycle may have, ascending, K last. Raises `InputError` for
+    synthetic acceptance on a GPU whose kernels do not cover the model, and where Triton finds no C
+    compiler.
     """
 
     def __init__(
@@ -36,40 +36,40 @@ class Runners:
         weight = target.embed.weight
         if weight.is_cuda:
             torch.cuda.set_device(weight.device)  # where Triton launches
-        by_itself = _by_itself(target, drafter, synthetic)
-        rows = max_num_seqs + by_itself
+        resident = _runs_resident(target, drafter, synthetic)
+        rows = max_num_seqs + resident  # one that is spare
         self.table = RequestTable(
-            rows, capacity.max_length, capacity.block_size, weight.device, nowhere=capacity.slots
+            rows, capacity.max_length, capacity.block_size, weight.device, null_slot=capacity.slots
         )
         caches = _caches(target, drafter, self.table, capacity.slots)
         self._caches = [cache for cache in caches if cache is not None]
         self.plain = Runner(target, drafter, self.table, caches)
         self.resident: ResidentRunner | None = None
-        if by_itself:
+        if resident:
             self.resident = ResidentRunner(
                 target, drafter, lengths, self.table, caches, capacity.batched_tokens, synthetic
             )
             _capture(self.resident)
 
-    def on_device(self, params: SamplingParams) -> bool:
-        """Whether the device chooses the tokens of such a request by itself."""
+    def can_be_resident(self, params: SamplingParams) -> bool:
+        """Whether the device can choose the tokens of such a request without the host."""
         return self.resident is not None and not params.needs_host
 
     def draft_length(self, requests: int) -> int | None:
-        """How many drafts each of so many requests on the device is to get; None: its own K."""
+        """Drafts of a cycle of so many resident requests; None: each request's own K."""
         return None if self.resident is None else self.resident.draft_length(requests)
 
     @property
     def filling(self) -> bool:
-        """Whether the device works on prompts alone."""
+        """Whether the device works on prompts and on nothing else."""
         return self.resident is not None and self.resident.filling
 
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
-        """Start the work; what has come of it, or of earlier work."""
+        """Start the work; return the results of it, or of the step before on the device."""
         done: list[tuple[Scheduled, CycleResult]] = []
         if self.resident is not None:
-            done += self.resident.run([item for item in work if item.request.on_device])
-            work = [item for item in work if not item.request.on_device]
+            done += self.resident.run([item for item in work if item.request.may_be_resident])
+            work = [item for item in work if not item.request.may_be_resident]
         if work:
             done += zip(work, self.plain.run(work), strict=True)
         return done
@@ -81,7 +81,7 @@ class Runners:
 
     @torch.inference_mode()
     def clear(self, blocks: Sequence[int]) -> None:
-        """Make blocks zero in every cache."""
+        """Zero some blocks in every cache."""
         for cache in self._caches:
             cache.clear(blocks)
 
@@ -93,15 +93,19 @@ def _capture(resident: ResidentRunner) -> None:
         if "C compiler" not in str(error):
             raise
         raise InputError(
-            "Triton makes its launcher with a C compiler and finds none; install gcc and Python's "
-            "headers (python3-dev), or name a compiler in CC"
+            "Triton builds its launcher with a C compiler and found none; install gcc and Python's "
+            "headers (python3-dev), or set CC"
         ) from error
 
 
-def _by_itself(target: Decoder, drafter: Drafter | None, synthetic: Sequence[float] | None) -> bool:
+def _runs_resident(
+    target: Decoder, drafter: Drafter | None, synthetic: Sequence[float] | None
+) -> bool:
     captures = captures_cycles(target, drafter)
     if synthetic is not None and not captures and target.embed.weight.is_cuda:
-        raise InputError("synthetic acceptance needs the GPU kernels, which this model has not")
+        raise InputError(
+            "synthetic acceptance needs GPU kernels, and there are none for this model"
+        )
     return captures or synthetic is not None
 
 

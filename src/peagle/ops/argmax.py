@@ -13,7 +13,7 @@ def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
     added to the index, and a row that is no numbers counts as the vocabulary's first token.
     """
     if has_kernels(logits):
-        found: Tensor = kernels("choice").argmax(logits, offsets)
+        found: Tensor = kernels("argmax").argmax(logits, offsets)
         return found
     best = logits.argmax(dim=-1)  # a NaN counts as the largest
     best = torch.where(logits.gather(-1, best[:, None])[:, 0].isnan(), -1, best)
