@@ -260,6 +260,30 @@ def test_keys_that_are_no_numbers_reach_no_other_request(
 
 
 @pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_nan_behind_a_shared_prefix_fails_no_one_else(targets, resident: bool, cancelled: bool):
+    """NaN reaches earlier rows of its pass: keys of the prefix, which others find by its hash."""
+    decoder, bad = targets["easy"].decoder, tiny.VOCAB - 1
+    prefix = [(5 * i + 3) % (bad - 1) for i in range(24)]
+    config = tiny.engine_config(block_size=4, max_num_batched_tokens=32)
+    engine = tiny.engine(decoder, None, 0, resident, config)
+    with tiny.nan_row(decoder.embed.weight, bad):
+        fresh = tiny.engine(decoder, None, 0, resident, config)
+        expected = tiny.outputs(tiny.run(fresh, [[*prefix, 7, 8]], GREEDY))
+        broken = engine.add("broken", [*prefix, bad, *prefix * 4], GREEDY)
+        engine.step()
+        engine.step()
+        if cancelled:
+            engine.abort("broken")
+        healthy = engine.add("healthy", [*prefix, 7, 8], GREEDY)
+        tiny.finish(engine)
+        assert healthy.cached == 24
+        assert [healthy.output] == expected
+        assert broken.finish_reason == ("abort" if cancelled else "error")
+        assert tiny.outputs(tiny.run(engine, [[*prefix, 7, 8]], GREEDY)) == expected
+
+
+@pytest.mark.parametrize("resident", [False, True])
 def test_what_a_cancelled_request_left_is_not_read(targets, trained, resident: bool):
     """Its keys are NaN; those behind it get its blocks, and end at different lengths."""
     config = tiny.engine_config(

@@ -216,19 +216,29 @@ class Engine:
         request.speculation.record(item.drafts, result.accepted)
         new, reason = _until_end(request, result.tokens, self.max_length)
         request.tokens += new
-        if reason == "error":
-            request.failure = NAN_LOGITS
-        elif request.constraint is not None:
-            request.constraint.advance(new)
-            request.failure = request.constraint.failure
-            reason = "error" if request.failure else reason
         request.logprobs += result.logprobs[: len(new)]
+        if request.constraint is not None:
+            request.constraint.advance(new)
         self.scheduler.remember(request)
-        if reason == "error":  # NaN must not reach the blocks' next owners
-            self.executor.clear(self.pool.disown(request.blocks))
+        if reason == "error":
+            reason = self._meet_nan(request)
+        elif request.constraint is not None and request.constraint.failure:
+            request.failure, reason = request.constraint.failure, "error"
         if reason is not None:
             self.abort(request.id, reason)
         return RequestOutput(request.id, tuple(new), min(result.accepted, len(new)), reason)
+
+    def _meet_nan(self, request: Request) -> str | None:
+        """End a request whose logits are NaN, or start it over if cached keys may be to blame.
+
+        NaN spreads backwards within a pass, to keys of healthy tokens: attention multiplies hidden
+        values by 0. So its blocks must be neither found nor handed on as they are.
+        """
+        self.executor.clear(self.pool.disown(request.blocks))
+        if self.scheduler.recompute(request):
+            return None
+        request.failure = NAN_LOGITS
+        return "error"
 
 
 def _until_end(

@@ -43,6 +43,8 @@ class Executor:
         )
         caches = _caches(target, drafter, self.table, capacity.slots)
         self._caches = [cache for cache in caches if cache is not None]
+        self.refused: list[Scheduled] = []
+        """Prompt chunks of the last step for which the device had no memory."""
         self.plain = Runner(target, drafter, self.table, caches)
         self.resident: ResidentRunner | None = None
         if resident:
@@ -67,17 +69,24 @@ class Executor:
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Start the work; return the results of it, or of the step before on the device."""
         done: list[tuple[Scheduled, CycleResult]] = []
+        self.refused = []
         if self.resident is not None:
             done += self.resident.run([item for item in work if item.request.may_be_resident])
+            self.refused += self.resident.refused
             work = [item for item in work if not item.request.may_be_resident]
-        if work:
-            done += zip(work, self.plain.run(work), strict=True)
-        return done
+        return done + self._run_plain(work) if work else done
 
-    @property
-    def refused(self) -> list[Scheduled]:
-        """Prompt chunks of the last step for which the device had no memory."""
-        return self.resident.refused if self.resident is not None else []
+    def _run_plain(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
+        """Where memory is short nothing has happened yet: the next step repeats what can run."""
+        try:
+            return list(zip(work, self.plain.run(work), strict=True))
+        except torch.OutOfMemoryError:
+            chunks = [item for item in work if not item.request.decoding]
+            if not chunks:
+                raise
+            torch.cuda.empty_cache()
+            self.refused += chunks
+            return []
 
     @torch.inference_mode()
     def clear(self, blocks: Sequence[int]) -> None:

@@ -132,6 +132,10 @@ class Request:
         """When it first ran."""
         self.cached = 0
         """Prompt tokens found in the prefix cache when it first ran."""
+        self.reused = 0
+        """Tokens found there when it was last admitted."""
+        self.distrusts_cache = False
+        """Whether it has met NaN after cached keys, and is computed without them now."""
 
     @property
     def total(self) -> int:
@@ -167,6 +171,7 @@ class Request:
         """Start to run in a row of the request table, after the prefix that is `computed`."""
         self.status, self.row = Status.RUNNING, row
         self.admissions += 1
+        self.reused = self.computed
         if self.admitted is None:
             self.admitted, self.cached = time.perf_counter(), self.computed
 

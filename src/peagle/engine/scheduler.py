@@ -20,20 +20,18 @@ class Budget:
     """Most drafts of a resident request; None: its own K."""
 
     def left(self, request: Request) -> int:
-        """Rows that a request may have."""
-        return max(self.rows if _beyond_prompt(request) else min(self.rows, self.prompt), 0)
+        """Rows that a request may have; a resident one's are in the captured cycle."""
+        if request.resident:
+            return 1 + request.k
+        return max(self.rows if request.decoding else min(self.rows, self.prompt), 0)
 
     def spend(self, item: Scheduled) -> None:
-        """Take away an item's rows; a resident one's are in the captured cycle."""
+        """Take away an item's rows."""
         if item.request.resident:
             return
         self.rows -= item.rows
-        if not _beyond_prompt(item.request):
+        if not item.request.decoding:
             self.prompt -= item.rows
-
-
-def _beyond_prompt(request: Request) -> bool:
-    return request.resident or request.decoding
 
 
 class Scheduler:
@@ -97,6 +95,14 @@ class Scheduler:
             work.append(item)
             budget.spend(item)
         return work
+
+    def recompute(self, request: Request) -> bool:
+        """Start a request over without the prefix cache; False if that is how it ran already."""
+        if not request.reused:
+            return False
+        request.distrusts_cache = True
+        self.preempt(request)
+        return True
 
     def finish(self, request: Request, reason: str) -> None:
         """Take a request out, wherever it is, and give back what it held."""
@@ -199,7 +205,7 @@ class Scheduler:
 
     def _cached_prefix(self, request: Request) -> list[int]:
         """Blocks that already hold the request's prefix; at least one token is left to compute."""
-        if not self.prefix_caching:
+        if not self.prefix_caching or request.distrusts_cache:
             return []
         most = self._extend_hashes(request, (request.total - 1) // self.table.block_size)
         return self.pool.find(request.hashes[:most])

@@ -41,7 +41,7 @@ def attend(query: Tensor, spec: AttentionSpec, cache: Tensor, rows: PassRows) ->
     parts = _parts(requests * sets, rows.slots.shape[1])
     out = query.new_empty(len(query), spec.num_heads * spec.head_dim)
     partial = torch.empty(
-        requests * sets * parts * queries * padded * (spec.head_dim + 2),
+        requests * sets * parts * queries * padded * (spec.head_dim + 2) if parts > 1 else 1,
         dtype=torch.float32,
         device=query.device,
     )
