@@ -24,9 +24,9 @@ def test_wide_gates_are_told_how_many_rows_are_live(
     modules = {
         "tiles": SimpleNamespace(takes=lambda *_, **__: False),
         "wide_gate": SimpleNamespace(takes=lambda *_: True, gated=gated),
-        "residual": SimpleNamespace(silu_mul=lambda gate_up: gate_up[:, :4]),
+        "swiglu": SimpleNamespace(swiglu=lambda gate_up: gate_up[:, :4]),
     }
-    monkeypatch.setattr(residual, "serve", lambda x: True)
+    monkeypatch.setattr(residual, "has_kernels", lambda x: True)
     monkeypatch.setattr(residual, "on_hopper", lambda x: on_hopper)
     monkeypatch.setattr(residual, "kernels", modules.__getitem__)
     layer, live = Linear(4, 8), torch.tensor([3], dtype=torch.int32)

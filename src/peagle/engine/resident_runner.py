@@ -22,7 +22,7 @@ from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
 from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import supports_head_dim
-from peagle.ops.penalties import Penalties, count_emitted, penalize
+from peagle.ops.penalties import count_emitted, penalize
 from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling, sample_requests
 from peagle.ops.triton import AVAILABLE, kernels
@@ -97,8 +97,11 @@ class ResidentRunner:
         of_target, of_drafter = caches
         tensors = (of_target.tensor, None if of_drafter is None else of_drafter.tensor)
         cycle = ResidentCycle(target, drafting, tensors, synthetic)
-        self._state = _fresh_state(target, drafter, lengths[-1], table)
-        self._sampling = _fresh_sampling(table)
+        width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
+        features = target.embed.weight.new_zeros(len(table.limits), lengths[-1] + 1, width)
+        vocab = target.config.vocab_size
+        self._state = ResidentState.empty(table.slots, table.limits, features, vocab)
+        self._sampling = Sampling.empty(len(table.limits), features.device)
         self._graphs = CycleGraphs(cycle, self._state, self._sampling, spare, lengths)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)
@@ -284,34 +287,3 @@ def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
         new = tokens[: accepted + 1] if item.completes else []
         landed.append((item, CycleResult(new, accepted if new else 0, None, [])))
     return landed
-
-
-def _fresh_state(
-    target: Decoder, drafter: Drafter | None, k: int, table: RequestTable
-) -> ResidentState:
-    rows, device = len(table.limits), table.limits.device
-    width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
-
-    def zeros(*shape: int) -> Tensor:
-        return torch.zeros(*shape, dtype=torch.int64, device=device)
-
-    return ResidentState(
-        slots=table.slots,
-        limits=table.limits,
-        computed=zeros(rows) + 1,
-        pending=zeros(rows) + 1,
-        emitted=zeros(rows, k + 1),
-        features=target.embed.weight.new_zeros(rows, k + 1, width),
-        ks=zeros(rows) + k,
-        cycles=zeros(rows),
-        results=zeros(rows, k + 2),
-        penalties=Penalties.none(rows, target.config.vocab_size, device),
-    )
-
-
-def _fresh_sampling(table: RequestTable) -> Sampling:
-    def column(dtype: torch.dtype) -> Tensor:
-        return torch.zeros(len(table.limits), dtype=dtype, device=table.limits.device)
-
-    real, whole = torch.float32, torch.int64
-    return Sampling(column(real), column(whole), column(real), column(real), column(whole))

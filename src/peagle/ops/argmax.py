@@ -7,10 +7,10 @@ from peagle.ops.triton import has_kernels, kernels
 
 
 def argmax(logits: Tensor, offsets: Tensor | None = None) -> Tensor:
-    """Index of each row's largest number, the first of equals; -1 where one is not a number.
+    """Index of each row's largest number, the first of equals; -1 for a row with NaN.
 
-    logits: [rows, vocab]; result: [rows] int64. With a draft vocabulary's offsets [vocab] they are
-    added to the index, and a row that is no numbers counts as the vocabulary's first token.
+    logits: [rows, vocab]; result: [rows] int64. A draft vocabulary's offsets [vocab] are added to
+    the index; a row with NaN is then the vocabulary's first token.
     """
     if has_kernels(logits):
         found: Tensor = kernels("argmax").argmax(logits, offsets)

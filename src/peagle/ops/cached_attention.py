@@ -49,7 +49,7 @@ class PassRows:
     slots: Tensor
     """[table rows, positions] cache slot of every position of every request."""
     limits: Tensor
-    """[table rows] positions of a request that have a slot; what lies behind them is not read."""
+    """[table rows] positions of a request that have a slot; nothing after them is read."""
     requests: Tensor
     """[requests] row in `slots`."""
     starts: Tensor

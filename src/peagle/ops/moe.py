@@ -1,4 +1,4 @@
-"""A mixture of experts: every row goes through the few MLPs that its router gives most weight."""
+"""A mixture of experts: every row goes through the few MLPs that the router gives most weight."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from peagle.ops.triton import has_kernels, kernels
 Mixture = Callable[..., Tensor]
 """What `moe` is, in torch or in Triton."""
 ALPHA = 1.702
-"""Of GPT-OSS's gate, x * sigmoid(ALPHA * x), which is near GELU (openai/gpt-oss, torch/model.py)"""
+"""In GPT-OSS's gate, x * sigmoid(ALPHA * x), near GELU (openai/gpt-oss, torch/model.py)."""
 
 
 @dataclass(frozen=True)
 class Clamped:
-    """GPT-OSS's form of experts: biases on all products, and a SwiGLU that is clamped."""
+    """GPT-OSS's form of experts: biases on all products, and a clamped SwiGLU."""
 
     router: Tensor
     """[experts] bias"""
@@ -28,7 +28,7 @@ class Clamped:
     down: Tensor
     """[experts, hidden] bias"""
     limit: float
-    """The most that gate may be, and up to either side."""
+    """Upper bound of the gate; up is bounded on both sides."""
 
 
 def moe(
@@ -67,7 +67,7 @@ def _through(
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
-    """GPT-OSS's activation: its gate may be as low as it likes, and up passes where it is 0."""
+    """GPT-OSS's activation: the gate has no lower bound, and an up of 0 lets the gate pass."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(ALPHA * gate) * (up + 1)
 

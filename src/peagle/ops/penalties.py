@@ -1,4 +1,4 @@
-"""What is taken from the logits of tokens that a request has, as OpenAI and vLLM define it."""
+"""Penalties on the tokens that a request has already, as OpenAI and vLLM define them."""
 
 from dataclasses import dataclass
 
@@ -15,18 +15,18 @@ PROMPT = 1 << 30
 
 @dataclass(frozen=True)
 class Penalties:
-    """By row of a request table."""
+    """The penalties of each request, by its row in the request table."""
 
     rates: Tensor
     """[table rows, 3]: repetition divides positive logits of every token of prompt and output, and
-    multiplies negative ones; presence is taken once from every token of the output; frequency as
-    often as it was written."""
+    multiplies negative ones; presence is subtracted once from every token of the output; frequency
+    as often as the token was written."""
     counts: Tensor
-    """[table rows, vocab] int32, how often each token was written; of requests that have any."""
+    """[table rows, vocab] int32, how often each token was written, for requests with penalties."""
 
     @classmethod
     def none(cls, rows: int, vocab: int, device: torch.device) -> "Penalties":
-        """For a table of which no request has any."""
+        """A table in which no request has penalties."""
         rates = torch.tensor(NO_PENALTIES, device=device).repeat(rows, 1)
         return cls(rates, torch.zeros(rows, vocab, dtype=torch.int32, device=device))
 
@@ -39,31 +39,31 @@ class Penalties:
 
 
 def penalize(logits: Tensor, drafts: Tensor, penalties: Penalties, requests: Tensor) -> None:
-    """Change logits in place, each row seeing the drafts before it as output.
+    """Penalize logits in place; each row counts the drafts before it as output.
 
     logits: [requests * (drafts + 1), vocab]; drafts: [requests, drafts]; requests: table rows.
     """
     if has_kernels(logits):
         kernels("penalties").penalize(logits, drafts, penalties, requests)
         return
-    shares = logits.view(len(requests), drafts.shape[1] + 1, -1)
-    for share, proposed, row in zip(shares, drafts, requests.tolist(), strict=True):
+    of_requests = logits.view(len(requests), drafts.shape[1] + 1, -1)
+    for rows, proposed, row in zip(of_requests, drafts, requests.tolist(), strict=True):
         repetition, presence, frequency = rates = tuple(penalties.rates[row].tolist())
         if rates == NO_PENALTIES:
             continue
-        before = F.pad(F.one_hot(proposed, share.shape[1]), (0, 0, 1, 0)).cumsum(dim=0)
+        before = F.pad(F.one_hot(proposed, rows.shape[1]), (0, 0, 1, 0)).cumsum(dim=0)
         counts = penalties.counts[row] + before
         written = counts % PROMPT
-        values = share.float()
+        values = rows.float()
         repeated = torch.where(values > 0, values / repetition, values * repetition)
         values = torch.where(counts > 0, repeated, values)
-        share.copy_(values - frequency * written - presence * (written > 0))
+        rows.copy_(values - frequency * written - presence * (written > 0))
 
 
 def count_emitted(penalties: Penalties, requests: Tensor, emitted: Tensor, numbers: Tensor) -> None:
-    """Add the tokens that requests were given.
+    """Count the tokens that requests have just emitted.
 
-    requests: table rows; emitted: [table rows, most]; numbers: [table rows], how many of them are.
+    requests: table rows; emitted: [table rows, most]; numbers: [table rows] tokens of each.
     """
     if has_kernels(emitted):
         kernels("penalties").count_emitted(penalties, requests, emitted, numbers)

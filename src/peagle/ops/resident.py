@@ -1,11 +1,12 @@
 """A cycle's inputs and outcome, read from and written to state that stays on the device.
 
-The rows of the request table that a batch names may repeat: a batch is filled up with a row that
-belongs to no request and has no cache slots (`limits` 0). Its state means nothing and stays small.
+A batch is padded with a row of the request table that belongs to no request and has no cache slots
+(`limits` 0), so rows may repeat. The state of that row means nothing and stays small.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -24,9 +25,9 @@ class ResidentState:
     slots: Tensor
     """[table rows, positions] cache slot of every position of every request."""
     limits: Tensor
-    """[table rows] positions of a request that have a slot; nothing is written past them."""
+    """[table rows] positions of a request that have a slot; nothing is written after them."""
     computed: Tensor
-    """[table rows] positions whose keys the target has; the newest token's position."""
+    """[table rows] positions whose keys the target has: the newest token's position."""
     pending: Tensor
     """[table rows] positions before `computed` that the drafter has not seen: 1 to K + 1."""
     emitted: Tensor
@@ -36,15 +37,36 @@ class ResidentState:
     ks: Tensor
     """[table rows] most drafts that a request accepts."""
     cycles: Tensor
-    """[table rows] verifications so far, which synthetic acceptance draws by."""
+    """[table rows] verifications so far, by which synthetic acceptance draws."""
     results: Tensor
-    """[table rows, K + 2] accepted drafts, then the emitted tokens; -1: logits that are none."""
+    """[table rows, K + 2] number of accepted drafts, then the emitted tokens; -1: NaN logits."""
     penalties: Penalties
+
+    @classmethod
+    def empty(cls, slots: Tensor, limits: Tensor, features: Tensor, vocab: int) -> Self:
+        """The state of a table without requests. features: of zeros."""
+        rows, positions, _ = features.shape
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=limits.device)
+
+        return cls(
+            slots=slots,
+            limits=limits,
+            computed=zeros(rows) + 1,
+            pending=zeros(rows) + 1,
+            emitted=zeros(rows, positions),
+            features=features,
+            ks=zeros(rows) + positions - 1,
+            cycles=zeros(rows),
+            results=zeros(rows, positions + 1),
+            penalties=Penalties.none(rows, vocab, limits.device),
+        )
 
 
 @dataclass(frozen=True)
 class DraftInputs:
-    """What a drafter's first layer reads, one request's rows after another's."""
+    """What a drafter's first layer reads, request after request."""
 
     rows: PassRows
     x: Tensor
@@ -54,12 +76,12 @@ class DraftInputs:
     reads: Tensor
     """[requests, reads] rows whose output is wanted: the newest token's, then the mask slots'."""
     live: Tensor
-    """[1] int32, how many of the first rows mean anything."""
+    """[1] int32, the number of rows, from the first on, that are used."""
 
 
 @dataclass(frozen=True)
 class FirstNorms:
-    """The drafter's tables and norms in front of its first layer."""
+    """The drafter's embeddings and norms before its first layer."""
 
     embedding: Tensor
     """[vocab, hidden_size]"""
@@ -78,8 +100,8 @@ def draft_inputs(
 ) -> DraftInputs:
     """Each request's pending positions with their real features, then `masks` mask slots.
 
-    Rows stand without gaps, so those of rejected drafts take no room. requests: [requests] table
-    rows; pending: the most that one of them has.
+    Rows have no gaps, so rejected drafts take no room. requests: [requests] table rows; pending:
+    the most that one of them has.
     """
     if has_kernels(state.computed):
         inputs: DraftInputs = kernels("resident").draft_inputs(
@@ -138,7 +160,7 @@ def verify_inputs(
 def _placed(
     state: ResidentState, requests: Tensor, starts: Tensor, counts: Tensor, total: int, most: int
 ) -> PassRows:
-    """Requests' rows one after another among `total`, each with its position and slot."""
+    """Rows request after request, each with its position and slot, then padding up to `total`."""
     positions = torch.zeros(total, dtype=torch.int64, device=starts.device)
     writes = torch.full_like(positions, -1)
     firsts = counts.cumsum(0) - counts
@@ -163,18 +185,18 @@ def settle(
     """Accept each request's longest confirmed prefix, and make it the state of the next cycle.
 
     drafts: [requests, drafts], K or fewer; chosen: [requests, drafts + 1], what the target takes
-    after each prefix, -1 where its logits are no numbers; features: [requests * (drafts + 1),
-    hidden_size], projected, None without a drafter. With `synthetic` (`accepted_below`) drafts are
-    accepted whatever the target says, which measures time and nothing else.
+    after each prefix, -1 for NaN logits; features: [requests * (drafts + 1), hidden_size],
+    projected, None without a drafter. With `synthetic` (`accepted_below`) drafts are accepted
+    whatever the target says, which is for measuring time.
     """
     if has_kernels(state.computed):
         kernels("resident").settle(state, requests, drafts, chosen, features, synthetic)
     else:
-        _settle_plainly(state, requests, drafts, chosen, features, synthetic)
+        _settle_reference(state, requests, drafts, chosen, features, synthetic)
     count_emitted(state.penalties, requests, state.emitted, state.pending)
 
 
-def _settle_plainly(
+def _settle_reference(
     state: ResidentState,
     requests: Tensor,
     drafts: Tensor,
@@ -202,10 +224,10 @@ def _settle_plainly(
 
 
 TURNS = 1 << 32
-"""What a draw of synthetic acceptance is a part of."""
+"""Synthetic draws are uniform integers below this."""
 STRIDE, OFFSET = 2654435769, 1640531527
-"""Of a draw from a cycle to the next, the golden section of `TURNS`: the first n draws are spread
-evenly for every n; and from a row of the request table to the next."""
+"""What a draw moves by from cycle to cycle, the golden section of `TURNS`, so that the first n
+draws are spread evenly for every n; and from table row to table row."""
 
 
 def accepted_below(rates: Sequence[float], device: torch.device) -> Tensor:

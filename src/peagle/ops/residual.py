@@ -1,8 +1,8 @@
 """The four products of a decoder layer, each with the norm, gate or addition around it.
 
-A residual stream passes between them in two forms: itself, and times the next norm's weight. The
-factor that is missing from the second, one over its root mean square, is a number a row, so it is
-applied to the product that follows: with few rows no pass over the stream is left.
+The residual stream passes between them in two forms: itself, and times the next norm's weight. What
+the second still lacks, one over its root mean square, is a number per row, so it is applied to the
+product that follows: with few rows, no separate pass over the stream is left.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Normed:
     x: Tensor
     """[rows, width]"""
     squares: Tensor | None
-    """[parts, rows] sums of squares of the stream; None where x is already divided by its rms."""
+    """[parts, rows] sums of squares of the stream; None where x is divided by its rms already."""
     eps: float
 
     def scale(self) -> Tensor:
@@ -37,7 +37,7 @@ class Normed:
 
 @dataclass(frozen=True)
 class Links:
-    """What lies between a layer's attention and the next one's."""
+    """The products and norms between a layer's attention and the next one's."""
 
     out: Linear
     post_norm: RMSNorm
@@ -45,13 +45,13 @@ class Links:
     down: Linear
     next_norm: RMSNorm
     qkv: Linear | None
-    """Of the next layer; None behind the last."""
+    """The next layer's; None after the last."""
 
 
 def chain(
     attended: Tensor, stream: Tensor, links: Links, live: Tensor | None = None
 ) -> tuple[Tensor, Normed, Tensor | None]:
-    """From attended values to the stream behind their layer, its next norm, and q, k, v of that.
+    """From attended values to the stream after their layer, its next norm, and q, k, v of that.
 
     attended: [rows, heads * head_dim]; stream: [rows, hidden_size]; live: as in `gated`.
     """
@@ -80,7 +80,7 @@ def linear(x: Normed, layer: Linear) -> Tensor:
 def gated(x: Normed, gate_up: Linear, live: Tensor | None = None) -> Tensor:
     """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2].
 
-    live: [1] int32, how many of the first rows mean anything; None: all.
+    live: [1] int32, the number of rows, from the first on, whose results are read; None: all.
     """
     if has_kernels(x.x) and gate_up.bias is None:
         if kernels("tiles").takes(x.x, len(gate_up.weight) // 2, gated=True):
@@ -91,7 +91,7 @@ def gated(x: Normed, gate_up: Linear, live: Tensor | None = None) -> Tensor:
             and kernels("wide_gate").takes(x.x, gate_up.weight, live)
         ):
             return kernels("wide_gate").gated(x.x, gate_up.weight, live)
-        return kernels("residual").silu_mul(_product(x, gate_up))
+        return kernels("swiglu").swiglu(_product(x, gate_up))
     return swiglu(_product(x, gate_up))
 
 

@@ -24,8 +24,15 @@ class Sampling:
     seeds: Tensor
     """int64"""
 
+    @classmethod
+    def empty(cls, rows: int, device: torch.device) -> "Sampling":
+        """Greedy rows."""
+        real = [torch.zeros(rows, dtype=torch.float32, device=device) for _ in range(3)]
+        whole = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(2)]
+        return cls(real[0], whole[0], real[1], real[2], whole[1])
+
     def split(self, rows: int) -> list["Sampling"]:
-        """In parts of so many rows."""
+        """Parts of `rows` rows each."""
         columns = [column.split(rows) for column in vars(self).values()]
         return [Sampling(*part) for part in zip(*columns, strict=True)]
 
@@ -33,12 +40,12 @@ class Sampling:
 def sample_requests(
     logits: Tensor, greedy: Tensor, table: Sampling, requests: Tensor, firsts: Tensor
 ) -> Tensor:
-    """A token a row by its request's settings, `greedy` where it is greedy or no number (-1).
+    """A token for each row by its request's settings; `greedy` where that is greedy or NaN (-1).
 
     logits: [rows, vocab], the same number of rows for each request; greedy: [rows] argmax;
-    requests: [requests] rows of the table; firsts: [table rows], where in its sequence the token of
-    a request's first row will stand. The kernel works in float32: its token differs where a draw or
-    the edge of min-p or top-p is closer to another one than float32 tells apart.
+    requests: [requests] rows of the table; firsts: [table rows], position in its sequence of the
+    token of a request's first row. The kernel works in float32: its token may differ where a draw,
+    or the edge of min-p or top-p, is closer to another token than float32 can tell.
     """
     if has_kernels(logits):
         found: Tensor = kernels("sampling").sample_requests(logits, greedy, table, requests, firsts)
@@ -51,10 +58,9 @@ def sample_requests(
 
 
 def sample(logits: Tensor, rows: Sampling, positions: Tensor) -> Tensor:
-    """A token per row: the argmax where temperature is 0, else a draw; -1 where logits are no
-    numbers.
+    """A token for each row: the argmax where temperature is 0, else a draw; -1 for NaN logits.
 
-    logits: [rows, vocab]; positions: [rows] int64, where in its sequence the token will stand.
+    logits: [rows, vocab]; positions: [rows] int64, the token's position in its sequence.
     """
     return _drawn(logits, argmax(logits), rows, positions)
 
@@ -95,7 +101,7 @@ def _keep_top(scaled: Tensor, rows: Sampling) -> Tensor:
 def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Inverse transform: the first token whose cumulative probability exceeds u * total.
 
-    A row that is not a number, from logits that are none, still gives some token.
+    A row of NaN gives some token, too.
     """
     cumulative = probabilities.cumsum(dim=-1)
     threshold = uniform[:, None].to(cumulative.dtype) * cumulative[:, -1:]

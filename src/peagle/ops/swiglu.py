@@ -19,7 +19,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 
 def gradient(gate_up: Tensor, of_result: Tensor) -> Tensor:
-    """[rows, 2 * width] the gradient of `gate_up`, given the result's: the kernel's plain twin."""
+    """The gradient of `gate_up` [rows, 2 * width], given the result's: the kernel's plain twin."""
     gate, up = gate_up.float().chunk(2, dim=-1)
     share = gate.sigmoid()
     of_gate = of_result * up * share * (1 + gate * (1 - share))
@@ -29,7 +29,7 @@ def gradient(gate_up: Tensor, of_result: Tensor) -> Tensor:
 # As operators: the gradient that the compiler writes reads everything once for each half.
 @torch.library.custom_op("peagle::swiglu", mutates_args=())
 def _swiglu(gate_up: Tensor) -> Tensor:
-    result: Tensor = kernels("residual").silu_mul(gate_up)
+    result: Tensor = kernels("swiglu").swiglu(gate_up)
     return result
 
 

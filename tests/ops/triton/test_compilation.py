@@ -50,7 +50,7 @@ product(64, ADDS=True, OVERLAP=True, SPLITS=2)
 norm = {"x": BF16, "stream": BF16, "weight": BF16, "total": BF16, "out": BF16, "eps": "fp32"}
 compiled("residual", "_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
 compiled("residual", "_add_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
-compiled("residual", "_silu_mul", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048})
+compiled("swiglu", "_swiglu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048})
 
 heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
 types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}

@@ -60,14 +60,6 @@ def test_norm_takes_rows_with_a_stride(device: torch.device) -> None:
     )
 
 
-def test_silu_mul(device: torch.device) -> None:
-    from peagle.ops.triton import residual
-
-    both = draw(3, 2 * 50, device=device)
-    gate, up = both.chunk(2, dim=-1)
-    torch.testing.assert_close(residual.silu_mul(both), F.silu(gate) * up)
-
-
 def test_add_rms_norm(device: torch.device) -> None:
     from peagle.ops.triton import residual
 

@@ -1,4 +1,4 @@
-"""SwiGLU's gradient against torch's."""
+"""SwiGLU and its gradient against torch's."""
 
 import pytest
 import torch
@@ -6,14 +6,23 @@ import torch
 from peagle.ops import swiglu as plain
 from peagle.ops.triton import swiglu as kernels
 
+CLOSE = {torch.float32: {"rtol": 1e-5, "atol": 1e-6}, torch.bfloat16: {"rtol": 2e-2, "atol": 2e-2}}
+
 
 @pytest.mark.parametrize("width", [7, 64, 1024, 2500])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", CLOSE)
+def test_it_is_the_reference(device: torch.device, width: int, dtype: torch.dtype):
+    gate_up, _ = drawn(width, dtype)
+    found = kernels.swiglu(gate_up.to(device))
+    torch.testing.assert_close(found.cpu(), plain.swiglu(gate_up), **CLOSE[dtype])
+
+
+@pytest.mark.parametrize("width", [7, 64, 1024, 2500])
+@pytest.mark.parametrize("dtype", CLOSE)
 def test_the_gradient_is_the_references(device: torch.device, width: int, dtype: torch.dtype):
     gate_up, of_result = drawn(width, dtype)
-    close = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
     found = kernels.gradient(gate_up.to(device), of_result.to(device))
-    torch.testing.assert_close(found.cpu(), plain.gradient(gate_up, of_result), **close)
+    torch.testing.assert_close(found.cpu(), plain.gradient(gate_up, of_result), **CLOSE[dtype])
 
 
 def test_rows_that_do_not_lie_in_a_row_are_read_as_they_are(device: torch.device):

@@ -1,4 +1,9 @@
-"""Triton kernels: same names and signatures as the torch references one folder up."""
+"""GPU kernels behind the signatures of the torch references one folder up, by `kernels(name)`.
+
+Beside those: `chain` and `wide_gate`, faster forms of what `residual` does; `hopper_attention` and
+`product_attention`, of `cached_attention`; `tiles` and `tuning`, which choose sizes by measurement;
+`launch`, how kernels follow one another.
+"""
 
 import functools
 import importlib
@@ -14,16 +19,16 @@ HOPPER = 9
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether the kernels compute on this tensor's device."""
+    """Whether x is on a GPU, and Triton is there."""
     return AVAILABLE and x.is_cuda
 
 
 def on_hopper(x: Tensor) -> bool:
-    """Whether they do, on a GPU with what only Hopper has."""
+    """Whether x is on a Hopper GPU, and Triton is there."""
     return has_kernels(x) and torch.cuda.get_device_capability(x.device)[0] == HOPPER
 
 
 @functools.cache
 def kernels(name: str) -> ModuleType:
-    """The kernels of an op, imported where a GPU first asks for them."""
+    """The kernels of an op, imported when first asked for."""
     return importlib.import_module(f"{__name__}.{name}")

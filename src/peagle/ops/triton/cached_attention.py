@@ -26,9 +26,9 @@ from peagle.ops.triton.launch import begin, counters, overlap, shared_memory
 PROGRAMS = 528
 """Four on each of an H200's multiprocessors."""
 KEYS = 64
-"""Of one tile."""
+"""Keys of one tile."""
 MOST_PARTS = 8
-"""Of one request's context: merging takes longer with each."""
+"""Most parts of one request's context: merging takes longer with each."""
 
 
 def attend(query: Tensor, spec: AttentionSpec, cache: Tensor, rows: PassRows) -> Tensor:
@@ -83,7 +83,7 @@ def attend(query: Tensor, spec: AttentionSpec, cache: Tensor, rows: PassRows) ->
 
 
 def heads_together(requests: int, most: int, spec: AttentionSpec) -> int:
-    """Query heads in one program: all that share keys, fewer where programs are wanting."""
+    """Query heads in one program: all that share keys, fewer where there are too few programs."""
     group = spec.num_heads // spec.num_kv_heads
     while (
         group % 2 == 0 and group * most > 16 and requests * spec.num_heads // group < PROGRAMS // 2
@@ -162,7 +162,7 @@ def _attend(
     if split >= active:
         return
     lane = tl.arange(0, SIZE)[None, :]
-    # heads that fill a group up to a power of two take part as rows that nobody reads
+    # heads that pad a group to a power of two take part as rows that are not read
     index = tl.arange(0, ROWS)
     row, head = index // PADDED, heads * GROUP + index % PADDED
     own = ((row < count) & (index % PADDED < GROUP))[:, None]

@@ -12,7 +12,7 @@ meet = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 def digest(file: str) -> str:
-    """Of a source file that says what a kernel's constants mean, to be one of them.
+    """A digest of a source file that says what a kernel's constants mean, to be one of them.
 
     Compiled kernels are kept by their own source and their constants: without it one that was
     compiled for another meaning would be found again.

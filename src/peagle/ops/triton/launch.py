@@ -1,11 +1,11 @@
 """Programmatic dependent launch: a kernel starts while the one before it still ends.
 
-Between two kernels of a captured cycle lie some 2 us in which memory stands idle. A kernel launched
-with `overlap` is on the multiprocessors by then; it waits in `begin`, or between `announce` and
-`wait`, until all that was launched before is done and visible. Every program of such a kernel must
-wait before it writes what another kernel reads, and before it reads what another kernel wrote, but
-where a launch without `overlap` came in between: that waits for all before it. A kernel that
-announces behind its wait lets the next one read early what was written before itself.
+Between two kernels of a captured cycle memory is idle for some 2 us. A kernel launched with
+`overlap` is on the multiprocessors by then; it waits in `begin`, or between `announce` and `wait`,
+until all that was launched before is done and visible. Every program of such a kernel must wait
+before it writes what another kernel reads, and before it reads what another kernel wrote, unless a
+launch without `overlap` came in between: that waits for everything before it. A kernel that
+announces after its wait lets the next one read early what was written before itself.
 """
 
 import functools
@@ -20,22 +20,22 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from peagle.ops.triton import HOPPER
 
 H200_SHARED_MEMORY, H200_PROCESSORS = 227 << 10, 132
-"""What the interpreter makes believe."""
+"""What the interpreter pretends to have."""
 
 
 def overlap(x: Tensor, wanted: bool = True) -> dict[str, Any]:
-    """Launch options, for GPUs that have it, and the constant that the kernel is compiled with."""
+    """Launch options, on GPUs that have it, and the constant that the kernel is compiled with."""
     able = wanted and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= HOPPER
     return {"OVERLAP": True, "launch_pdl": True} if able else {"OVERLAP": False}
 
 
 def shared_memory(x: Tensor) -> int:
-    """Bytes that one program may have of a multiprocessor's own memory."""
+    """Most bytes of shared memory for one program."""
     return int(_properties(x.device.index)["max_shared_mem"]) if x.is_cuda else H200_SHARED_MEMORY
 
 
 def multiprocessors(x: Tensor) -> int:
-    """How many programs run at least at once."""
+    """Multiprocessors of the GPU: programs that run at once at least."""
     return (
         int(_properties(x.device.index)["multiprocessor_count"]) if x.is_cuda else H200_PROCESSORS
     )
@@ -51,7 +51,7 @@ def _properties(device: int) -> dict[str, Any]:
 def counters(device: torch.device, count: int) -> Tensor:
     """Zeros that programs count each other with; every launch leaves them at zero.
 
-    Kernels share them, so that each touches them only behind its wait.
+    Kernels share them, so each touches them only after its wait.
     """
     return torch.zeros(count, dtype=torch.int32, device=device)
 

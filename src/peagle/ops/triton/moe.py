@@ -77,7 +77,7 @@ def moe(
 
 
 def tiles_for(pairs_an_expert: float, dtype: torch.dtype) -> Tiles:
-    """The tiles for so many pairs, were all experts asked equally often."""
+    """The tiles for so many pairs if all experts were chosen equally often."""
     # exact float32 products run outside the tensor cores, where large tiles outgrow the registers
     if pairs_an_expert <= 8 or dtype == torch.float32:
         return FEW

@@ -1,8 +1,8 @@
 """From a layer's q, k, v product to attended values in one launch, where requests are few.
 
-One program of a request and of heads that share keys takes the rows' own keys and values, which it
-norms, rotates and writes; the others share the older ones. All but the rows themselves is known
-before the product is: older keys are on their way while it still runs.
+Of the programs of a request and of heads that share keys, one takes the rows' own keys and values,
+which it norms, rotates and writes; the others share the older ones. Those are loaded while the
+product still runs, since nothing of them depends on it.
 """
 
 import torch
@@ -25,16 +25,16 @@ from peagle.ops.triton.cached_attention import attend, heads_together, store
 from peagle.ops.triton.launch import announce, counters, multiprocessors, overlap, wait
 
 KEYS = 64
-"""Of one tile."""
+"""Keys of one tile."""
 ROWS = 16
-"""Of one program: a request's rows times the heads that share keys."""
+"""Lines of one program: a request's rows times the heads that share keys."""
 HEAD_BYTES = 256
-"""Of one head. With more of either, registers let too few programs run at once."""
+"""Largest head. With more of either, registers let too few programs run at once."""
 MOST_PARTS = 7
-"""Of older keys: merging takes longer with each."""
+"""Most parts of the older keys: merging takes longer with each."""
 SHAPES = ((8, 2, 128), (4, 3, 168))
-"""Warps of a program, how many such programs a multiprocessor holds, and the registers of a thread
-with which it does. One program more than all of them hold makes everything behind wait for it."""
+"""Warps of a program, the programs that a multiprocessor holds, and the registers of a thread that
+allow it. One program more than fit at once would make everything after it wait."""
 
 
 def attend_product(
@@ -180,7 +180,7 @@ def _attend_product(
     write_at = ((own_slot * KV_HEADS + kv_head) * SIZE)[:, None] + lane
     turned = tl.minimum(own_position, last_position)[:, None]
     k_turns, k_crossed = turns(rotations, turned, norm_weight + SIZE, SIZE, NORM)
-    # heads that fill a group up to a power of two take part as rows that nobody reads
+    # heads that pad a group to a power of two take part as rows that are not read
     index = tl.arange(0, ROWS)
     row, head = index // PADDED, heads * GROUP + index % PADDED
     real = ((row < count) & (index % PADDED < GROUP))[:, None]

@@ -1,4 +1,4 @@
-"""Small-row products with the norm before them and the addition behind them in the same launch.
+"""Products of few rows, with the norm before them and the addition after them in the same launch.
 
 With few rows a product is bound by reading its weight, and every further launch costs what some
 10 MB of reading take. `tiles.takes` says where they beat cuBLAS.
@@ -77,16 +77,6 @@ def add_rms_norm(stream: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple
         num_warps=8 if block > 2048 else 4,
     )
     return total, out
-
-
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [rows, 2 * width]; behind it all that was launched before is done."""
-    rows, width = len(gate_up), gate_up.shape[1] // 2
-    out = gate_up.new_empty(rows, width)
-    block = min(2048, triton.next_power_of_2(width))
-    blocks = triton.cdiv(width, block)
-    _silu_mul[(rows, blocks)](gate_up, out, width, BLOCK=block)
-    return out
 
 
 def _launch(
@@ -263,15 +253,3 @@ def _add_rms_norm(
     factor = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + at, (value * factor * scale).to(out.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def _silu_mul(gate_up, out, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
-    up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
-    tl.store(
-        out + row * width + column, (gate * tl.sigmoid(gate) * up).to(out.dtype.element_ty), inside
-    )

@@ -1,4 +1,4 @@
-"""How small-row products are read, alone or in a chain: the quickest on this GPU, once measured."""
+"""How products of few rows read their weights, alone or in a chain: the fastest on this GPU."""
 
 import functools
 import json
@@ -18,14 +18,14 @@ from peagle.files import replacing
 from peagle.ops.triton.launch import shared_memory
 
 MOST_ROWS = 64
-"""With more, cuBLAS multiplies."""
+"""With more rows, cuBLAS multiplies."""
 SHALLOWEST = 16
-"""Columns of the weight that a product must be a multiple of."""
+"""The depth of a product must be a multiple of this."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How one program reads: output columns, columns of the weight a step, warps, stages."""
+    """How one program reads: output columns, weight columns per step, warps, stages."""
 
     columns: int
     depth: int
@@ -39,25 +39,25 @@ class Tile:
 
 @dataclass(frozen=True)
 class Product:
-    """What a tile is chosen for: [rows, depth] by a weight of so many outputs."""
+    """What a tile is chosen for: [rows, depth] times a weight [outputs, depth]."""
 
     rows: int
-    """Filled up as `padded` does."""
+    """As `padded`."""
     outputs: int
-    """Of each half where one half gates the other."""
+    """Where one half gates the other, the outputs of each half."""
     depth: int
     gated: bool
     dtype: str
 
     @property
     def weights(self) -> int:
-        """Numbers to read."""
+        """Numbers of the weight."""
         return self.outputs * self.depth * (2 if self.gated else 1)
 
 
 @dataclass(frozen=True)
 class Chain:
-    """What lies between two layers' attention, as `chain` multiplies it in one launch."""
+    """The products between two layers' attentions, as `chain` multiplies them in one launch."""
 
     rows: int
     """8, 16, 32 or 64."""
@@ -68,22 +68,22 @@ class Chain:
 
     @property
     def weights(self) -> int:
-        """Numbers to read, less the next layer's q, k, v, which the last has none of."""
+        """Numbers of the weights, without the next layer's q, k, v: the last layer has none."""
         return self.hidden * (self.heads + 3 * self.inner)
 
 
 @dataclass(frozen=True)
 class Ring:
-    """How far ahead a chain asks for weights."""
+    """How far ahead a chain requests weights."""
 
     room: int
-    """KiB of a multiprocessor's own memory."""
+    """KiB of shared memory."""
 
 
 CuBLAS = None
-"""In a tile's place."""
+"""In place of a tile."""
 APART = None
-"""In a ring's place: a launch for each product."""
+"""In place of a ring: a launch for each product."""
 Asked = Product | Chain
 Choice = Tile | Ring | None
 
@@ -103,31 +103,31 @@ MEDIUM = (
 WIDE = (Tile(64, 128, 4, 3), Tile(64, 64, 4, 4), Tile(32, 128, 4, 4), Tile(64, 128, 4, 4))
 """For tens of thousands of outputs."""
 GATES = (Tile(32, 128, 4, 3), Tile(32, 128, 2, 3), Tile(64, 128, 4, 3), Tile(64, 64, 4, 4))
-"""None overlaps: behind a gate everything is settled (`attend_product`)."""
+"""None overlaps: after a gate everything is settled (`attend_product`)."""
 MEDIUM_OUTPUTS, WIDE_OUTPUTS = 4097, 16384
-"""Where those begin."""
+"""Fewest outputs for `MEDIUM` and for `WIDE`."""
 BEST = {16: (0, 0, 0, 0), 32: (0, 1, 0, 2), 64: (3, 3, 3, 3)}
-"""Of each list above, the place of the best on an H200, by padded rows."""
+"""By padded rows, the index of the best on an H200 in each of the lists above."""
 RINGS = (Ring(208), Ring(144), APART)
-"""The largest, and one beside which a program of a Triton kernel still fits."""
+"""The largest, and one that leaves room for a program of a Triton kernel."""
 
 
 class Tiles:
     """The choices for one GPU, and the file that keeps them from one start to the next."""
 
     def __init__(self, file: Path | None = None) -> None:
-        """Raises nothing: a file that cannot be read is as none."""
+        """Raises nothing: a file that cannot be read counts as none."""
         self._file = file
         self._chosen = {} if file is None else _read(file)
         self.asked: Counter[Asked] = Counter()
-        """How often `takes` was asked for each since this was last cleared."""
+        """How often `takes` was asked for each since it was last cleared."""
 
     def __contains__(self, asked: Asked) -> bool:
-        """Whether there is a choice for it."""
+        """Whether a choice was made."""
         return asked in self._chosen
 
     def get(self, asked: Asked) -> Choice:
-        """The choice, or what was best on an H200 for its like."""
+        """The choice, or what was best on an H200 for this kind."""
         return self._chosen.get(asked, candidates(asked)[0])
 
     def set(self, asked: Asked, choice: Choice) -> None:
@@ -135,7 +135,7 @@ class Tiles:
         self._chosen[asked] = choice
 
     def save(self) -> None:
-        """Keep the choices, beside those that another start has kept since. Raises `OSError`."""
+        """Write the choices, merged with those that another process wrote. Raises `OSError`."""
         if self._file is None:
             return
         self._file.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ class Tiles:
 
 @functools.cache
 def candidates(asked: Asked) -> tuple[Choice, ...]:
-    """What may be quickest, the best on an H200 first."""
+    """What may be fastest, the best on an H200 first."""
     return RINGS if isinstance(asked, Chain) else _tiles(asked)
 
 
@@ -168,7 +168,7 @@ def padded(rows: int) -> int:
 
 
 def takes(x: Tensor, outputs: int, gated: bool = False) -> bool:
-    """Whether a tile beats cuBLAS for a product of x [rows, depth] with so many outputs.
+    """Whether a tile beats cuBLAS for a product of x [rows, depth] with a weight [outputs, depth].
 
     Counts what it is asked for.
     """
@@ -181,7 +181,7 @@ def takes(x: Tensor, outputs: int, gated: bool = False) -> bool:
 
 
 def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
-    """The tile for such a product, cut down to what a multiprocessor has memory for."""
+    """The tile for such a product, reduced to what fits into shared memory."""
     tile = tiles_of(x.device).get(_product(x, outputs, gated))
     assert isinstance(tile, Tile)
     return fitting(tile, x, gated)
@@ -193,7 +193,7 @@ def _product(x: Tensor, outputs: int, gated: bool) -> Product:
 
 
 def fitting(tile: Tile, x: Tensor, gated: bool) -> Tile:
-    """The same with no more stages and depth than a multiprocessor has memory for."""
+    """The same with no more stages and depth than fit into shared memory."""
     rows, depth = x.shape
     step = math.gcd(depth, tile.depth)
     splits = tile.splits if depth % (step * tile.splits) == 0 else 1
@@ -209,7 +209,7 @@ def fitting(tile: Tile, x: Tensor, gated: bool) -> Tile:
 
 @functools.cache
 def tiles_of(device: torch.device) -> Tiles:
-    """The choices for a device; no file under the interpreter, nor where there is no home."""
+    """The choices for a device; without a file under the interpreter or without a home."""
     if device.type != "cuda":
         return Tiles()
     gpu = torch.cuda.get_device_name(device).replace(" ", "-")

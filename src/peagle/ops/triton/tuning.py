@@ -1,4 +1,4 @@
-"""Tiles and rings for small batches, chosen by whole cycles' time at the first start on a GPU."""
+"""Tiles and rings for small batches, chosen by the time of whole cycles at the first start."""
 
 import warnings
 from typing import Protocol
@@ -9,37 +9,39 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from peagle.ops.triton.tiles import APART, Asked, Chain, Choice, Tiles, candidates
 
 LEAST_SHARE = 0.05
-"""Of a cycle's weights: products with less are left to a size in which they have more, and without
-one keep what was best on an H200."""
+"""Share of a cycle's weights below which a product is not measured at a batch size. If it has no
+larger one at any size, it keeps what was best on an H200."""
 FASTER = 0.997
-"""What noise does not do."""
+"""Share of the time so far that a better choice must stay below: more than noise."""
 
 
 class Cycles(Protocol):
-    """Cycles of several sizes, run for nobody."""
+    """Cycles of several batch sizes that work for no request."""
 
     sizes: list[int]
 
     def dummy_run(self, size: int) -> None:
-        """Once."""
+        """Run a cycle once."""
 
     def seconds(self, size: int) -> float:
-        """What one takes."""
+        """Seconds of a captured cycle."""
 
 
 def choose_tiles(cycles: Cycles, tiles: Tiles) -> None:
     """Choose for every product that has no choice yet, and keep the choices for later starts."""
-    told = False
+    warned = False
     for size in cycles.sizes:
-        while unchosen := _unchosen(cycles, size, tiles):  # a chain taken apart asks for more
-            if not told:
+        while unchosen := _unchosen(
+            cycles, size, tiles
+        ):  # a chain that is taken apart adds products
+            if not warned:
                 message = "measuring this GPU, once for a model: it may take minutes"
                 warnings.warn(message, stacklevel=2)
-                told = True
+                warned = True
             _choose_all(cycles, size, unchosen, tiles)
-        if not tiles.asked:  # rows are too many for tiles, and more in the sizes that follow
+        if not tiles.asked:  # too many rows for tiles, and more in the sizes that follow
             break
-    if told:
+    if warned:
         _keep(tiles)
 
 
@@ -58,7 +60,7 @@ def _unchosen(cycles: Cycles, size: int, tiles: Tiles) -> list[Asked]:
 
 
 def _choose_all(cycles: Cycles, size: int, unchosen: list[Asked], tiles: Tiles) -> None:
-    """One after another, each beside the choices before it."""
+    """Choose for one after another, each with the choices made before it."""
     for asked in unchosen:
         best, *others = candidates(asked)
         least = _seconds_with(asked, best, cycles, size, tiles)
@@ -70,7 +72,7 @@ def _choose_all(cycles: Cycles, size: int, unchosen: list[Asked], tiles: Tiles) 
 
 
 def _seconds_with(asked: Asked, choice: Choice, cycles: Cycles, size: int, tiles: Tiles) -> float:
-    """What a cycle takes with a choice, for which there may be no room; it is taken back."""
+    """Time of a cycle with a choice, infinite if there is no room for it."""
     before = tiles.get(asked)
     tiles.set(asked, choice)
     try:

@@ -1,9 +1,9 @@
-"""SwiGLU of hundreds of rows: the gate is taken while its product still is in registers.
+"""SwiGLU of hundreds of rows, computed while its product is still in registers.
 
 A product of cuBLAS is written and read again, and in a captured cycle it has as many rows as there
-is room for; here tiles behind the last row that means anything are left out. One program on each
-multiprocessor goes from tile to tile. One of its warps loads, for the next tile while this one is
-written; two groups of four multiply 64 rows each.
+is room for; here tiles after the last live row are left out. One program on each multiprocessor
+goes from tile to tile. One of its warps loads the next tile while this one is written; two groups
+of four multiply 64 rows each.
 """
 
 import math
@@ -28,19 +28,19 @@ from peagle.ops.triton.gluon import digest, meet, ring_barriers
 from peagle.ops.triton.launch import multiprocessors
 
 HEIGHT, WIDTH = gl.constexpr(128), gl.constexpr(128)
-"""Of a tile: rows and outputs."""
+"""Rows and outputs of a tile."""
 LINES = gl.constexpr(256)
 """Rows of the weight that a tile reads: its gates, then what they gate."""
 DEPTH = gl.constexpr(64)
 """Columns that a step reads."""
 STAGES = gl.constexpr(4)
-"""Steps for which shared memory has room, beside a tile that is written."""
+"""Steps that fit into shared memory, beside a tile that is being written."""
 LOADER_REGISTERS = gl.constexpr(40)
 LAYOUT, LAYOUT3 = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3))
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [8, 1], [16, LINES.value, 16]))
 BUSY, BUSY_IF_LIVE = 0.95, 0.8
-"""Shares of multiprocessors' turns that must have a tile, where all rows are live and where the
-device says how many are. Measured on an H200, 24,576 lines of 4,096."""
+"""Shares of the multiprocessors' turns that must have a tile: where all rows are live, and where
+the device says how many are. Measured on an H200, for weights of 24,576 lines of 4,096."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Form:
 
     @property
     def across(self) -> int:
-        """Tiles beside each other."""
+        """Tiles side by side."""
         return self.outputs // WIDTH.value
 
 
 def takes(x: Tensor, weight: Tensor, live: Tensor | None = None) -> bool:
-    """Whether types and sizes are this kernel's, and it beats cuBLAS. As in `gated`."""
+    """Whether the kernel covers types and sizes, and beats cuBLAS. Arguments as of `gated`."""
     rows, depth = x.shape
     across, rest = divmod(len(weight) // 2, WIDTH.value)
     whole = not rest and depth % DEPTH.value == 0 and x.is_contiguous() and weight.is_contiguous()
@@ -144,7 +144,7 @@ def _multiply(ring, written, out, live, rows, FORM: gl.constexpr):
     full, free, inputs, lines = ring
     steps: gl.constexpr = FORM.depth // DEPTH
     gdc_wait()
-    # behind the wait, since behind a gate everything is settled (`attend_product`)
+    # after the wait, since after a gate everything is settled (`attend_product`)
     gdc_launch_dependents()
     down = _tiles_down(live, rows, FORM)
     done = 0

@@ -1,12 +1,12 @@
 """From a layer's attended values to the next layer's q, k, v in one launch, where rows are few.
 
-Four products of few rows take as long as their weights take to read, and between two launches
-memory stands idle for some 4 us. Here one program on each multiprocessor goes through all four. One
-of its warps loads: it asks for weights as far ahead as a ring in shared memory reaches, into the
-next product too, whose input other programs still compute. Four warps multiply what has come.
+Products of few rows take as long as reading their weights, and between two launches memory is idle
+for some 4 us. Here one program on each multiprocessor goes through all four products. One of its
+warps loads: it requests weights as far ahead as a ring in shared memory reaches, also those of the
+next product, whose input other programs still compute. Four warps multiply what has arrived.
 
-The programs wait for each other, so all must be on the GPU at once. One stream sees to that, since
-what runs before ends by itself; another process's programs beside them, under MPS, might not.
+The programs wait for each other, so all must be on the GPU at once. Within one stream they are,
+since whatever ran before ends; programs of another process, under MPS, might not.
 """
 
 import functools
@@ -41,15 +41,15 @@ from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
 from peagle.ops.triton.tiles import Chain, Ring, tiles_of
 
 REGISTERS = {8: 64, 16: 64, 32: 96, 64: 168}
-"""Of a thread, by rows."""
+"""Registers of a thread, by rows."""
 LOADER_REGISTERS = gl.constexpr(48)
-"""Of the loading warp's; the multiplying ones have what is left."""
+"""Registers of the loading warp's threads; the multiplying warps share the rest."""
 MARGIN = 10 << 10
 """Bytes of shared memory that are not the ring's."""
 
 
 def takes(attended: Tensor, links: Links) -> bool:
-    """Whether one launch beats one a product. Counts what it is asked for."""
+    """Whether one launch beats one for each product. Counts what it is asked for."""
     named = (links.out, links.gate_up, links.down, links.qkv)
     layers = [layer for layer in named if layer is not None]
     if not 0 < len(attended) <= MOST_ROWS or is_shared():
@@ -136,7 +136,7 @@ def _shape(attended: Tensor, links: Links) -> Shape:
 
 
 def _weights(weight: Tensor, link: Link) -> TensorDescriptor:
-    """How a link's weights are copied."""
+    """How a link's weights are copied to shared memory."""
     if link.kind != "gated":
         return _boxes(weight, link.box)
     depth = weight.shape[1]
@@ -146,7 +146,7 @@ def _weights(weight: Tensor, link: Link) -> TensorDescriptor:
 
 
 def _boxes(x: Tensor, box: tuple[int, ...]) -> TensorDescriptor:
-    """How so many panels of so many lines are copied; what lies outside of x comes as zeros."""
+    """How boxes of panels by lines are copied; outside of x there are zeros."""
     lines, depth = x.shape
     shape, strides = [depth // PANEL.value, lines, PANEL.value], [PANEL.value, depth, 1]
     return TensorDescriptor(x, shape, strides, list(box), LAYOUT3)

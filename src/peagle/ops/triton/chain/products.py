@@ -1,4 +1,4 @@
-"""What a chain's multiplying warps do: products of the panels that come, and what is behind each.
+"""What a chain's multiplying warps do: products of the panels that arrive, and what follows each.
 
 Tiles are [outputs, rows] here: the weight is the left operand.
 """
@@ -58,7 +58,7 @@ def multiply_all(
         wait_for(arrivals + 2, down_link.units)
         factor = _over_rms(added_behind[4], next_eps, down_link, SHAPE)
         _scale(done, ring, factor, qkv, rows, qkv_link, SHAPE)
-    # behind q, k and v all programs have seen the counts; else the last of them comes with this one
+    # after q, k and v all programs have seen the counts; else the last of them comes with this one
     order: gl.constexpr = "relaxed" if SHAPE.qkv > 0 else "acq_rel"
     if gl.atomic_add(arrivals + 3, 1, sem=order) == SHAPE.programs - 1:
         for count in gl.static_range(4):
@@ -174,7 +174,7 @@ def _exchanged(acc, unit, given, SHAPE: gl.constexpr):
 
 @gluon.jit
 def _halves(acc, SHAPE: gl.constexpr):
-    """Of a panel of 64 lines: the upper and the lower 32."""
+    """The upper and the lower 32 lines of a panel of 64."""
     both = gl.permute(gl.reshape(acc, [2, 32, SHAPE.rows]), (1, 2, 0))
     return gl.split(gl.convert_layout(both, GATED))
 

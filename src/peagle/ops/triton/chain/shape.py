@@ -1,4 +1,4 @@
-"""How the four products of a chain, its links, are cut into what one program takes."""
+"""How the four products of a chain, its links, are divided into work for programs."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ HEIGHT = gl.constexpr(64)
 OWNED = gl.constexpr(32)
 """Outputs that a program adds to the stream at a time."""
 LAYOUT, LAYOUT3, LAYOUT4 = (gl.NVMMASharedLayout(128, 16, rank=rank) for rank in (2, 3, 4))
-"""Of panels in shared memory, one or several together."""
+"""Layouts of one or several panels in shared memory."""
 LEAST_ROWS, MOST_ROWS = 8, 64
 
 
@@ -23,8 +23,9 @@ LEAST_ROWS, MOST_ROWS = 8, 64
 class Link:
     """One of the four products.
 
-    A panel has a line for each output of a tile, or two: of its gate and of what that gates, or of
-    one piece of the depth and the next. Where a tile is halved, two programs share its depth.
+    A panel has a line for each output of a tile, or two: its gate and what that gates ("gated"), or
+    one piece of the depth and the next ("folded"). Where a tile is "halved", two programs share its
+    depth.
     """
 
     kind: str
@@ -34,28 +35,28 @@ class Link:
     columns: int
     """Outputs of a tile."""
     panels: int = 2
-    """In a slot, one behind the other: the longer memory's runs, the quicker it is."""
+    """Panels in a slot, along the depth: memory is faster the longer its runs."""
     strips: int = 1
-    """Of a tile, one below the other, each as high as a panel."""
+    """Strips of a tile, one below the other, each as high as a panel."""
 
     @property
     def lines(self) -> int:
-        """Of all panels of a tile."""
+        """Lines of a tile over all its strips."""
         return 2 * self.columns if self.kind in ("gated", "folded") else self.columns
 
     @property
     def pieces(self) -> int:
-        """Of the depth in one panel."""
+        """Pieces of the depth in one panel."""
         return 2 if self.kind == "folded" else 1
 
     @property
     def chunk(self) -> int:
-        """Of the depth in one slot."""
+        """Columns of the depth in one slot."""
         return self.panels * PANEL.value * self.pieces
 
     @property
     def programs(self) -> int:
-        """That share a tile."""
+        """Programs that share a tile."""
         return 2 if self.kind == "halved" else 1
 
     @property
@@ -65,7 +66,7 @@ class Link:
 
     @property
     def units(self) -> int:
-        """Of work, one after another, and from program to program."""
+        """Units of work, dealt to the programs in turn."""
         return -(-self.outputs // self.columns) * self.programs
 
     @property
@@ -83,7 +84,7 @@ class Link:
         return self.inputs, HEIGHT.value // self.pieces, PANEL.value
 
     def bytes(self, rows: int) -> int:
-        """That come into a slot, with so many rows of input."""
+        """Bytes that are loaded into a slot, weights and `rows` rows of input."""
         return int(self.panels * PANEL.value * 2 * (self.lines + rows * self.pieces))
 
 
@@ -98,7 +99,7 @@ class Shape:
     """Columns of attended values."""
     inner: int
     qkv: int
-    """Of the next layer; 0 behind the last."""
+    """Outputs of the next layer's q, k, v product; 0 after the last layer."""
     programs: int
     stages: int = 0
     """Slots of the ring."""
@@ -106,33 +107,33 @@ class Shape:
 
     @property
     def out_link(self) -> Link:
-        """Of attended values."""
+        """The output projection."""
         return self._added(self.heads)
 
     @property
     def gate_link(self) -> Link:
-        """And up's."""
+        """Gate and up."""
         narrow = Link("gated", self.hidden, self.inner, 32, 4 if self.alike else 2)
         wide = Link("gated", self.hidden, self.inner, 96, 2, strips=3)
         return wide if self.alike and self._longest(wide) <= self._longest(narrow) else narrow
 
     @property
     def down_link(self) -> Link:
-        """The MLP's second."""
+        """The down projection."""
         return self._added(self.inner)
 
     @property
     def qkv_link(self) -> Link:
-        """The next layer's first."""
+        """The next layer's q, k, v."""
         return Link("plain", self.hidden, self.qkv, 48, 4 if self.alike else 2)
 
     @property
     def links(self) -> tuple[Link, Link, Link, Link]:
-        """In their order."""
+        """All four, in their order."""
         return self.out_link, self.gate_link, self.down_link, self.qkv_link
 
     def _longest(self, link: Link) -> int:
-        """Lines of the program that has most."""
+        """Lines of the program that has the most."""
         return -(-link.units // self.programs) * link.lines
 
     def _added(self, depth: int) -> Link:
@@ -142,28 +143,30 @@ class Shape:
 
     @property
     def alike(self) -> bool:
-        """Whether there are as many rows as lines: a piece of input takes a panel's place. Then the
-        input would be as much to read as the weights, so that tiles have more lines."""
+        """Whether a panel has as many lines as there are rows, so that input takes panels' places.
+
+        The input is then as large as the weights, so that tiles have more lines.
+        """
         return self.rows == HEIGHT.value
 
     @property
     def panels(self) -> int:
-        """Places in a slot, of weights and of whatever is as large."""
+        """Places in a slot for panels of weights, or of anything of that size."""
         return 8 if self.alike else 2
 
     @property
     def pieces(self) -> int:
-        """Places of input in a slot, which it fills from behind."""
+        """Places in a slot for input, which is filled from its end."""
         return 8 if self.alike else 4
 
     @property
     def slot(self) -> int:
-        """Bytes."""
+        """Bytes of a slot."""
         pieces = 0 if self.alike else self.pieces
         return PANEL.value * 2 * (self.panels * HEIGHT.value + pieces * self.rows)
 
     def boxes(self, link: Link) -> list[int]:
-        """The ring's panels as places of what one copy of a link's weights brings."""
+        """Shape of the ring as places for what one copy of a link's weights brings."""
         lines = self.stages * self.panels * HEIGHT.value
         return [lines // math.prod(link.box[:-1]), *link.box]
 
@@ -174,5 +177,5 @@ class Shape:
 
     @property
     def squares_stride(self) -> int:
-        """From one part of the squares to the next, as `residual` has them."""
+        """Distance of two parts of the sums of squares, as in `residual`."""
         return padded(self.rows)

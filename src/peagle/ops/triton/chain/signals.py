@@ -16,7 +16,7 @@ def arrive(arrivals):
 
 @gluon.jit
 def wait_for(arrivals, count):
-    """Wait until so many have arrived; what they wrote before is then visible."""
+    """Wait until `count` programs have arrived; what they wrote before is then visible."""
     while _seen(arrivals) < count:
         pass
 

@@ -30,19 +30,18 @@ from peagle.ops.triton.hopper_attention.parts import leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
 from peagle.ops.triton.launch import counters, multiprocessors
 
-SIZES = (64, 128)
-"""Of heads."""
+HEAD_DIMS = (64, 128)
 LEAST_PAIRS = 16
 """Requests times key-value heads from which rows as the left operand beat Triton's kernel."""
 
 
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
-    """Whether sizes and the type, which rows and cache share, are this kernel's, and it is quicker
+    """Whether the kernel covers these sizes and the type, which rows and cache share, and is faster
     than Triton's."""
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
     quicker = lines < LEFT_LINES or (lines == LEFT_LINES and pairs >= LEAST_PAIRS)
     halves = cache.dtype in (torch.bfloat16, torch.float16)
-    return quicker and halves and spec.head_dim in SIZES
+    return quicker and halves and spec.head_dim in HEAD_DIMS
 
 
 def shares_of(rows: PassRows, spec: QKVSpec) -> Tensor:
@@ -56,14 +55,14 @@ def attend_product(
     qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows, settled: bool = False
 ) -> Tensor:
     """As the reference."""
-    if rows.shares is None:  # nothing of what is launched here is settled
+    if rows.shares is None:  # what is launched here is not settled
         rows, settled = replace(rows, shares=shares_of(rows, spec)), False
     shares, form = rows.shares, _form(spec, rows, settled)
     assert shares is not None
     out = qkv.new_empty(len(qkv), spec.num_heads * spec.head_dim)
     items = len(shares) * spec.num_kv_heads
     partial = torch.empty(items * form.partial, dtype=torch.float32, device=qkv.device)
-    # an item's heads side by side, so that items of which there are none come last
+    # an item's heads side by side, so that items that are not used come last
     _attend_part[(spec.num_kv_heads, len(shares))](
         qkv,
         cache,

@@ -1,8 +1,8 @@
 """Contexts divided among programs on the device, once a pass: long ones into more parts.
 
-While requests are few, as many parts as run at once, none larger than it must be. With more, whose
-programs are enough, only what is far longer than a fair share: a context that one program reads
-alone would keep all others' next layer waiting.
+Few requests get as many parts as can run at once, each as small as that allows. Of many requests,
+whose programs fill the GPU anyway, only contexts far longer than a fair share are divided: one that
+a single program reads alone would delay everyone's next layer.
 """
 
 import torch
@@ -14,18 +14,18 @@ from peagle.ops.cached_attention import PassRows
 from peagle.ops.triton.launch import begin, overlap
 
 MOST_PARTS = 16
-"""Of a context: merging takes longer with each."""
+"""Most parts of a context: merging takes longer with each."""
 SLACK = 2
-"""Fair shares that a part may have where programs are enough: each costs a start and an end."""
+"""Fair shares that a part may hold where requests are many: each part costs a start and an end."""
 STEPS = tl.constexpr(16)
-"""Of a bisection: tiles of a context are fewer than two to this power."""
+"""Steps of a bisection: a context has fewer than two to this power tiles."""
 
 
 def divide(rows: PassRows, kv_heads: int, keys: int, least: int, room: int) -> Tensor:
-    """[items, 3] int32: a request, one of its parts, and how many there are; -1 where no more.
+    """[items, 3] int32: a request, the index of a part, and its number of parts; -1 after the last.
 
-    keys: of a tile, the first of which is the rows' own; least: tiles of a part; room: for how
-    many programs there is at once, one for each item and key-value head.
+    keys: keys of a tile, the first of which is the rows' own; least: fewest tiles of a part; room:
+    programs that run at once, one for each item and key-value head.
     """
     requests = len(rows.requests)
     items = most_items(requests, kv_heads, room)
@@ -59,7 +59,7 @@ def are_few(requests: int, kv_heads: int, room: int) -> bool:
 
 
 def most_items(requests: int, kv_heads: int, room: int) -> int:
-    """Parts of all contexts at most."""
+    """Most parts of all contexts together."""
     if are_few(requests, kv_heads, room):
         return min(room // kv_heads, MOST_PARTS * requests)
     return requests + room // SLACK // kv_heads

@@ -1,4 +1,4 @@
-"""What attention's kernel is compiled for, and how its tiles lie in a program's threads."""
+"""What the attention kernel is compiled for, and how its tiles are spread over threads."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from triton.experimental.gluon import language as gl
 from peagle.ops.triton.gluon import digest
 
 TILE = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-"""Of all that is multiplied, in shared memory."""
+"""Layout of all operands in shared memory."""
 LEFT_LINES = 64
-"""Of a product's left operand, for each group of four warps."""
+"""Lines of a product's left operand for each group of four warps."""
 LEAST_KEYS = 256
-"""Of a part of a context."""
+"""Fewest keys in a part of a context."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,13 @@ class Form:
     heads: int
     kv_heads: int
     size: int
-    """Of a head."""
+    """Head size."""
     padded: int
-    """Heads that share keys, filled up to a power of two."""
+    """Heads that share keys, padded to a power of two."""
     lines: int
-    """Rows of a request times those."""
+    """Rows of a request times `padded`."""
     together: int
-    """Programs that share a multiprocessor: a large one, two small ones, or four that are given
-    less memory."""
+    """Programs that share a multiprocessor: one large, two small, or four with less memory."""
     norm: bool
     window: bool
     sinks: bool
@@ -42,7 +41,7 @@ class Form:
 
     @property
     def warps(self) -> int:
-        """Of a program."""
+        """Warps of a program."""
         return 8 if self.together == 1 else 4
 
     @property
@@ -57,61 +56,61 @@ class Form:
 
     @property
     def places(self) -> int:
-        """Of the ring, each for a tile's keys or its values: as leave room for other programs."""
+        """Places of the ring, each for a tile's keys or values."""
         if self.crowded:
             return 4 if self.by_rows else 3
         return 6
 
     @property
     def ahead(self) -> int:
-        """Places that are filled ahead. One is free at a time where few are, else a tile's two."""
+        """Places that are filled ahead: all but one where they are few, else all but two."""
         return self.places - (1 if self.crowded else 2)
 
     @property
     def registers(self) -> int | None:
-        """Of a thread at most, where four programs are to have room; None: as it comes."""
+        """Most registers of a thread, so that four programs fit; None: the compiler's choice."""
         return 128 if self.crowded else None
 
     @property
     def parts_at_once(self) -> int:
-        """Parts of a context whose loads are under way together when they are merged."""
+        """Parts of a context that are loaded together when they are merged."""
         return 2 if self.crowded else 4
 
     @property
     def lines_at_once(self) -> int:
-        """Lines that are normed and rotated together: twice as many have no room in registers."""
+        """Lines that are normed and rotated together: twice as many do not fit into registers."""
         return min(self.lines, 16 if self.crowded else 32)
 
     @property
     def own(self) -> int:
-        """Rows of a request, at least as many as a tile in shared memory is cut at."""
+        """Rows of a request, at least the 8 that a tile in shared memory is cut at."""
         return max(self.lines // self.padded, 8)
 
     @property
     def width(self) -> int:
-        """Of the product."""
+        """Columns of the q, k, v product."""
         return (self.heads + 2 * self.kv_heads) * self.size
 
     @property
     def keys(self) -> int:
-        """Of one tile: 16 for each warp, the least as the left operand; half where that is rows
-        and memory is short."""
+        """Keys of a tile: 16 for each warp, the fewest for a left operand; half of that where rows
+        are the left operand and memory is short."""
         return 32 if self.crowded and self.by_rows else 16 * self.warps
 
     @property
     def least_share(self) -> int:
-        """Tiles of a part at least."""
+        """Fewest tiles in a part."""
         return LEAST_KEYS // self.keys
 
     @property
     def partial(self) -> int:
-        """Numbers that a part leaves: [lines, size] of what its keys gave, then [2, lines] of the
-        highest score and the sum of shares."""
+        """Numbers that a part leaves: [lines, size] weighted values, then [2, lines] of highest
+        scores and sums of weights."""
         return self.lines * (self.size + 2)
 
     @property
     def rows(self) -> gl.BlockedLayout:
-        """Of [rows, size]: 16 bytes a thread."""
+        """Layout of [rows, size]: 16 bytes a thread."""
         across = self.size // 8
         return gl.BlockedLayout([1, 8], [32 // across, across], [self.warps, 1], [1, 0])
 
@@ -123,12 +122,12 @@ class Form:
 
     @property
     def scores(self) -> gl.NVMMADistributedLayout:
-        """Of scores, [lines, keys] by rows; else of both products, [keys, lines], [size, lines]."""
+        """Layout of scores [lines, keys] by rows, else of [keys, lines] and [size, lines]."""
         return self._product(self.keys if self.by_rows else self.lines)
 
     @property
     def drawn(self) -> gl.NVMMADistributedLayout:
-        """By rows, of what they draw: [lines, size]."""
+        """Layout of weighted values by rows: [lines, size]."""
         return self._product(self.size)
 
     def _product(self, columns: int) -> gl.NVMMADistributedLayout:
