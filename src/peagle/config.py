@@ -50,14 +50,6 @@ def _one_line(kind: type[Config], error: ValidationError) -> str:
     return f"{kind.__name__}: " + "; ".join(problems)
 
 
-def read_json(name: str, text: str, example: str) -> Any:
-    """An option's JSON, whose content is checked by the configuration that it is for."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not JSON: {error}; give '{example}'") from None
-
-
 class StructuredOutputs(Config):
     """The form that an output must have: one of these. Names and meanings are vLLM's."""
 
@@ -168,7 +160,7 @@ class SpeculativeConfig(Config):
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read vLLM's JSON. Raises `InputError` when it is not a JSON object or has other keys."""
-        values = read_json("speculative config", text, '{"model": "DRAFTER"}')
+        values = parse_json_option("speculative config", text, '{"model": "DRAFTER"}')
         if not isinstance(values, dict):
             raise InputError("speculative config must be a JSON object, like vLLM's")
         return cls(**values)
@@ -202,3 +194,11 @@ class EngineConfig(Config):
     the load there is; fixed: always K. A CPU always drafts K."""
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""
+
+
+def parse_json_option(name: str, text: str, example: str) -> Any:
+    """The JSON value of the option `name`; the configuration that takes it checks its content."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not JSON: {error}; give '{example}'") from None

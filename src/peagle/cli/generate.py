@@ -10,7 +10,7 @@ import typer
 
 from peagle.cli.loading import load_llm
 from peagle.cli.options import Device, DTypeName, Target, Threads, use_threads
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig, read_json
+from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig, parse_json_option
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         stop_token_ids=tuple(stop_token_id or ()),
-        logit_bias=read_json("--logit-bias", logit_bias or "{}", '{"42": -100}'),
+        logit_bias=parse_json_option("--logit-bias", logit_bias or "{}", '{"42": -100}'),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )

@@ -10,7 +10,7 @@ import typer
 
 from peagle.cli.loading import load_llm
 from peagle.cli.options import Device, DTypeName, Threads, use_threads
-from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, read_json
+from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, parse_json_option
 from peagle.errors import InputError
 from peagle.server import sagemaker
 
@@ -139,7 +139,7 @@ def serve(
     settings = ServerSettings(
         model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
         api_keys=tuple(api_key or ()) if secret is None else (secret,),
-        allowed_origins=read_json(
+        allowed_origins=parse_json_option(
             "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
         ),
         max_queue=max_queue,
