@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from peagle import LLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
-from peagle.bench.pair import bundled
 from peagle.config import StructuredOutputs
 from peagle.grammar import GrammarCompiler
+from peagle.pair import bundled
 
 SCHEMA = {
     "type": "object",

@@ -17,13 +17,13 @@ import typer
 from safetensors.torch import save_file
 from vllm_peer import target_json
 
-from peagle.bench.pair import bundled
 from peagle.bench.shapes import random_drafter, random_target, shape_of
 from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter
 from peagle.models.loading import decoder_rules
 from peagle.models.weights import disassemble
+from peagle.pair import bundled
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 

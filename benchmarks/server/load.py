@@ -22,9 +22,9 @@ from client import ask, connect, scrape
 from process import Server, serve
 
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
-from peagle.bench.pair import bundled
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import machine, result_file
+from peagle.pair import bundled
 
 K, JOBS = 7, 200
 SETTLE_SECONDS = 60

@@ -39,9 +39,9 @@ import typer
 from process import bare, serve
 
 from peagle import LLM, AsyncLLM, EngineConfig, SamplingParams, SpeculativeConfig
-from peagle.bench.pair import bundled
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import machine, result_file
+from peagle.pair import bundled
 
 K, SLOWER = 7, 1.05
 GPU_SHARES = (0.28, 0.56, 0.84)

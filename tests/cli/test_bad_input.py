@@ -164,7 +164,7 @@ def test_bench_needs_a_place_for_its_result(refused, pair, tmp_path, monkeypatch
 
 
 def test_a_missing_bundled_pair_names_the_recipe(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("peagle.bench.pair.PLACE", tmp_path)
+    monkeypatch.setattr("peagle.pair.PLACE", tmp_path)
     for command in (["demo"], ["bench"], ["generate", "--prompt", "x"]):
         assert "recipes/demo" in refused(*command)
 

@@ -11,7 +11,7 @@ import uvicorn
 from openai import OpenAI
 
 from peagle import LLM, AsyncLLM, EngineConfig, SpeculativeConfig
-from peagle.bench.pair import bundled
+from peagle.pair import bundled
 from peagle.server.app import create_app
 from peagle.server.service import Service
 from peagle.server.settings import ServerSettings

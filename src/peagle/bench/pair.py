@@ -2,28 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from peagle.drafters.diagnosis import diagnose
 from peagle.errors import InputError
 from peagle.models.weights import model_directory
+from peagle.pair import bundled
 
 METHODS = ("none", "eagle3", "peagle")
-PLACE = Path(__file__).parents[1] / "pair"
-
-
-def bundled(name: str) -> Path:
-    """The directory of the bundled `target`, `eagle3` or `peagle`.
-
-    Raises `InputError` when this installation came without it.
-    """
-    directory = PLACE / name
-    if not (directory / "config.json").is_file():
-        raise InputError(
-            f"this installation lacks the bundled {name} ({directory}); "
-            "train it with recipes/demo, or name your own directories"
-        )
-    return directory
 
 
 @dataclass(frozen=True)

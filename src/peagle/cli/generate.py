@@ -138,7 +138,7 @@ def _speculation(
     target: str | None, drafter: str | None, k: int | None, text: str | None
 ) -> SpeculativeConfig | None:
     """What to speculate with; None when a target of one's own came without a drafter."""
-    from peagle.bench.pair import bundled
+    from peagle.pair import bundled
 
     if text is not None:
         if drafter is not None or k is not None:

@@ -14,8 +14,8 @@ def load_llm(
     target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig
 ) -> "LLM":
     """A target or the bundled one, perhaps with a drafter; warns of a K beyond its training."""
-    from peagle.bench.pair import bundled
     from peagle.llm import LLM
+    from peagle.pair import bundled
 
     llm = LLM(target or bundled("target"), speculation, config)
     if llm.beyond_training:

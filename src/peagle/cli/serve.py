@@ -193,7 +193,7 @@ def _serve(
 
 
 def _speculation(target: str | None, text: str | None) -> SpeculativeConfig | None:
-    from peagle.bench.pair import bundled
+    from peagle.pair import bundled
 
     if text is not None:
         return SpeculativeConfig.from_json(text)
@@ -215,7 +215,7 @@ def _start_vllm(
     speculation: SpeculativeConfig | None,
     secret: str | None,
 ) -> None:
-    from peagle.bench.pair import bundled
+    from peagle.pair import bundled
     from peagle.server.vllm import become, vllm_command
 
     flags = _given_flags(context)
