@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle.cli.loading import load_llm
+from peagle.cli.loading import choose_speculation, load_llm
 from peagle.cli.options import Device, DTypeName, Target, Threads, use_threads
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig, parse_json_option
+from peagle.config import EngineConfig, SamplingParams, parse_json_option
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def generate(
     from peagle.llm import check_finished
 
     given = _read_prompts(prompt or [], prompts)
-    speculation = _speculation(target, drafter, k, speculative_config)
+    speculation = choose_speculation(target, speculative_config, drafter, k)
     use_threads(threads)
     llm = load_llm(target, speculation, EngineConfig(dtype=dtype, device=device))
     write = _write_json if as_json else _write_text
@@ -132,27 +132,6 @@ def _read_stdin() -> str:
         return sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise InputError(f"stdin is not valid UTF-8 at byte {error.start}") from None
-
-
-def _speculation(
-    target: str | None, drafter: str | None, k: int | None, text: str | None
-) -> SpeculativeConfig | None:
-    """What to speculate with; None when a target of one's own came without a drafter."""
-    from peagle.pair import bundled
-
-    if text is not None:
-        if drafter is not None or k is not None:
-            raise InputError("give either --speculative-config or --drafter and --k")
-        return SpeculativeConfig.from_json(text)
-    if k is not None and k < 1:
-        raise InputError(
-            f"--k {k}: give at least 1; --target DIRECTORY without --drafter does not speculate"
-        )
-    if drafter is None and target is not None:
-        if k is not None:
-            raise InputError("--k needs --drafter, since --target is not the bundled one")
-        return None
-    return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
 
 
 def _write_json(

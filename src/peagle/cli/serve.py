@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from peagle.cli.loading import load_llm
+from peagle.cli.loading import choose_speculation, load_llm
 from peagle.cli.options import Device, DTypeName, Threads, use_threads
 from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, parse_json_option
 from peagle.errors import InputError
+from peagle.pair import bundled
 from peagle.server import sagemaker
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def serve(
     """
     if target is not None and target.startswith("-"):
         raise InputError(f"no such option: {target}; vLLM's own come after the target")
-    speculation = _speculation(target, speculative_config)
+    speculation = choose_speculation(target, speculative_config)
     secret = None if api_key else _key_of(os.environ)
     if engine == "vllm":
         _start_vllm(context, target, speculation, secret)
@@ -192,14 +193,6 @@ def _serve(
         return run.serve(llm, settings, listener)
 
 
-def _speculation(target: str | None, text: str | None) -> SpeculativeConfig | None:
-    from peagle.pair import bundled
-
-    if text is not None:
-        return SpeculativeConfig.from_json(text)
-    return None if target else SpeculativeConfig(model=str(bundled("peagle")))
-
-
 def _read_template(path: Path | None) -> str | None:
     if path is None:
         return None
@@ -215,7 +208,6 @@ def _start_vllm(
     speculation: SpeculativeConfig | None,
     secret: str | None,
 ) -> None:
-    from peagle.pair import bundled
     from peagle.server.vllm import become, vllm_command
 
     flags = _given_flags(context)
