@@ -216,7 +216,7 @@ def test_a_key_of_nothing_does_not_let_everyone_in(
     engine: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PEAGLE_API_KEY", value)
-    monkeypatch.setattr("peagle.cli.serve._serve", lambda *_: pytest.fail("it lets everyone in"))
+    monkeypatch.setattr("peagle.server.run.bind", lambda *_: pytest.fail("it lets everyone in"))
     monkeypatch.setattr("peagle.server.vllm.become", lambda *_: pytest.fail("so does vLLM"))
     assert main(["serve", "--engine", engine]) == 2
     assert "PEAGLE_API_KEY is empty; give a key" in capsys.readouterr().err
@@ -229,8 +229,12 @@ def test_a_variable_holds_one_key(
     """The flag comes before it."""
     given: list[ServerSettings] = []
     monkeypatch.setenv("PEAGLE_API_KEY", "a b\n")
-    monkeypatch.setattr("peagle.cli.serve._serve", lambda *seen: given.append(seen[3]))
-    assert main(["serve", *flags]) == 0
+    monkeypatch.setattr("peagle.async_llm.AsyncLLM", lambda _: None)
+    monkeypatch.setattr("peagle.server.run.end_on_sigterm", lambda: None)
+    monkeypatch.setattr(
+        "peagle.server.run.serve", lambda llm, settings, listener: given.append(settings)
+    )
+    assert main(["serve", "--port", "0", *flags]) == 0
     assert given[0].api_keys == keys
 
 
