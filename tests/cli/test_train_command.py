@@ -15,8 +15,8 @@ import yaml
 from rich.console import Console
 from tiny_pair import save_tokenizer
 
-from peagle.cli import train as module
 from peagle.cli.trackers import RUN_ID
+from peagle.cli.train import showing_reports
 from peagle.errors import InputError
 from peagle.train.estimate import Estimate
 from peagle.train.recipe import Recipe
@@ -383,7 +383,7 @@ class TestTrackers:
 
 def test_the_bar_tells_loss_time_left_and_the_last_acceptance_length():
     console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
-    with module._progress_bar(console, steps=1000, start=100) as show:
+    with showing_reports(console, steps=1000, start=100) as show:
         show(Report(110, 1.5, Estimate((0.5, 0.25), 1.75), True))
         show(Report(120, 1.25, None, False))
     text = console.file.getvalue()

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from peagle.cli.loading import load_llm
 from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.cli.progress import run_bar
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
 
@@ -191,22 +191,13 @@ async def _ask_endpoint(run: "Run", url: str, model: str, connections: int) -> N
 
 @contextmanager
 def _progress(tally: Tally, total: int) -> "Iterator[Callable[[Outcome], None]]":
-    """A bar on stderr, on a terminal only; the value is what to call with each outcome."""
+    """A bar on stderr; call the value with each outcome."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("conversations"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=total, completed=tally.before)
+    with run_bar(console, "conversations", total, tally.before, transient=True) as update:
         tally.start()
 
         def show(outcome: "Outcome") -> None:
             tally.add(outcome)
-            bar.update(task, advance=1, description=f"{tally.speed:.0f} tokens/s")
+            update(advance=1, description=f"{tally.speed:.0f} tokens/s")
 
         yield show

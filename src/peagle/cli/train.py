@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
+from peagle.cli.progress import run_bar
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def _train(recipe: "Recipe", tracking: "Tracking") -> None:
 def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -> "Progress | None":
     """Run with a bar; None when it was broken off."""
     try:
-        with _progress_bar(console, trainer.recipe.steps, start) as show, _stopping(trainer):
+        with showing_reports(console, trainer.recipe.steps, start) as show, _stopping(trainer):
             return trainer.run(_both(log.add, show))
     except KeyboardInterrupt:
         return None
@@ -144,13 +143,10 @@ def _both(one: "Watch", other: "Watch") -> "Watch":
 
 
 @contextmanager
-def _progress_bar(console: Console, steps: int, start: int) -> "Iterator[Watch]":
-    """A bar on a terminal, and a line an evaluation; the value is what to call with a report."""
-    words = TextColumn("{task.description}")
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words)
-    hidden = not console.is_terminal
-    with Bar(*columns, console=console, disable=hidden, speed_estimate_period=LONG) as bar:
-        task, length = bar.add_task("", total=steps, completed=start), "-"
+def showing_reports(console: Console, steps: int, start: int) -> "Iterator[Watch]":
+    """A bar, and a line for each evaluation; call the value with each report."""
+    length = "-"
+    with run_bar(console, "steps", steps, start, speed_estimate_period=LONG) as update:
 
         def show(report: "Report") -> None:
             nonlocal length
@@ -158,7 +154,7 @@ def _progress_bar(console: Console, steps: int, start: int) -> "Iterator[Watch]"
                 length = f"{report.estimate.acceptance_length:.3f}"
                 console.print(_evaluation(report, report.estimate))
             told = f"loss {report.loss:.4f}  AL {length}"
-            bar.update(task, completed=report.step, description=told)
+            update(completed=report.step, description=told)
 
         yield show
 
