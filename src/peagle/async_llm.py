@@ -42,7 +42,7 @@ class AsyncLLM:
         )
         self._thread.start()
         self.llm = loaded.result()
-        """Other threads may read its tokenizer, sizes and load, and `prepare`; nothing else."""
+        """Other threads may read its tokenizer, sizes and stats, and `prepare`; nothing else."""
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None

@@ -13,7 +13,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from peagle.engine.engine import Load
+from peagle.engine.engine import EngineStats
 from peagle.llm import Chunk, Completion
 
 disable_created_metrics()
@@ -25,9 +25,9 @@ LABEL = "model_name"
 class Metrics:
     """One server's counters; the engine's own state is read when they are asked for."""
 
-    def __init__(self, model_name: str, load: Callable[[], Load]) -> None:
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
         self._model, self._registry = model_name, CollectorRegistry()
-        self._registry.register(_LoadCollector(model_name, load))
+        self._registry.register(_StatsCollector(model_name, stats))
         self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of finished ones.")
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.").labels(
             model_name
@@ -131,23 +131,23 @@ class Watch:
         self._metrics.ended(reason, now - self._arrived)
 
 
-class _LoadCollector(Collector):
+class _StatsCollector(Collector):
     """The engine's state at the moment of the scrape."""
 
-    def __init__(self, model_name: str, load: Callable[[], Load]) -> None:
-        self._model, self._load = model_name, load
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
+        self._model, self._stats = model_name, stats
 
     def collect(self) -> Iterator[Metric]:
-        load = self._load()
+        stats = self._stats()
         gauges = {
-            "vllm:num_requests_running": load.running,
-            "vllm:num_requests_waiting": load.waiting,
-            "vllm:kv_cache_usage_perc": load.kv_usage,
+            "vllm:num_requests_running": stats.running,
+            "vllm:num_requests_waiting": stats.waiting,
+            "vllm:kv_cache_usage_perc": stats.kv_usage,
         }
         counters = {
-            "vllm:prefix_cache_queries": load.prefix_queries,
-            "vllm:prefix_cache_hits": load.prefix_hits,
-            "vllm:num_preemptions": load.preemptions,
+            "vllm:prefix_cache_queries": stats.prefix_queries,
+            "vllm:prefix_cache_hits": stats.prefix_hits,
+            "vllm:num_preemptions": stats.preemptions,
         }
         for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, value in values.items():

@@ -39,7 +39,7 @@ class Service:
         self._async = llm
         self.llm: LLM = llm.llm
         self.settings = settings
-        self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.load)
+        self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.stats)
         self.capacity = self.llm.engine.max_num_seqs + settings.max_queue
         self.draining = False
         self.started = int(time.time())
