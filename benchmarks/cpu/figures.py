@@ -22,7 +22,7 @@ from page import Figure, render
 from peers import HERE, Peer, best_peer, open_sides
 from transformers import AutoTokenizer
 
-from peagle.bench.load import Run, Workload, best_of, list_cases, run_cases
+from peagle.bench.load import PromptWorkload, Run, best_of, list_cases, run_cases
 from peagle.bench.pair import METHODS, choose_pair
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import environment, whole_file
@@ -45,7 +45,9 @@ def main(
     """Measure every side, write the result files and print the page."""
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
     pair.check(max(KS))
-    workload = Workload(pair, tuple(load_prompts(prompts, limit)), max_tokens, "float32", "cpu")
+    workload = PromptWorkload(
+        pair, tuple(load_prompts(prompts, limit)), max_tokens, "float32", "cpu"
+    )
     facts = environment(workload) | {"prompt_file": Path(prompts).name, "rounds": rounds}
     facts["target"] = _shown(facts["target"])
     facts["drafters"] = {name: _shown(place) for name, place in facts["drafters"].items()}
@@ -66,7 +68,7 @@ def _shown(directory: str) -> str:
     return os.path.relpath(directory)
 
 
-def _job(workload: Workload) -> dict[str, Any]:
+def _job(workload: PromptWorkload) -> dict[str, Any]:
     """The same work as the peers' scripts read it."""
     tokenizer = AutoTokenizer.from_pretrained(workload.pair.target)
     return {

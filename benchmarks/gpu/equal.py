@@ -19,7 +19,7 @@ from typing import Annotated, Any, cast
 import typer
 from sides import Vllm
 
-from peagle.bench.load import Case, Workload, list_cases, run_cases
+from peagle.bench.load import Case, PromptWorkload, list_cases, run_cases
 from peagle.bench.pair import METHODS, Pair, choose_pair
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import environment, result_file
@@ -45,7 +45,7 @@ def main(
     """Print, for each side and drafter, how many outputs equal those without one."""
     pair = choose_pair(METHODS, None, {})
     given = tuple(load_prompts(prompts, limit))
-    workload = Workload(pair, given, max_tokens, cast(DType, dtype))
+    workload = PromptWorkload(pair, given, max_tokens, cast(DType, dtype))
     cases = list_cases(METHODS, [k], [concurrency])
     with result_file(out) as write:
         spawning = multiprocessing.get_context("spawn")
@@ -70,13 +70,13 @@ def speculation(pair: Pair, case: Case) -> dict[str, Any] | None:
     return {**drafter, "num_speculative_tokens": case.k, "parallel_drafting": parallel}
 
 
-def ours(workload: Workload, cases: Sequence[Case]) -> dict[str, Outputs]:
+def ours(workload: PromptWorkload, cases: Sequence[Case]) -> dict[str, Outputs]:
     """Token ids of outputs by method."""
     return {run.case.method: run.outputs for run in run_cases(workload, cases)}
 
 
 def theirs(
-    workload: Workload, cases: Sequence[Case], vllm: Vllm, timeout: float
+    workload: PromptWorkload, cases: Sequence[Case], vllm: Vllm, timeout: float
 ) -> dict[str, Outputs]:
     """The same of vLLM, a process a method; exits with the last lines of one that failed."""
     tokenizer = load_tokenizer(Path(workload.pair.target))

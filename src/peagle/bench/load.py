@@ -45,7 +45,7 @@ class Run:
         return {**asdict(self.case), **asdict(self.measures), **others}
 
 
-class Work(Protocol):
+class Workload(Protocol):
     """What the cases of a benchmark have in common."""
 
     @property
@@ -77,7 +77,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Workload:
+class PromptWorkload:
     """The same models, prompts and number of output tokens for every case."""
 
     pair: Pair
@@ -135,7 +135,7 @@ def list_cases(
 
 
 def run_cases(
-    workload: Work, cases: Iterable[Case], on_finish: Callable[[], None] = lambda: None
+    workload: Workload, cases: Iterable[Case], on_finish: Callable[[], None] = lambda: None
 ) -> Iterator[Run]:
     """Run cases, those of one method and K on one engine; `on_finish` is called after each request.
 
@@ -182,7 +182,7 @@ def drive(
 
 
 def _run_method(
-    workload: Work, method: str, k: int, cases: list[Case], on_finish: Callable[[], None]
+    workload: Workload, method: str, k: int, cases: list[Case], on_finish: Callable[[], None]
 ) -> Iterator[Run]:
     most = max(case.concurrency for case in cases)
     llm = workload.open(method, k, most)

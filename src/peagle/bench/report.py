@@ -14,7 +14,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from peagle.bench.load import Run, Workload
+from peagle.bench.load import PromptWorkload, Run
 from peagle.config import DType
 from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
@@ -22,7 +22,7 @@ from peagle.errors import InputError
 NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 
 
-def environment(workload: Workload) -> dict[str, Any]:
+def environment(workload: PromptWorkload) -> dict[str, Any]:
     """Machine, versions and settings that a result depends on."""
     return (
         machine()

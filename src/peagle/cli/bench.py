@@ -14,7 +14,7 @@ from peagle.config import DraftLengths
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.bench.load import Case, Work, Workload
+    from peagle.bench.load import Case, PromptWorkload, Workload
     from peagle.bench.synthetic import SyntheticWorkload
 
 EXAMPLE = """\b
@@ -68,7 +68,7 @@ def bench(
     Greedy, every request of the same length. All inputs are checked before the first run; the
     result file appears whole or not at all.
     """
-    from peagle.bench.load import Workload, list_cases
+    from peagle.bench.load import PromptWorkload, list_cases
     from peagle.bench.pair import choose_pair
     from peagle.bench.prompts import load_prompts
     from peagle.bench.report import environment
@@ -93,7 +93,7 @@ def bench(
         )
     given = tuple(load_prompts(prompts, limit))
     pair = choose_pair(_methods(methods), target, {"eagle3": eagle3, "peagle": peagle})
-    workload = Workload(pair, given, max_tokens, dtype, device)
+    workload = PromptWorkload(pair, given, max_tokens, dtype, device)
     _check(workload, cases)
     _run(workload, cases, environment(workload), json, len(cases) * len(workload.prompts))
 
@@ -148,7 +148,7 @@ def _numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _check(workload: "Workload", cases: "Sequence[Case]") -> None:
+def _check(workload: "PromptWorkload", cases: "Sequence[Case]") -> None:
     most = max(case.concurrency for case in cases)
     if most > len(workload.prompts):
         raise InputError(
@@ -159,7 +159,7 @@ def _check(workload: "Workload", cases: "Sequence[Case]") -> None:
 
 
 def _run(
-    workload: "Work",
+    workload: "Workload",
     cases: "Sequence[Case]",
     environment: dict[str, Any],
     json: Path | None,
