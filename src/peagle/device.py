@@ -45,7 +45,7 @@ def prompt_tokens(config: EngineConfig, device: torch.device) -> int:
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:
-    """Raise `InputError`, which says how much is missing, unless `needed` bytes of a GPU are free."""
+    """Raise `InputError`, saying what is missing, unless a GPU has `needed` bytes free."""
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)

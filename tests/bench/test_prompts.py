@@ -114,7 +114,7 @@ GOOD = b'{"prompt": "x"}\n'
         ("s.jsonl.gz", gzip.compress(GOOD, mtime=0)[:-9], r"s\.jsonl\.gz cannot be read"),
         ("s.txt", b"fine\n\xfe\n", r"s\.txt:2: not valid UTF-8"),
         ("s.txt", b"", r"s\.txt holds no prompt"),
-        ("s.csv", GOOD, r"s\.csv is no prompt file by its name"),
+        ("s.csv", GOOD, r"s\.csv is not named like a prompt file"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(tmp_path, name, content, complaint):

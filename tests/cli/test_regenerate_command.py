@@ -274,7 +274,7 @@ def test_ctrl_c_keeps_what_is_written_and_ends_with_130(slow, stub, tmp_path):
 
 
 BAD = [
-    ([], "{target} is the target; name the conversations' files behind it"),
+    ([], "{target} is the target; name the conversations' files after it"),
     (["absent.jsonl"], "absent.jsonl cannot be read: No such file"),
     (["{chats}", "--endpoint", "http://x/v1"], "--endpoint and --model go together"),
     (["{chats}", "--model", "m"], "--endpoint and --model go together"),

@@ -272,7 +272,7 @@ class TestStopping:
         result = peagle("train", recipe)
         assert result.code == 130
         assert result.err.splitlines()[-2:] == [
-            "the same command goes on from the snapshot at step 25",
+            "the same command continues from the snapshot at step 25",
             "peagle: interrupted",
         ]
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
@@ -301,7 +301,7 @@ class TestStopping:
 
         at_step(5, broken)
         result = peagle("train", recipe)
-        again = "the same command goes on from the snapshot at step 0"
+        again = "the same command continues from the snapshot at step 0"
         assert result.err.splitlines()[-2] == again
 
     def test_what_a_lost_run_wrote_after_its_snapshot_is_dropped(

@@ -1,4 +1,4 @@
-"""A target and its drafters: those that the package brings, or the user's own."""
+"""A target and its drafters: the bundled ones or the user's own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ METHODS = ("none", "eagle3", "peagle")
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, and the drafter of each method that is going to run; directories or hub ids."""
+    """A target, and the drafter of each method that will run; directories or hub ids."""
 
     target: str
     drafters: Mapping[str, str]
 
     def check(self, k: int) -> list[str]:
-        """Look at every drafter before anything runs.
+        """Check every drafter before anything runs.
 
         Returns a warning for each one trained for fewer than `k` tokens; raises `InputError` with
-        every problem of all of them.
+        all problems of all of them.
         """
         target = model_directory(self.target)
         problems: list[str] = []
@@ -43,7 +43,7 @@ class Pair:
 def choose_pair(
     methods: Sequence[str], target: str | None, drafters: Mapping[str, str | None]
 ) -> Pair:
-    """The directories given, else the bundled ones; a target of one's own needs own drafters."""
+    """The directories given, else the bundled ones; a target of the user's needs its drafters."""
     chosen: dict[str, str] = {}
     for method in methods:
         given = drafters.get(method)

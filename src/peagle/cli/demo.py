@@ -1,4 +1,4 @@
-"""`peagle demo`: one answer as it comes, then the methods against each other."""
+"""`peagle demo`: one answer as it is written, then a comparison of the methods."""
 
 import time
 from typing import TYPE_CHECKING
@@ -17,11 +17,11 @@ EXAMPLE = """\b
 Example:
   peagle demo"""
 K = 7
-"""About where both methods are fastest on a CPU; `peagle bench` shows others."""
+"""About the fastest K of both methods on a CPU; `peagle bench` shows others."""
 ANSWER_TOKENS = 160
 COMPARED_PROMPTS, COMPARED_TOKENS = 4, 96
 ROUNDS, PATIENCE = 3, 15.0
-"""The best of so many rounds counts; on a slow machine none begins after so many seconds."""
+"""The best of `ROUNDS` counts; on a slow machine none begins after `PATIENCE` seconds."""
 PROMPT, DRAFTED, OWN = "dim", "green", "bold yellow"
 """Styles: the prompt, accepted drafts, and tokens that the target chose itself."""
 
@@ -31,7 +31,7 @@ def demo(
 ) -> None:
     """Watch a model write with a drafter's help.
 
-    Then see what that help is worth: under a minute on two CPU cores, without a network.
+    Then see what that help is worth. Takes under a minute on two CPU cores, without a network.
     """
     from peagle.bench.load import PromptWorkload
     from peagle.bench.pair import METHODS, choose_pair

@@ -32,7 +32,7 @@ def generate(
         list[str] | None, typer.Option(help="A prompt, or - to read one from stdin; repeatable.")
     ] = None,
     prompts: Annotated[
-        str | None, typer.Option(help="File of prompts: .jsonl, .jsonl.gz or .txt (one a line).")
+        str | None, typer.Option(help="File of prompts: .jsonl, .jsonl.gz or .txt (one per line).")
     ] = None,
     target: Target = None,
     drafter: Annotated[
@@ -44,25 +44,31 @@ def generate(
     ] = None,
     k: Annotated[
         int | None,
-        typer.Option(
-            "--k", help="Tokens to draft a cycle.", show_default="what it was trained for"
-        ),
+        typer.Option("--k", help="Tokens to draft per cycle.", show_default="as trained"),
     ] = None,
     speculative_config: Annotated[
         str | None, typer.Option(help="vLLM's JSON, in place of --drafter and --k.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = DEFAULT.max_tokens,
-    min_tokens: Annotated[int, typer.Option(help="No end before this many.")] = DEFAULT.min_tokens,
+    max_tokens: Annotated[int, typer.Option(help="Most output tokens.")] = DEFAULT.max_tokens,
+    min_tokens: Annotated[int, typer.Option(help="Fewest output tokens.")] = DEFAULT.min_tokens,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = DEFAULT.temperature,
-    top_k: Annotated[int, typer.Option(help="0 keeps all tokens.")] = DEFAULT.top_k,
-    top_p: Annotated[float, typer.Option(help="1 keeps all tokens.")] = DEFAULT.top_p,
-    min_p: Annotated[float, typer.Option(help="0 keeps all tokens.")] = DEFAULT.min_p,
+    top_k: Annotated[
+        int, typer.Option(help="Sample from the k likeliest; 0 is all.")
+    ] = DEFAULT.top_k,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from this share of probability.")
+    ] = DEFAULT.top_p,
+    min_p: Annotated[
+        float, typer.Option(help="Drop below this share of the likeliest.")
+    ] = DEFAULT.min_p,
     repetition_penalty: Annotated[
-        float, typer.Option(help="1 is none.")
+        float, typer.Option(help="1 is no penalty.")
     ] = DEFAULT.repetition_penalty,
-    presence_penalty: Annotated[float, typer.Option(help="0 is none.")] = DEFAULT.presence_penalty,
+    presence_penalty: Annotated[
+        float, typer.Option(help="0 is no penalty.")
+    ] = DEFAULT.presence_penalty,
     frequency_penalty: Annotated[
-        float, typer.Option(help="0 is none.")
+        float, typer.Option(help="0 is no penalty.")
     ] = DEFAULT.frequency_penalty,
     seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text to end before; repeatable.")] = None,
@@ -73,13 +79,13 @@ def generate(
         str | None, typer.Option(help='Token id -> value added to its logit: {"42": -5}.')
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Write on past the end.")
+        bool, typer.Option("--ignore-eos", help="Write on past the end of text.")
     ] = False,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json: this many top log-probabilities a token.")
+        int | None, typer.Option(help="With --json: top log-probabilities per token.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a prompt: tokens and accepted counts.")
+        bool, typer.Option("--json", help="One JSON object per prompt: tokens and accepted counts.")
     ] = False,
     dtype: DTypeName = "auto",
     device: Device = "auto",
@@ -137,7 +143,7 @@ def _read_stdin() -> str:
 def _write_json(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
-    """Print each prompt's line as soon as it is finished, so that an interruption keeps it."""
+    """Print each prompt's line once it is finished, so that an interruption keeps it."""
     encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
     completions: list[Completion] = []
     for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
@@ -171,7 +177,7 @@ def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
 def _write_text(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
-    """Print the texts as they come, the only one bit by bit, and then how fast that went."""
+    """Print each text once it is finished, a single one as it is written; then the speed."""
     start = time.perf_counter()
     encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
     completions: list[Completion] = []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def choose_speculation(
     target: str | None, config: str | None, drafter: str | None = None, k: int | None = None
 ) -> SpeculativeConfig | None:
-    """How to speculate: as vLLM's JSON says, with a drafter, or with the bundled one.
+    """How to speculate: by vLLM's JSON `config`, with `drafter`, or with the bundled one.
 
     None when the target is the user's own and no drafter is given for it.
     """
@@ -37,7 +37,7 @@ def choose_speculation(
 def load_llm(
     target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig
 ) -> "LLM":
-    """A target or the bundled one, perhaps with a drafter; warns of a K beyond its training."""
+    """`target` or the bundled one, perhaps with a drafter; warns of a K beyond its training."""
     from peagle.llm import LLM
 
     llm = LLM(target or bundled("target"), speculation, config)

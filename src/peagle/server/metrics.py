@@ -1,4 +1,4 @@
-"""Prometheus metrics, under vLLM's names where vLLM has the same."""
+"""Prometheus metrics, under vLLM's names where vLLM has them."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +23,14 @@ LABEL = "model_name"
 
 
 class Metrics:
-    """One server's counters; the engine's own state is read when they are asked for."""
+    """One server's counters; the engine's own state is read at each scrape."""
 
     def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
         self._model, self._registry = model_name, CollectorRegistry()
         self._registry.register(_StatsCollector(model_name, stats))
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of finished ones.")
+        self._prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of finished requests."
+        )
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.").labels(
             model_name
         )
@@ -51,11 +53,11 @@ class Metrics:
         return generate_latest(self._registry)
 
     def watch(self, counts_prompt: bool) -> "Watch":
-        """Begin to count one sequence, its prompt only where it is the first with it."""
+        """Begin to count one sequence; `counts_prompt` is for the first of those with a prompt."""
         return Watch(self, counts_prompt)
 
     def refused(self, reason: str) -> None:
-        """Count a request that was not taken."""
+        """Count a refused request."""
         self._refused.labels(self._model, reason).inc()
 
     def first_chunk(self, seconds: float) -> None:
@@ -107,7 +109,7 @@ class Watch:
         self._closed = False
 
     def add(self, chunk: Chunk, now: float) -> None:
-        """Count a chunk that came at a time, and the sequence once it is finished."""
+        """Count a chunk that came at the time `now`, and the sequence once it is finished."""
         seconds, self._last = now - self._last, now
         if self._chunks:
             self._metrics.next_chunk(seconds)
