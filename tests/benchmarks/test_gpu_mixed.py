@@ -1,4 +1,4 @@
-"""Drawn lengths on both sides, with vLLM's figures made up."""
+"""Random lengths on both sides, with vLLM's figures made up."""
 
 import json
 import os

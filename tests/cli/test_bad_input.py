@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 @pytest.fixture(scope="module")
 def bad(pair, tmp_path_factory):
-    """Directories and files that are wrong in one way each."""
+    """Directories and files with one fault each."""
     root = tmp_path_factory.mktemp("bad")
     (root / "empty").mkdir()
     (root / "prompts.jsonl").write_text('{"prompt": "fine"}\n{"prompt": ')
@@ -109,7 +109,7 @@ def test_a_target_that_cannot_be_used(refused, bad, target, complaint):
 
 
 def test_logits_that_are_no_numbers(peagle, pair, bad, tmp_path):
-    """Of finite weights; found out by running."""
+    """From finite weights, so that it shows only in the run."""
     asked = ("generate", "--target", bad / "huge", "--prompt", "x")
     complaint = "prompt 1 ended with an error: the target's logits are no numbers"
     result = peagle(*asked)

@@ -1,4 +1,4 @@
-"""`peagle train`: the dry run, what it shows and logs, how it stops and goes on."""
+"""`peagle train`: the dry run, what it shows and logs, how it stops and continues."""
 
 import gc
 import io
@@ -307,7 +307,7 @@ class TestStopping:
     def test_what_a_lost_run_wrote_after_its_snapshot_is_dropped(
         self, peagle, recipe, at_step, monkeypatch, whole
     ):
-        """It was lost at step 30 and in the middle of a line; the snapshot is of step 20."""
+        """It was lost at step 30 and in the middle of a line; the snapshot is from step 20."""
 
         def lost() -> None:
             raise RuntimeError
@@ -344,7 +344,7 @@ class TestTrackers:
 
     @pytest.fixture
     def wandb(self, tmp_path_factory, monkeypatch):
-        """A stand-in that remembers what it is told."""
+        """A stand-in that remembers what it is sent."""
         site = tmp_path_factory.mktemp("site")
         (site / "wandb.py").write_text(FAKE_WANDB)
         monkeypatch.syspath_prepend(site)

@@ -48,7 +48,7 @@ class Process:
         )
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until it answers."""
         while self.get("/health") != 200:
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.1)
@@ -88,7 +88,7 @@ def process(port: int) -> Iterator[Process]:
 def test_requests_are_read_while_launches_keep_the_interpreter(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, share: float
 ):
-    """Launching threads give it away ten times as often as Python's own rule has it."""
+    """Launching threads yield it ten times as often as by Python's default."""
     monkeypatch.setattr(Engine, "runs_ahead", gpu)
     usual, seen = sys.getswitchinterval(), []
 
@@ -106,7 +106,7 @@ def test_requests_are_read_while_launches_keep_the_interpreter(
 
 
 def test_a_server_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch):
-    """And with an exit code after which it is started again."""
+    """With an exit code after which it is started again."""
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     llm = AsyncLLM(load)
     llm.failed = True  # as its thread leaves it
@@ -226,7 +226,7 @@ def test_a_key_of_nothing_does_not_let_everyone_in(
 def test_a_variable_holds_one_key(
     flags: list[str], keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    """The flag comes before it."""
+    """The flag takes precedence."""
     given: list[ServerSettings] = []
     monkeypatch.setenv("PEAGLE_API_KEY", "a b\n")
     monkeypatch.setattr("peagle.async_llm.AsyncLLM", lambda _: None)
