@@ -39,7 +39,8 @@ class NoText:
 class SyntheticWorkload:
     """A shape, and prompts of random tokens, one for each request in flight.
 
-    Raises `InputError` for an unknown shape, and for lengths out of range.
+    Raises `InputError` for an unknown shape, lengths that do not fit it, and an acceptance length
+    below 1.
     """
 
     shape: str

@@ -56,10 +56,10 @@ def generate(
         int, typer.Option(help="Sample from the k likeliest; 0 is all.")
     ] = DEFAULT.top_k,
     top_p: Annotated[
-        float, typer.Option(help="Sample from this share of probability.")
+        float, typer.Option(help="Sample from this share of probability; 1 is all.")
     ] = DEFAULT.top_p,
     min_p: Annotated[
-        float, typer.Option(help="Drop below this share of the likeliest.")
+        float, typer.Option(help="Drop below this share of the likeliest; 0 drops none.")
     ] = DEFAULT.min_p,
     repetition_penalty: Annotated[
         float, typer.Option(help="1 is no penalty.")

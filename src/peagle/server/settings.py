@@ -25,7 +25,7 @@ class Limits(Config):
     """Characters of a schema (as JSON), regex, grammar, or of all choices together."""
     schema_depth: PositiveInt = 32
     common_multiple: PositiveInt = 100_000
-    """The most for all `multipleOf` of a schema: a number's grammar has as many states."""
+    """Largest common multiple of a schema's `multipleOf`: the states of a number's grammar."""
     tools: PositiveInt = 64
 
 
