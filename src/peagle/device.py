@@ -23,7 +23,7 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device {name} is not supported; use cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {name} was asked for, and torch sees no GPU; use cpu")
+        raise InputError(f"device {name} was requested, but torch sees no GPU; use cpu")
     return device
 
 
@@ -61,7 +61,7 @@ def _gib(size: int) -> str:
 
 
 def kv_cache_memory(config: EngineConfig, device: torch.device, workspace: int = 0) -> int:
-    """Bytes for the KV cache, beside the weights and the `workspace` bytes that steps need.
+    """Bytes for the KV cache, besides the weights and the `workspace` bytes that steps need.
 
     Raises `InputError` when none are left.
     """

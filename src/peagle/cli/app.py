@@ -13,9 +13,9 @@ INPUT_ERROR, INTERRUPTED = 2, 130
 SPINS = "10000"
 """Turns for which a torch thread spins on its core while it waits for the others of a product.
 libgomp's default is thirty times as many, during which another busy process waits for the core, and
-then the engine for that process: 22 tokens/s beside one on two cores, and 135 with these turns. A
-server keeps libgomp's: its event loop and clients take cores for microseconds all the time, and
-with threads that sleep meanwhile its answers took 5 to 9 % longer."""
+then the engine for that process: 22 tokens/s beside such a process on two cores, and 135 with these
+turns. A server keeps libgomp's: its event loop and clients take cores for microseconds all the
+time, and with threads that sleep meanwhile its answers took 5 to 9 % longer."""
 
 app = typer.Typer(
     name="peagle",

@@ -39,7 +39,7 @@ def generate(
         str | None,
         typer.Option(
             help="Drafter: directory or hub id.",
-            show_default="the bundled one; none beside your own target",
+            show_default="the bundled one; none with your own target",
         ),
     ] = None,
     k: Annotated[

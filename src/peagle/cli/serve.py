@@ -65,7 +65,7 @@ def serve(
         str | None,
         typer.Option(
             help="vLLM's JSON: the drafter and its K.",
-            show_default="the bundled P-EAGLE; none beside your own target",
+            show_default="the bundled P-EAGLE; none with your own target",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",

@@ -59,7 +59,7 @@ async def render(
 def template_variables(
     given: Mapping[str, Any] | None, tools: Sequence[Tool], add_generation_prompt: bool = True
 ) -> dict[str, Any]:
-    """The variables of a chat template beside the messages. Raises `APIError`."""
+    """The variables of a chat template besides the messages. Raises `APIError`."""
     plain = {"add_generation_prompt": add_generation_prompt, **(given or {})}
     reserved = {"chat_template", "tokenize", "conversation", "tools", "return_tensors"} & {*plain}
     if reserved or not all(isinstance(value, str | int | float) for value in plain.values()):

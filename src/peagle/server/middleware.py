@@ -21,7 +21,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
 """Requested every few seconds; not worth a line each."""
 FACTS = ("request_id", "method", "path", "status", "seconds", "client")
-"""What a log line holds beside its text."""
+"""What a log line holds besides its text."""
 GIVEN_ID = re.compile(r"[\w.-]{1,128}")
 log = logging.getLogger("peagle.server")
 

@@ -32,7 +32,7 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """What a stream carries beside the answer."""
+    """What a stream carries besides the answer."""
 
     include_usage: bool | None = None
     """A last chunk with the usage."""
