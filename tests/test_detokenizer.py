@@ -30,7 +30,7 @@ def pieces(draw: st.DrawFn, text: st.SearchStrategy[str] = TEXT) -> tuple[str, P
 
 
 def run(tokenizer: Pieces, stops: list[str]) -> tuple[list[str], str, bool]:
-    """What was shown token by token, the text in the end, and whether a stop string ended it."""
+    """What was shown token by token, the final text, and whether a stop string ended it."""
     detokenizer = Detokenizer(tokenizer.decode, stops)
     shown = []
     for token in range(len(tokenizer.pieces)):
@@ -67,7 +67,7 @@ def test_text_comes_whole_and_in_whole_characters(case: tuple[str, Pieces]):
 
 
 def test_bytes_that_become_no_character_wait_for_three_more_and_no_longer():
-    """And cost the same however many have come before."""
+    """And cost the same however many came before."""
     sizes: list[int] = []
 
     def decode(tokens: list[int]) -> str:
@@ -94,7 +94,7 @@ def test_nothing_of_a_stop_string_is_ever_shown(case: tuple[str, Pieces], stops:
 
 @given(pieces(), st.integers(1, 3), STOPS)
 def test_an_end_in_the_middle_of_a_character(case: tuple[str, Pieces], lost: int, stops: list[str]):
-    """At the last token allowed the rest is shown as it is, but no stop string in it."""
+    """At the last token allowed the rest is shown, up to a stop string in it."""
     text, tokenizer = case
     cut = Pieces(text.encode()[:-lost], tokenizer.cuts)
     shown, final, _ = run(cut, stops)
@@ -145,7 +145,7 @@ WORDS = ["", " a", " b", "c", "\n"]
 
 
 def stripped(tokens: list[int]) -> str:
-    """As tokenizers of Llama 2's kind decode: without the space that the first word brings."""
+    """Decodes like Llama 2's tokenizer: without the space of the first word."""
     return "".join(WORDS[token] for token in tokens).removeprefix(" ")
 
 
@@ -155,7 +155,7 @@ def stripped(tokens: list[int]) -> str:
 )
 def test_text_goes_on_where_its_prompt_ends(prompt: list[int], steps: list[list[int]]):
     """However many tokens a step brings."""
-    tokens = [1, *prompt]  # a prompt that shows nothing has no end to go on from
+    tokens = [1, *prompt]  # a prompt without text leaves no context
     detokenizer = Detokenizer(stripped, (), prompt=tokens)
     for step in steps:
         detokenizer.extend(step)

@@ -1,4 +1,4 @@
-"""What a GPU's memory allows, with a GPU that is made up."""
+"""What a GPU's memory allows, with a fake GPU."""
 
 import pytest
 import torch

@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PORT = "8000"
-"""Where the pages' server listens; here it is a free port."""
+"""The port of the server in the pages; replaced by a free one here."""
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -47,7 +47,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def wait_for(port: int) -> None:
-    """Until something answers on a port."""
+    """Wait until something answers on a port."""
     for _ in range(600):
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1) as line:
             line.sendall(b"GET /health HTTP/1.0\r\n\r\n")

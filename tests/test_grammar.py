@@ -1,4 +1,4 @@
-"""Structured outputs: always of their form, and the same with and without speculation."""
+"""Structured outputs: always in their form, and the same with and without speculation."""
 
 import json
 import re
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from peagle import LLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
-from peagle.bench.pair import bundled
 from peagle.config import StructuredOutputs
 from peagle.grammar import GrammarCompiler
+from peagle.pair import bundled
 
 SCHEMA = {
     "type": "object",
@@ -117,7 +117,7 @@ def test_a_form_is_compiled_once_for_all_that_bring_it(llm: LLM, monkeypatch: py
 
 
 def test_repeats_within_repeats_end_soon(llm: LLM):
-    """As llguidance has it, 250 MB later."""
+    """llguidance's default limit would end it only after 250 MB."""
     form = StructuredOutputs(regex="((a{100}){100}){100}b")
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     llm.generate([PROMPT], SamplingParams(structured_outputs=form, max_tokens=1))
@@ -137,7 +137,7 @@ def test_a_form_ends_where_it_is_complete(other: dict[str, object]):
 
 
 def test_a_long_chain_of_rules_is_followed_to_its_end(llm: LLM):
-    """Compiled one within the other, they ended the process."""
+    """Their recursive compilation ended the process."""
     rules = ["start: r0", *(f"r{i}: r{i + 1}" for i in range(3500)), 'r3500: "ok"']
     how = SamplingParams(structured_outputs=StructuredOutputs(grammar="\n".join(rules)))
     [done] = llm.generate([PROMPT], how)
@@ -154,7 +154,7 @@ def test_a_grammar_that_takes_too_long_a_token_ends_its_request(llm: LLM):
 
 
 def test_drafts_alone_make_no_grammar_too_complex(llm: LLM):
-    """They reach states that the output, ended by its length, never does."""
+    """They reach states that the output, cut at its length, never does."""
     grammar = StructuredOutputs(grammar="start: e\ne: /./ | e e | e e e")
 
     def finished(length: int, k: int | None) -> tuple[tuple[int, ...], str]:

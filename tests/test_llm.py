@@ -76,7 +76,7 @@ def test_texts_and_tokens_agree(pair: TinyPair, method: str):
 
 
 def test_completions_come_in_order_as_they_are_finished(llm: LLM):
-    """The second prompt's is there first, and waits for the first's."""
+    """The second prompt's is ready first and waits for the first's."""
     params = [HOW.model_copy(update={"max_tokens": n}) for n in (5, 1, 20, 2)]
     expected = llm.generate(PROMPTS, params)
     found = []
@@ -239,7 +239,7 @@ class TestPair:
 
     @pytest.mark.parametrize("family", ["qwen3", "llama"])
     def test_a_target_without_a_tokenizer(self, tmp_path: Path, family: str):
-        """Transformers makes an empty one up for some families."""
+        """For some families transformers makes up an empty one."""
         with pytest.raises(InputError, match="has no usable tokenizer"):
             LLM(tiny.save_target(tmp_path / "bare", family), None, tiny.engine_config())
 
@@ -309,7 +309,7 @@ class TestAsync:
     def test_who_waits_has_a_turn_before_the_next_step(
         self, pair: TinyPair, monkeypatch, ahead: bool
     ):
-        """For first tokens; for all where the device has a step to go on with."""
+        """For first tokens, and for all while the device works on another step."""
         monkeypatch.setattr(async_llm, "PATIENCE", 5.0)
         with tiny.resident(ahead):
             llm = made(pair)

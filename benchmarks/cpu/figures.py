@@ -3,9 +3,9 @@
     python benchmarks/cpu/figures.py --prompts ../shared/data/HumanEval.jsonl.gz \\
         --vllm-python .venv-vllm/bin/python
 
-All sides run on the same models, prompts, dtype and threads. They take turns, since a machine
-shared with others changes from minute to minute: every side once a round, of which the best
-counts. All runs go to a dated JSON file, the tables to a page beside it.
+All sides run on the same models, prompts, dtype and threads. They take turns, every side once per
+round, since a shared machine changes from minute to minute; the best round counts. All runs go to a
+dated JSON file, the tables to a page beside it.
 """
 
 import json
@@ -22,13 +22,13 @@ from page import Figure, render
 from peers import HERE, Peer, best_peer, open_sides
 from transformers import AutoTokenizer
 
-from peagle.bench.load import Run, Workload, best_of, list_cases, run_cases
+from peagle.bench.load import PromptWorkload, Run, best_of, list_cases, run_cases
 from peagle.bench.pair import METHODS, choose_pair
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import environment, whole_file
 
 KS = (3, 5, 7)
-Directory = Annotated[str | None, typer.Option(help="In place of the bundled one.")]
+Directory = Annotated[str | None, typer.Option(help="Directory to use instead of the bundled one.")]
 
 
 def main(
@@ -37,15 +37,17 @@ def main(
     target: Directory = None,
     eagle3: Directory = None,
     peagle: Directory = None,
-    limit: Annotated[int, typer.Option(help="How many prompts.")] = 32,
-    max_tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 128,
+    limit: Annotated[int, typer.Option(help="Number of prompts.")] = 32,
+    max_tokens: Annotated[int, typer.Option(help="Output tokens of each.")] = 128,
     rounds: Annotated[int, typer.Option(help="Rounds of each side.")] = 3,
-    out: Annotated[Path, typer.Option(help="Directory of the results.")] = HERE / "results",
+    out: Annotated[Path, typer.Option(help="Directory for the results.")] = HERE / "results",
 ) -> None:
     """Measure every side, write the result files and print the page."""
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
     pair.check(max(KS))
-    workload = Workload(pair, tuple(load_prompts(prompts, limit)), max_tokens, "float32", "cpu")
+    workload = PromptWorkload(
+        pair, tuple(load_prompts(prompts, limit)), max_tokens, "float32", "cpu"
+    )
     facts = environment(workload) | {"prompt_file": Path(prompts).name, "rounds": rounds}
     facts["target"] = _shown(facts["target"])
     facts["drafters"] = {name: _shown(place) for name, place in facts["drafters"].items()}
@@ -62,12 +64,12 @@ def main(
 
 
 def _shown(directory: str) -> str:
-    """A directory as it is called here, without the machine's own path."""
+    """A directory relative to this one, without the machine's own paths."""
     return os.path.relpath(directory)
 
 
-def _job(workload: Workload) -> dict[str, Any]:
-    """The same work as the peers' scripts read it."""
+def _job(workload: PromptWorkload) -> dict[str, Any]:
+    """The same work in the form that the peers' scripts read."""
     tokenizer = AutoTokenizer.from_pretrained(workload.pair.target)
     return {
         "target": workload.pair.target,
@@ -80,7 +82,7 @@ def _job(workload: Workload) -> dict[str, Any]:
 
 
 def figures(runs: Sequence[Run], peers: Sequence[Peer]) -> Iterator[Figure]:
-    """What was asked for beside what was measured."""
+    """Required figures beside the measured ones."""
     none, eagle3, peagle = (_fastest(runs, method) for method in METHODS)
     otps = peagle.measures.otps
     yield _ratio("P-EAGLE at its best K over no speculation", 2.0, otps / none.measures.otps)

@@ -1,4 +1,4 @@
-"""The page of results: figures asked and measured, the machine, and every run behind them."""
+"""The page of results: required and measured figures, the machine, and every run."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass

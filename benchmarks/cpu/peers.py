@@ -1,4 +1,4 @@
-"""transformers and vLLM on the same work, each in a process of its own, asked round by round."""
+"""transformers and vLLM on the same work, each in its own process, run round by round."""
 
 import os
 import signal
@@ -41,7 +41,7 @@ class Side:
     process: subprocess.Popen[bytes]
 
     def run(self) -> tuple[float, list[list[int]]]:
-        """Complete all prompts once: seconds and outputs. Between runs it stands still."""
+        """Complete all prompts once: seconds and outputs. The process is stopped between runs."""
         self.process.send_signal(signal.SIGCONT)
         self.connection.send("run")
         seconds, outputs = self.connection.recv()
@@ -65,7 +65,7 @@ def open_sides(job: Mapping[str, Any], k: int, vllm_python: Path | None) -> Iter
 def best_peer(
     side: Side, rounds: Sequence[tuple[float, list[list[int]]]], expected: Sequence[Sequence[int]]
 ) -> Peer:
-    """A side's fastest round beside our own outputs without speculation."""
+    """A side's fastest round, compared with our own outputs without speculation."""
     seconds, outputs = min(rounds, key=lambda one: one[0])
     same = sum(list(ours) == theirs for ours, theirs in zip(expected, outputs, strict=True))
     tokens = sum(len(output) for output in outputs)
@@ -74,7 +74,7 @@ def best_peer(
 
 @contextmanager
 def _open(name: str, script: str, python: Path, job: Mapping[str, Any]) -> Iterator[Side]:
-    """Start one side's script and wait until it is warm; what it prints shows only if it fails."""
+    """Start one side's script and wait until it is warm; its output shows only if it fails."""
     print(f"{name}: starting", file=sys.stderr)
     ours, theirs = socket.socketpair()
     with Connection(ours.detach()) as connection, tempfile.TemporaryFile("w+") as log:
@@ -100,7 +100,7 @@ def _open(name: str, script: str, python: Path, job: Mapping[str, Any]) -> Itera
 
 
 def _environment(python: Path, threads: int) -> dict[str, str]:
-    """Both sides get the same threads, and vLLM the OpenMP library that it asks to be preloaded."""
+    """The same threads for both sides, and for vLLM the OpenMP library that it wants preloaded."""
     variables = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     openmp = python.parents[1] / "lib" / "libiomp5.so"
     return {**variables, "LD_PRELOAD": str(openmp)} if openmp.exists() else variables

@@ -10,7 +10,7 @@ import time
 from multiprocessing.connection import Connection
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-# In a process of its own vLLM's engine leaves one of the cores to the other process: 83 tokens/s
+# In its own process vLLM's engine leaves one of the cores to the other process: 83 tokens/s
 # against 113 in this one (random 15M-parameter target, K = 3, two cores).
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 WARM_UP_PROMPTS = 4

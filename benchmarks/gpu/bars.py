@@ -1,4 +1,4 @@
-"""Both sides as grouped bars: a row of panels a shape, a panel a number of requests in flight."""
+"""Both sides as grouped bars: a row of panels per shape, a panel per number of requests."""
 
 import textwrap
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ from peagle.cli.curves import STYLE
 
 SIDES = {"peagle": "#39558c", "peagle, K by load": "#8fa6cf", "vLLM": "#d9a441"}
 WIDTH = 0.27
-"""Of a bar, where groups stand 1 apart."""
+"""Width of a bar; groups are 1 apart."""
 HEADROOM = 1.16
-"""Above the tallest bar, for its ratio."""
+"""Height of the axis over the tallest bar's, for the ratio above it."""
 
 
 def draw(cells: Sequence[Cell], caption: str, path: Path) -> None:
-    """Output tokens per second of every cell; over each of ours, how many times vLLM's it is."""
+    """Output tokens per second of every cell; above each of ours, its ratio to vLLM's."""
     shapes = list(dict.fromkeys(cell.match.shape for cell in cells))
     levels = sorted({cell.concurrency for cell in cells})
     groups = max(len({c.match for c in cells if c.match.shape == shape}) for shape in shapes)
@@ -58,7 +58,7 @@ def _panel(axes: Axes, cells: Sequence[Cell], groups: int) -> None:
 
 
 def _speeds(cell: Cell) -> tuple[float | None, ...]:
-    """In the order of `SIDES`; K by load is measured only where many are in flight."""
+    """Speeds in the order of `SIDES`; K by load is measured only with many in flight."""
     return cell.ours, cell.by_load, cell.theirs
 
 

@@ -12,7 +12,7 @@ SLACK_MIB, FREE_SECONDS = 512, 60
 
 
 def reading() -> dict[str, Any]:
-    """The values of the first card that CUDA sees; empty where there is none to ask about."""
+    """The values of the first card that CUDA sees; empty without a card."""
     which = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     fields = f"--query-gpu={','.join(FIELDS)}"
     asked = ["nvidia-smi", "--id", which, fields, "--format=csv,noheader,nounits"]
@@ -25,7 +25,7 @@ def reading() -> dict[str, Any]:
 
 
 def at_work(work: Callable[[], Any], seconds: float) -> dict[str, Any]:
-    """The reading when `work` has been repeated for so long; it goes on until that is there."""
+    """The reading while `work` is repeated, after `seconds` of it."""
 
     def later() -> dict[str, Any]:
         time.sleep(seconds)
@@ -39,7 +39,7 @@ def at_work(work: Callable[[], Any], seconds: float) -> dict[str, Any]:
 
 
 def freed(used_before: float, seconds: float = FREE_SECONDS) -> bool:
-    """Whether the card's memory comes back to what was in use before, MiB."""
+    """Whether the card's memory in use returns to `used_before`, MiB, within `seconds`."""
     end = time.monotonic() + seconds
     while reading().get("memory.used", 0) > used_before + SLACK_MIB:
         if time.monotonic() > end:

@@ -1,10 +1,10 @@
-"""A shape's target and P-EAGLE drafter of random weights as directories, for what loads from disk.
+"""A shape's target and P-EAGLE drafter with random weights, as directories to load from.
 
     python benchmarks/gpu/checkpoint.py --shape qwen3-8b --out pair
     python benchmarks/server/overhead.py --target pair/target --drafter pair/drafter \\
         --dtype bfloat16 --prompts HumanEval.jsonl.gz
 
-The tokenizer is the bundled target's, whose ids are a few of the shape's.
+The tokenizer is the bundled target's, whose ids are a subset of the shape's.
 """
 
 import json
@@ -17,23 +17,23 @@ import typer
 from safetensors.torch import save_file
 from vllm_peer import target_json
 
-from peagle.bench.pair import bundled
 from peagle.bench.shapes import random_drafter, random_target, shape_of
 from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter
 from peagle.models.loading import decoder_rules
 from peagle.models.weights import disassemble
+from peagle.pair import bundled
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
 def main(
-    out: Annotated[Path, typer.Option(help="Directory that gets target and drafter.")],
+    out: Annotated[Path, typer.Option(help="Directory for target and drafter.")],
     shape: Annotated[str, typer.Option(help="A shape of peagle bench.")] = "qwen3-8b",
-    dtype: Annotated[str, typer.Option(help="Of the weights.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Dtype of the weights.")] = "bfloat16",
 ) -> None:
-    """Write both."""
+    """Write both directories."""
     kind, device = getattr(torch, dtype), resolve_device("auto")
     found = shape_of(shape)
     target = random_target(found.target, device, kind)

@@ -3,10 +3,10 @@
     python benchmarks/gpu/compare.py run --vllm-python vllm/bin/python --out result
     python benchmarks/gpu/compare.py draw result/comparison.json other/comparison.json --out both
 
-Weights are random and acceptance is given, so nothing has to be downloaded and both sides emit the
-same tokens a cycle. Each match is one process of `peagle bench` and one or two of `vllm_peer.py`,
-one after the other; which side begins alternates, since a card that is warm may run slower. After
-every process the directory holds the results so far: comparison.json, .md and .png.
+Weights are random and acceptance is set, so nothing has to be downloaded and both sides emit the
+same number of tokens per cycle. Each match is one process of `peagle bench` and one or two of
+`vllm_peer.py`, one after the other; the side that begins alternates, since a warm card may run
+slower. After every process the directory holds the results so far: comparison.json, .md and .png.
 """
 
 import json
@@ -26,26 +26,26 @@ from peagle.bench.report import machine
 from peagle.errors import InputError
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-Out = Annotated[Path, typer.Option(help="Directory of the results.")]
+Out = Annotated[Path, typer.Option(help="Directory for the results.")]
 
 
 @app.command()
 def run(
     out: Out,
-    matches: Annotated[str, typer.Option(help="SHAPE:METHOD[:K:AL], several.")] = DEFAULT,
+    matches: Annotated[str, typer.Option(help="One or several SHAPE:METHOD[:K:AL].")] = DEFAULT,
     concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
-    prompt_tokens: Annotated[int, typer.Option(help="Of each prompt.")] = Work.prompt_tokens,
-    max_tokens: Annotated[int, typer.Option(help="Of each output.")] = Work.max_tokens,
-    dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = Work.dtype,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = Work.prompt_tokens,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per output.")] = Work.max_tokens,
+    dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = Work.dtype,
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
-    only: Annotated[Side | None, typer.Option(help="One side alone.")] = None,
-    first: Annotated[Side, typer.Option(help="Which side begins.")] = "peagle",
-    timeout: Annotated[float, typer.Option(help="Seconds of each process.")] = 400,
+    only: Annotated[Side | None, typer.Option(help="Run only this side.")] = None,
+    first: Annotated[Side, typer.Option(help="Side that begins.")] = "peagle",
+    timeout: Annotated[float, typer.Option(help="Seconds allowed per process.")] = 400,
 ) -> None:
-    """Run both sides on every match; ended early, it leaves no process behind.
+    """Run both sides on every match; leaves no process behind when ended early.
 
-    Its exit code is 1 where every process failed.
+    The exit code is 1 if every process failed.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     chosen = [Match.parse(text) for text in matches.split(",")]
@@ -78,7 +78,7 @@ def draw(
 
 
 def _sides(only: Side | None, first: Side, vllm: Vllm) -> list[Side]:
-    """The sides that run, the one that begins in front."""
+    """The sides that run, the one that begins first."""
     sides: list[Side] = [only] if only else sorted(get_args(Side), key=lambda side: side != first)
     if "vllm" in sides and not vllm.found():
         print(f"{vllm.python} finds no vLLM: it is left out", file=sys.stderr)
@@ -87,7 +87,7 @@ def _sides(only: Side | None, first: Side, vllm: Vllm) -> list[Side]:
 
 
 def _brief(record: dict[str, Any]) -> str:
-    """A line a process."""
+    """One line per process."""
     speeds = {run["concurrency"]: round(run["otps"], 1) for run in record["runs"]}
     names = ("side", "shape", "method", "captured", "draft_length", "seconds")
     asked = [record[name] for name in names]

@@ -2,11 +2,11 @@
 
     python benchmarks/gpu/cycle.py --shape qwen3-8b --method peagle --concurrency 1,8,64
 
-Random weights, given acceptance. The bytes are what a cycle cannot do without (`traffic.py`); the
-floor is the time to read them at the rate that this card reaches on a large copy or sum. The wall
-time is that of whole steps, host included, and is what the floor is compared with: kernels overlap,
-so the sum of their times is no cycle's. Kernels are timed in steps of their own; the card's clock
-and power are read after seconds of cycles.
+Random weights, set acceptance. The bytes are those that a cycle must read (`traffic.py`); the floor
+is the time to read them at the rate that this card reaches on a large copy or sum. The floor is
+compared with the wall time of whole steps, host included: kernels overlap, so the sum of their
+times is not a cycle's. Kernels are timed in separate steps; the card's clock and power are read
+after seconds of cycles.
 """
 
 import time
@@ -30,9 +30,9 @@ from peagle.engine.engine import Engine
 
 WARM_UP_STEPS = 16
 ROOM = 3072
-"""Tokens behind a prompt, more than the measured steps emit."""
+"""Tokens after a prompt, more than the measured steps emit."""
 SECONDS = 2.0
-"""Of steps before the card is read."""
+"""Seconds of steps before the card is read."""
 BUFFER = 4 << 30
 """Bytes that are copied and summed to find the card's rate."""
 MICRO, TERA = 1e6, 1e12
@@ -50,7 +50,7 @@ class Cycle:
     floor_us: float
     kernels: list[Kernel]
     card: dict[str, Any]
-    """While such cycles go on."""
+    """The card's reading while such cycles run."""
 
     @property
     def of_floor(self) -> float:
@@ -64,9 +64,9 @@ def main(
     k: Annotated[int | None, typer.Option(help="Tokens to draft.", show_default="7 or 3")] = None,
     acceptance: Annotated[float | None, typer.Option(help="Acceptance length.")] = None,
     concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
-    prompt_tokens: Annotated[int, typer.Option(help="Of each prompt.")] = 512,
-    steps: Annotated[int, typer.Option(help="Steps to time, and to profile.")] = 20,
-    top: Annotated[int, typer.Option(help="Kernels to name.")] = 12,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512,
+    steps: Annotated[int, typer.Option(help="Steps to time, and steps to profile.")] = 20,
+    top: Annotated[int, typer.Option(help="Kernels to list.")] = 12,
     out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
 ) -> None:
     """Measure and print one breakdown for each number of requests."""
@@ -90,7 +90,7 @@ def main(
 
 
 def read_rate() -> float:
-    """Bytes per second: of a large copy, counting both ways, or of a sum, whichever is more."""
+    """Bytes per second of a large copy, read and written, or of a sum, whichever is higher."""
     source = torch.empty(BUFFER // 4, dtype=torch.float32, device="cuda").normal_()
     copied = torch.empty_like(source)
     copies = 2 * BUFFER / _seconds(lambda: copied.copy_(source))
@@ -133,7 +133,7 @@ def measure(engine: Engine, level: int, prompt_tokens: int, steps: int, rate: fl
 
 
 def start(engine: Engine, level: int, prompt_tokens: int) -> list[Any]:
-    """Requests that outlast what is measured, all of them through their prompts."""
+    """Requests that outlast the measurement, all past their prompts."""
     how = SamplingParams(max_tokens=engine.max_length - prompt_tokens, ignore_eos=True)
     prompts = random_prompts(level, prompt_tokens, engine.vocab_size)
     requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(prompts)]
@@ -150,7 +150,7 @@ def _step(engine: Engine, steps: int) -> None:
 
 
 def profiled(engine: Engine, steps: int) -> list[Kernel]:
-    """Every kernel of a cycle, the longest first."""
+    """Every kernel of a cycle, longest first."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         _step(engine, steps)

@@ -1,10 +1,10 @@
-"""How many greedy outputs stay as they are under speculation, where rounding may decide.
+"""How many greedy outputs stay the same under speculation, where rounding may decide.
 
     python benchmarks/gpu/equal.py --dtype bfloat16 --vllm-python vllm/bin/python --out equal.json
 
-The bundled pair writes on the same prompts without a drafter and with each, here and in vLLM. In
-float32 all outputs are equal; in bfloat16 a verification of K + 1 rows rounds otherwise than a row
-alone does, and a near-tie may flip. From there on both texts are the target's own.
+The bundled pair completes the same prompts without a drafter and with each, here and in vLLM. In
+float32 all outputs are equal; in bfloat16 a verification of K + 1 rows rounds differently from a
+single row, and a near-tie may flip. From there on both texts are the target's own.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from typing import Annotated, Any, cast
 import typer
 from sides import Vllm
 
-from peagle.bench.load import Case, Workload, list_cases, run_cases
+from peagle.bench.load import Case, PromptWorkload, list_cases, run_cases
 from peagle.bench.pair import METHODS, Pair, choose_pair
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import environment, result_file
@@ -31,25 +31,25 @@ Outputs = Sequence[Sequence[int]]
 
 
 def main(
-    prompts: Annotated[str, typer.Option(help="As of peagle bench.")] = "bundled",
-    limit: Annotated[int, typer.Option(help="How many prompts.")] = 32,
-    max_tokens: Annotated[int, typer.Option(help="Of each output.")] = 128,
+    prompts: Annotated[str, typer.Option(help="As in peagle bench.")] = "bundled",
+    limit: Annotated[int, typer.Option(help="Number of prompts.")] = 32,
+    max_tokens: Annotated[int, typer.Option(help="Tokens per output.")] = 128,
     k: Annotated[int, typer.Option("--k", help="Tokens to draft.")] = 7,
     concurrency: Annotated[int, typer.Option(help="Requests in flight.")] = 8,
-    dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = "bfloat16",
+    dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = "bfloat16",
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds of each process of vLLM.")] = 400,
-    out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds allowed per process of vLLM.")] = 400,
+    out: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
 ) -> None:
     """Print, for each side and drafter, how many outputs equal those without one."""
     pair = choose_pair(METHODS, None, {})
     given = tuple(load_prompts(prompts, limit))
-    workload = Workload(pair, given, max_tokens, cast(DType, dtype))
+    workload = PromptWorkload(pair, given, max_tokens, cast(DType, dtype))
     cases = list_cases(METHODS, [k], [concurrency])
     with result_file(out) as write:
         spawning = multiprocessing.get_context("spawn")
-        with ProcessPoolExecutor(1, spawning) as process:  # with which its memory of the GPU goes
+        with ProcessPoolExecutor(1, spawning) as process:  # its end frees its GPU memory
             kept = {"peagle": _kept(process.submit(ours, workload, cases).result())}
         print(f"ours: {_equal(kept['peagle'], max_tokens)} of {len(given)}", file=sys.stderr)
         vllm = Vllm(vllm_python, vllm_path)
@@ -70,15 +70,15 @@ def speculation(pair: Pair, case: Case) -> dict[str, Any] | None:
     return {**drafter, "num_speculative_tokens": case.k, "parallel_drafting": parallel}
 
 
-def ours(workload: Workload, cases: Sequence[Case]) -> dict[str, Outputs]:
-    """Token ids of outputs by method."""
+def ours(workload: PromptWorkload, cases: Sequence[Case]) -> dict[str, Outputs]:
+    """Token ids of our outputs, by method."""
     return {run.case.method: run.outputs for run in run_cases(workload, cases)}
 
 
 def theirs(
-    workload: Workload, cases: Sequence[Case], vllm: Vllm, timeout: float
+    workload: PromptWorkload, cases: Sequence[Case], vllm: Vllm, timeout: float
 ) -> dict[str, Outputs]:
-    """The same of vLLM, a process a method; exits with the last lines of one that failed."""
+    """The same for vLLM, a process per method; exits with the last lines of one that failed."""
     tokenizer = load_tokenizer(Path(workload.pair.target))
     asked = {
         "target": workload.pair.target,
@@ -94,8 +94,8 @@ def theirs(
 
 
 def _kept(outputs: dict[str, Outputs]) -> dict[str, list[int]]:
-    """Of each drafter, how many tokens of every output equal those without one, up to the first
-    that does not."""
+    """For each drafter and output, the number of tokens before the first that differs from the
+    output without a drafter."""
     return {
         method: [_alike(*pair) for pair in zip(of_method, outputs["none"], strict=True)]
         for method, of_method in outputs.items()
@@ -109,7 +109,7 @@ def _alike(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _equal(kept: dict[str, list[int]], whole: int) -> dict[str, int]:
-    """Of each drafter, how many outputs are equal to their end."""
+    """For each drafter, the number of outputs that are equal to their end."""
     return {method: sum(count == whole for count in counts) for method, counts in kept.items()}
 
 

@@ -1,10 +1,10 @@
-"""The time to a first token, by a prompt's length and by how much of it the prefix cache holds.
+"""Time to first token, by a prompt's length and by how much of it the prefix cache holds.
 
     python benchmarks/gpu/first_token.py --shape qwen3-8b --lengths 16,64,256 --cached 0,8192
 
-Random weights; one request at a time. Behind a cached prefix the length is that of what is new; up
-to a block of the prefix (with a drafter, of one that ends with a block, all of it) runs besides.
-The first prompt of each length is told apart: what prepares itself by length does so there.
+Random weights; one request at a time. After a cached prefix the length is that of the new part; up
+to a block of the prefix (with a drafter and a prefix that ends with a block, all of the block) runs
+as well. The first prompt of each length is reported separately: it pays for one-time preparation.
 """
 
 import json
@@ -24,15 +24,15 @@ from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.engine import Engine
 
 TOKENS = 9
-"""Of each answer."""
+"""Tokens of each answer."""
 
 
 def main(
     shape: Annotated[str, typer.Option(help="A shape of peagle bench.")] = "qwen3-8b",
     method: Annotated[str, typer.Option(help="none, peagle or eagle3.")] = "peagle",
-    lengths: Annotated[str, typer.Option(help="New tokens of prompts.")] = "16,64,256,512,1024",
+    lengths: Annotated[str, typer.Option(help="New tokens of the prompts.")] = "16,64,256,512,1024",
     cached: Annotated[str, typer.Option(help="Cached tokens before them.")] = "0",
-    rounds: Annotated[int, typer.Option(help="Prompts of each kind, with the first.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Prompts of each kind, the first included.")] = 8,
     out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
 ) -> None:
     """Print a line for each length and cached prefix."""
@@ -61,7 +61,7 @@ def measure(engine: Engine, old: int, new: int, rounds: int) -> dict[str, Any]:
 
 
 def first_token(engine: Engine, prompt: list[int]) -> float:
-    """Seconds, on an engine that does nothing else: a cycle may run on behind its last request."""
+    """Seconds on an idle engine, once a cycle launched past its last request has ended."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     begun = time.perf_counter()

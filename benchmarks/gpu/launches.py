@@ -1,4 +1,4 @@
-"""What each kernel of a cycle is there for, by its name."""
+"""The purpose of each kernel of a cycle, by its name."""
 
 import re
 from collections.abc import Iterable
@@ -17,13 +17,13 @@ GROUPS = {
     "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",
     "norms, elementwise": r"norm|silu|elementwise|reduce",
 }
-"""Looked through in this order; a kernel belongs to the first that its name contains."""
+"""In order: a kernel belongs to the first group whose pattern its name contains."""
 OTHER = "other"
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a profile says of one kernel, a cycle."""
+    """One kernel's time and launches per cycle, from a profile."""
 
     name: str
     microseconds: float
@@ -31,12 +31,12 @@ class Kernel:
 
 
 def group_of(name: str) -> str:
-    """Which group a kernel belongs to."""
+    """The group that a kernel belongs to."""
     return next((group for group, names in GROUPS.items() if re.search(names, name)), OTHER)
 
 
 def grouped(kernels: Iterable[Kernel]) -> list[Kernel]:
-    """Each group's sum under its name, the longest first."""
+    """Each group's sum under its name, longest first."""
     sums: dict[str, tuple[float, float]] = {}
     for kernel in kernels:
         time, launches = sums.get(group_of(kernel.name), (0.0, 0.0))

@@ -1,4 +1,4 @@
-"""What both sides run: a shape, a method and its K and acceptance, and the work of each request."""
+"""What both sides run: a shape, a method with its K and acceptance, and each request's work."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ METHODS = {"none": (0, 1.0), "peagle": (7, 3.94), "eagle3": (3, 2.6)}
 """K and acceptance length where none are given."""
 DEFAULT = "qwen3-8b:none,qwen3-8b:peagle,qwen3-8b:eagle3,qwen3-30b-a3b:peagle"
 LOADED = 8
-"""Requests from which fewer drafts may be faster."""
+"""Requests in flight from which fewer drafts may be faster."""
 GRAPH_ROWS = 512
-"""Rows up to which vLLM captures graphs by itself."""
+"""Rows up to which vLLM captures graphs by default."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class Match:
         method, *given = rest.split(":")
         shape_of(shape)
         if method not in METHODS or len(given) not in (0, 2):
-            raise InputError(f"{text} is no SHAPE:METHOD[:K:AL] of {', '.join(METHODS)}")
+            raise InputError(
+                f"{text} is not SHAPE:METHOD[:K:AL], with a method of {', '.join(METHODS)}"
+            )
         try:
             k, length = (int(given[0]), float(given[1])) if given else METHODS[method]
         except ValueError:
@@ -52,7 +54,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Work:
-    """What every request asks, and how often it is measured."""
+    """The work of every request, and the number of rounds."""
 
     prompt_tokens: int = 256
     max_tokens: int = 512
@@ -72,12 +74,12 @@ class Trial:
     captured: int | None = None
     """Rows up to which vLLM captures graphs; None is its own choice."""
     draft_length: DraftLengths = "fixed"
-    """Whether ours may draft less than K where that is faster."""
+    """Whether ours may draft fewer than K tokens where that is faster."""
 
 
 def trials(side: Side, match: Match, concurrencies: tuple[int, ...]) -> list[Trial]:
-    """A side's processes. Where drafts cost most, ours runs again with as many as are fastest, and
-    vLLM with larger graphs if its own let the drafter go."""
+    """A side's processes. Where drafts cost most, ours runs again with K by load, and vLLM with
+    larger graphs if the drafter does not fit its default ones."""
     first = Trial(side, match, concurrencies)
     if not match.k:
         return [first]
@@ -94,14 +96,14 @@ def trials(side: Side, match: Match, concurrencies: tuple[int, ...]) -> list[Tri
 def schedule(
     matches: Sequence[Match], concurrencies: tuple[int, ...], sides: Sequence[Side]
 ) -> Iterator[Trial]:
-    """Every process in its order: the side that begins changes from match to match."""
+    """All processes in order: the side that begins alternates from match to match."""
     for index, match in enumerate(matches):
         for side in sides if index % 2 == 0 else sides[::-1]:
             yield from trials(side, match, concurrencies)
 
 
 def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:
-    """`peagle bench` on a trial."""
+    """Arguments of `peagle bench` for a trial."""
     match = trial.match
     drafting = ["--k", str(match.k)] if match.k else []
     acceptance = ["--synthetic-acceptance", str(match.acceptance_length)]
@@ -115,7 +117,7 @@ def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:
 
 
 def peer_job(trial: Trial, work: Work) -> dict[str, Any]:
-    """The same for `vllm_peer.py`."""
+    """The job of `vllm_peer.py` for a trial."""
     longest = shape_of(trial.match.shape).target.max_position_embeddings
     asked = work.prompt_tokens + max(work.max_tokens, WARM_UP_TOKENS)
     return {

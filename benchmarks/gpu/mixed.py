@@ -1,13 +1,14 @@
-"""Prompts and outputs of drawn lengths: tokens per second of our engine and of vLLM on one list.
+"""Prompts and outputs of random lengths: tokens per second of our engine and of vLLM.
 
     python benchmarks/gpu/mixed.py qwen3-8b:peagle --vllm-python vllm/bin/python --out mixed.json
 
-`compare.py` gives all requests one length, which hides what a new length costs, and how long a
-context of thousands keeps one of hundreds waiting. Here lengths are drawn, most short and few long,
-and as soon as a request ends the next one begins. Random weights and given acceptance as there;
-our side runs with K fixed and with K by load, vLLM with its own graphs and with such as hold its
-drafter, of which the faster counts; each in a process of its own. A list that is not counted comes
-first. vLLM goes through the others once before they count, too: it tunes kernels on the way.
+`compare.py` gives all requests one length, which hides what a new length costs and how long a
+context of thousands keeps one of hundreds waiting. Here lengths are random, most short and few
+long, the same lists on both sides, and as soon as a request ends the next one begins. Weights are
+random and acceptance is set, as there. Our side runs with K fixed and with K by load; vLLM with its
+default graphs and with graphs large enough for its drafter, of which the faster counts; each in its
+own process. The first list is not counted. vLLM also runs the others once before they count: it
+tunes kernels on the way.
 """
 
 import json
@@ -37,28 +38,28 @@ from peagle.llm import LLM
 
 PEER = Path(__file__).parent / "mixed_peer.py"
 LEAST = 16
-"""Tokens of a prompt, and of an output."""
+"""Fewest tokens of a prompt and of an output."""
 SPREAD = 1.0
 """Standard deviation of a length's logarithm."""
 
 
 Asked = tuple[list[int], int]
-"""A prompt, and how many tokens are to follow."""
+"""A prompt, and its number of output tokens."""
 
 
 @dataclass(frozen=True)
 class Mix:
-    """What is asked for."""
+    """The requests of a list, by their lengths."""
 
     requests: int
     in_flight: int
     prompt_tokens: tuple[int, int]
-    """Median and most."""
+    """Median and maximum."""
     output_tokens: tuple[int, int]
     rounds: int
 
     def lists(self, vocab_size: int) -> list[list[Asked]]:
-        """One that is not counted, and those that are."""
+        """The list that is not counted, then those that are."""
         return [self._list(seed, vocab_size) for seed in range(self.rounds + 1)]
 
     def _list(self, seed: int, vocab_size: int) -> list[Asked]:
@@ -76,16 +77,16 @@ class Mix:
 
 def main(
     match: Annotated[str, typer.Argument(help="SHAPE:METHOD[:K:AL], as compare.py takes them.")],
-    requests: Annotated[int, typer.Option(help="Of each list.")] = 128,
-    in_flight: Annotated[int, typer.Option(help="Requests at once.")] = 64,
-    prompts: Annotated[str, typer.Option(help="Median and most tokens of a prompt.")] = "330,3000",
-    outputs: Annotated[str, typer.Option(help="The same of an output.")] = "200,1000",
+    requests: Annotated[int, typer.Option(help="Requests per list.")] = 128,
+    in_flight: Annotated[int, typer.Option(help="Requests in flight.")] = 64,
+    prompts: Annotated[str, typer.Option(help="Median and most prompt tokens.")] = "330,3000",
+    outputs: Annotated[str, typer.Option(help="Median and most output tokens.")] = "200,1000",
     rounds: Annotated[int, typer.Option(help="Lists that count.")] = 3,
-    dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = Work.dtype,
+    dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = Work.dtype,
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds of vLLM's process.")] = 400,
-    out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds allowed for vLLM's process.")] = 400,
+    out: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
 ) -> None:
     """Print tokens per second of every list, on each side."""
     chosen = Match.parse(match)
@@ -95,7 +96,7 @@ def main(
     found: dict[str, Any] = {}
     with result_file(out) as write:
         for kind in kinds:
-            with ProcessPoolExecutor(1, spawning) as process:  # its memory of the GPU goes with it
+            with ProcessPoolExecutor(1, spawning) as process:  # its end frees its GPU memory
                 found[kind] = process.submit(ours, chosen, mix, dtype, kind).result()
             print(json.dumps({kind: found[kind]}), flush=True)
         vllm = Vllm(vllm_python, vllm_path)
@@ -111,7 +112,7 @@ def main(
 
 
 def ours(match: Match, mix: Mix, dtype: Any, kind: DraftLengths) -> dict[str, list[float]]:
-    """Of each list that counts the output tokens per second, and the median first token."""
+    """Output tokens per second and median time to first token of each list that counts."""
     longest = mix.prompt_tokens[1], mix.output_tokens[1]
     work = SyntheticWorkload(match.shape, match.acceptance_length, *longest, kind, dtype)
     llm = work.open(match.method, match.k, mix.in_flight)
@@ -132,7 +133,7 @@ def _measured(llm: LLM, asked: Sequence[Asked], in_flight: int) -> Measures:
 
 
 def theirs(match: Match, mix: Mix, dtype: str, vllm: Vllm, timeout: float) -> dict[str, Any]:
-    """vLLM's tokens per second with the faster of its settings, and which that was."""
+    """vLLM's tokens per second with the faster of its settings, and that setting."""
     work = Work(mix.prompt_tokens[1], mix.output_tokens[1], mix.rounds, mix.in_flight, dtype)
     lists = {"lists": mix.lists(_vocab_size(match))}
     tried = [
@@ -155,7 +156,7 @@ def _two(text: str) -> tuple[int, int]:
     try:
         median, most = (int(number) for number in text.split(","))
     except ValueError:
-        raise InputError(f"{text}: a median and a most, such as 330,3000") from None
+        raise InputError(f"{text}: give a median and a maximum, such as 330,3000") from None
     return median, most
 
 

@@ -1,9 +1,9 @@
-"""What the card's power leaves of a layer's products: rested, and after seconds of nothing else.
+"""How the card's power limits a layer's products: after a pause, and after seconds of nothing else.
 
     python benchmarks/gpu/products.py --shape qwen3-8b --rows 256,512,8192
 
-Random weights; the products are those that a pass of so many rows runs, gates with SwiGLU, each
-over layers in turn, so that no weight is found in a cache.
+Random weights; the products are those of a pass over that many rows, gates with SwiGLU, each over
+layers in turn, so that no weight is found in a cache.
 """
 
 import statistics
@@ -26,7 +26,7 @@ from peagle.ops import residual
 
 LAYERS = 8
 PAUSE, SECONDS = 0.5, 2.0
-"""Before a rested call, and of work before the card is read."""
+"""Seconds of pause before a rested call, and of work before the card is read."""
 MICRO, TERA = 1e6, 1e12
 
 
@@ -37,7 +37,7 @@ class Product:
     name: str
     calls: list[Callable[[], Tensor]]
     flops: int
-    """Of one call."""
+    """Floating-point operations of one call."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Rate:
     rested_us: float
     sustained_us: float
     sustained_flops: float
-    """A second."""
+    """Floating-point operations per second."""
     card: dict[str, Any]
-    """While it was sustained."""
+    """The card's reading while sustained."""
 
     def __str__(self) -> str:
         clock, watts = (self.card.get(name, "?") for name in ("clocks.sm", "power.draw"))
@@ -84,7 +84,7 @@ def main(
 
 @torch.inference_mode()
 def products(target: Decoder, rows: int) -> Iterator[Product]:
-    """Those of a dense layer, and the head."""
+    """The products of a dense layer, and the head."""
     weights = target.embed.weight
 
     def inputs(width: int) -> residual.Normed:
@@ -107,7 +107,7 @@ def products(target: Decoder, rows: int) -> Iterator[Product]:
 
 
 def measure(product: Product, rows: int) -> Rate:
-    """Time a graph of a product's calls after a pause, and again and again."""
+    """Time a graph of a product's calls after a pause, and then repeatedly."""
     graph = _captured(product.calls)
     time.sleep(PAUSE)
     rested = _seconds(graph) / len(product.calls)
@@ -133,7 +133,7 @@ def _captured(calls: list[Callable[[], Tensor]]) -> torch.cuda.CUDAGraph:
 
 
 def _seconds(graph: torch.cuda.CUDAGraph) -> float:
-    """Of one replay, by the card's own clock."""
+    """Seconds of one replay, by the card's own clock."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()

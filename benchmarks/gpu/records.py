@@ -1,4 +1,4 @@
-"""Records of both sides: written after each of them, merged from pieces, shown as a table."""
+"""Records of both sides: written after each process, merged from parts, shown as a table."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,17 +16,17 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One match at one number of requests in flight: each side's median round, where it has one."""
+    """One match at one number of requests in flight: each side's median round, if any."""
 
     match: Match
     concurrency: int
     ours: float | None
     by_load: float | None
-    """Ours with as many drafts, up to K, as are fastest."""
+    """Ours with K by load."""
     theirs: float | None
     """vLLM's faster setting."""
     captured: int | None
-    """Rows up to which that setting captures graphs; None is vLLM's own choice."""
+    """Rows up to which that setting captures graphs; None is vLLM's default."""
 
     def ratio(self, ours: float | None) -> float | None:
         """Output tokens per second over vLLM's."""
@@ -60,13 +60,13 @@ def match_of(record: Record) -> Match:
 
 
 def label(match: Match) -> str:
-    """A method as tables and plots name it."""
+    """A method's name in tables and plots."""
     drafts = f", K = {match.k}, AL {match.acceptance_length:g}" if match.k else ""
     return ("no speculation" if match.method == "none" else NAMES[match.method]) + drafts
 
 
 def table(results: Mapping[str, Any]) -> str:
-    """A Markdown page: what it was measured on, a line a cell, and what failed."""
+    """A Markdown page: what it was measured on, a line per cell, and what failed."""
     lines = [
         caption(results),
         "",
@@ -110,7 +110,7 @@ def _row(cell: Cell) -> str:
 
 
 def _failures(records: Sequence[Record]) -> Iterator[str]:
-    """Of those that left figures wanting which no other record has."""
+    """The failures of records whose figures no other record has."""
     measured = {(_kind(record), run["concurrency"]) for record in records for run in record["runs"]}
     for record in records:
         asked = {(_kind(record), concurrency) for concurrency in record["concurrencies"]}
@@ -124,9 +124,9 @@ def _kind(record: Record) -> tuple[Any, ...]:
 
 
 def merge(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Results as if they had come from one run; a later figure of the same kind replaces earlier.
+    """Results as if from one run; a later figure replaces an earlier one of the same kind.
 
-    Raises `InputError` when they are of different work or different cards.
+    Raises `InputError` for different work or different cards.
     """
     *others, last = pieces
     for other in others:

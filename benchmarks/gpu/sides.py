@@ -1,4 +1,4 @@
-"""Both sides as processes: started one at a time, ended in time, and out of the card's memory."""
+"""Both sides as processes: one at a time, with a time limit, until the card's memory is free."""
 
 import contextlib
 import json
@@ -23,27 +23,27 @@ LAST_LINES = 25
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process, as ours is, which waits for no socket
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # one process like ours, without sockets
 }
 """vLLM's environment."""
 
 
 @dataclass(frozen=True)
 class Vllm:
-    """Where vLLM is: an interpreter, and a directory of packages to put in front of its own."""
+    """Where vLLM is: an interpreter, and a directory of packages that come before its own."""
 
     python: Path
     path: Path | None = None
 
     def environment(self) -> dict[str, str]:
-        """vLLM's packages first, then ours, whose shapes and prompts its side uses."""
+        """vLLM's packages come first, then ours, whose shapes and prompts its side uses."""
         ours = Path(peagle.__file__).parents[1]
         given = os.environ.get("PYTHONPATH")
         places = [str(place) for place in (self.path, ours, given) if place]
         return {**os.environ, **SETTINGS, "PYTHONPATH": os.pathsep.join(places)}
 
     def answer(self, peer: Path, job: Mapping[str, Any], timeout: float) -> Any:
-        """What a script writes for a job; exits with the last lines of one that failed."""
+        """The result that a script writes for a job; exits with the last lines if it fails."""
         with tempfile.TemporaryDirectory() as scratch:
             given, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
             given.write_text(json.dumps(job))
@@ -61,7 +61,7 @@ class Vllm:
 
 
 def attempt(trial: Trial, work: Work, vllm: Vllm, timeout: float) -> dict[str, Any]:
-    """Run a trial and record what it measured, or with what lines it failed."""
+    """Run a trial and record what it measured, or the last lines if it failed."""
     before = card.reading()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
@@ -88,9 +88,9 @@ def _command(
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> str | None:
-    """Run a command to its end: None, or why it failed and its last lines.
+    """Run a command to its end; returns None, or why it failed and its last lines.
 
-    It gets a process group of its own, of which nothing is left when this returns.
+    It gets its own process group, of which nothing is left when this returns.
     """
     with tempfile.TemporaryFile("w+", errors="replace") as log:
         try:
@@ -109,7 +109,7 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) 
 
 
 def _wait(process: subprocess.Popen[bytes], timeout: float) -> str | None:
-    """Wait for a process, then end what is left of its group; why it failed."""
+    """Wait for a process, then end what is left of its group; returns why it failed."""
     try:
         status = process.wait(timeout)
         return f"exit status {status}" if status else None

@@ -1,4 +1,4 @@
-"""The bytes that a cycle must read, whoever computes it: what bounds it from below."""
+"""The bytes that a cycle must read in any implementation: a lower bound of its time."""
 
 from torch import nn
 
@@ -11,10 +11,10 @@ from peagle.ops.moe import Experts
 def cycle_bytes(
     target: Decoder, drafter: DraftModel | None, k: int, requests: int, positions: int
 ) -> dict[str, int]:
-    """Bytes of one cycle of some requests that hold `positions` cached tokens together.
+    """Bytes of one cycle of `requests` that together hold `positions` cached tokens.
 
-    Weights once a pass, and the keys and values of every position. Activations and the few rows
-    read of the embeddings are left out; so are writes.
+    Weights once per pass, and the keys and values of every position; without activations, the few
+    rows read of the embeddings, and writes.
     """
     dtype = target.embed.weight.dtype
     each = {"target weights": target_bytes(target, requests * (k + 1))}
@@ -31,9 +31,9 @@ def cycle_bytes(
 
 
 def target_bytes(target: Decoder, rows: int) -> int:
-    """Weights that a pass of so many rows reads: all but those of experts that none of them asks.
+    """Bytes of weights that a pass over `rows` reads: all but those of experts that no row chooses.
 
-    Rows are taken to choose their experts evenly and apart, as random weights have it.
+    Rows are assumed to choose experts uniformly and independently, as with random weights.
     """
     whole = bytes_of(target.layers, target.norm, target.head)
     for module in target.layers.modules():
@@ -45,10 +45,10 @@ def target_bytes(target: Decoder, rows: int) -> int:
 
 
 def experts_met(experts: int, top_k: int, rows: int) -> float:
-    """How many experts some of the rows choose, on average."""
+    """Mean number of experts that at least one row chooses."""
     return experts * (1 - (1 - top_k / experts) ** rows)
 
 
 def bytes_of(*modules: nn.Module) -> int:
-    """Of all parameters."""
+    """Bytes of all parameters."""
     return sum(p.nbytes for module in modules for p in module.parameters())

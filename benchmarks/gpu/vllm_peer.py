@@ -1,7 +1,7 @@
 """vLLM's side, in vLLM's own environment: `vllm_peer.py JOB.json RESULT.json`.
 
-A target of random weights in a shape's sizes, and a drafter of ours written in vLLM's layout. The
-result file is written after every number of requests, so a later failure leaves the earlier ones.
+A target with random weights in a shape's sizes, and a drafter of ours in vLLM's layout. The result
+file is written after every number of requests, so a later failure leaves the earlier ones.
 """
 
 import json
@@ -38,7 +38,7 @@ def main(job_file: str, result_file: str) -> None:
 
 
 def open_llm(job: Job, directory: Path) -> Any:
-    """vLLM over a job's shape and method."""
+    """vLLM with a job's shape and method."""
     import vllm
 
     target = directory / "target"
@@ -61,7 +61,7 @@ def open_llm(job: Job, directory: Path) -> Any:
 
 
 def speculation(job: Job, directory: Path) -> dict[str, Any]:
-    """Write the drafter; vLLM's settings for it."""
+    """Write the drafter; returns vLLM's settings for it."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     parallel, dtype = job["method"] == "peagle", getattr(torch, job["dtype"])
     shape = shape_of(job["shape"])
@@ -99,9 +99,9 @@ def target_json(config: DecoderConfig, dtype: str) -> dict[str, Any]:
 
 
 def run_case(llm: Any, job: Job, concurrency: int) -> dict[str, Any]:
-    """So many requests at once: output tokens per second of each round after a warm-up.
+    """Output tokens per second of each round with `concurrency` requests, after a warm-up.
 
-    A short one, and a whole round: some of vLLM's kernels are tuned only when they are first met.
+    The warm-up is a short and a whole round: some of vLLM's kernels are tuned at their first use.
     """
     vocab_size = shape_of(job["shape"]).target.vocab_size
     prompts = random_prompts(concurrency, job["prompt_tokens"], vocab_size)
@@ -117,7 +117,7 @@ def run_case(llm: Any, job: Job, concurrency: int) -> dict[str, Any]:
 
 
 def generate(llm: Any, asked: Sequence[tuple[list[int], int]]) -> int:
-    """Complete prompts greedily, each by so many tokens, whatever they are; how many came out."""
+    """Complete each prompt greedily by its number of tokens; returns their sum."""
     from vllm import SamplingParams
 
     params = [
@@ -132,7 +132,7 @@ def generate(llm: Any, asked: Sequence[tuple[list[int], int]]) -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of what ran."""
+    """Versions of vLLM and torch."""
     import vllm
 
     return {"vllm": vllm.__version__, "torch": torch.__version__}

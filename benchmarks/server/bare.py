@@ -1,7 +1,7 @@
 """The least that HTTP costs in Python: `bare.py PORT TARGET SPECULATIVE_CONFIG ENGINE_CONFIG`.
 
-Our engine behind a protocol of a few lines that checks nothing: what the server takes beyond this
-is its own doing.
+Our engine behind a protocol of a few lines that checks nothing: whatever the server takes beyond
+this is its own cost.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ END = b"0\r\n\r\n"
 
 
 class Bare(asyncio.Protocol):
-    """One request at a time on a connection; its head has a Content-Length, in these letters."""
+    """One request at a time per connection; its head has a Content-Length, spelled like this."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm, self._read = llm, b""
         self._tasks: set[asyncio.Task[None]] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A client came."""
+        """A client connected."""
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -49,7 +49,7 @@ class Bare(asyncio.Protocol):
 
 
 async def serve(llm: AsyncLLM, port: int) -> None:
-    """Until the process is ended."""
+    """Serve until the process is ended."""
     loop = asyncio.get_running_loop()
     await (await loop.create_server(lambda: Bare(llm), "127.0.0.1", port)).serve_forever()
 

@@ -11,7 +11,7 @@ SECONDS = 120
 
 
 class Connection:
-    """A connection to the server on this machine, kept for one request after another."""
+    """A connection to a server on this machine, kept open for several requests."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -19,7 +19,7 @@ class Connection:
     async def ask(
         self, method: str, path: str, body: bytes = b"", content_type: str = "application/json"
     ) -> "Answer":
-        """Send a request and read its answer's head."""
+        """Send a request and read the head of its answer."""
         head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n"
         head += f"Content-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
         self._writer.write(head.encode() + body)
@@ -32,7 +32,7 @@ class Connection:
 
 @asynccontextmanager
 async def connect(port: int) -> AsyncGenerator[Connection, None]:
-    """Connect; leaving the block hangs up, also in the middle of an answer."""
+    """Connect; leaving the block hangs up, even in the middle of an answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
     try:
         yield Connection(reader, writer)
@@ -49,7 +49,7 @@ class Answer:
     reader: asyncio.StreamReader
 
     async def body(self) -> bytes:
-        """The whole of it."""
+        """The whole body."""
         return b"".join([part async for part in self.parts()])
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
@@ -79,7 +79,7 @@ class Answer:
 async def ask(
     port: int, method: str, path: str, body: bytes = b"", content_type: str = "application/json"
 ) -> tuple[int, bytes]:
-    """Status and whole body."""
+    """The status and the whole body of an answer."""
     async with asyncio.timeout(SECONDS), connect(port) as connection:
         answer = await connection.ask(method, path, body, content_type)
         return answer.status, await answer.body()

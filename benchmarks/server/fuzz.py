@@ -2,9 +2,9 @@
 
     python benchmarks/server/fuzz.py --bodies 20000
 
-Valid requests with one field replaced, random JSON, and bytes that are no JSON at all go to every
-route that reads a body. A body that is answered otherwise, or not at all, is printed. Ends with 1
-when there is one.
+Valid requests with some fields replaced, random JSON, and bytes that are not JSON go to every route
+that reads a body. A body that is answered otherwise, or not at all, is printed, and the exit code
+is then 1.
 """
 
 import asyncio
@@ -107,10 +107,10 @@ Body = bytes
 
 
 def main(
-    bodies: Annotated[int, typer.Option(help="How many.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="Draws the bodies.")] = 0,
-    connections: Annotated[int, typer.Option(help="At once.")] = 8,
-    out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
+    bodies: Annotated[int, typer.Option(help="Number of bodies.")] = 20_000,
+    seed: Annotated[int, typer.Option(help="Seed of the bodies.")] = 0,
+    connections: Annotated[int, typer.Option(help="Bodies in flight.")] = 8,
+    out: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
 ) -> None:
     """Send the bodies and print how they were answered."""
     draw = random.Random(seed)
@@ -183,7 +183,7 @@ def _wild(draw: random.Random, route: str) -> Body:
 
 
 def _broken(draw: random.Random, route: str) -> Body:
-    """A request that is cut, flipped, nested too deeply, repeated, or no text."""
+    """A request that is truncated, flipped, nested too deeply, repeated, or not text."""
     body = bytearray(_encoded(VALID[route]))
     match draw.randint(0, 5):
         case 0:

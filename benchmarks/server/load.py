@@ -1,9 +1,9 @@
-"""Many streaming clients, some of which hang up: is every answer whole, and is nothing leaked?
+"""Many streaming clients, some of which hang up: is every answer complete, and does nothing leak?
 
     python benchmarks/server/load.py --prompts ../shared/data/HumanEval.jsonl.gz --minutes 5
 
 Each complete answer is compared with what the engine gives offline for the same request; greedy
-and seeded sampling are mixed, and so is K. Ends with 1 when anything is wrong.
+and seeded sampling are mixed, and so is K. The exit code is 1 when anything is wrong.
 """
 
 import asyncio
@@ -22,13 +22,13 @@ from client import ask, connect, scrape
 from process import Server, serve
 
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
-from peagle.bench.pair import bundled
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import machine, result_file
+from peagle.pair import bundled
 
 K, JOBS = 7, 200
 SETTLE_SECONDS = 60
-"""Memory is compared from here on: by then every buffer has had its largest size."""
+"""Seconds after which memory is compared: by then every buffer has reached its largest size."""
 COUNTED = {
     "prompt_tokens_total": ("prompt_tokens",),
     "spec_decode_num_drafts_total": ("speculation", "cycles"),
@@ -50,11 +50,11 @@ class Found:
 
 def main(
     prompts: Annotated[str, typer.Option(help="HumanEval's file, or other prompts.")],
-    minutes: Annotated[float, typer.Option(help="How long.")] = 5.0,
-    clients: Annotated[int, typer.Option(help="Streams at once.")] = 64,
-    leave: Annotated[float, typer.Option(help="Share of them that hang up.")] = 0.2,
-    seed: Annotated[int, typer.Option(help="Draws the requests.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
+    minutes: Annotated[float, typer.Option(help="Duration.")] = 5.0,
+    clients: Annotated[int, typer.Option(help="Streams in flight.")] = 64,
+    leave: Annotated[float, typer.Option(help="Share of streams that hang up.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Seed of the requests.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
 ) -> None:
     """Run the load and print what it found."""
     draw = random.Random(seed)
@@ -123,7 +123,7 @@ async def _run(
 
 
 async def _stream(port: int, job: Job, wanted: str, events: int | None, found: Found) -> None:
-    """One streamed request; hangs up after some events if told so."""
+    """One streamed request; hangs up after `events` events if that is not None."""
     body = {**job, "stream": True, "stream_options": {"include_usage": True}}
     text, usage, left = "", None, False
     try:
@@ -169,7 +169,7 @@ async def _problems(server: Server, found: Found, before: dict[str, float]) -> l
     for name, wanted in found.sums.items():
         counted = after[name] - before.get(name, 0.0)
         if counted < wanted or (counted > wanted and not found.answers["left"]):
-            problems.append(f"{name} counted {counted}, and the answers sum to {wanted}")
+            problems.append(f"{name} counted {counted}, but the answers sum to {wanted}")
     if abs(_growth(found)) > 0.02:
         problems.append(f"memory changed by {_growth(found):.1%}")
     if (await ask(server.port, "GET", "/health"))[0] != 200:
@@ -178,7 +178,7 @@ async def _problems(server: Server, found: Found, before: dict[str, float]) -> l
 
 
 def _growth(found: Found) -> float:
-    """Change of memory after it settled, ends averaged over ten samples."""
+    """Relative change of memory after it settled, both ends averaged over ten samples."""
     settled = [size for at, size in found.memory if at >= SETTLE_SECONDS]
     if len(settled) < 20:
         return 0.0

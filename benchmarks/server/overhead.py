@@ -2,18 +2,18 @@
 
     python benchmarks/server/overhead.py --prompts ../shared/data/HumanEval.jsonl.gz
 
-The engine runs in this process, asked through `AsyncLLM`, the server in its own, and in a third the
-same engine behind a protocol of a few lines (`bare.py`), which is what HTTP costs any server in
+The engine runs in this process, called through `AsyncLLM`, the server in its own, and in a third
+the same engine behind a protocol of a few lines (`bare.py`), which is what HTTP costs any server in
 Python. They take turns, and while one works the others wait. Greedy, end of text ignored, no prefix
-caching: all write the same tokens. Clients share the cores with the servers, and what they take
-would count as HTTP's: they are plain sockets, one loop reads whichever has something, and all they
-do with it is to look for the first token and the end.
+caching: all write the same tokens. Clients share the cores with the servers, and their time would
+count as HTTP's: so they are plain sockets, one loop reads whichever has data, and it only looks for
+the first token and the end.
 
-The sides take turns with every question (with C at once, every C questions), in a drawn order, each
-after a pause: what else the machine does, and how cold its caches are, then meets both alike. With
-C at once only the first token is timed so, from the first question on and of C questions the mean,
-since the first to arrive is answered alone; tokens per second are then those of whole passes, with
-clients that ask for their next text as soon as they have the last.
+The sides take turns with every question (with C in flight, every C questions), in random order,
+each after a pause, so that other work on the machine and cold caches affect all alike. With C in
+flight only the first token is timed this way, from the first question on, as the mean over C
+questions, since the first to arrive is answered alone; tokens per second then come from whole
+passes, with clients that ask for their next text as soon as they have the last.
 
 Starts of one side differ by 3 to 7 % on two cores, so each is started several times.
 """
@@ -39,37 +39,39 @@ import typer
 from process import bare, serve
 
 from peagle import LLM, AsyncLLM, EngineConfig, SamplingParams, SpeculativeConfig
-from peagle.bench.pair import bundled
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import machine, result_file
+from peagle.pair import bundled
 
 K, SLOWER = 7, 1.05
 GPU_SHARES = (0.28, 0.56, 0.84)
-"""Of a GPU, what may be in use once each of the three engines has started, one after another."""
+"""Share of a GPU that may be in use once each of the three engines, in order, has started."""
 CONCURRENCIES = (1, 16)
 TURNS = {1: 2, 16: 16}
-"""By concurrency, how often every prompt is asked in turn, for each pass."""
+"""Concurrency -> how often every prompt is asked in turn, for each pass."""
 PAUSE = 0.02
-"""Seconds before a question that is asked in turn."""
+"""Seconds before each question that is asked in turn."""
 SHORT = 8
-"""Tokens of its answer, where others are asked at once."""
+"""Tokens of its answer, if several are in flight."""
 END = b"0\r\n\r\n"
-"""The last, empty chunk."""
+"""The last, empty chunk of an answer."""
 
 
 def main(
     prompts: Annotated[str, typer.Option(help="HumanEval's file, or other prompts.")],
-    limit: Annotated[int, typer.Option(help="How many prompts.")] = 32,
-    joined: Annotated[str, typer.Option(help="Of how many texts one is made; several: 1,8.")] = "1",
-    max_tokens: Annotated[int, typer.Option(help="New tokens of each.")] = 128,
-    rounds: Annotated[int, typer.Option(help="Passes of each a start; more for TTFT.")] = 2,
-    starts: Annotated[int, typer.Option(help="How often each side is started.")] = 3,
-    target: Annotated[str, typer.Option(help="A target, with --drafter; else the bundled.")] = "",
+    limit: Annotated[int, typer.Option(help="Number of prompts.")] = 32,
+    joined: Annotated[str, typer.Option(help="Texts joined into each prompt; several: 1,8.")] = "1",
+    max_tokens: Annotated[int, typer.Option(help="Output tokens of each.")] = 128,
+    rounds: Annotated[int, typer.Option(help="Passes per start; more for TTFT.")] = 2,
+    starts: Annotated[int, typer.Option(help="Starts of each side.")] = 3,
+    target: Annotated[
+        str, typer.Option(help="Target, with --drafter; by default the bundled.")
+    ] = "",
     drafter: Annotated[str, typer.Option(help="Its P-EAGLE drafter.")] = "",
-    dtype: Annotated[str, typer.Option(help="Of weights and activations.")] = "float32",
-    out: Annotated[Path | None, typer.Option(help="File of the result.")] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = "float32",
+    out: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
 ) -> None:
-    """Measure both sides and print their ratios."""
+    """Measure all sides and print their ratios."""
     asked = Asked(target or str(bundled("target")), drafter or str(bundled("peagle")), dtype)
     counts = [int(count) for count in joined.split(",")]
     parts = [prompt.text for prompt in load_prompts(prompts, limit * max(counts))]
@@ -90,17 +92,17 @@ def main(
 
 @dataclass(frozen=True)
 class Case:
-    """What is asked, and how much of it at once."""
+    """The prompts, and how many of them are in flight."""
 
     joined: int
-    """Texts that each prompt is made of."""
+    """Texts joined into each prompt."""
     concurrency: int
     prompts: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One engine's settings, as each side takes them."""
+    """An engine's settings, in the form that each side takes."""
 
     target: str
     drafter: str
@@ -115,14 +117,14 @@ class Asked:
         return {"dtype": self.dtype, "enable_prefix_caching": False, **shared}
 
     def engine(self) -> AsyncLLM:
-        """In this process."""
+        """The engine in this process."""
         speculation = SpeculativeConfig(**self._speculation)
         config = EngineConfig(**self._config(GPU_SHARES[0]))
         return AsyncLLM(lambda: LLM(self.target, speculation, config))
 
     @property
     def flags(self) -> list[str]:
-        """Of `peagle serve`."""
+        """Arguments of `peagle serve`."""
         flags = [self.target, "--speculative-config", json.dumps(self._speculation)]
         flags += ["--dtype", self.dtype, "--no-enable-prefix-caching"]
         shared = ["--max-num-seqs", str(max(CONCURRENCIES)), "--gpu-memory-utilization"]
@@ -130,32 +132,32 @@ class Asked:
 
     @property
     def arguments(self) -> list[str]:
-        """Of `bare.py`."""
+        """Arguments of `bare.py`."""
         return [self.target, json.dumps(self._speculation), json.dumps(self._config(GPU_SHARES[2]))]
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Seconds that a question took, or several at once on average."""
+    """Seconds of a question, or the mean of several in flight."""
 
     first: float
-    """To its first token."""
+    """Seconds to the first token."""
     each: float
-    """Of the whole answer, a token, where nothing else was asked."""
+    """Seconds per token of the whole answer, if nothing else was in flight."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What one start of every side took for a case."""
+    """A case's times in one start of every side."""
 
     turns: list[tuple[Timed, ...]]
-    """Each side's, of as many questions as are asked at once."""
+    """For every turn each side's times, over the questions in flight."""
     rates: list[tuple[float, ...]]
-    """Each side's tokens per second of a pass; none at one request."""
+    """For every pass each side's tokens per second; empty at one request in flight."""
 
 
 def _started(asked: Asked, cases: Sequence[Case], tokens: int, rounds: int) -> list[Found]:
-    """Every case, by an engine and servers that are started for it."""
+    """Measure every case with an engine and servers that are started for it."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         found = process.submit(measured, asked, cases, tokens, rounds).result()
     for row in _rows(cases, [found]):
@@ -164,7 +166,7 @@ def _started(asked: Asked, cases: Sequence[Case], tokens: int, rounds: int) -> l
 
 
 def measured(asked: Asked, cases: Sequence[Case], tokens: int, rounds: int) -> list[Found]:
-    """The same in this process."""
+    """Measure every case in this process."""
     llm, log = asked.engine(), Path(tempfile.mkdtemp())
     with (
         asyncio.Runner() as loop,
@@ -188,21 +190,21 @@ class Side(Protocol):
     """What answers questions."""
 
     def ask(self, prompts: Iterable[str], tokens: int, at_once: int) -> list[Answer]:
-        """Ask after a pause, and whenever an answer ends the next; in the order of their ends."""
+        """Pause, then keep `at_once` prompts in flight; answers in the order of their ends."""
         ...
 
 
 @dataclass(frozen=True)
 class Sides:
-    """The engine, the server and the bare protocol, asked the same."""
+    """The engine, the server and the bare protocol, with the same questions."""
 
     sides: tuple[Side, ...]
     case: Case
     tokens: int
-    """Of each answer that is timed to its end."""
+    """Tokens of each answer that is timed to its end."""
 
     def measure(self, rounds: int) -> Found:
-        """What each takes; the first pass, not counted, only warms up."""
+        """Times of every side; the first pass only warms up and is not counted."""
         turns = self._turns(TURNS[self.case.concurrency] * rounds + 1)
         if self.case.concurrency == 1:
             return Found(turns, [])
@@ -210,7 +212,7 @@ class Sides:
         return Found(turns, passes[1:])
 
     def _rate(self, side: Side) -> float:
-        """Every prompt once, whichever client is free."""
+        """Tokens per second over every prompt once, each by whichever client is free."""
         found = side.ask(self.case.prompts, self.tokens, self.case.concurrency)
         begun = min(answer.start for answer in found)
         return len(found) * self.tokens / (found[-1].end - begun)
@@ -227,7 +229,7 @@ class Sides:
         return found[len(begins) :]
 
     def _turn(self, side: Side, begin: int) -> Timed:
-        """As many questions as there are clients, at once."""
+        """Times of one question per client, all in flight together."""
         asked = self.case.prompts[begin : begin + self.case.concurrency]
         tokens = self.tokens if self.case.concurrency == 1 else SHORT
         found = side.ask(asked, tokens, self.case.concurrency)
@@ -240,13 +242,13 @@ class Sides:
 
 @dataclass(frozen=True)
 class Engine:
-    """Asked from Python."""
+    """The engine, called from Python."""
 
     llm: AsyncLLM
     loop: asyncio.Runner
 
     def ask(self, prompts: Iterable[str], tokens: int, at_once: int) -> list[Answer]:
-        """By as many tasks."""
+        """Ask with `at_once` tasks."""
         waiting = iter(prompts)
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         found = []
@@ -268,12 +270,12 @@ class Engine:
 
 @dataclass(frozen=True)
 class Server:
-    """Asked over HTTP."""
+    """A server, asked over HTTP."""
 
     port: int
 
     def ask(self, prompts: Iterable[str], tokens: int, at_once: int) -> list[Answer]:
-        """Over new connections: a server closes those that wait for long."""
+        """Ask over new connections: a server closes those that idle for long."""
         requests = iter([_request(prompt, tokens) for prompt in prompts])
         with ExitStack() as lines, selectors.DefaultSelector() as selector:
             for _ in range(at_once):
@@ -284,7 +286,7 @@ class Server:
 
 
 def _answered(selector: selectors.BaseSelector, requests: Iterator[bytes]) -> list[Answer]:
-    """Ask on every connection, and again where an answer ends, while there are questions."""
+    """Ask on every connection, and again after each answer, while there are questions."""
     start: dict[socket.socket, float] = {}
     first: dict[socket.socket, float] = {}
     found: list[Answer] = []
@@ -323,15 +325,15 @@ def _request(prompt: str, tokens: int) -> bytes:
 
 
 def _rows(cases: Sequence[Case], starts: Sequence[Sequence[Found]]) -> list[dict[str, Any]]:
-    """A row for each case, over all that every start found for it."""
+    """A row for each case, over all starts."""
     return [_row(*one) for one in zip(cases, zip(*starts, strict=True), strict=True)]
 
 
 def _row(case: Case, starts: Sequence[Found]) -> dict[str, Any]:
-    """What each side took, and how much longer HTTP did.
+    """Each side's times, and how much longer HTTP took.
 
-    Of questions asked in turn medians, for the ratios those over the questions; of passes the best
-    of each start.
+    For questions asked in turn these are medians, the ratios' too over questions; for passes the
+    best of each start.
     """
     turns = [turn for found in starts for turn in found.turns]
     firsts = [tuple(side.first for side in turn) for turn in turns]

@@ -17,25 +17,25 @@ START_SECONDS = 120
 
 @dataclass(frozen=True)
 class Server:
-    """A server that answers."""
+    """A running server."""
 
     port: int
     pid: int
 
     @property
     def memory(self) -> int:
-        """Bytes of memory that it holds."""
+        """Bytes of memory that the process holds."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def serve(flags: Sequence[str], log: Path) -> AbstractContextManager[Server]:
-    """Start it, wait until it answers, and end it by SIGTERM."""
+    """Start `peagle serve`, wait until it answers, and end it with SIGTERM."""
     return _running([sys.executable, "-m", "peagle.cli", "serve", "--port"], flags, log, _healthy)
 
 
 def bare(arguments: Sequence[str], log: Path) -> AbstractContextManager[Server]:
-    """The same for `bare.py`, which listens when its engine is there."""
+    """The same for `bare.py`, which listens once its engine is loaded."""
     command = [sys.executable, str(Path(__file__).parent / "bare.py")]
     return _running(command, arguments, log, _listening)
 
@@ -65,7 +65,7 @@ def _listening(port: int) -> None:
 
 
 def _wait(ready: Callable[[], None], process: subprocess.Popen[bytes], log: Path) -> None:
-    """Until `ready` raises no `OSError` any more."""
+    """Wait until `ready` no longer raises `OSError`."""
     end = time.monotonic() + START_SECONDS
     while True:
         try:

@@ -19,7 +19,7 @@ import typer
 from mask_slots import SLOTS
 from sweep import Arm, Sweep
 
-from peagle.bench.pair import bundled
+from peagle.pair import bundled
 from peagle.train.recipe import Recipe
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

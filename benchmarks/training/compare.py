@@ -19,11 +19,11 @@ from ablations import BASE, RECIPES, brief
 from sweep import Arm, K, Sweep
 
 from peagle import LLM, SamplingParams, SpeculativeConfig
-from peagle.bench.pair import bundled
 from peagle.bench.prompts import Prompt, load_prompts
 from peagle.bench.report import machine, result_file
 from peagle.config import EngineConfig
 from peagle.llm import check_finished
+from peagle.pair import bundled
 from peagle.train.recipe import Recipe
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

@@ -13,7 +13,7 @@ __all__ = ["LLM", "AsyncLLM", "EngineConfig", "InputError", "SamplingParams", "S
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine when it is first asked for, so that `peagle --help` needs no torch."""
+    """Import the engine on first use, so that `peagle --help` does not import torch."""
     if name == "LLM":
         from peagle.llm import LLM
 

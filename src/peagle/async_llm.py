@@ -13,9 +13,9 @@ from peagle.config import SamplingParams
 from peagle.llm import LLM, Chunk, Prepared, Prompt
 
 SHORT_PROMPT = 4096
-"""Below this many characters or tokens encoding takes less time than a change of threads."""
+"""Below this many characters or tokens, encoding takes less time than switching threads."""
 PATIENCE = 1e-3
-"""Seconds that an engine leaves the interpreter to those who wait."""
+"""Seconds for which the engine's thread leaves the interpreter to event loops that wait."""
 
 
 class EngineClosedError(Exception):
@@ -26,8 +26,8 @@ class AsyncLLM:
     """Streams from one LLM, which is loaded and run on a thread of its own.
 
     `load` makes the LLM; what it raises is raised here. It runs on that thread because OpenMP keeps
-    a team of threads for every thread that ever computed, and as soon as two teams share the cores
-    each of them goes to sleep between products: a CPU engine then ran at 0.4 of its speed.
+    a team of threads for every thread that ever computed, and once two teams share the cores, both
+    sleep between products: a CPU engine then ran at 0.4 of its speed.
     """
 
     def __init__(self, load: Callable[[], LLM]) -> None:
@@ -35,14 +35,14 @@ class AsyncLLM:
         self._closing = threading.Lock()
         self._closed = False
         self.failed = False
-        """Whether the engine's thread ended by an error that it could not leave behind."""
+        """Whether an unrecoverable error ended the engine's thread."""
         loaded: Future[LLM] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(load, loaded), name="peagle-engine", daemon=True
         )
         self._thread.start()
         self.llm = loaded.result()
-        """Other threads may read its tokenizer, sizes and load, and `prepare`; nothing else."""
+        """Other threads may only read its tokenizer, sizes and stats, and call `prepare`."""
 
     async def stream(
         self, prompt: Prompt, params: SamplingParams | None = None
@@ -58,7 +58,7 @@ class AsyncLLM:
                 yield chunk
 
     async def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
-        """Encode and compile; what takes long on another thread, so that others are not kept."""
+        """Encode and compile, long work on another thread, so that no stream is delayed."""
         if len(prompt) < SHORT_PROMPT and params.structured_outputs is None:
             return self.llm.prepare(prompt, params)
         return await asyncio.to_thread(self.llm.prepare, prompt, params)
@@ -67,10 +67,10 @@ class AsyncLLM:
     async def run(
         self, prepared: Sequence[Prepared]
     ) -> AsyncGenerator[AsyncIterator[tuple[int, Chunk]], None]:
-        """Complete several requests at once: each chunk with its request's index.
+        """Complete several requests at once; yields each chunk with its request's index.
 
-        They are asked on entering the block; leaving it ends those still running, and so does an
-        error in any of them.
+        They are submitted on entering the block; leaving it cancels those still running, and so
+        does an error in any of them.
         """
         items: asyncio.Queue[tuple[int, Chunk | Exception]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -127,7 +127,7 @@ class AsyncLLM:
             self._end(streams)
 
     def _hand_out(self, streams: dict[str, "_Stream"], chunks: Sequence[Chunk]) -> None:
-        """Deliver what a step brought; streams that it completes are forgotten."""
+        """Deliver a step's chunks; streams that it completes are forgotten."""
         brought = [(streams[chunk.request_id], chunk) for chunk in chunks]
         taken = _deliver(brought)
         if self.llm.engine.runs_ahead or not all(stream.begun for stream, _ in brought):
@@ -138,7 +138,7 @@ class AsyncLLM:
                 del streams[chunk.request_id]
 
     def _obey(self, streams: dict[str, "_Stream"]) -> bool:
-        """Take what was asked since the last step; sleep while idle. False: time to stop."""
+        """Submit and cancel what was asked since the last step; sleep while idle. False: stop."""
         while not self._asked.empty() or not streams:
             stream = self._asked.get()
             if stream is None:
@@ -156,7 +156,7 @@ class AsyncLLM:
         return True
 
     def _fail(self, streams: dict[str, "_Stream"], error: Exception) -> None:
-        """Tell all streams, and then cancel them: that may raise, too, if the device is lost."""
+        """Tell all streams, then cancel them, which may raise as well if the device is lost."""
         failed = list(streams)
         _deliver((stream, error) for stream in streams.values())
         streams.clear()
@@ -164,7 +164,7 @@ class AsyncLLM:
             self.llm.cancel(request_id)
 
     def _end(self, streams: dict[str, "_Stream"]) -> None:
-        """Tell whoever still waits that nothing more comes, and take no more questions."""
+        """Tell every waiting stream that nothing more comes, and accept no more requests."""
         waiting = [*streams.values()]
         with self._closing:
             self._closed = True
@@ -175,7 +175,7 @@ class AsyncLLM:
 
 
 class _Stream:
-    """One request asked of the engine's thread, and the way back."""
+    """One request to the engine's thread, and where its chunks go."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _Stream:
 async def _chunks(
     items: asyncio.Queue[tuple[int, Chunk | Exception]], running: int
 ) -> AsyncIterator[tuple[int, Chunk]]:
-    """What arrives, until the last of the running requests has ended."""
+    """The chunks as they arrive, until the last of `running` requests has ended."""
     while running:
         index, item = await items.get()
         if isinstance(item, Exception):
@@ -204,9 +204,9 @@ async def _chunks(
 
 
 def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> list[threading.Event]:
-    """Hand items to the waiting streams, waking each event loop once; some may be gone by now.
+    """Hand items to the waiting streams, waking each event loop once; some may be closed by now.
 
-    The events happen when those that waited have had their turn.
+    Each event is set once the tasks that waited have had their turn.
     """
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Chunk | Exception]]]
     by_loop = defaultdict(list)
@@ -222,10 +222,10 @@ def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> list[threadi
 
 
 def _wait_for(taken: Iterable[threading.Event]) -> None:
-    """Let event loops have the interpreter before the next launch takes it for half a millisecond.
+    """Let event loops have the interpreter before the next launch holds it for half a millisecond.
 
-    A GPU has a step to go on with, unless these are the first tokens of all that runs. On a CPU,
-    whose next step takes all processors, only first tokens are worth the time.
+    A GPU meanwhile works on the next step, unless these are the first tokens of all that runs. On a
+    CPU, whose next step takes all processors, only first tokens are worth the wait.
     """
     end = time.monotonic() + PATIENCE
     for event in taken:
@@ -235,4 +235,4 @@ def _wait_for(taken: Iterable[threading.Event]) -> None:
 def _hand_over(batch: list[tuple[_Stream, Chunk | Exception]], taken: threading.Event) -> None:
     for stream, item in batch:
         stream.items.put_nowait((stream.index, item))
-    asyncio.get_running_loop().call_soon(taken.set)  # behind those whom the items wake
+    asyncio.get_running_loop().call_soon(taken.set)  # after the tasks that the items wake

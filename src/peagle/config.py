@@ -21,7 +21,7 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
 NO_PENALTIES = (1.0, 0.0, 0.0)
-"""Repetition, presence and frequency that change nothing."""
+"""Repetition, presence and frequency penalties that change nothing."""
 
 
 class Config(BaseModel):
@@ -50,16 +50,8 @@ def _one_line(kind: type[Config], error: ValidationError) -> str:
     return f"{kind.__name__}: " + "; ".join(problems)
 
 
-def read_json(name: str, text: str, example: str) -> Any:
-    """An option's JSON, whose content is checked by the configuration that it is for."""
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{name} is not JSON: {error}; give '{example}'") from None
-
-
 class StructuredOutputs(Config):
-    """The form that an output must have: one of these. Names and meanings are vLLM's."""
+    """The form that an output must have: exactly one of these. Names and meanings are vLLM's."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -91,20 +83,20 @@ class SamplingParams(Config):
     min_p: MinP = 0.0
     """Drop tokens less likely than min_p times the most likely one."""
     repetition_penalty: RepetitionPenalty = 1.0
-    """Divides positive (multiplies negative) logits of every token of prompt and output."""
+    """Divides the positive (multiplies the negative) logits of every token in prompt and output."""
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
     logit_bias: dict[int, Bias] = {}
     """Token id -> value added to its logit."""
     seed: int | None = None
-    """Same seed, same tokens: whatever the batch, and with or without speculation. On a GPU what
-    the host has a part in (`needs_host`) is drawn with more bits, which rarely shows."""
+    """Same seed, same tokens, whatever the batch, with or without speculation. On a GPU, requests
+    with `needs_host` sample in float64 and the others in float32, so a near-tie may differ."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     max_tokens: PositiveInt = 128
     min_tokens: NonNegativeInt = 0
-    """No end-of-text and no stop token before this many output tokens."""
+    """Neither an end-of-text nor a stop token before this many output tokens."""
     logprobs: TopLogprobs | None = None
     """Log-probabilities of the chosen token and of this many of the most likely ones."""
     structured_outputs: StructuredOutputs | None = None
@@ -140,7 +132,7 @@ class SamplingParams(Config):
 
     @property
     def needs_host(self) -> bool:
-        """Whether the host has a part in a row's logits: it changes or reads them."""
+        """Whether the host changes or reads a row's logits."""
         return bool(
             self.logit_bias
             or self.min_tokens
@@ -163,19 +155,20 @@ class SpeculativeConfig(Config):
     num_speculative_tokens: PositiveInt | None = None
     """K; unset is the K that the drafter was trained for."""
     parallel_drafting: bool | None = None
-    """True is P-EAGLE (K tokens in one pass), False is EAGLE-3 (K passes); unset asks the files."""
+    """True is P-EAGLE (K tokens in one pass), False is EAGLE-3 (K passes); unset, the
+    drafter's files decide."""
 
     @classmethod
     def from_json(cls, text: str) -> Self:
         """Read vLLM's JSON. Raises `InputError` when it is not a JSON object or has other keys."""
-        values = read_json("speculative config", text, '{"model": "DRAFTER"}')
+        values = parse_json_option("speculative config", text, '{"model": "DRAFTER"}')
         if not isinstance(values, dict):
             raise InputError("speculative config must be a JSON object, like vLLM's")
         return cls(**values)
 
 
 class EngineConfig(Config):
-    """The engine's sizes. Memory is taken once, at the start."""
+    """The engine's sizes. Memory is allocated once, at the start."""
 
     dtype: DType = "auto"
     """auto: bfloat16 on a GPU, float32 on a CPU (where only float32 is exactly reproducible)."""
@@ -187,18 +180,26 @@ class EngineConfig(Config):
     """Tokens per block of the KV cache."""
     kv_cache_memory: PositiveInt | None = None
     """Bytes for the KV cache of target and drafter together; unset is 1 GiB on a CPU, and on a GPU
-    what `gpu_memory_utilization` leaves beside the weights."""
+    what `gpu_memory_utilization` leaves after the weights."""
     gpu_memory_utilization: Annotated[float, Field(gt=0.0, le=1.0)] = 0.9
-    """Share of the GPU's memory that may be in use, others' included."""
+    """Share of the GPU's memory that may be in use, other processes' included."""
     max_num_seqs: PositiveInt = 64
     """Most requests that run at once."""
     max_num_batched_tokens: PositiveInt | None = None
     """Most target rows in one pass; longer prompts are prefilled in chunks. A captured cycle is a
-    pass of its own, of as many rows as its requests need. Unset is 8,192 on a GPU and 2,048 on a
-    CPU, of which prompts get 1,024; of a number that is given they may have all."""
+    pass of its own, with as many rows as its requests need. Unset is 8,192 on a GPU and 2,048 on a
+    CPU, of which prompts may take 1,024; prompts may take all of a number that is given."""
     enable_prefix_caching: bool = True
     draft_length: DraftLengths = "auto"
-    """auto: a cycle on a GPU drafts as many tokens, up to K, as bring the most tokens a second at
-    the load there is; fixed: always K. A CPU always drafts K."""
+    """auto: a cycle on a GPU drafts the number of tokens, up to K, that gives the most tokens per
+    second at the current load; fixed: always K. A CPU always drafts K."""
     seed: int = 0
-    """Seeds the requests that bring no seed of their own."""
+    """Seeds requests without a seed of their own."""
+
+
+def parse_json_option(name: str, text: str, example: str) -> Any:
+    """The JSON value of the option `name`; the configuration that takes it checks its content."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{name} is not JSON: {error}; give '{example}'") from None

@@ -1,13 +1,13 @@
-"""Token ids -> text as it comes, cut at stop strings."""
+"""Token ids -> text as they arrive, cut at stop strings."""
 
 from collections.abc import Callable, Sequence
 
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
 BYTES = 4
-"""Of one character at most, and tokens that it takes."""
+"""Most bytes of one character, hence most tokens that it takes."""
 CONTEXT = 8
-"""Tokens beside which those behind them are decoded: some tokenizers take the space away from
-whatever comes first."""
+"""Tokens decoded together with those after them: some tokenizers drop the space before whatever
+comes first."""
 
 
 class Detokenizer:
@@ -28,17 +28,17 @@ class Detokenizer:
         before = list(prompt[-CONTEXT:])
         self._tokens = [] if decode(before).endswith(UNFINISHED) else before
         self._context = 0
-        """First token that decoding the newest ones still needs beside it."""
+        """First token that decoding the newest ones still needs as context."""
         self._done = len(self._tokens)
-        """Tokens whose text is already shown or in `text`."""
+        """Number of tokens whose text is in the prompt or in `text`."""
         self._least = self._done + min_tokens
         self.text = ""
         self._shown = 0
 
     def extend(self, tokens: Sequence[int]) -> int | None:
-        """Add tokens; the number of them after which a stop string is complete, else None.
+        """Add tokens; return how many of them complete a stop string, else None.
 
-        The text then ends before that string. Without stop strings one decoding serves them all.
+        The text then ends before that string. Without stop strings all tokens are decoded at once.
         """
         if not self._stop:
             self._append(tokens)
@@ -49,9 +49,9 @@ class Detokenizer:
         return None
 
     def _append(self, tokens: Sequence[int]) -> bool:
-        """Take all but the tokens of a character that is not complete; True as of `_take`.
+        """Take all tokens but those of an incomplete character; returns as `_take`.
 
-        What has not become one after so many tokens will not.
+        Bytes that are no character after `BYTES` tokens never become one.
         """
         self._tokens += tokens
         for held in range(BYTES):
@@ -64,21 +64,21 @@ class Detokenizer:
         return self._take(text, end)
 
     def flush(self) -> bool:
-        """Take whatever bytes are left at the end, complete or not; True as of `_take`."""
+        """Take whatever bytes are left at the end, complete or not; returns as `_take`."""
         return self._take(self._decode(self._tokens[self._context :]), len(self._tokens))
 
     def delta(self, finished: bool) -> str:
-        """Text not shown yet; a possible beginning of a stop string waits until it is none."""
+        """Text not shown yet; what may begin a stop string is held back until it cannot."""
         stop = len(self.text) if finished else max(len(self.text) - self._held, self._shown)
         fresh, self._shown = self.text[self._shown : stop], stop
         return fresh
 
     def _take(self, text: str, end: int) -> bool:
-        """Add what is new in tokens up to `end`; True when a stop string is now complete."""
+        """Add the new text of tokens up to `end`; True when a stop string is now complete."""
         known = self._decode(self._tokens[self._context : self._done])
         before, fresh = len(self.text), text[len(known) :]
         self.text += fresh
-        # a token that is not shown, such as an end of text, is no context for the next one
+        # a token without text, such as an end of text, is no context for the next one
         self._context = self._done if fresh else max(self._context, self._done - CONTEXT)
         self._done = end
         return end > self._least and self._cut(before)

@@ -8,11 +8,12 @@ from peagle.errors import InputError
 CPU_KV_CACHE = 1 << 30
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 PROMPT_TOKENS = {"cpu": 1024, "cuda": 8192}
-"""Of those: twice as many take a CPU twice as long, and all of a burst would wait for its last."""
+"""Of these, for prompts. Fewer on a CPU: its time grows with the rows, and a whole burst of prompts
+would wait for its last."""
 
 
 def resolve_device(name: str) -> torch.device:
-    """The torch device of a name. Raises `InputError` when there is no such device."""
+    """The torch device called `name`. Raises `InputError` when there is no such device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -22,12 +23,12 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"device {name} is not supported; use cpu, cuda or cuda:N")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f"device {name} was asked for, and torch sees no GPU; use cpu")
+        raise InputError(f"device {name} was requested, but torch sees no GPU; use cpu")
     return device
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The torch dtype of a name; auto is bfloat16 on a GPU and float32 on a CPU."""
+    """The torch dtype called `name`; auto is bfloat16 on a GPU and float32 on a CPU."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.bfloat16 if name == "bfloat16" else torch.float32
@@ -39,12 +40,12 @@ def batched_tokens(config: EngineConfig, device: torch.device) -> int:
 
 
 def prompt_tokens(config: EngineConfig, device: torch.device) -> int:
-    """Most of those rows that prompts may have."""
+    """Most of those rows that prompts may take."""
     return config.max_num_batched_tokens or PROMPT_TOKENS[device.type]
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:
-    """Raise `InputError` when a GPU has not so many bytes free, saying how many are missing."""
+    """Raise `InputError`, saying what is missing, unless a GPU has `needed` bytes free."""
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
@@ -60,7 +61,7 @@ def _gib(size: int) -> str:
 
 
 def kv_cache_memory(config: EngineConfig, device: torch.device, workspace: int = 0) -> int:
-    """Bytes for the KV cache beside the weights and the `workspace` that steps need.
+    """Bytes for the KV cache, besides the weights and the `workspace` bytes that steps need.
 
     Raises `InputError` when none are left.
     """

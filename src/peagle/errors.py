@@ -2,7 +2,7 @@
 
 
 class InputError(ValueError):
-    """Something given to peagle cannot be used; the message says what is wrong and how to mend it.
+    """Something given to peagle cannot be used; the message says what is wrong and how to fix it.
 
-    Commands print it on one line and exit with code 2. Every other exception is a defect of ours.
+    Commands print it on one line and exit with code 2. Every other exception is a bug in peagle.
     """

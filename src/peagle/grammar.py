@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 STACK = 1 << 30
-"""Bytes, of which only those used are taken: a grammar is compiled rule by rule that another names,
-one within the other, and a request may bring thousands."""
+"""Bytes of stack, of which only those used are allocated: rules are compiled recursively, each
+within the one that names it, and a request may bring thousands."""
 SIZING_STACKS = threading.Lock()
 STEP_ITEMS = 5000
-"""Of the parser for one token: a grammar that takes more would keep all others waiting."""
+"""Most parser items per token: a grammar that takes more would keep all other requests waiting."""
 LEXER_FUEL = 200_000
-"""A fifth of llguidance's own, which repeats within repeats use up in a second and 250 MB; schemas
-of 64 KiB with hundreds of patterns and formats get by with it."""
+"""A fifth of llguidance's default, which nested repeats use up in a second and 250 MB; schemas of
+64 KiB with hundreds of patterns and formats get by with it."""
 
 
 class GrammarCompiler:
@@ -49,10 +49,10 @@ class GrammarCompiler:
 
     def compile(self, wanted: StructuredOutputs) -> "GrammarConstraint":
         """Make the constraint of one sequence. Raises `InputError` for a grammar that is wrong,
-        not supported or too complex, or that no text fits.
+        unsupported or too complex, or that no text fits.
 
-        A request's choices bring the very same form, which is compiled once. An equal one may mean
-        another: to Python `true` equals 1, and properties have no order.
+        A request's choices share one form object, which is compiled once. Forms that compare equal
+        may differ in meaning: to Python `true` equals 1, and properties have no order.
         """
         latest = self._latest
         if latest is None or latest[0] is not wanted:
@@ -84,7 +84,7 @@ def _complaint(matcher: "LLMatcher") -> str:
 
 
 def _on_large_stack(work: Callable[[], T]) -> T:
-    """What some work returns or raises, on a thread whose stack is large enough for it."""
+    """Run some work on a thread with a large stack; returns or raises what the work does."""
     done: Future[T] = Future()
 
     def run() -> None:
@@ -126,14 +126,14 @@ class GrammarConstraint:
         self._matcher = matcher.deep_copy()
         self._taken: list[int] = []
         self._masked, self._fault = 0, ""
-        """How many of the next tokens are chosen by a mask, and why no more are."""
+        """How many of the next tokens are chosen under a mask, and why no more are."""
         self.failure: str | None = None
-        """A grammar can turn out too complex as the output grows, and only then."""
+        """Why the grammar failed: it may turn out too complex only as the output grows."""
 
     def allowed(self, drafts: Sequence[int]) -> Tensor:
-        """The grammar's masks along the drafts, as far as it follows them.
+        """The grammar's masks along the drafts, as far as it follows them: [K + 1, vocab] bool.
 
-        Where it is too complex anything goes: a request that takes a token from there has failed.
+        Where it is too complex, any token is allowed: a request that takes one there has failed.
         """
         masks = self._masks(drafts)
         self._masked = len(drafts) + 1
@@ -146,7 +146,7 @@ class GrammarConstraint:
         return torch.stack(masks + [anything] * (len(drafts) + 1 - len(masks)))
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Move on by the chosen tokens; once the form is complete, the end of text is no part."""
+        """Move on by the chosen tokens; an end of text after a complete form is not part of it."""
         if len(tokens) > self._masked:
             self.failure = self._fault
             return
@@ -154,7 +154,7 @@ class GrammarConstraint:
         self._take(tokens)
 
     def _masks(self, drafts: Sequence[int]) -> list[Tensor]:
-        """Those that can be computed; drafts are taken up to the last of them."""
+        """The masks that can be computed; the matcher consumes drafts up to the last of them."""
         masks: list[Tensor] = []
         for draft in (*drafts, None):
             mask = self._mask()
@@ -168,13 +168,13 @@ class GrammarConstraint:
         return masks
 
     def _mask(self) -> Tensor:
-        """[vocab] bool"""
+        """Tokens allowed next: [vocab] bool."""
         packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
         return bits.view(-1)[: self._vocab_size].bool()
 
     def _go_back(self) -> None:
-        """Behind the output again: an error, also one behind a draft, cannot be rolled back."""
+        """Return to the end of the output: after an error, even among drafts, rollback fails."""
         self._matcher = self._unused.deep_copy()
         self._take(self._taken)
 

@@ -46,11 +46,11 @@ class Completion:
     token_times: tuple[float, ...]
     """Seconds from the request's arrival to each output token."""
     queued: float
-    """Seconds from its arrival until it first ran."""
+    """Seconds from arrival until it first ran."""
     cached_tokens: int
     """Tokens of the prompt that the prefix cache already held."""
     failure: str | None = None
-    """Why, where `finish_reason` is error."""
+    """Why it failed, where `finish_reason` is error."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Chunk:
     accepted: int
     """How many of `token_ids`, from the first on, are accepted drafts."""
     logprobs: tuple[TokenLogprobs, ...]
-    """One for each of `token_ids`, where they were asked for."""
+    """One for each of `token_ids`, if requested."""
     completion: Completion | None
-    """The whole, once finished."""
+    """The whole request, once finished."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that is encoded, but not yet queued."""
+    """A request that is encoded but not yet queued."""
 
     tokens: list[int]
     params: SamplingParams
@@ -87,7 +87,7 @@ class _Live:
 class LLM:
     """A target, perhaps a drafter, and an engine over both.
 
-    Raises `InputError` when a directory, the pair or the memory does not work.
+    Raises `InputError` when a directory is unusable, the pair does not fit or memory runs out.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class LLM:
 
     @classmethod
     def over(cls, engine: Engine, tokenizer: Any) -> Self:
-        """An LLM over an engine made elsewhere."""
+        """An LLM over an existing engine."""
         llm = cls.__new__(cls)
         llm._open(engine, tokenizer, {})
         return llm
@@ -124,15 +124,15 @@ class LLM:
         self.engine, self.tokenizer = engine, tokenizer
         self.drafter, self.k = engine.drafter, engine.k
         self.sampling_defaults = sampling_defaults
-        """What the model's own generation config suggests."""
+        """Sampling parameters that the model's generation config suggests."""
         self._ids = itertools.count()
         self._live: dict[str, _Live] = {}
         self._kept: list[Chunk] = []
-        """Chunks of requests that another caller waits for."""
+        """Chunks of requests that other callers wait for."""
 
     @functools.cached_property
     def _grammars(self) -> GrammarCompiler:
-        """Made when the first structured output is asked for."""
+        """Made for the first structured output."""
         return GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.end_tokens)
 
     @property
@@ -157,7 +157,7 @@ class LLM:
         return ids
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of a text, of an empty one perhaps none. Raises `InputError`."""
+        """Token ids of a text, possibly none for an empty one. Raises `InputError`."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -178,9 +178,9 @@ class LLM:
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[Completion]:
-        """As `generate`, but each completion once it and those before it are finished.
+        """Like `generate`, but yield each completion once it and those before it are finished.
 
-        Leaving the loop early cancels the others.
+        Leaving the loop early cancels the rest.
         """
         each = _per_prompt(params, len(prompts))
         prepared = [self.prepare(prompt, how) for prompt, how in zip(prompts, each, strict=True)]
@@ -212,9 +212,9 @@ class LLM:
             self.cancel(request_id)
 
     def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
-        """Encode a prompt and compile what its output must be; callable from any thread.
+        """Encode a prompt and compile its structured outputs; callable from any thread.
 
-        Raises `InputError` for whatever cannot be run as asked.
+        Raises `InputError` for a request that cannot run as asked.
         """
         tokens = self.encode(prompt)
         self.engine.check(tokens, params)
@@ -231,14 +231,14 @@ class LLM:
         return request_id
 
     def step(self) -> list[Chunk]:
-        """Run one engine step and return what each request got."""
+        """Run one engine step and return what each request produced."""
         outputs = self.engine.step()
         now = time.perf_counter()
         kept, self._kept = self._kept, []
         return kept + [self._chunk(output, now) for output in outputs if _says_something(output)]
 
     def _step_for(self, ids: Set[str]) -> list[Chunk]:
-        """What a step gave some requests; what it gave others is kept for whoever steps next."""
+        """One step's chunks of the requests `ids`; the others' are kept for the next step."""
         chunks = self.step()
         self._kept = [chunk for chunk in chunks if chunk.request_id not in ids]
         return [chunk for chunk in chunks if chunk.request_id in ids]
@@ -272,7 +272,7 @@ class LLM:
         )
 
     def _complete(self, live: _Live, surplus: int, reason: str | None) -> Completion | None:
-        """The finished request, less `surplus` tokens behind a stop string; None while running."""
+        """The finished request, less `surplus` tokens after a stop string; None while it runs."""
         if reason is None:
             return None
         request = live.request
@@ -298,7 +298,7 @@ class LLM:
 
 
 def check_finished(completions: Iterable[Completion]) -> None:
-    """Raise `InputError` for the first that ended with an error."""
+    """Raise `InputError` for the first completion that ended with an error."""
     for index, completion in enumerate(completions, start=1):
         if completion.failure is not None:
             raise InputError(f"prompt {index} ended with an error: {completion.failure}")
@@ -315,8 +315,8 @@ def default_k(drafter: Drafter) -> int:
 
 
 def end_tokens(directory: Path, own: int | None) -> tuple[int, ...]:
-    """The target's end-of-text ids: from its generation config, else its config, and the
-    tokenizer's own, which may be all that a fine-tune has changed. As vLLM has it."""
+    """The target's end-of-text ids: its generation config's, else its config's, and `own`, the
+    tokenizer's, which may be all that a fine-tune has changed. The same as in vLLM."""
     ends: list[Any] = [] if own is None else [own]
     for name in ("generation_config.json", "config.json"):
         if (directory / name).exists():
@@ -328,7 +328,7 @@ def end_tokens(directory: Path, own: int | None) -> tuple[int, ...]:
 
 
 def sampling_defaults(directory: Path) -> dict[str, float]:
-    """How a model wants to be sampled, as far as its generation config says so."""
+    """The sampling parameters that a model's generation config suggests."""
     path = directory / "generation_config.json"
     config = read_json(path) if path.exists() else {}
     numbers = ((name, config.get(name)) for name in SUGGESTED)

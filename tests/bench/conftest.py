@@ -11,7 +11,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
 
 @pytest.fixture(scope="session")
 def data() -> Path:
-    """Public prompt sets, which lie beside the repository where it is developed."""
+    """Public prompt sets, which are beside the repository where it is developed."""
     place = Path(__file__).parents[3] / "shared" / "data"
     if not place.is_dir():
         pytest.skip(f"no prompt sets at {place}")

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from peagle.bench import load
-from peagle.bench.load import Case, Workload, best_of, drive, list_cases, run_cases
+from peagle.bench.load import Case, PromptWorkload, best_of, drive, list_cases, run_cases
 from peagle.bench.pair import Pair
 from peagle.bench.prompts import load_prompts
 from peagle.config import SamplingParams
@@ -15,7 +15,9 @@ TOKENS = 12
 @pytest.fixture(scope="module")
 def workload(pair):
     drafters = {"eagle3": str(pair.eagle3), "peagle": str(pair.peagle)}
-    return Workload(Pair(str(pair.target), drafters), tuple(load_prompts("bundled", 3)), TOKENS)
+    return PromptWorkload(
+        Pair(str(pair.target), drafters), tuple(load_prompts("bundled", 3)), TOKENS
+    )
 
 
 class Counting:

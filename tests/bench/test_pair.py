@@ -1,23 +1,13 @@
 import pytest
 
-from peagle.bench import pair as module
-from peagle.bench.pair import METHODS, Pair, bundled, choose_pair
+from peagle.bench.pair import METHODS, Pair, choose_pair
 from peagle.errors import InputError
 
 NO_DRAFTERS = {"eagle3": None, "peagle": None}
 
 
-def test_the_bundled_pair_is_found_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PLACE", tmp_path)
-    (tmp_path / "peagle").mkdir()
-    (tmp_path / "peagle" / "config.json").write_text("{}")
-    assert bundled("peagle") == tmp_path / "peagle"
-    with pytest.raises(InputError, match=r"lacks the bundled target .*recipes/demo"):
-        bundled("target")
-
-
 def test_only_what_will_run_is_looked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "PLACE", tmp_path)
+    monkeypatch.setattr("peagle.pair.PLACE", tmp_path)
     assert choose_pair(["none"], "own", NO_DRAFTERS) == Pair("own", {})
     mixed = choose_pair(["none", "peagle"], "own", {"eagle3": None, "peagle": "drafter"})
     assert mixed == Pair("own", {"peagle": "drafter"})

@@ -8,7 +8,7 @@ from peagle.errors import InputError
 
 
 class Tokenizer:
-    """One token a character; a chat template that marks the roles."""
+    """One token per character; a chat template that marks the roles."""
 
     def __init__(self, chat_template=None):
         self.chat_template = chat_template
@@ -87,7 +87,7 @@ def test_a_chat_goes_through_the_template_where_there_is_one(tmp_path):
     assert Prompt("plain").token_ids(templated) == [1, *map(ord, "plain")]
 
 
-def test_a_template_that_refuses_is_the_users_to_mend():
+def test_a_template_that_refuses_is_an_input_error():
     prompt = Prompt("be kind", ({"role": "system", "content": "be kind"},))
     with pytest.raises(InputError, match="chat template refuses this: no system role"):
         prompt.token_ids(Tokenizer("template"))
@@ -114,7 +114,7 @@ GOOD = b'{"prompt": "x"}\n'
         ("s.jsonl.gz", gzip.compress(GOOD, mtime=0)[:-9], r"s\.jsonl\.gz cannot be read"),
         ("s.txt", b"fine\n\xfe\n", r"s\.txt:2: not valid UTF-8"),
         ("s.txt", b"", r"s\.txt holds no prompt"),
-        ("s.csv", GOOD, r"s\.csv is no prompt file by its name"),
+        ("s.csv", GOOD, r"s\.csv is not named like a prompt file"),
     ],
 )
 def test_a_bad_file_is_named_with_its_line(tmp_path, name, content, complaint):

@@ -7,7 +7,7 @@ import os
 import pytest
 from rich.console import Console
 
-from peagle.bench.load import Case, Run, Workload
+from peagle.bench.load import Case, PromptWorkload, Run
 from peagle.bench.measures import Measures, Percentiles
 from peagle.bench.pair import Pair
 from peagle.bench.prompts import Prompt
@@ -77,7 +77,9 @@ def test_the_summary_has_a_row_a_method():
 
 
 def test_the_result_file_has_the_environment_and_the_runs(tmp_path):
-    workload = Workload(Pair("target", {"peagle": "drafter"}), (Prompt("x"),), 8, "bfloat16", "cpu")
+    workload = PromptWorkload(
+        Pair("target", {"peagle": "drafter"}), (Prompt("x"),), 8, "bfloat16", "cpu"
+    )
     facts = environment(workload)
     assert (facts["dtype"], facts["device"], facts["max_tokens"]) == ("bfloat16", "cpu", 8)
     assert facts["cpu"]

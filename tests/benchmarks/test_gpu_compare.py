@@ -1,4 +1,4 @@
-"""The comparison on a GPU, where there is none: its orchestration, its table and its plot."""
+"""The comparison without a GPU: its orchestration, its table and its plot."""
 
 import json
 import os
@@ -79,7 +79,7 @@ class TestMatches:
                 Match.parse(wrong)
 
     def test_vllm_runs_again_where_its_drafter_leaves_the_graphs(self):
-        """P-EAGLE's 2K rows a request pass 512 at 37 requests and K = 7."""
+        """P-EAGLE's 2K rows per request exceed 512 at 37 requests and K = 7."""
         levels = (1, 36, 37, 64)
         first = Trial("vllm", PEAGLE, levels)
         assert trials("vllm", PEAGLE, levels) == [first, Trial("vllm", PEAGLE, (37, 64), 896)]
@@ -193,7 +193,7 @@ class TestCompare:
         assert [each["failure"] for each in found["records"]] == [None] * 2
         assert found["records"][1]["runs"][0]["rounds"] == [1.0, 2.0, 3.0]
         emitted = found["records"][0]["runs"][0]["acceptance_length"]
-        assert 1.0 < emitted <= 3.0  # of two cycles; random weights by themselves give 1
+        assert 1.0 < emitted <= 3.0  # in two cycles; random weights by themselves give 1
         assert done.stdout.count("| tiny |") == 1
         merged = compare("draw", out / "comparison.json", "--out", tmp_path / "all")
         assert merged.stdout == done.stdout == (tmp_path / "all/comparison.md").read_text() + "\n"

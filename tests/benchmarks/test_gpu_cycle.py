@@ -93,7 +93,7 @@ def test_groups(name: str, group: str):
 
 
 def test_every_triton_kernel_has_a_group():
-    """One of a cycle that is renamed or new must be placed; helpers are launched by nobody."""
+    """A new or renamed kernel of a cycle needs a group; helpers are never launched."""
     folder = Path(__file__).parents[2] / "src" / "peagle" / "ops" / "triton"
     of_training = ("divergence.py", "swiglu.py")
     paths = [path for path in folder.rglob("*.py") if path.name not in of_training]

@@ -1,4 +1,4 @@
-"""Drawn lengths on both sides, with vLLM's figures made up."""
+"""Random lengths on both sides, with vLLM's figures made up."""
 
 import json
 import os
@@ -61,4 +61,4 @@ def test_wrong_lengths_are_refused():
         timeout=60,
     )
     assert done.returncode == 1
-    assert "a median and a most" in done.stderr
+    assert "a median and a maximum" in done.stderr

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 @pytest.fixture(scope="module")
 def bad(pair, tmp_path_factory):
-    """Directories and files that are wrong in one way each."""
+    """Directories and files with one fault each."""
     root = tmp_path_factory.mktemp("bad")
     (root / "empty").mkdir()
     (root / "prompts.jsonl").write_text('{"prompt": "fine"}\n{"prompt": ')
@@ -109,7 +109,7 @@ def test_a_target_that_cannot_be_used(refused, bad, target, complaint):
 
 
 def test_logits_that_are_no_numbers(peagle, pair, bad, tmp_path):
-    """Of finite weights; found out by running."""
+    """From finite weights, so that it shows only in the run."""
     asked = ("generate", "--target", bad / "huge", "--prompt", "x")
     complaint = "prompt 1 ended with an error: the target's logits are NaN"
     result = peagle(*asked)
@@ -164,7 +164,7 @@ def test_bench_needs_a_place_for_its_result(refused, pair, tmp_path, monkeypatch
 
 
 def test_a_missing_bundled_pair_names_the_recipe(refused, tmp_path, monkeypatch):
-    monkeypatch.setattr("peagle.bench.pair.PLACE", tmp_path)
+    monkeypatch.setattr("peagle.pair.PLACE", tmp_path)
     for command in (["demo"], ["bench"], ["generate", "--prompt", "x"]):
         assert "recipes/demo" in refused(*command)
 

@@ -33,10 +33,10 @@ def test_a_shape_is_measured_and_marked_synthetic(peagle, tmp_path):
         ([*SHAPE, "--k", "3", "--synthetic-acceptance", "5"], "make at most 4"),
         ([*SHAPE, "--k", "3", "--synthetic-acceptance", "0.5"], "at least 1 token"),
         ([*SHAPE, "--synthetic-acceptance", "2", "--target", "x"], "leave out --target"),
-        ([*SHAPE, "--methods", "none", "--prompt-tokens", "0"], "at least one token"),
+        ([*SHAPE, "--methods", "none", "--prompt-tokens", "0"], "at least one prompt token"),
         ([*SHAPE, "--methods", "none", "--max-tokens", "1020"], "more than the 1024"),
-        (["--random-weights"], "go with --shape"),
-        (["--synthetic-acceptance", "2"], "go with --shape"),
+        (["--random-weights"], "need --shape"),
+        (["--synthetic-acceptance", "2"], "need --shape"),
     ],
 )
 def test_what_does_not_fit_is_refused(peagle, arguments, message):

@@ -1,4 +1,4 @@
-"""The curves as drawn, looked at as axes rather than as pixels."""
+"""The curves as drawn, checked as axes rather than as pixels."""
 
 from pathlib import Path
 

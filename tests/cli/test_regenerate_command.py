@@ -17,9 +17,9 @@ from peagle.llm import LLM
 TOKENS = 64
 """More than an answer has."""
 ENDS = list(range(0, 300, 4))
-"""An untrained target says one of these soon."""
+"""An untrained target soon emits one of these."""
 START_SECONDS = 60
-"""Of a process on a busy machine."""
+"""Seconds allowed for a process on a busy machine."""
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_second_run_does_what_is_left(regenerate, tmp_path):
 
 
 def test_edited_data_is_answered_where_it_is_new_or_changed(peagle, stub, tmp_path):
-    """None is skipped, or answered twice, since others stand on its line now."""
+    """No conversation is skipped or answered twice because line numbers have changed."""
     out, data = tmp_path / "out.jsonl", tmp_path / "data.jsonl"
     stub.reply = lambda body: said(f"about {body['messages'][0]['content']}")
     more = ["--endpoint", stub.url, "--model", "m", "--output", out]
@@ -216,7 +216,7 @@ def command(source, stub, out):
 
 
 def begin(source, stub, out, lines):
-    """A process of its own, stopped in no way yet, that has written some lines."""
+    """A separate, still running process that has written some lines."""
     process = subprocess.Popen(
         command(source, stub, out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -230,7 +230,7 @@ def begin(source, stub, out, lines):
 
 @pytest.fixture
 def slow(stub, tmp_path):
-    """Sixty conversations of two answers, from a server that takes its time."""
+    """Sixty conversations of two answers, from a slow server."""
 
     def reply(body):
         time.sleep(0.02)
@@ -274,7 +274,7 @@ def test_ctrl_c_keeps_what_is_written_and_ends_with_130(slow, stub, tmp_path):
 
 
 BAD = [
-    ([], "{target} is the target; name the conversations' files behind it"),
+    ([], "{target} is the target; name the conversations' files after it"),
     (["absent.jsonl"], "absent.jsonl cannot be read: No such file"),
     (["{chats}", "--endpoint", "http://x/v1"], "--endpoint and --model go together"),
     (["{chats}", "--model", "m"], "--endpoint and --model go together"),

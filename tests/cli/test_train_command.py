@@ -1,4 +1,4 @@
-"""`peagle train`: the dry run, what it shows and logs, how it stops and goes on."""
+"""`peagle train`: the dry run, what it shows and logs, how it stops and continues."""
 
 import gc
 import io
@@ -15,8 +15,8 @@ import yaml
 from rich.console import Console
 from tiny_pair import save_tokenizer
 
-from peagle.cli import train as module
 from peagle.cli.trackers import RUN_ID
+from peagle.cli.train import showing_reports
 from peagle.errors import InputError
 from peagle.train.estimate import Estimate
 from peagle.train.recipe import Recipe
@@ -272,7 +272,7 @@ class TestStopping:
         result = peagle("train", recipe)
         assert result.code == 130
         assert result.err.splitlines()[-2:] == [
-            "the same command goes on from the snapshot at step 25",
+            "the same command continues from the snapshot at step 25",
             "peagle: interrupted",
         ]
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
@@ -301,13 +301,13 @@ class TestStopping:
 
         at_step(5, broken)
         result = peagle("train", recipe)
-        again = "the same command goes on from the snapshot at step 0"
+        again = "the same command continues from the snapshot at step 0"
         assert result.err.splitlines()[-2] == again
 
     def test_what_a_lost_run_wrote_after_its_snapshot_is_dropped(
         self, peagle, recipe, at_step, monkeypatch, whole
     ):
-        """It was lost at step 30 and in the middle of a line; the snapshot is of step 20."""
+        """It was lost at step 30 and in the middle of a line; the snapshot is from step 20."""
 
         def lost() -> None:
             raise RuntimeError
@@ -344,7 +344,7 @@ class TestTrackers:
 
     @pytest.fixture
     def wandb(self, tmp_path_factory, monkeypatch):
-        """A stand-in that remembers what it is told."""
+        """A stand-in that remembers what it is sent."""
         site = tmp_path_factory.mktemp("site")
         (site / "wandb.py").write_text(FAKE_WANDB)
         monkeypatch.syspath_prepend(site)
@@ -383,7 +383,7 @@ class TestTrackers:
 
 def test_the_bar_tells_loss_time_left_and_the_last_acceptance_length():
     console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
-    with module._progress_bar(console, steps=1000, start=100) as show:
+    with showing_reports(console, steps=1000, start=100) as show:
         show(Report(110, 1.5, Estimate((0.5, 0.25), 1.75), True))
         show(Report(120, 1.25, None, False))
     text = console.file.getvalue()

@@ -71,7 +71,7 @@ def test_chunks_behind_others_and_behind_cached_prefixes(targets, trained, passe
         found = tiny.run(engine, prompts, HOW)
         assert tiny.outputs(found) == tiny.outputs(expected)
         assert [r.speculation for r in found] == [r.speculation for r in expected]
-    assert engine.load.prefix_hits >= 3 * 64
+    assert engine.stats.prefix_hits >= 3 * 64
     assert passes.count(True) >= len(passes) - 1
 
 

@@ -318,7 +318,7 @@ def test_a_later_chunk_without_memory_keeps_the_earlier_one(targets, trained, mo
     monkeypatch.setattr(Prefill, "run", second_time_short)
     with pytest.warns(UserWarning, match="no memory for 40 prompt tokens"):
         assert tiny.run(engine, [prompt], how)[0].output == expected
-    assert engine.load.prefix_hits >= 32
+    assert engine.stats.prefix_hits >= 32
     assert max(calls[2:]) <= 20
 
 

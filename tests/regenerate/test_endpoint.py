@@ -14,9 +14,9 @@ from chat_templates import assistant, user
 from openai_stub import Reply, Stub, openai_stub, said
 
 from peagle import LLM, AsyncLLM, EngineConfig
-from peagle.bench.pair import bundled
 from peagle.config import SamplingParams
 from peagle.errors import InputError
+from peagle.pair import bundled
 from peagle.regenerate import endpoint as module
 from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.regenerate.endpoint import Endpoint, open_endpoint, seconds_to_wait

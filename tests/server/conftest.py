@@ -1,4 +1,4 @@
-"""One real server a session over the bundled pair, and the same engine without it."""
+"""One real server per session over the bundled pair, and the same engine without it."""
 
 import socket
 import threading
@@ -11,7 +11,7 @@ import uvicorn
 from openai import OpenAI
 
 from peagle import LLM, AsyncLLM, EngineConfig, SpeculativeConfig
-from peagle.bench.pair import bundled
+from peagle.pair import bundled
 from peagle.server.app import create_app
 from peagle.server.service import Service
 from peagle.server.settings import ServerSettings
@@ -22,7 +22,7 @@ NAME = "demo"
 
 
 def load() -> LLM:
-    """The bundled pair; with 4 rows requests also wait."""
+    """The bundled pair; with 4 rows, some requests have to wait."""
     speculation = SpeculativeConfig(model=str(bundled("peagle")), num_speculative_tokens=K)
     config = EngineConfig(dtype="float32", max_num_seqs=4, kv_cache_memory=1 << 26)
     return LLM(bundled("target"), speculation, config)
@@ -30,14 +30,14 @@ def load() -> LLM:
 
 @dataclass(frozen=True)
 class Running:
-    """A server that listens."""
+    """A running server."""
 
     url: str
     port: int
     service: Service
 
     def wait_until_idle(self, seconds: float = 10.0) -> None:
-        """Fail unless every request and block is given back in time."""
+        """Fail unless every request and block is freed in time."""
         engine, end = self.service.llm.engine, time.monotonic() + seconds
         while engine.busy or self.service.admitted:
             assert time.monotonic() < end, "a request was left behind"
@@ -76,7 +76,7 @@ def _clean(server: Running) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def offline() -> LLM:
-    """The same engine, asked directly."""
+    """The same engine, called directly."""
     return load()
 
 

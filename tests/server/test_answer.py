@@ -37,12 +37,12 @@ def test_the_head_goes_out_while_the_first_event_is_waited_for() -> None:
 
 def test_an_event_is_one_line_for_clients_that_end_lines_at_any_separator() -> None:
     sent = event({"text": "a\u2028\u0085\n\x0cé"}).decode()
-    assert len(sent.splitlines()) == 2  # its own and the empty one behind it
+    assert len(sent.splitlines()) == 2  # its own and the empty one after it
     assert json.loads(sent.removeprefix("data: ")) == {"text": "a\u2028\u0085\n\x0cé"}
 
 
 def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And what it held is given back."""
+    """And what it held is freed."""
     monkeypatch.setattr("peagle.server.answer.UNREAD", 0.05)
 
     async def ask() -> list[str]:

@@ -83,7 +83,7 @@ def test_streamed_completion_equals_the_whole(client: OpenAI):
 
 
 def test_a_stream_counts_as_it_goes(client: OpenAI):
-    """As load generators ask for it, of vLLM."""
+    """vLLM's option, which load generators use."""
     options = {"include_usage": True, "continuous_usage_stats": True}
     how = {"prompt": [PROMPT, OTHER], "n": 2, "max_tokens": 12, "temperature": 0.9, "seed": 5}
     *chunks, last = complete(client, stream=True, stream_options=options, **how)
@@ -209,7 +209,7 @@ def test_echo_puts_the_prompt_first(client: OpenAI):
 
 
 def test_echo_is_what_was_said(client: OpenAI):
-    """Special tokens of a text are part of it."""
+    """Special tokens are part of the text."""
     said = "a<|endoftext|>b"
     answer = complete(client, prompt=said, max_tokens=1, echo=True)
     assert answer.choices[0].text.startswith(said)
@@ -230,7 +230,7 @@ def test_templates_get_what_a_tool_was_called_with_as_an_object(server: Running)
 
 
 def test_a_tool_call_is_the_same_text_in_every_rendering(server: Running):
-    """What a drafter learns from, and what answers are regenerated behind, is what is served."""
+    """Training and regeneration render a conversation as the server does."""
     template = (
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for c in m.tool_calls or [] %}"
         "{% for key, value in c.function.arguments | items %}({{ key }}: {{ value | tojson }})"
@@ -374,7 +374,7 @@ def test_results_of_tools_are_part_of_the_conversation(client: OpenAI):
 
 
 def test_an_answer_goes_back_as_the_client_has_it(client: OpenAI):
-    """As an object, as a dictionary, and as its helper for streams puts it together."""
+    """As an object, as a dictionary, and as the client's streaming helper assembles it."""
     how = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
     how |= {"max_tokens": 200, "temperature": 0}
     message = chat(client, **how).choices[0].message

@@ -58,7 +58,7 @@ def test_no_request_is_a_server_error(
     @given(case=document[path][method].as_strategy(generation_mode=mode))
     @settings(max_examples=12, suppress_health_check=list(HealthCheck))
     def check(case: schemathesis.Case) -> None:
-        # an answer without a limit goes on to the end of the context
+        # an answer without a limit continues to the end of the context
         case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=120)
 
     check()

@@ -61,7 +61,7 @@ def assert_text(page: Chrome, name: str, words: str) -> None:
 
 
 def finish(page: Chrome) -> str:
-    """Wait for the end; how it ended."""
+    """Wait for the end; returns how it ended."""
     state = "document.body.dataset.state"
     WebDriverWait(page, 30).until(
         lambda p: p.execute_script(f"return {state}") not in ("running", "idle")
@@ -81,7 +81,7 @@ def test_every_token_shows_where_it_came_from(page: Chrome, offline: LLM):
     assert content(page, "answer") == wanted.text
     assert len(spans) == len(wanted.token_ids)
     drafted = len(page.find_elements(By.CSS_SELECTOR, "#answer span.draft"))
-    surplus = K  # of the last cycle, of which the page sees what was still wanted
+    surplus = K  # of the last cycle, of which the page gets only what was still wanted
     assert wanted.speculation.accepted - surplus <= drafted <= wanted.speculation.accepted
     assert len(page.find_elements(By.CSS_SELECTOR, "#cycles i")) == wanted.speculation.cycles + 1
     assert f"tokens\n{len(spans)}" in page.find_element(By.ID, "stats").text

@@ -1,4 +1,4 @@
-"""Hostile, leaving and too many clients; each test looks at the engine afterwards."""
+"""Hostile, vanishing and too many clients; each test checks the engine afterwards."""
 
 import contextlib
 import json
@@ -49,7 +49,7 @@ def send(server: Running, body: dict[str, Any], missing: int = 0) -> socket.sock
 
 
 def begin(server: Running, body: dict[str, Any]) -> socket.socket:
-    """Send a request and read until its first event has come."""
+    """Send a request and read until its first event."""
     connection = send(server, body)
     seen = b""
     while b"data: " not in seen:
@@ -146,7 +146,7 @@ def test_a_full_queue_answers_429_and_recovers(small: Running):
 
 
 def begin_unanswered(server: Running) -> HTTPConnection:
-    """A request that waits behind those that run."""
+    """A request that waits until others end."""
     before = server.service.admitted
     connection = HTTPConnection("127.0.0.1", server.port)
     connection.request("POST", "/v1/completions", json.dumps(LONG), HEADERS)
@@ -156,7 +156,7 @@ def begin_unanswered(server: Running) -> HTTPConnection:
 
 
 def test_a_body_of_many_faults_is_told_the_first(server: Running):
-    """Of millions the list alone takes gigabytes."""
+    """A list of millions of errors takes gigabytes."""
     for path, field in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
         wrong = {field: [{}] * 400_000}
         start = time.perf_counter()
@@ -165,7 +165,7 @@ def test_a_body_of_many_faults_is_told_the_first(server: Running):
         assert time.perf_counter() - start < 3.0
 
 
-def test_a_head_behind_a_large_body_is_none_of_it(server: Running):
+def test_a_head_after_a_large_body_does_not_count_the_body(server: Running):
     """Both may come in one read."""
     body = json.dumps({"prompt": "x" * 120_000}).encode()
     head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
@@ -180,7 +180,7 @@ def test_a_head_behind_a_large_body_is_none_of_it(server: Running):
 
 @pytest.mark.parametrize("line", [b"X-Long: " + b"a" * 1000, b"X-Many: a\r\n" * 100])
 def test_a_head_without_an_end_is_refused(line: bytes):
-    """As `peagle serve` has its connections, over an application that answers all."""
+    """Connections as in `peagle serve`, over an application that answers everything."""
     config = uvicorn.Config(_fine, http=Connection, log_config=None, lifespan="off", ws="none")
     running, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
@@ -417,7 +417,7 @@ def test_a_sequence_that_fails_says_why(server: Running, caplog: pytest.LogCaptu
 
 @pytest.fixture
 def shared() -> Iterator[Running]:
-    """A server that pages of one other origin may ask."""
+    """A server that pages of one other origin may call."""
     yield from start(
         ServerSettings(model_names=(NAME,), api_keys=(KEY,), allowed_origins=("https://a.example",))
     )
@@ -426,7 +426,7 @@ def shared() -> Iterator[Running]:
 def test_pages_of_other_origins_ask_where_they_are_allowed_to(
     server: Running, shared: Running, monkeypatch: pytest.MonkeyPatch
 ):
-    """And read why they are refused."""
+    """And read why a request is refused."""
     asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
     asked["Access-Control-Request-Headers"] = "authorization,content-type"
     status, found, _ = ask(shared, "/v1/completions", b"", "OPTIONS", Authorization="", **asked)
@@ -448,7 +448,7 @@ def test_pages_of_other_origins_ask_where_they_are_allowed_to(
 def test_a_path_is_one_word_of_the_log(server: Running, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", logger="peagle.server"):
         assert ask(server, "/a%0Ainfo%20request%1b", {})[0] == 404
-        end = time.monotonic() + 10  # the line comes behind the answer
+        end = time.monotonic() + 10  # the line comes after the answer
         while not (paths := [vars(one).get("path") for one in caplog.records]):
             assert time.monotonic() < end
             time.sleep(0.01)

@@ -48,7 +48,7 @@ class Process:
         )
 
     def wait(self) -> None:
-        """Until it answers."""
+        """Wait until it answers."""
         while self.get("/health") != 200:
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.1)
@@ -88,7 +88,7 @@ def process(port: int) -> Iterator[Process]:
 def test_requests_are_read_while_launches_keep_the_interpreter(
     monkeypatch: pytest.MonkeyPatch, gpu: bool, share: float
 ):
-    """Launching threads give it away ten times as often as Python's own rule has it."""
+    """Launching threads yield it ten times as often as by Python's default."""
     monkeypatch.setattr(Engine, "runs_ahead", gpu)
     usual, seen = sys.getswitchinterval(), []
 
@@ -106,7 +106,7 @@ def test_requests_are_read_while_launches_keep_the_interpreter(
 
 
 def test_a_server_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch):
-    """And with an exit code after which it is started again."""
+    """With an exit code after which it is started again."""
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
     llm = AsyncLLM(load)
     llm.failed = True  # as its thread leaves it
@@ -216,7 +216,7 @@ def test_a_key_of_nothing_does_not_let_everyone_in(
     engine: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("PEAGLE_API_KEY", value)
-    monkeypatch.setattr("peagle.cli.serve._serve", lambda *_: pytest.fail("it lets everyone in"))
+    monkeypatch.setattr("peagle.server.run.bind", lambda *_: pytest.fail("it lets everyone in"))
     monkeypatch.setattr("peagle.server.vllm.become", lambda *_: pytest.fail("so does vLLM"))
     assert main(["serve", "--engine", engine]) == 2
     assert "PEAGLE_API_KEY is empty; give a key" in capsys.readouterr().err
@@ -226,11 +226,15 @@ def test_a_key_of_nothing_does_not_let_everyone_in(
 def test_a_variable_holds_one_key(
     flags: list[str], keys: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ):
-    """The flag comes before it."""
+    """The flag takes precedence."""
     given: list[ServerSettings] = []
     monkeypatch.setenv("PEAGLE_API_KEY", "a b\n")
-    monkeypatch.setattr("peagle.cli.serve._serve", lambda *seen: given.append(seen[3]))
-    assert main(["serve", *flags]) == 0
+    monkeypatch.setattr("peagle.async_llm.AsyncLLM", lambda _: None)
+    monkeypatch.setattr("peagle.server.run.end_on_sigterm", lambda: None)
+    monkeypatch.setattr(
+        "peagle.server.run.serve", lambda llm, settings, listener: given.append(settings)
+    )
+    assert main(["serve", "--port", "0", *flags]) == 0
     assert given[0].api_keys == keys
 
 

@@ -1,4 +1,4 @@
-"""What a schema may ask of the compiler, which takes time and memory for each state of a number."""
+"""Limits of schemas: the compiler takes time and memory for each state of a number."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Tool calls: what a request may ask for, and taking answers apart however they arrive."""
+"""Tool calls: what a request may ask for, and parsing answers however they are split."""
 
 import itertools
 import json
@@ -51,7 +51,7 @@ def test_parts_are_found_however_the_text_is_cut(
 
 
 def test_arguments_are_told_as_they_were_written():
-    """No number is rounded, no key of two is lost, and none is too long to be read."""
+    """No number is rounded or too long to parse, and no duplicate key is lost."""
     text = '{"x": 12345678901234567890.5, "x": 1e999, "y": ' + "9" * 5000 + "}"
     call = f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>'
     _, [found] = ToolParser().feed(call, finished=True)

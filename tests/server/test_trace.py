@@ -7,7 +7,7 @@ from peagle.server.trace import TextOffsets, token_bytes
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Of one token: how it is stored, and what it says."""
+    """A tokenizer of one token: how it is stored, and its text."""
 
     piece: str
     text: str

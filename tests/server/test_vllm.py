@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from peagle.bench.pair import bundled
 from peagle.cli.app import main
+from peagle.pair import bundled
 
 FAKE = "#!/bin/sh\nprintf '%s\\n' \"$@\"\n"
 

@@ -17,13 +17,13 @@ from unittest import mock
 import pytest
 import tiny
 
-from peagle.bench.pair import bundled
 from peagle.bench.prompts import load_prompts
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request
 from peagle.models.tokenizer import load_tokenizer
+from peagle.pair import bundled
 from peagle.train import initial
 from peagle.train.recipe import Recipe
 from peagle.train.run import prepare

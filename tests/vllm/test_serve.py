@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from peagle import LLM, EngineConfig, SamplingParams
-from peagle.bench.pair import bundled
+from peagle.pair import bundled
 
 pytestmark = pytest.mark.vllm
 PYTHON = Path(os.environ.get("PEAGLE_VLLM_PYTHON", ".venv-vllm/bin/python")).absolute()

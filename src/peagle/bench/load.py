@@ -19,7 +19,7 @@ Tokens = Sequence[int]
 
 @dataclass(frozen=True)
 class Case:
-    """What is run: none, eagle3 or peagle, drafting `k` tokens (0 for none), C at a time."""
+    """What is run: none, eagle3 or peagle with `k` drafts (0 for none), `concurrency` at a time."""
 
     method: str
     k: int
@@ -28,7 +28,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Run:
-    """A case, what it measured, and what it wrote."""
+    """A case, its measures and its outputs."""
 
     case: Case
     measures: Measures
@@ -37,7 +37,7 @@ class Run:
     identical_to_none: bool | None
     """Whether every output equals the one without speculation; None where that was not run."""
     rounds: tuple[float, ...] = ()
-    """OTPS of every round, of which this run is the median."""
+    """OTPS of every round; this run is the median one."""
 
     def as_json(self) -> dict[str, Any]:
         """The run as an entry of the result file."""
@@ -45,8 +45,8 @@ class Run:
         return {**asdict(self.case), **asdict(self.measures), **others}
 
 
-class Work(Protocol):
-    """What the cases of a benchmark have in common."""
+class Workload(Protocol):
+    """What all cases of a benchmark share."""
 
     @property
     def max_tokens(self) -> int:
@@ -55,7 +55,7 @@ class Work(Protocol):
 
     @property
     def rounds(self) -> int:
-        """How often each case runs; the median is kept."""
+        """Number of runs of each case; the median is kept."""
         ...
 
     @property
@@ -64,7 +64,7 @@ class Work(Protocol):
         ...
 
     def params(self, k: int, max_tokens: int) -> SamplingParams:
-        """How every request samples."""
+        """The sampling parameters of every request."""
         ...
 
     def open(self, method: str, k: int, concurrency: int) -> LLM:
@@ -77,7 +77,7 @@ class Work(Protocol):
 
 
 @dataclass(frozen=True)
-class Workload:
+class PromptWorkload:
     """The same models, prompts and number of output tokens for every case."""
 
     pair: Pair
@@ -89,7 +89,7 @@ class Workload:
     comparable: bool = True
 
     def __post_init__(self) -> None:
-        self.params(0, self.max_tokens)  # refuses an impossible number before anything runs
+        self.params(0, self.max_tokens)  # refuses an invalid number before anything runs
 
     def params(self, k: int, max_tokens: int) -> SamplingParams:
         """Greedy, and never ending early, so that all cases do the same work."""
@@ -102,7 +102,7 @@ class Workload:
     def open(self, method: str, k: int, concurrency: int) -> LLM:
         """The engine for a method that drafts exactly `k` tokens.
 
-        Without prefix caching: a case must not profit from an earlier one's prompts.
+        Without prefix caching, so that no case profits from an earlier one's prompts.
         """
         config = EngineConfig(
             dtype=self.dtype,
@@ -124,7 +124,7 @@ class Workload:
 def list_cases(
     methods: Iterable[str], ks: Sequence[int], concurrencies: Sequence[int]
 ) -> list[Case]:
-    """Every combination, `none` first and without a K, since the others are compared to it."""
+    """Every combination, `none` first and without a K, since the others are compared with it."""
     ordered = sorted(set(methods), key=METHODS.index)
     return [
         Case(method, k, concurrency)
@@ -135,11 +135,11 @@ def list_cases(
 
 
 def run_cases(
-    workload: Work, cases: Iterable[Case], on_finish: Callable[[], None] = lambda: None
+    workload: Workload, cases: Iterable[Case], on_finish: Callable[[], None] = lambda: None
 ) -> Iterator[Run]:
-    """Run cases, those of one method and K on one engine; `on_finish` is called after each request.
+    """Run cases; those of one method and K share an engine. Calls `on_finish` after each request.
 
-    Raises `InputError` before the first of them when a prompt is too long.
+    Raises `InputError` before a case runs whose longest prompt does not fit.
     """
     reference: tuple[tuple[int, ...], ...] | None = None
     for (method, k), same in itertools.groupby(cases, key=lambda case: (case.method, case.k)):
@@ -151,7 +151,7 @@ def run_cases(
 
 
 def best_of(rounds: Sequence[Sequence[Run]]) -> list[Run]:
-    """Each case's fastest run of several rounds; identical only if it was so in all of them."""
+    """Each case's fastest run of several rounds; identical only if it was in all of them."""
     best = []
     for runs in zip(*rounds, strict=True):
         fastest = max(runs, key=lambda run: run.measures.otps)
@@ -167,7 +167,7 @@ def drive(
     concurrency: int,
     on_finish: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
-    """Complete all requests, `concurrency` of them in flight until fewer are left."""
+    """Complete all requests, keeping `concurrency` of them in flight while enough are left."""
     waiting = iter(enumerate(requests))
     running: dict[str, int] = {}
     done: dict[int, Completion] = {}
@@ -182,7 +182,7 @@ def drive(
 
 
 def _run_method(
-    workload: Work, method: str, k: int, cases: list[Case], on_finish: Callable[[], None]
+    workload: Workload, method: str, k: int, cases: list[Case], on_finish: Callable[[], None]
 ) -> Iterator[Run]:
     most = max(case.concurrency for case in cases)
     llm = workload.open(method, k, most)
@@ -218,6 +218,6 @@ def _check_length(llm: LLM, prompts: Sequence[Tokens], max_tokens: int) -> None:
     longest = max(len(prompt) for prompt in prompts)
     if longest + max_tokens > llm.engine.max_length:
         raise InputError(
-            f"the longest prompt has {longest} tokens and {max_tokens} are to follow, and the "
+            f"the longest prompt has {longest} tokens and {max_tokens} are to follow, but the "
             f"context holds {llm.engine.max_length}; lower --max-tokens or shorten the prompt"
         )

@@ -23,7 +23,7 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Measures:
-    """What one run of a load measured; the field names are those of the result file."""
+    """What one run measured; the field names are those of the result file."""
 
     otps: float
     acceptance_length: float
@@ -35,7 +35,7 @@ class Measures:
 
 
 def measure(completions: Sequence[Completion], seconds: float) -> Measures:
-    """All measures of the requests that ran within `seconds` of wall time."""
+    """All measures of requests that together took `seconds` of wall time."""
     tokens = sum(len(completion.token_ids) for completion in completions)
     completions = [completion for completion in completions if completion.token_times]
     return Measures(
@@ -50,7 +50,7 @@ def measure(completions: Sequence[Completion], seconds: float) -> Measures:
 
 
 def acceptance_length(completions: Sequence[Completion]) -> float:
-    """Mean tokens emitted per cycle, bonus included; 1 where nothing was drafted."""
+    """Mean tokens emitted per cycle, bonus included; 1 if nothing was drafted."""
     return _pooled(completions).acceptance_length
 
 
@@ -63,8 +63,8 @@ def acceptance_rates(completions: Sequence[Completion]) -> tuple[float, ...]:
 def token_gaps(times: Sequence[float]) -> Iterator[float]:
     """Time between tokens (ITL), one value for each token after the first step's, in `times`' unit.
 
-    Tokens that came in one step share its time; each of them took an equal part of the gap to the
-    step before. So the values of a request sum to its last time less its first one.
+    Tokens of one step share its time; each gets an equal part of the gap to the step before. So a
+    request's values sum to its last time less its first one.
     """
     steps = [(time, len(list(same))) for time, same in itertools.groupby(times)]
     for (before, _), (now, count) in itertools.pairwise(steps):
@@ -72,7 +72,7 @@ def token_gaps(times: Sequence[float]) -> Iterator[float]:
 
 
 def percentiles(values: Sequence[float]) -> Percentiles:
-    """p50, p95 and p99, interpolated linearly; zeros where there is no value."""
+    """p50, p95 and p99, interpolated linearly; zeros if there is no value."""
     ordered = sorted(values) or [0.0]
     return Percentiles(*(_percentile(ordered, share) for share in (0.50, 0.95, 0.99)))
 

@@ -1,43 +1,28 @@
-"""A target and its drafters: those that the package brings, or the user's own."""
+"""A target and its drafters: the bundled ones or the user's own."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from peagle.drafters.diagnosis import diagnose
 from peagle.errors import InputError
 from peagle.models.weights import model_directory
+from peagle.pair import bundled
 
 METHODS = ("none", "eagle3", "peagle")
-PLACE = Path(__file__).parents[1] / "pair"
-
-
-def bundled(name: str) -> Path:
-    """The directory of the bundled `target`, `eagle3` or `peagle`.
-
-    Raises `InputError` when this installation came without it.
-    """
-    directory = PLACE / name
-    if not (directory / "config.json").is_file():
-        raise InputError(
-            f"this installation lacks the bundled {name} ({directory}); "
-            "train it with recipes/demo, or name your own directories"
-        )
-    return directory
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, and the drafter of each method that is going to run; directories or hub ids."""
+    """A target, and the drafter of each method that will run; directories or hub ids."""
 
     target: str
     drafters: Mapping[str, str]
 
     def check(self, k: int) -> list[str]:
-        """Look at every drafter before anything runs.
+        """Check every drafter before anything runs.
 
         Returns a warning for each one trained for fewer than `k` tokens; raises `InputError` with
-        every problem of all of them.
+        all problems of all of them.
         """
         target = model_directory(self.target)
         problems: list[str] = []
@@ -58,7 +43,7 @@ class Pair:
 def choose_pair(
     methods: Sequence[str], target: str | None, drafters: Mapping[str, str | None]
 ) -> Pair:
-    """The directories given, else the bundled ones; a target of one's own needs own drafters."""
+    """The directories given, else the bundled ones; a target of the user's needs its drafters."""
     chosen: dict[str, str] = {}
     for method in methods:
         given = drafters.get(method)

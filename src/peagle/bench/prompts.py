@@ -1,4 +1,4 @@
-"""Prompts to run: those that the package brings, and the formats that prompt sets come in."""
+"""Prompts to run: the bundled ones, and the formats that prompt sets come in."""
 
 import gzip
 import itertools
@@ -22,7 +22,7 @@ class Prompt:
 
     text: str
     messages: tuple[Mapping[str, str], ...] = ()
-    """The chat behind `text`, for a tokenizer that has a template for one."""
+    """The chat that `text` comes from, for a tokenizer with a chat template."""
 
     def __post_init__(self) -> None:
         if not self.text:
@@ -33,7 +33,7 @@ class Prompt:
             raise InputError("the prompt is not valid UTF-8 text") from None
 
     def token_ids(self, tokenizer: Any) -> list[int]:
-        """Token ids, through the tokenizer's chat template where there is a chat and a template."""
+        """Token ids, by the tokenizer's chat template if there are a chat and a template."""
         if not (self.messages and tokenizer.chat_template):
             return list(tokenizer(self.text).input_ids)
         text = render_chat(tokenizer, self.messages, add_generation_prompt=True)
@@ -43,8 +43,8 @@ class Prompt:
 def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of a file, or of the package's own set when it is "bundled".
 
-    JSON lines hold `prompt` (as HumanEval), `turns` (as MT-Bench; the first one is asked) or
-    `messages`; a .txt file holds one prompt a line. Raises `InputError` naming file and line.
+    JSON lines hold `prompt` (as HumanEval), `turns` (as MT-Bench; the first one is used) or
+    `messages`; a .txt file holds one prompt per line. Raises `InputError` naming file and line.
     """
     if limit is not None and limit < 1:
         raise InputError(f"a limit of {limit} prompts leaves nothing to run")
@@ -73,7 +73,7 @@ def _parser(path: Path) -> Any:
         return _from_json
     if path.suffix == ".txt":
         return Prompt
-    raise InputError(f"{path} is no prompt file by its name; give {FORMATS}, or bundled")
+    raise InputError(f"{path} is not named like a prompt file; give {FORMATS}, or bundled")
 
 
 def _read(path: Path) -> bytes:

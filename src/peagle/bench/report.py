@@ -14,7 +14,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from peagle.bench.load import Run, Workload
+from peagle.bench.load import PromptWorkload, Run
 from peagle.config import DType
 from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
@@ -22,8 +22,8 @@ from peagle.errors import InputError
 NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 
 
-def environment(workload: Workload) -> dict[str, Any]:
-    """Machine, versions and settings that a result depends on."""
+def environment(workload: PromptWorkload) -> dict[str, Any]:
+    """The machine, versions and settings that a result depends on."""
     return (
         machine()
         | hardware(workload.device, workload.dtype)
@@ -38,7 +38,7 @@ def environment(workload: Workload) -> dict[str, Any]:
 
 
 def hardware(device_name: str, dtype: DType) -> dict[str, Any]:
-    """The device and the type that an engine computes on and in."""
+    """The device and dtype that an engine computes with."""
     device = resolve_device(device_name)
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -69,7 +69,7 @@ def cpu_name() -> str:
 
 
 def speed_up(run: Run, runs: Sequence[Run]) -> float | None:
-    """How many times the OTPS of no speculation at the same concurrency; None without one."""
+    """OTPS over that of no speculation at the same concurrency; None where that was not run."""
     for other in runs:
         if other.case.method == "none" and other.case.concurrency == run.case.concurrency:
             return run.measures.otps / other.measures.otps
@@ -77,7 +77,7 @@ def speed_up(run: Run, runs: Sequence[Run]) -> float | None:
 
 
 def summary_table(runs: Sequence[Run]) -> Table:
-    """One row a method: speed, acceptance, and whether the output is the same."""
+    """One row per method: speed, acceptance, and whether the output is the same."""
     table = _empty_table(("K", "tokens/s", "speed-up", "tokens/cycle", "same output"))
     for run in runs:
         table.add_row(NAMES[run.case.method], *_speed_cells(run, runs), _identical(run))
@@ -85,7 +85,7 @@ def summary_table(runs: Sequence[Run]) -> Table:
 
 
 def full_table(runs: Sequence[Run], caption: str | None = None) -> Table:
-    """One row a run, with its median latencies."""
+    """One row per run, with its median latencies."""
     columns = ("K", "OTPS", "speed-up", "AL", "TTFT ms", "ITL ms", "E2E ms", "same")
     table = _empty_table(("C", *columns))
     table.caption = caption

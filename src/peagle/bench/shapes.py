@@ -1,4 +1,4 @@
-"""Models of a published size with random weights, to measure time where acceptance is synthetic."""
+"""Models of a published size with random weights, to measure time with synthetic acceptance."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ MASK_TOKEN = 151_643
 
 @dataclass(frozen=True)
 class Shape:
-    """A target's sizes, and those in which its drafters differ."""
+    """A target's sizes, and the sizes in which its drafters differ from it."""
 
     target: DecoderConfig
     draft_intermediate_size: int
@@ -76,7 +76,7 @@ SHAPES = {
 
 
 def shape_of(name: str) -> Shape:
-    """The sizes of a name. Raises `InputError`."""
+    """The shape called `name`. Raises `InputError` for an unknown one."""
     if name not in SHAPES:
         raise InputError(f"shape {name} is not known; choose one of {', '.join(SHAPES)}")
     return SHAPES[name]
@@ -125,7 +125,7 @@ def random_engine(
 ) -> Engine:
     """An engine over a shape; `method` is none, eagle3 or peagle; see `Engine` for `synthetic`.
 
-    Raises `InputError` for an unknown shape and for memory that does not suffice.
+    Raises `InputError` for an unknown shape or too little memory.
     """
     shape, device = shape_of(name), resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
@@ -145,7 +145,7 @@ def random_prompts(count: int, length: int, vocab_size: int, seed: int = 1) -> S
 
 
 def _fill(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Weights of normal deviation `STD`, norms of one, on the device."""
+    """Set weights to normal noise of deviation `STD` and norms to one, on the device."""
     generator = torch.Generator(device).manual_seed(0)
     for owner in module.modules():
         for name, parameter in list(owner.named_parameters(recurse=False)):

@@ -1,4 +1,4 @@
-"""Time without meaning: random weights of a real size, and acceptance that is given."""
+"""Time without meaning: random weights of a real size, and a set acceptance length."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,10 @@ DRAFT_LAYERS = {"peagle": 4, "eagle3": 1}
 
 
 def acceptance_rates(k: int, length: float) -> list[float]:
-    """In which share of cycles draft 1, 2, ... K is accepted, for a mean acceptance length.
+    """The share of cycles that accept draft 1, 2, ... K, for a mean acceptance length.
 
-    Every draft is as likely as any other if those before it are right, about what real drafters
-    show; the probability is found by halving.
+    Every draft is equally likely to be right if those before it are, about what real drafters
+    show; the probability is found by bisection.
     """
     low, high = 0.0, 1.0
     for _ in range(60):
@@ -28,7 +28,7 @@ def acceptance_rates(k: int, length: float) -> list[float]:
 
 
 class NoText:
-    """In place of a tokenizer: tokens that stand for nothing."""
+    """In place of a tokenizer: random tokens have no text."""
 
     def decode(self, tokens: Any, **_: Any) -> str:
         """Nothing."""
@@ -37,9 +37,10 @@ class NoText:
 
 @dataclass(frozen=True)
 class SyntheticWorkload:
-    """A shape, and prompts of random tokens, as many as requests are in flight.
+    """A shape, and prompts of random tokens, one for each request in flight.
 
-    Raises `InputError` for an unknown shape and an acceptance length below 1.
+    Raises `InputError` for an unknown shape, lengths that do not fit it, and an acceptance length
+    below 1.
     """
 
     shape: str
@@ -56,7 +57,7 @@ class SyntheticWorkload:
     def __post_init__(self) -> None:
         context = shape_of(self.shape).target.max_position_embeddings
         if min(self.prompt_tokens, self.max_tokens) < 1:
-            raise InputError("a prompt has at least one token, and so has an output")
+            raise InputError("give at least one prompt token and one output token")
         if self.prompt_tokens + self.max_tokens > context:
             raise InputError(
                 f"{self.prompt_tokens} prompt and {self.max_tokens} output tokens are more than "

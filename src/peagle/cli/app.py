@@ -1,4 +1,4 @@
-"""The `peagle` command: its subcommands, and how it ends."""
+"""The `peagle` command: its subcommands and exit codes."""
 
 import os
 import sys
@@ -11,11 +11,11 @@ from peagle.errors import InputError
 
 INPUT_ERROR, INTERRUPTED = 2, 130
 SPINS = "10000"
-"""Turns for which a thread of torch's keeps its core while it waits for the others of a product.
-libgomp's own are thirty times as many, which another process that works has to wait for, and the
-engine for that: beside one 22 tokens/s so on two cores, and 135 with these. A server keeps
-libgomp's: its event loop and clients take cores for microseconds all the time, and with threads
-that went to sleep meanwhile its answers took 5 to 9 % longer."""
+"""Turns for which a torch thread spins on its core while it waits for the others of a product.
+libgomp's default is thirty times as many, during which another busy process waits for the core, and
+then the engine for that process: 22 tokens/s beside such a process on two cores, and 135 with these
+turns. A server keeps libgomp's: its event loop and clients take cores for microseconds all the
+time, and with threads that sleep meanwhile its answers took 5 to 9 % longer."""
 
 app = typer.Typer(
     name="peagle",
@@ -53,6 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _end(message: str, code: int) -> int:
-    """Say on one line why it ends."""
+    """Print on one line why it ends."""
     print("peagle:", *message.split(), file=sys.stderr)
     return code

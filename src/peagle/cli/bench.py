@@ -1,4 +1,4 @@
-"""`peagle bench`: methods, K and concurrency against each other on the same prompts."""
+"""`peagle bench`: compare methods, K and concurrency on the same prompts."""
 
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ from peagle.config import DraftLengths
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.bench.load import Case, Work, Workload
+    from peagle.bench.load import Case, PromptWorkload, Workload
     from peagle.bench.synthetic import SyntheticWorkload
 
 EXAMPLE = """\b
@@ -26,35 +26,42 @@ Examples:
 
 def bench(
     prompts: Annotated[
-        str, typer.Option(help="bundled, or a file: .jsonl, .jsonl.gz or .txt (one a line).")
+        str, typer.Option(help="bundled, or a file: .jsonl, .jsonl.gz or .txt (one per line).")
     ] = "bundled",
     methods: Annotated[
-        str, typer.Option(help="Some of none, eagle3 and peagle.")
+        str, typer.Option(help="Methods to run: any of none, eagle3, peagle.")
     ] = "none,eagle3,peagle",
-    k: Annotated[str, typer.Option("--k", help="Numbers of tokens to draft a cycle.")] = "3,5,7",
-    concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1",
+    k: Annotated[
+        str, typer.Option("--k", help="Drafts per cycle, one or several: 3,5,7.")
+    ] = "3,5,7",
+    concurrency: Annotated[
+        str, typer.Option(help="Requests in flight, one or several: 1,8.")
+    ] = "1",
     max_tokens: Annotated[int, typer.Option(help="Output tokens of every request.")] = 128,
     limit: Annotated[
-        int | None, typer.Option(help="Use the first prompts only.", show_default="all of them")
+        int | None,
+        typer.Option(
+            help="Use only this many prompts, the first ones.", show_default="all of them"
+        ),
     ] = None,
     json: Annotated[
-        Path | None, typer.Option(help="Result file to write.", show_default="none")
+        Path | None, typer.Option(help="Write the result to this file.", show_default="none")
     ] = None,
     shape: Annotated[
         str | None,
-        typer.Option(help="A published model's size instead of a model.", show_default="none"),
+        typer.Option(help="Run a published size, not a model: qwen3-8b, ...", show_default="none"),
     ] = None,
     random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Say that a shape's weights are random.")
+        bool, typer.Option("--random-weights", help="Required by --shape: its weights are random.")
     ] = False,
     synthetic_acceptance: Annotated[
         float | None,
-        typer.Option(help="Acceptance length that a shape's drafters get.", show_default="none"),
+        typer.Option(help="Acceptance length to simulate with --shape.", show_default="none"),
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(help="Of each of a shape's prompts.")] = 256,
+    prompt_tokens: Annotated[int, typer.Option(help="Prompt length with --shape.")] = 256,
     draft_length: Annotated[
         DraftLengths,
-        typer.Option(help="auto: a shape's cycles draft what is fastest at the load, up to K."),
+        typer.Option(help="With --shape; auto: as many drafts, up to K, as are fastest."),
     ] = "fixed",
     target: Target = None,
     eagle3: Eagle3 = None,
@@ -68,7 +75,7 @@ def bench(
     Greedy, every request of the same length. All inputs are checked before the first run; the
     result file appears whole or not at all.
     """
-    from peagle.bench.load import Workload, list_cases
+    from peagle.bench.load import PromptWorkload, list_cases
     from peagle.bench.pair import choose_pair
     from peagle.bench.prompts import load_prompts
     from peagle.bench.report import environment
@@ -88,12 +95,10 @@ def bench(
         _run_shape(synthetic, cases, json)
         return
     if random_weights or synthetic_acceptance is not None or draft_length != "fixed":
-        raise InputError(
-            "--random-weights, --synthetic-acceptance and --draft-length go with --shape"
-        )
+        raise InputError("--random-weights, --synthetic-acceptance and --draft-length need --shape")
     given = tuple(load_prompts(prompts, limit))
     pair = choose_pair(_methods(methods), target, {"eagle3": eagle3, "peagle": peagle})
-    workload = Workload(pair, given, max_tokens, dtype, device)
+    workload = PromptWorkload(pair, given, max_tokens, dtype, device)
     _check(workload, cases)
     _run(workload, cases, environment(workload), json, len(cases) * len(workload.prompts))
 
@@ -102,7 +107,7 @@ def _acceptance(
     cases: "Sequence[Case]", random_weights: bool, synthetic_acceptance: float | None
 ) -> float:
     if not random_weights:
-        raise InputError("--shape has no weights of its own; add --random-weights to say so")
+        raise InputError("--shape has random weights; add --random-weights to confirm")
     if all(case.k == 0 for case in cases):
         return synthetic_acceptance or 1.0
     if synthetic_acceptance is None:
@@ -138,7 +143,7 @@ def _methods(text: str) -> list[str]:
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """Distinct positive numbers, as "3,5,7" names them."""
+    """Distinct positive numbers, from text such as "3,5,7"."""
     try:
         numbers = list(dict.fromkeys(int(part) for part in text.split(",")))
     except ValueError:
@@ -148,18 +153,18 @@ def _numbers(option: str, text: str) -> list[int]:
     return numbers
 
 
-def _check(workload: "Workload", cases: "Sequence[Case]") -> None:
+def _check(workload: "PromptWorkload", cases: "Sequence[Case]") -> None:
     most = max(case.concurrency for case in cases)
     if most > len(workload.prompts):
         raise InputError(
-            f"--concurrency {most} needs as many prompts, and there are {len(workload.prompts)}"
+            f"--concurrency {most} needs as many prompts, but there are {len(workload.prompts)}"
         )
     for warning in workload.pair.check(max(case.k for case in cases)):
         typer.echo(f"peagle: warning: {warning}", err=True)
 
 
 def _run(
-    workload: "Work",
+    workload: "Workload",
     cases: "Sequence[Case]",
     environment: dict[str, Any],
     json: Path | None,

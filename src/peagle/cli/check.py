@@ -21,7 +21,7 @@ def check(
 ) -> None:
     """Say what a drafter is and whether it fits its target.
 
-    Facts go to stdout; problems, each with its mend, go to stderr, one a line, and make the exit
+    Facts go to stdout. Problems, each with its fix, go to stderr, one per line, and make the exit
     code 2.
     """
     from peagle.drafters.diagnosis import diagnose, target_problems

@@ -36,7 +36,7 @@ STYLE: dict[Any, Any] = {
 
 
 def draw_curves(entries: Sequence[dict[str, Any]], loss: str, path: Path) -> None:
-    """Draw the entries of a run's log, of which at least one is an evaluation's.
+    """Draw the entries of a run's log, at least one of them an evaluation.
 
     The PNG appears in one rename, so that a viewer never sees half of it.
     """
@@ -86,12 +86,12 @@ def _draw_acceptance_length(axes: "Axes", evaluations: Sequence[dict[str, Any]])
 
 
 def _marks(evaluations: Sequence[dict[str, Any]]) -> str:
-    """Lines, with a dot an evaluation as long as those are few."""
+    """Lines, with a dot per evaluation while those are few."""
     return "o-" if len(evaluations) <= FEW else "-"
 
 
 def _measure_steps(axes: "Axes") -> None:
-    """Steps from 0, in whole numbers."""
+    """Mark steps from 0, in whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set(xlabel="step", xlim=(0, None))

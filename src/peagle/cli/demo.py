@@ -1,4 +1,4 @@
-"""`peagle demo`: one answer as it comes, then the methods against each other."""
+"""`peagle demo`: one answer as it is written, then a comparison of the methods."""
 
 import time
 from typing import TYPE_CHECKING
@@ -10,18 +10,18 @@ from peagle.cli.options import Eagle3, Peagle, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
 
 if TYPE_CHECKING:
-    from peagle.bench.load import Run, Workload
+    from peagle.bench.load import PromptWorkload, Run
     from peagle.llm import LLM, Chunk
 
 EXAMPLE = """\b
 Example:
   peagle demo"""
 K = 7
-"""About where both methods are fastest on a CPU; `peagle bench` shows others."""
+"""About the fastest K of both methods on a CPU; `peagle bench` shows others."""
 ANSWER_TOKENS = 160
 COMPARED_PROMPTS, COMPARED_TOKENS = 4, 96
 ROUNDS, PATIENCE = 3, 15.0
-"""The best of so many rounds counts; on a slow machine none begins after so many seconds."""
+"""The best of `ROUNDS` counts; on a slow machine none begins after `PATIENCE` seconds."""
 PROMPT, DRAFTED, OWN = "dim", "green", "bold yellow"
 """Styles: the prompt, accepted drafts, and tokens that the target chose itself."""
 
@@ -31,15 +31,15 @@ def demo(
 ) -> None:
     """Watch a model write with a drafter's help.
 
-    Then see what that help is worth: under a minute on two CPU cores, without a network.
+    Then see what that help is worth. Takes under a minute on two CPU cores, without a network.
     """
-    from peagle.bench.load import Workload
+    from peagle.bench.load import PromptWorkload
     from peagle.bench.pair import METHODS, choose_pair
     from peagle.bench.prompts import load_prompts
 
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
     prompts = tuple(load_prompts("bundled", COMPARED_PROMPTS))
-    workload = Workload(pair, prompts, COMPARED_TOKENS, "float32")  # exactly comparable
+    workload = PromptWorkload(pair, prompts, COMPARED_TOKENS, "float32")  # exactly comparable
     pair.check(K)
     use_threads(threads)
     console = Console(highlight=False)
@@ -47,7 +47,7 @@ def demo(
     _show_comparison(console, workload)
 
 
-def _show_answer(console: Console, workload: "Workload") -> None:
+def _show_answer(console: Console, workload: "PromptWorkload") -> None:
     """Stream one completion, each token in the colour of where it came from."""
     llm, prompt = workload.open("peagle", K, concurrency=1), workload.prompts[0]
     drafted, own = ("accepted drafts", DRAFTED), ("the target's own tokens", OWN)
@@ -65,7 +65,7 @@ def _coloured(llm: "LLM", chunk: "Chunk") -> Text:
     return Text.assemble((chunk.text[: len(drafted)], DRAFTED), (chunk.text[len(drafted) :], OWN))
 
 
-def _show_comparison(console: Console, workload: "Workload") -> None:
+def _show_comparison(console: Console, workload: "PromptWorkload") -> None:
     from peagle.bench.load import best_of
     from peagle.bench.report import summary_table
 
@@ -78,7 +78,7 @@ def _show_comparison(console: Console, workload: "Workload") -> None:
     )
 
 
-def _rounds(workload: "Workload") -> "list[list[Run]]":
+def _rounds(workload: "PromptWorkload") -> "list[list[Run]]":
     from peagle.bench.load import Case, run_cases
 
     cases = [Case("none", 0, 1), Case("eagle3", K, 1), Case("peagle", K, 1)]

@@ -1,4 +1,4 @@
-"""The dry run of `peagle train`: what a run would do and take, as tables."""
+"""The dry run of `peagle train`: what a run would do and need, as tables."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ Units = tuple[tuple[float, str], ...]
 
 
 def print_plan(recipe: "Recipe") -> None:
-    """Print what a recipe comes to; nothing is written. Raises `InputError` as the run would."""
+    """Print what a recipe amounts to; nothing is written. Raises `InputError` as the run would."""
     from peagle.train.plan import Plan
 
     plan, console = Plan.of(recipe), Console(soft_wrap=True)
@@ -32,7 +32,7 @@ def print_plan(recipe: "Recipe") -> None:
 
 
 def _print(console: Console, title: str, rows: Iterable[Row], *columns: str) -> None:
-    """A titled table; columns with a heading hold numbers, all but the first."""
+    """A titled table; all columns with a heading but the first hold numbers."""
     table = Table(box=None, padding=(0, 2), pad_edge=False, show_header=bool(columns))
     for index, column in enumerate(columns or ("", "")):
         table.add_column(column, justify="right" if columns and index else "left")
@@ -50,7 +50,7 @@ def _recipe(plan: "Plan") -> Iterable[Row]:
 
 
 def _text(value: Any) -> str:
-    """A value as YAML has it."""
+    """A value as YAML writes it."""
     if isinstance(value, tuple):
         return escape(f"[{', '.join(map(str, value))}]")
     if value is None or isinstance(value, bool):
@@ -118,6 +118,6 @@ def _time(plan: "Plan") -> Iterable[Row]:
 
 
 def _in_unit(amount: float, scale: float, units: Units) -> str:
-    """An amount in the largest unit of which `scale` is at least one."""
+    """An amount in the largest unit that `scale` reaches."""
     size, unit = next((unit for unit in units if scale >= unit[0]), units[-1])
     return f"{amount / size:,.2f} {unit}"

@@ -1,4 +1,4 @@
-"""The engine's own acceptance length of a drafter, beside the one estimated in its training."""
+"""A drafter's acceptance length in the engine, beside the estimate from its training."""
 
 import gc
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from peagle.train.recipe import Recipe
 
 PROMPTS, TOKENS = 32, 128
-"""How many held-out prompts are answered, and with how many tokens at most."""
+"""Most held-out prompts, and most tokens of each answer."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class EngineLength:
 
 
 def held_out_prompts(validation: "PackedRows") -> list[tuple[int, ...]]:
-    """The first prompts of held-out conversations: what is before the first response."""
+    """The first held-out conversations' prompts: what comes before the first response."""
     documents = (document for row in validation.documents for document in row)
     return list(islice((document.prompt for document in documents if document.prompt), PROMPTS))
 
@@ -39,8 +39,8 @@ def held_out_prompts(validation: "PackedRows") -> list[tuple[int, ...]]:
 def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> EngineLength:
     """Answer prompts with the target and the drafter in the recipe's output, at K_train.
 
-    Raises `InputError` where the engine cannot. Whatever trained must be let go before: a large
-    target has no room beside itself.
+    Raises `InputError` if the engine cannot. The trainer must be freed before: there is no room
+    for a large target twice.
     """
     import torch
 

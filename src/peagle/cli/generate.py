@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle.cli.loading import load_llm
+from peagle.cli.loading import choose_speculation, load_llm
 from peagle.cli.options import Device, DTypeName, Target, Threads, use_threads
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig, read_json
+from peagle.config import EngineConfig, SamplingParams, parse_json_option
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -32,37 +32,43 @@ def generate(
         list[str] | None, typer.Option(help="A prompt, or - to read one from stdin; repeatable.")
     ] = None,
     prompts: Annotated[
-        str | None, typer.Option(help="File of prompts: .jsonl, .jsonl.gz or .txt (one a line).")
+        str | None, typer.Option(help="File of prompts: .jsonl, .jsonl.gz or .txt (one per line).")
     ] = None,
     target: Target = None,
     drafter: Annotated[
         str | None,
         typer.Option(
             help="Drafter: directory or hub id.",
-            show_default="the bundled one; none beside your own target",
+            show_default="the bundled one; none with your own target",
         ),
     ] = None,
     k: Annotated[
         int | None,
-        typer.Option(
-            "--k", help="Tokens to draft a cycle.", show_default="what it was trained for"
-        ),
+        typer.Option("--k", help="Tokens to draft per cycle.", show_default="as trained"),
     ] = None,
     speculative_config: Annotated[
         str | None, typer.Option(help="vLLM's JSON, in place of --drafter and --k.")
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens to write.")] = DEFAULT.max_tokens,
-    min_tokens: Annotated[int, typer.Option(help="No end before this many.")] = DEFAULT.min_tokens,
+    max_tokens: Annotated[int, typer.Option(help="Most output tokens.")] = DEFAULT.max_tokens,
+    min_tokens: Annotated[int, typer.Option(help="Fewest output tokens.")] = DEFAULT.min_tokens,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = DEFAULT.temperature,
-    top_k: Annotated[int, typer.Option(help="0 keeps all tokens.")] = DEFAULT.top_k,
-    top_p: Annotated[float, typer.Option(help="1 keeps all tokens.")] = DEFAULT.top_p,
-    min_p: Annotated[float, typer.Option(help="0 keeps all tokens.")] = DEFAULT.min_p,
+    top_k: Annotated[
+        int, typer.Option(help="Sample from the k likeliest; 0 is all.")
+    ] = DEFAULT.top_k,
+    top_p: Annotated[
+        float, typer.Option(help="Sample from this share of probability; 1 is all.")
+    ] = DEFAULT.top_p,
+    min_p: Annotated[
+        float, typer.Option(help="Drop below this share of the likeliest; 0 drops none.")
+    ] = DEFAULT.min_p,
     repetition_penalty: Annotated[
-        float, typer.Option(help="1 is none.")
+        float, typer.Option(help="1 is no penalty.")
     ] = DEFAULT.repetition_penalty,
-    presence_penalty: Annotated[float, typer.Option(help="0 is none.")] = DEFAULT.presence_penalty,
+    presence_penalty: Annotated[
+        float, typer.Option(help="0 is no penalty.")
+    ] = DEFAULT.presence_penalty,
     frequency_penalty: Annotated[
-        float, typer.Option(help="0 is none.")
+        float, typer.Option(help="0 is no penalty.")
     ] = DEFAULT.frequency_penalty,
     seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text to end before; repeatable.")] = None,
@@ -73,13 +79,13 @@ def generate(
         str | None, typer.Option(help='Token id -> value added to its logit: {"42": -5}.')
     ] = None,
     ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Write on past the end.")
+        bool, typer.Option("--ignore-eos", help="Write on past the end of text.")
     ] = False,
     logprobs: Annotated[
-        int | None, typer.Option(help="With --json: this many top log-probabilities a token.")
+        int | None, typer.Option(help="With --json: top log-probabilities per token.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON object a prompt: tokens and accepted counts.")
+        bool, typer.Option("--json", help="One JSON object per prompt: tokens and accepted counts.")
     ] = False,
     dtype: DTypeName = "auto",
     device: Device = "auto",
@@ -102,7 +108,7 @@ def generate(
         seed=seed,
         stop=tuple(stop or ()),
         stop_token_ids=tuple(stop_token_id or ()),
-        logit_bias=read_json("--logit-bias", logit_bias or "{}", '{"42": -100}'),
+        logit_bias=parse_json_option("--logit-bias", logit_bias or "{}", '{"42": -100}'),
         ignore_eos=ignore_eos,
         logprobs=logprobs,
     )
@@ -111,7 +117,7 @@ def generate(
     from peagle.llm import check_finished
 
     given = _read_prompts(prompt or [], prompts)
-    speculation = _speculation(target, drafter, k, speculative_config)
+    speculation = choose_speculation(target, speculative_config, drafter, k)
     use_threads(threads)
     llm = load_llm(target, speculation, EngineConfig(dtype=dtype, device=device))
     write = _write_json if as_json else _write_text
@@ -134,31 +140,10 @@ def _read_stdin() -> str:
         raise InputError(f"stdin is not valid UTF-8 at byte {error.start}") from None
 
 
-def _speculation(
-    target: str | None, drafter: str | None, k: int | None, text: str | None
-) -> SpeculativeConfig | None:
-    """What to speculate with; None when a target of one's own came without a drafter."""
-    from peagle.bench.pair import bundled
-
-    if text is not None:
-        if drafter is not None or k is not None:
-            raise InputError("give either --speculative-config or --drafter and --k")
-        return SpeculativeConfig.from_json(text)
-    if k is not None and k < 1:
-        raise InputError(
-            f"--k {k}: give at least 1; --target DIRECTORY without --drafter does not speculate"
-        )
-    if drafter is None and target is not None:
-        if k is not None:
-            raise InputError("--k needs --drafter, since --target is not the bundled one")
-        return None
-    return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
-
-
 def _write_json(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
-    """Print each prompt's line as soon as it is finished, so that an interruption keeps it."""
+    """Print each prompt's line once it is finished, so that an interruption keeps it."""
     encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
     completions: list[Completion] = []
     for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
@@ -192,7 +177,7 @@ def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
 def _write_text(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
-    """Print the texts as they come, the only one bit by bit, and then how fast that went."""
+    """Print each text once it is finished, a single one as it is written; then the speed."""
     start = time.perf_counter()
     encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
     completions: list[Completion] = []

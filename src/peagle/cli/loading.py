@@ -5,16 +5,39 @@ from typing import TYPE_CHECKING
 import typer
 
 from peagle.config import EngineConfig, SpeculativeConfig
+from peagle.errors import InputError
+from peagle.pair import bundled
 
 if TYPE_CHECKING:
     from peagle.llm import LLM
 
 
+def choose_speculation(
+    target: str | None, config: str | None, drafter: str | None = None, k: int | None = None
+) -> SpeculativeConfig | None:
+    """How to speculate: by vLLM's JSON `config`, with `drafter`, or with the bundled one.
+
+    None when the target is the user's own and no drafter is given for it.
+    """
+    if config is not None:
+        if drafter is not None or k is not None:
+            raise InputError("give either --speculative-config or --drafter and --k")
+        return SpeculativeConfig.from_json(config)
+    if k is not None and k < 1:
+        raise InputError(
+            f"--k {k}: give at least 1; --target DIRECTORY without --drafter does not speculate"
+        )
+    if drafter is None and target:
+        if k is not None:
+            raise InputError("--k needs --drafter, since --target is not the bundled one")
+        return None
+    return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
+
+
 def load_llm(
     target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig
 ) -> "LLM":
-    """A target or the bundled one, perhaps with a drafter; warns of a K beyond its training."""
-    from peagle.bench.pair import bundled
+    """`target` or the bundled one, perhaps with a drafter; warns of a K beyond its training."""
     from peagle.llm import LLM
 
     llm = LLM(target or bundled("target"), speculation, config)

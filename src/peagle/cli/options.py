@@ -1,4 +1,4 @@
-"""Options that several commands share, and what they mean."""
+"""Options that several commands share."""
 
 from typing import Annotated
 
@@ -23,9 +23,7 @@ DTypeName = Annotated[
     DType, typer.Option("--dtype", help="auto is float32 on a CPU, bfloat16 on a GPU.")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Threads = Annotated[
-    int | None, typer.Option(help="CPU threads.", show_default="as many as torch takes")
-]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", show_default="torch's choice")]
 
 
 def use_threads(threads: int | None) -> None:

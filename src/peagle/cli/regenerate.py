@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from peagle.cli.loading import load_llm
 from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.cli.progress import run_bar
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
 
@@ -33,44 +33,49 @@ KEY = "OPENAI_API_KEY"
 
 def regenerate(
     target: Annotated[
-        str, typer.Argument(help="Target model: directory or hub id; left out with --endpoint.")
+        str, typer.Argument(help="Target model: directory or hub id; leave out with --endpoint.")
     ],
     output: Annotated[
         Path,
-        typer.Option(help="JSONL file; one that is there is continued with what it lacks."),
+        typer.Option(help="JSONL file; an existing one gets the answers it lacks."),
     ],
     sources: Annotated[
         list[str] | None,
         typer.Argument(help="Conversations: JSONL files, or hf:ID_OR_PATH[:SPLIT] for datasets."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 2048,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens per answer.")] = 2048,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Same seed, same answers.")] = 0,
-    concurrency: Annotated[int, typer.Option(help="Conversations at once.")] = 32,
+    concurrency: Annotated[int, typer.Option(help="Conversations in flight.")] = 32,
     limit: Annotated[
         int | None,
-        typer.Option(help="Use the first conversations only.", show_default="all of them"),
+        typer.Option(
+            help="Use only this many conversations, the first ones.", show_default="all of them"
+        ),
     ] = None,
     speculative_config: Annotated[
         str | None,
-        typer.Option(help="vLLM's JSON: which drafter, how many tokens.", show_default="none"),
+        typer.Option(help="vLLM's JSON: the drafter and its K.", show_default="none"),
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt + output.", show_default="the target's")
+        int | None,
+        typer.Option(
+            help="Most tokens of prompt and output together.", show_default="the target's"
+        ),
     ] = None,
     dtype: DTypeName = "auto",
     device: Device = "auto",
     threads: Threads = None,
     endpoint: Annotated[
         str | None,
-        typer.Option(help=f"OpenAI-compatible URL in place of TARGET; key from {KEY}."),
+        typer.Option(help=f"OpenAI-compatible URL to ask instead of TARGET; key from {KEY}."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="The model's name at the endpoint.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model name at the endpoint.")] = None,
 ) -> None:
     """Write the target's own answer to every question.
 
-    The answers in the data are ignored. A run that was stopped continues when the same command is
-    given again, with edited data too.
+    The answers in the data are ignored. The same command continues a stopped run, also with edited
+    data.
     """
     from peagle.regenerate.output import open_output
     from peagle.regenerate.run import read_conversations
@@ -102,18 +107,18 @@ def regenerate(
 
 
 class Tally:
-    """What a run has come to so far, and how fast."""
+    """What a run has done so far, and how fast."""
 
     def __init__(self, before: int, others: int) -> None:
         self.before, self.others = before, others
-        """Conversations that an earlier run has finished, and those that are not in the data."""
+        """Conversations that an earlier run finished, and those in the file but not in the data."""
         self.finished = self.tokens = self.shortened = self.skipped = self.cut = 0
         self.problem: str | None = None
-        """Why the first of those that end early does so."""
+        """Why the first conversation that ends early does so."""
         self._start = time.perf_counter()
 
     def start(self) -> None:
-        """Count seconds from here on."""
+        """Measure speed from now on."""
         self._start = time.perf_counter()
 
     def add(self, outcome: "Outcome") -> None:
@@ -127,7 +132,7 @@ class Tally:
 
     @property
     def speed(self) -> float:
-        """Tokens a second."""
+        """Tokens per second."""
         return self.tokens / max(time.perf_counter() - self._start, 1e-9)
 
     def __str__(self) -> str:
@@ -146,18 +151,18 @@ class Tally:
 def _sources(
     target: str, others: Sequence[str], endpoint: str | None, model: str | None
 ) -> Sequence[str]:
-    """The sources among the arguments, the first of which is the target, if one is loaded."""
+    """The sources among the arguments; without an endpoint the first is the target."""
     if (endpoint is None) != (model is None):
         raise InputError("--endpoint and --model go together")
     if endpoint is not None:
         return [target, *others]
     if not others:
-        raise InputError(f"{target} is the target; name the conversations' files behind it")
+        raise InputError(f"{target} is the target; name the conversations' files after it")
     return others
 
 
 def _answered_by(name: str, params: SamplingParams) -> str:
-    """What tells a run's answers from another's; a finished answer is the same at any limit."""
+    """What distinguishes a run's answers; a finished answer is the same for any --max-tokens."""
     sampled = f"temperature {params.temperature}, seed {params.seed}"
     return f"{name}, {sampled if params.temperature else 'greedy'}"
 
@@ -191,22 +196,13 @@ async def _ask_endpoint(run: "Run", url: str, model: str, connections: int) -> N
 
 @contextmanager
 def _progress(tally: Tally, total: int) -> "Iterator[Callable[[Outcome], None]]":
-    """A bar on stderr, on a terminal only; the value is what to call with each outcome."""
+    """A bar on stderr; call the value with each outcome."""
     console = Console(stderr=True)
-    columns = (
-        TextColumn("conversations"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=total, completed=tally.before)
+    with run_bar(console, "conversations", total, tally.before, transient=True) as update:
         tally.start()
 
         def show(outcome: "Outcome") -> None:
             tally.add(outcome)
-            bar.update(task, advance=1, description=f"{tally.speed:.0f} tokens/s")
+            update(advance=1, description=f"{tally.speed:.0f} tokens/s")
 
         yield show

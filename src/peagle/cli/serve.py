@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from peagle.cli.loading import load_llm
+from peagle.cli.loading import choose_speculation, load_llm
 from peagle.cli.options import Device, DTypeName, Threads, use_threads
-from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, read_json
+from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, parse_json_option
 from peagle.errors import InputError
+from peagle.pair import bundled
 from peagle.server import sagemaker
 
 if TYPE_CHECKING:
@@ -25,14 +26,14 @@ Examples:
 BUNDLED_NAME = "peagle-demo"
 CONFIG = EngineConfig()
 SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""So that vLLM's own flags get through to it."""
+"""Lets vLLM's own flags through to it."""
 KEY = "PEAGLE_API_KEY"
 KEEP = ("target", "speculative_config", "engine")
-"""Parameters that vLLM gets in another way than as flags of the same name."""
+"""Parameters that are not passed to vLLM as flags of the same name."""
 
 
 def with_environment(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command line of a SageMaker container: its variables as flags, those given come last."""
+    """The command line of a SageMaker container: its variables as flags before the arguments."""
     if not any(name.startswith(sagemaker.PREFIX) for name in environment):
         return list(arguments)
     flags = sagemaker.flags_from_environment(environment, _switches())
@@ -41,7 +42,7 @@ def with_environment(arguments: Sequence[str], environment: Mapping[str, str]) -
 
 
 def _switches() -> set[str]:
-    """Our flags that have a form with `--no-`."""
+    """Our flags that also have a `--no-` form."""
     parameters = inspect.signature(serve).parameters.items()
     return {_flag(name) for name, one in parameters if isinstance(one.default, bool)}
 
@@ -63,32 +64,39 @@ def serve(
     speculative_config: Annotated[
         str | None,
         typer.Option(
-            help="vLLM's JSON: which drafter, how many tokens.",
-            show_default="the bundled P-EAGLE; none beside your own target",
+            help="vLLM's JSON: the drafter and its K.",
+            show_default="the bundled P-EAGLE; none with your own target",
         ),
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(help="Name in the API; repeatable.", show_default="the target as given"),
+        typer.Option(help="Model name in the API; repeatable.", show_default="the target as given"),
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help=f"Key that requests must bring; repeatable. Also: {KEY}."),
+        typer.Option(help=f"Key that requests must carry; repeatable. Or set {KEY}."),
     ] = None,
     allowed_origins: Annotated[
         str | None,
-        typer.Option(help="JSON list of origins whose pages may ask.", show_default="its own"),
+        typer.Option(
+            help="JSON list of web origins that may call the API.", show_default="its own"
+        ),
     ] = None,
     max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt + output.", show_default="the target's")
+        int | None,
+        typer.Option(
+            help="Most tokens of prompt and output together.", show_default="the target's"
+        ),
     ] = None,
-    max_num_seqs: Annotated[int, typer.Option(help="Most at once.")] = CONFIG.max_num_seqs,
+    max_num_seqs: Annotated[
+        int, typer.Option(help="Most requests that run at once.")
+    ] = CONFIG.max_num_seqs,
     max_num_batched_tokens: Annotated[
         int | None,
         typer.Option(
-            help="Most rows of the target a step.",
+            help="Most target rows in one pass.",
             show_default="2048, half of it for prompts; on a GPU 8192",
         ),
     ] = None,
@@ -100,25 +108,32 @@ def serve(
         typer.Option(help="Bytes for the KV cache.", show_default="1 GiB, or what the GPU leaves"),
     ] = None,
     enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Keep the keys of prompts for later ones.")
+        bool, typer.Option(help="Reuse the KV of shared prompt prefixes.")
     ] = True,
     draft_length: Annotated[
         DraftLengths,
-        typer.Option(help="auto: on a GPU, of 1 to K drafts what is fastest at the load."),
+        typer.Option(help="auto: on a GPU, as many drafts, up to K, as are fastest."),
     ] = CONFIG.draft_length,
-    seed: Annotated[int, typer.Option(help="Seeds requests without a seed.")] = CONFIG.seed,
+    seed: Annotated[int, typer.Option(help="Seed of requests without one.")] = CONFIG.seed,
     chat_template: Annotated[
-        Path | None, typer.Option(help="Jinja file.", show_default="the tokenizer's own")
+        Path | None,
+        typer.Option(help="Jinja file of the chat template.", show_default="the tokenizer's own"),
     ] = None,
-    max_queue: Annotated[int, typer.Option(help="Most that wait; beyond, 429.")] = 256,
-    drain_seconds: Annotated[float, typer.Option(help="Time to finish after SIGTERM.")] = 30.0,
-    log_format: Annotated[Literal["text", "json"], typer.Option(help="Log lines.")] = "text",
+    max_queue: Annotated[
+        int, typer.Option(help="Most requests that wait; further ones get 429.")
+    ] = 256,
+    drain_seconds: Annotated[
+        float, typer.Option(help="Seconds to finish requests after SIGTERM.")
+    ] = 30.0,
+    log_format: Annotated[
+        Literal["text", "json"], typer.Option(help="Form of log lines.")
+    ] = "text",
     dtype: DTypeName = "auto",
     device: Device = "auto",
     threads: Threads = None,
     engine: Annotated[
         Literal["peagle", "vllm"],
-        typer.Option(help="vllm starts vLLM with the same flags and any of its own."),
+        typer.Option(help="vllm starts vLLM with these flags and any of its own."),
     ] = "peagle",
 ) -> int | None:
     """Serve a target and its drafter behind OpenAI's API.
@@ -127,7 +142,7 @@ def serve(
     """
     if target is not None and target.startswith("-"):
         raise InputError(f"no such option: {target}; vLLM's own come after the target")
-    speculation = _speculation(target, speculative_config)
+    speculation = choose_speculation(target, speculative_config)
     secret = None if api_key else _key_of(os.environ)
     if engine == "vllm":
         _start_vllm(context, target, speculation, secret)
@@ -139,7 +154,7 @@ def serve(
     settings = ServerSettings(
         model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
         api_keys=tuple(api_key or ()) if secret is None else (secret,),
-        allowed_origins=read_json(
+        allowed_origins=parse_json_option(
             "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
         ),
         max_queue=max_queue,
@@ -164,7 +179,7 @@ def serve(
 
 
 def _key_of(environment: Mapping[str, str]) -> str | None:
-    """The key that stands in a variable, where others cannot read it; one, whatever is in it."""
+    """The key in the environment variable, hidden from other users; the whole value is one key."""
     key = environment.get(KEY)
     if key is not None and not key.strip():
         raise InputError(f"{KEY} is empty; give a key, or unset it to let everyone in")
@@ -179,7 +194,7 @@ def _serve(
     host: str,
     port: int,
 ) -> int:
-    """Take the port, then load, then serve: a taken port is told before minutes of loading."""
+    """Take the port, then load, then serve: a taken port is reported before minutes of loading."""
     try:
         from peagle.server import run
     except ModuleNotFoundError as error:
@@ -190,14 +205,6 @@ def _serve(
     with run.bind(host, port) as listener:
         llm = AsyncLLM(lambda: load_llm(target, speculation, config))
         return run.serve(llm, settings, listener)
-
-
-def _speculation(target: str | None, text: str | None) -> SpeculativeConfig | None:
-    from peagle.bench.pair import bundled
-
-    if text is not None:
-        return SpeculativeConfig.from_json(text)
-    return None if target else SpeculativeConfig(model=str(bundled("peagle")))
 
 
 def _read_template(path: Path | None) -> str | None:
@@ -215,7 +222,6 @@ def _start_vllm(
     speculation: SpeculativeConfig | None,
     secret: str | None,
 ) -> None:
-    from peagle.bench.pair import bundled
     from peagle.server.vllm import become, vllm_command
 
     flags = _given_flags(context)
@@ -224,7 +230,7 @@ def _start_vllm(
 
 
 def _given_flags(context: typer.Context) -> dict[str, Sequence[str]]:
-    """The flags that were given, as words; those left out keep vLLM's own defaults."""
+    """The given flags with their values; for the others vLLM's own defaults hold."""
     given: dict[str, Sequence[str]] = {}
     for name, value in context.params.items():
         source = context.get_parameter_source(name)

@@ -1,4 +1,4 @@
-"""Trackers that a training run can tell its figures: TensorBoard, and Weights & Biases."""
+"""Trackers to which a training run can report: TensorBoard, and Weights & Biases."""
 
 import secrets
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ if TYPE_CHECKING:
     from peagle.train.recipe import Recipe
 
 RUN_ID = "wandb-id"
-"""File with the id by which Weights & Biases knows the run, so that it can go on."""
+"""File with the run's id at Weights & Biases, so that it can be continued."""
 
 
 @dataclass(frozen=True)
 class Tracking:
-    """Which trackers a run tells."""
+    """The trackers that a run reports to."""
 
     tensorboard: bool = False
     wandb: str | None = None
     """The project."""
 
     def check(self) -> None:
-        """Raise `InputError` when a library is not there, before anything is loaded."""
+        """Raise `InputError` when a library is missing, before anything is loaded."""
         if self.tensorboard:
             need("tensorboard", "--tensorboard")
         if self.wandb is not None:
@@ -49,13 +49,13 @@ class Tracking:
 def need(module: str, what: str, package: str = "peagle[train]") -> None:
     """Raise `InputError` when a library that something needs is not installed."""
     found = find_spec(module)
-    if found is None or found.origin is None:  # a directory ./wandb is no library
+    if found is None or found.origin is None:  # a directory ./wandb is not the library
         raise InputError(f"{what} needs {module}; pip install {package}")
 
 
 @contextmanager
 def _tensorboard(directory: Path, step: int) -> Iterator[Tracker]:
-    """Event files; what they hold past `step`, from a run that was lost, is hidden."""
+    """Event files; entries past `step`, from a run that was lost, are hidden."""
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(directory), purge_step=step + 1, flush_secs=10) as writer:
@@ -87,7 +87,7 @@ def _wandb(project: str, directory: Path, recipe: "Recipe", step: int) -> Iterat
 
 
 def _run_id(path: Path, fresh: bool) -> str:
-    """The id in a file; a new one for a fresh run."""
+    """The id in the file `path`; a new one for a fresh run."""
     if fresh or not path.exists():
         path.write_text(secrets.token_hex(4), encoding="utf-8")
     return path.read_text(encoding="utf-8")

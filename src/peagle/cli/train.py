@@ -1,4 +1,4 @@
-"""`peagle train`: from a target and text it generated to a drafter."""
+"""`peagle train`: from a target and text that it wrote to a drafter."""
 
 import os
 import signal
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
+from peagle.cli.progress import run_bar
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,23 +27,23 @@ Examples:
   peagle train recipe.yaml learning_rate=3e-4 steps=2000"""
 INTERRUPTED = 130
 LONG = 1e6
-"""Seconds over which the time that is left is estimated: reports may be minutes apart."""
+"""Seconds over which the remaining time is estimated: reports may be minutes apart."""
 
 
 def train(
     recipe: Annotated[Path, typer.Argument(help="YAML recipe: target, data, output, method ...")],
     overrides: Annotated[
-        list[str] | None, typer.Argument(help="key=value, each in place of the recipe's")
+        list[str] | None, typer.Argument(help="key=value pairs that override the recipe's.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print what the run would do and take, and end.")
+        bool, typer.Option("--dry-run", help="Print what the run would do and need, and exit.")
     ] = False,
     tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write event files for TensorBoard, too.")
+        bool, typer.Option("--tensorboard", help="Also write event files for TensorBoard.")
     ] = False,
     wandb: Annotated[
         str | None,
-        typer.Option(help="Project at Weights & Biases to log to.", show_default="none"),
+        typer.Option(help="Weights & Biases project to log to.", show_default="none"),
     ] = None,
 ) -> None:
     """Train a drafter.
@@ -59,7 +58,7 @@ def train(
     given = Recipe.load(recipe, overrides or [])
     if dry_run:
         print_plan(given)
-    elif os.environ.get("RANK", "0") != "0":  # torchrun's; the first rank does the talking
+    elif os.environ.get("RANK", "0") != "0":  # torchrun's; only the first rank prints
         _help_training(given)
     else:
         _train(given, Tracking(tensorboard, wandb))
@@ -95,14 +94,14 @@ def _train(recipe: "Recipe", tracking: "Tracking") -> None:
         length, step = ended.best_acceptance_length, ended.best_step
         console.print(f"{recipe.output}: best estimated AL {length:.3f} at step {step}")
         prompts = held_out_prompts(trainer.validation)
-        del trainer  # its target makes room for the engine's
+        del trainer  # frees its target to make room for the engine's
         _check_estimate(recipe, prompts, log, console)
 
 
 def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -> "Progress | None":
-    """Run with a bar; None when it was broken off."""
+    """Run with a bar; None if interrupted."""
     try:
-        with _progress_bar(console, trainer.recipe.steps, start) as show, _stopping(trainer):
+        with showing_reports(console, trainer.recipe.steps, start) as show, _stopping(trainer):
             return trainer.run(_both(log.add, show))
     except KeyboardInterrupt:
         return None
@@ -131,8 +130,8 @@ def _kept_step(recipe: "Recipe") -> int | None:
 
 def _next(step: int | None) -> str:
     if step is None:
-        return "no snapshot yet: the same command starts anew"
-    return f"the same command goes on from the snapshot at step {step}"
+        return "no snapshot yet: the same command starts over"
+    return f"the same command continues from the snapshot at step {step}"
 
 
 def _both(one: "Watch", other: "Watch") -> "Watch":
@@ -144,13 +143,10 @@ def _both(one: "Watch", other: "Watch") -> "Watch":
 
 
 @contextmanager
-def _progress_bar(console: Console, steps: int, start: int) -> "Iterator[Watch]":
-    """A bar on a terminal, and a line an evaluation; the value is what to call with a report."""
-    words = TextColumn("{task.description}")
-    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), words)
-    hidden = not console.is_terminal
-    with Bar(*columns, console=console, disable=hidden, speed_estimate_period=LONG) as bar:
-        task, length = bar.add_task("", total=steps, completed=start), "-"
+def showing_reports(console: Console, steps: int, start: int) -> "Iterator[Watch]":
+    """A bar, and a line for each evaluation; call the value with each report."""
+    length = "-"
+    with run_bar(console, "steps", steps, start, speed_estimate_period=LONG) as update:
 
         def show(report: "Report") -> None:
             nonlocal length
@@ -158,7 +154,7 @@ def _progress_bar(console: Console, steps: int, start: int) -> "Iterator[Watch]"
                 length = f"{report.estimate.acceptance_length:.3f}"
                 console.print(_evaluation(report, report.estimate))
             told = f"loss {report.loss:.4f}  AL {length}"
-            bar.update(task, completed=report.step, description=told)
+            update(completed=report.step, description=told)
 
         yield show
 
@@ -173,7 +169,7 @@ def _evaluation(report: "Report", estimate: "Estimate") -> str:
 
 @contextmanager
 def _stopping(trainer: "Trainer") -> Iterator[None]:
-    """SIGINT and SIGTERM end the run after its step, with a snapshot; a second one at once."""
+    """SIGINT and SIGTERM end the run after its step, with a snapshot; a second signal at once."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, _: object) -> None:

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 METRICS, CURVES, RECIPE = "metrics.jsonl", "curves.png", "recipe.yaml"
 Entry = dict[str, Any]
-"""A line of `metrics.jsonl`: one report, or what the engine measured at the end."""
+"""A line of `metrics.jsonl`: a report, or the engine's measurement at the end."""
 Tracker = Callable[[Entry], None]
-"""Who else is told of every entry."""
+"""Receives every entry as well."""
 
 
 def log_directory(recipe: "Recipe") -> Path:
@@ -37,7 +37,7 @@ def log_directory(recipe: "Recipe") -> Path:
 
 
 class TrainingLog:
-    """Writes what is reported; on resume, after the entries up to the step it goes on from."""
+    """Writes what is reported; on resume, after the entries up to the step it continues from."""
 
     def __init__(
         self, directory: Path, recipe: "Recipe", step: int, trackers: Sequence[Tracker] = ()
@@ -49,7 +49,7 @@ class TrainingLog:
         self._start, self._begun = time.perf_counter(), False
 
     def add(self, report: "Report") -> None:
-        """Write a report down; after an evaluation the curves are drawn again.
+        """Write a report; after an evaluation, draw the curves again.
 
         Raises `InputError` when the disk is full.
         """
@@ -63,7 +63,7 @@ class TrainingLog:
                 draw_curves(self._entries, self._recipe.loss, self._directory / CURVES)
 
     def add_engine(self, step: int, acceptance_length: float) -> None:
-        """Write down what the engine measured of the best drafter, at the end; raises as `add`."""
+        """Write the engine's acceptance length of the best drafter, at the end; raises as `add`."""
         with self._writing():
             self._write(
                 {"step": step, "engine_acceptance_length": acceptance_length, **self._now()}
@@ -79,7 +79,7 @@ class TrainingLog:
             track(entry)
 
     def _begin(self) -> None:
-        """Replace what an earlier run wrote, not before this one has come so far."""
+        """Replace an earlier run's files, only once this run has something to write."""
         self._begun = True
         _replace(self._metrics, "".join(map(_line, self._entries)))
         text = yaml.safe_dump(self._recipe.model_dump(mode="json"), sort_keys=False)
@@ -107,7 +107,7 @@ class TrainingLog:
 
 
 def scalars(entry: Entry) -> dict[str, float]:
-    """An entry's figures by name, those of each depth apart; the step and the times left out."""
+    """An entry's figures by name, one for each depth, without the step and the times."""
     names = ("loss", "learning_rate", "acceptance_length", "engine_acceptance_length")
     found = {name: entry[name] for name in names if entry.get(name) is not None}
     depths = enumerate(entry.get("accuracy") or ())
@@ -115,7 +115,7 @@ def scalars(entry: Entry) -> dict[str, float]:
 
 
 def _read(path: Path) -> list[Entry]:
-    """Entries of a file, up to one that an interruption left unfinished."""
+    """The entries of a file, up to one that an interruption left unfinished."""
     entries: list[Entry] = []
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():

@@ -25,7 +25,7 @@ NAN_LOGITS = "the target's logits are NaN; its weights may be broken, or need an
 
 
 @dataclass(frozen=True)
-class Load:
+class EngineStats:
     """How busy an engine is, and what it has done so far."""
 
     running: int
@@ -93,10 +93,10 @@ class Engine:
         return self.executor.resident is not None
 
     @property
-    def load(self) -> Load:
+    def stats(self) -> EngineStats:
         """A snapshot; any thread may take it."""
         queue = self.scheduler
-        return Load(
+        return EngineStats(
             running=len(queue.running),
             waiting=len(queue.waiting),
             kv_usage=1 - self.pool.free_blocks / self.pool.num_blocks,

@@ -26,22 +26,22 @@ EVENT_HEADERS = (
     (b"x-accel-buffering", b"no"),
 )
 UNREAD = 60.0
-"""Seconds for which a client may leave a stream unread, twice that at most: it keeps others from
-being admitted."""
+"""Seconds for which a client may leave a stream unread, at most twice that: its request keeps
+others from being admitted."""
 Json = dict[str, Any]
 T = TypeVar("T")
 log = logging.getLogger("peagle.server")
 
 
 class Form(Protocol):
-    """How one route words its answer."""
+    """The form of one route's answers."""
 
     prefix: str
-    """What ids begin with."""
+    """Prefix of ids."""
     kind: str
-    """`object` of an answer."""
+    """The `object` field of an answer."""
     chunk_kind: str
-    """`object` of a stream's chunk."""
+    """The `object` field of a stream's chunk."""
 
     def choice(self, index: int, completion: Completion) -> Json:
         """A finished choice."""
@@ -60,7 +60,7 @@ async def answer(
     request: Request,
     running: contextlib.AsyncExitStack,
 ) -> Response:
-    """Word what the sequences write. Closing `running` ends them, as does a client that leaves."""
+    """Answer with what the sequences write. Closing `running` or a client that leaves ends them."""
     head = {
         "id": f"{form.prefix}-{request.state.request_id}",
         "object": form.chunk_kind if body.stream else form.kind,
@@ -81,7 +81,7 @@ async def answer(
 
 
 def usage(job: Job, done: Sequence[Completion]) -> Json:
-    """Tokens of a request, and what speculation did for it."""
+    """Token counts of a request, and what speculation did for it."""
     cached = sum(completion.cached_tokens for completion in done[:: job.n])
     written = sum(len(completion.token_ids) for completion in done)
     did = Speculation.pooled([completion.speculation for completion in done])
@@ -111,16 +111,17 @@ def _counts(prompt: int, written: int) -> Json:
 
 
 def event(data: Json) -> bytes:
-    """One server-sent event, in ASCII: some clients end lines at other characters as well."""
+    """One server-sent event, in ASCII: some clients also split lines at other characters."""
     return b"data: " + to_json(data, ensure_ascii=True) + b"\n\n"
 
 
 async def unless_gone(
     receive: Receive, work: Coroutine[Any, Any, T], unread: Callable[[], bool] = lambda: False
 ) -> T | None:
-    """The result of some work, or None when the client left first, which cancels the work.
+    """The result of `work`, or None when the client left first, which cancels the work.
 
-    unread: whether the client reads nothing, asked every `UNREAD` seconds; it then counts as gone.
+    unread: whether the client has stopped reading, asked every `UNREAD` seconds; it then counts as
+    gone.
     """
     leaving = asyncio.ensure_future(_gone(receive, unread))
     try:
@@ -136,12 +137,12 @@ async def unless_gone(
 
 
 def _end(patience: asyncio.Timeout, _: object) -> None:
-    with contextlib.suppress(RuntimeError):  # the work ended by itself
+    with contextlib.suppress(RuntimeError):  # the work has already ended
         patience.reschedule(0)
 
 
 class EventStream(Response):
-    """Sends events as they come; ends what writes them when the client leaves."""
+    """Sends events as they come; cancels their sequences when the client leaves."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class EventStream(Response):
         self._sending, self._sent, self._seen = False, 0, -1
 
     def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        """The same for all."""
+        """Every stream has the same headers."""
         self.raw_headers = list(EVENT_HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -171,7 +172,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b""})
 
     def _unread(self) -> bool:
-        """Whether the same event is on its way as when this was last asked."""
+        """Whether the same event is still being sent as at the last call."""
         before, self._seen = self._seen, self._sent
         return self._sending and self._sent == before
 
@@ -189,7 +190,7 @@ async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
 
 
 def _explained(choice: Json, completion: Completion, head: Json) -> Json:
-    """A choice, and if it ended with an error, why: to the client, and to the log."""
+    """A choice; if it ended with an error, the client and the log get the reason."""
     if completion.failure is None:
         return choice
     which = f"choice {choice['index']} of {head['id']}"
@@ -206,7 +207,7 @@ async def _collect(job: Job) -> list[Completion]:
 
 
 async def _worded(form: Form, job: Job, head: Json, wanted: StreamOptions) -> AsyncIterator[bytes]:
-    """Chunks as events, then the usage if wanted; an error becomes the last event."""
+    """Chunks as events, then the usage if requested; an error becomes the last event."""
     done: dict[int, Completion] = {}
     written = 0
     try:

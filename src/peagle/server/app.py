@@ -1,4 +1,4 @@
-"""The application: its routes and what surrounds them."""
+"""The application: its routes and middleware."""
 
 from importlib.metadata import version
 from importlib.resources import files
@@ -36,7 +36,7 @@ ANSWER: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
-    """The ASGI application over an engine; `app.state.service` is its one owner."""
+    """The ASGI application over an engine, which `app.state.service` owns."""
     service = Service(llm, settings)
     app = FastAPI(
         title="peagle",
@@ -54,7 +54,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.add_middleware(Authentication, keys=settings.api_keys)
     app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)
     app.add_middleware(AccessLog)
-    if settings.allowed_origins:  # around all that answers, so that pages can read every refusal
+    if settings.allowed_origins:  # outermost, so that pages can read every refusal
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
@@ -99,7 +99,7 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/tokenize")
     async def tokenize(body: TokenizeBody) -> dict[str, Any]:
-        """Token ids of a text, or of messages put through the chat template."""
+        """Token ids of a text, or of messages through the chat template."""
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise APIError(400, "give prompt or messages", "prompt")

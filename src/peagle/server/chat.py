@@ -52,18 +52,18 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
 async def render(
     service: Service, messages: Sequence[Message], variables: Mapping[str, Any]
 ) -> list[int]:
-    """Messages -> token ids by the chat template, which transformers runs in a sandbox."""
+    """Messages -> token ids through the chat template, which transformers runs in a sandbox."""
     return await asyncio.to_thread(_render, service, messages, variables)
 
 
 def template_variables(
     given: Mapping[str, Any] | None, tools: Sequence[Tool], add_generation_prompt: bool = True
 ) -> dict[str, Any]:
-    """What a chat template sees beside the messages. Raises `APIError`."""
+    """The variables of a chat template besides the messages. Raises `APIError`."""
     plain = {"add_generation_prompt": add_generation_prompt, **(given or {})}
     reserved = {"chat_template", "tokenize", "conversation", "tools", "return_tensors"} & {*plain}
     if reserved or not all(isinstance(value, str | int | float) for value in plain.values()):
-        raise APIError(400, "only plain variables of the template", "chat_template_kwargs")
+        raise APIError(400, "give only plain variables of the template", "chat_template_kwargs")
     described = [tool.model_dump(exclude_none=True) for tool in tools]
     return plain | ({"tools": described} if described else {})
 
@@ -83,7 +83,7 @@ def _render(
 
 
 class ChatForm:
-    """Words completions as OpenAI's chat completions."""
+    """Puts completions into the form of OpenAI's chat completions."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
@@ -154,5 +154,5 @@ class ChatForm:
 
 
 def _reason(parser: ToolParser, reason: str | None) -> str | None:
-    """An answer that ended by itself after calls waits for their results."""
+    """An answer that ended by itself after tool calls waits for their results."""
     return "tool_calls" if reason == "stop" and parser.calls else reason

@@ -23,7 +23,7 @@ from peagle.server.trace import (
 )
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's."""
+"""OpenAI's default."""
 
 
 async def complete(service: Service, body: CompletionBody, request: Request) -> Response:
@@ -50,7 +50,7 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
 
 
 class CompletionForm:
-    """Words completions as OpenAI's text completions."""
+    """Puts completions into the form of OpenAI's text completions."""
 
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
@@ -106,7 +106,7 @@ class CompletionForm:
         return text
 
     def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
-        pairs = reversed(logprobs.top)  # of tokens with the same text the likeliest stays
+        pairs = reversed(logprobs.top)  # among tokens with the same text the likeliest stays
         return {token_text(self._tokenizer, token): json_score(score) for token, score in pairs}
 
 

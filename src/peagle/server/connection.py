@@ -1,15 +1,15 @@
-"""Connections as uvicorn has them, but with a bound on a request's head."""
+"""uvicorn's connections, with a bound on a request's head."""
 
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEAD_BYTES = 64 << 10
-"""Most of a request line and headers, give or take what one read brings."""
+"""Most bytes of a request line and headers, give or take one read."""
 
 
 class Connection(HttpToolsProtocol):
-    """Ends when a head grows too long: nobody checks it before it is whole, and it is kept."""
+    """Closes when a head grows too long: uvicorn keeps it in memory and checks only a whole one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -21,12 +21,12 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._began, self._head_bytes = True, True, 0
 
     def on_headers_complete(self) -> None:
-        """Its body follows."""
+        """The head is complete; its body follows."""
         self._in_head = False
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
-        """Read on; what a head begins with may have come with the body before it."""
+        """Read on; the beginning of a head may have come with the body before it."""
         self._began = False
         super().data_received(data)
         if self._in_head and not self._began and not self.transport.is_closing():

@@ -13,7 +13,7 @@ from peagle.async_llm import EngineClosedError
 from peagle.errors import InputError
 
 CLIENT_GONE = 499
-"""nginx's status for a client that left; nobody reads it but the log."""
+"""nginx's status for a client that left; only the log shows it."""
 TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -62,17 +62,17 @@ class APIError(HTTPException):
 
     @property
     def response(self) -> JSONResponse:
-        """The same with its status and headers."""
+        """The body with its status and headers."""
         return JSONResponse(self.body.model_dump(), self.status, self.headers)
 
 
 def closing() -> APIError:
-    """What those hear who come while the server ends."""
+    """The refusal of requests that arrive during shutdown."""
     return APIError(503, "the server is shutting down", headers={"Retry-After": "10"})
 
 
 def as_api_error(error: Exception) -> APIError:
-    """The refusal that an exception means; a fault of ours tells the client nothing more."""
+    """The refusal for an exception; of an internal error the client learns nothing more."""
     if isinstance(error, APIError):
         return error
     if isinstance(error, InputError):
@@ -97,7 +97,7 @@ def register_errors(app: FastAPI) -> None:
 
 
 def _validation_error(error: RequestValidationError) -> APIError:
-    """The first error; where several types were tried, that of the type that went furthest."""
+    """The first error; where several types were tried, that of the one that parsed furthest."""
     errors = error.errors()
     if errors[0]["type"] == "json_invalid":
         return APIError(400, f"the body is not JSON: {errors[0]['ctx']['error']}")
@@ -110,7 +110,7 @@ def _validation_error(error: RequestValidationError) -> APIError:
 
 
 def _place(error: Mapping[str, Any], body: Any) -> list[str]:
-    """Keys and indices that lead to an error, without the names of types that were tried."""
+    """The keys and indices that lead to an error, without the names of tried types."""
     place = []
     for part in error["loc"]:
         is_index = isinstance(body, list) and isinstance(part, int)

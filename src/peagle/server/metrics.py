@@ -1,4 +1,4 @@
-"""Prometheus metrics, under vLLM's names where vLLM has the same."""
+"""Prometheus metrics, under vLLM's names where vLLM has them."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from peagle.engine.engine import Load
+from peagle.engine.engine import EngineStats
 from peagle.llm import Chunk, Completion
 
 disable_created_metrics()
@@ -23,12 +23,14 @@ LABEL = "model_name"
 
 
 class Metrics:
-    """One server's counters; the engine's own state is read when they are asked for."""
+    """One server's counters; the engine's own state is read at each scrape."""
 
-    def __init__(self, model_name: str, load: Callable[[], Load]) -> None:
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
         self._model, self._registry = model_name, CollectorRegistry()
-        self._registry.register(_LoadCollector(model_name, load))
-        self._prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of finished ones.")
+        self._registry.register(_StatsCollector(model_name, stats))
+        self._prompt_tokens = self._counter(
+            "vllm:prompt_tokens", "Prompt tokens of finished requests."
+        )
         self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.").labels(
             model_name
         )
@@ -51,11 +53,11 @@ class Metrics:
         return generate_latest(self._registry)
 
     def watch(self, counts_prompt: bool) -> "Watch":
-        """Begin to count one sequence, its prompt only where it is the first with it."""
+        """Begin to count one sequence; `counts_prompt` is for the first of those with a prompt."""
         return Watch(self, counts_prompt)
 
     def refused(self, reason: str) -> None:
-        """Count a request that was not taken."""
+        """Count a refused request."""
         self._refused.labels(self._model, reason).inc()
 
     def first_chunk(self, seconds: float) -> None:
@@ -107,7 +109,7 @@ class Watch:
         self._closed = False
 
     def add(self, chunk: Chunk, now: float) -> None:
-        """Count a chunk that came at a time, and the sequence once it is finished."""
+        """Count a chunk that came at the time `now`, and the sequence once it is finished."""
         seconds, self._last = now - self._last, now
         if self._chunks:
             self._metrics.next_chunk(seconds)
@@ -131,23 +133,23 @@ class Watch:
         self._metrics.ended(reason, now - self._arrived)
 
 
-class _LoadCollector(Collector):
+class _StatsCollector(Collector):
     """The engine's state at the moment of the scrape."""
 
-    def __init__(self, model_name: str, load: Callable[[], Load]) -> None:
-        self._model, self._load = model_name, load
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
+        self._model, self._stats = model_name, stats
 
     def collect(self) -> Iterator[Metric]:
-        load = self._load()
+        stats = self._stats()
         gauges = {
-            "vllm:num_requests_running": load.running,
-            "vllm:num_requests_waiting": load.waiting,
-            "vllm:kv_cache_usage_perc": load.kv_usage,
+            "vllm:num_requests_running": stats.running,
+            "vllm:num_requests_waiting": stats.waiting,
+            "vllm:kv_cache_usage_perc": stats.kv_usage,
         }
         counters = {
-            "vllm:prefix_cache_queries": load.prefix_queries,
-            "vllm:prefix_cache_hits": load.prefix_hits,
-            "vllm:num_preemptions": load.preemptions,
+            "vllm:prefix_cache_queries": stats.prefix_queries,
+            "vllm:prefix_cache_hits": stats.prefix_hits,
+            "vllm:num_preemptions": stats.preemptions,
         }
         for kind, values in ((GaugeMetricFamily, gauges), (CounterMetricFamily, counters)):
             for name, value in values.items():

@@ -1,4 +1,4 @@
-"""What surrounds every route: request ids and the log, the body's size, the API key."""
+"""Around every route: request ids and the log, the limit on bodies, the API key."""
 
 import asyncio
 import hashlib
@@ -19,9 +19,9 @@ from peagle.server.errors import APIError
 OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 """Routes that need no key: probes, scrapes and the page, which asks for the key itself."""
 QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
-"""Asked every few seconds; not worth a line each."""
+"""Requested every few seconds; not worth a line each."""
 FACTS = ("request_id", "method", "path", "status", "seconds", "client")
-"""What a log line tells beside its text."""
+"""What a log line holds besides its text."""
 GIVEN_ID = re.compile(r"[\w.-]{1,128}")
 log = logging.getLogger("peagle.server")
 
@@ -29,7 +29,7 @@ log = logging.getLogger("peagle.server")
 class AccessLog:
     """Names each request, logs how it went, and turns an unexpected exception into a 500.
 
-    A server that ends cancels what is still open.
+    A server that shuts down cancels what is still open.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -67,7 +67,7 @@ class AccessLog:
 
 
 class BodyLimit:
-    """Refuses bodies that are too large, before they are read whole."""
+    """Refuses bodies that are too large before reading them whole."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app, self._limit = app, limit
@@ -96,7 +96,7 @@ class BodyLimit:
 
 
 class Authentication:
-    """Wants one of the keys on every route that is not open."""
+    """Requires one of the keys on every route that is not open."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -107,11 +107,13 @@ class Authentication:
         is_open = scope["type"] != "http" or scope["path"] in OPEN_PATHS
         if is_open or not self._digests or self._known(Headers(scope=scope)):
             return await self._app(scope, receive, send)
-        refusal = APIError(401, "a valid API key is needed", headers={"WWW-Authenticate": "Bearer"})
+        refusal = APIError(
+            401, "a valid API key is required", headers={"WWW-Authenticate": "Bearer"}
+        )
         return await refusal.response(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:
-        """Compared in a time that tells nothing about the keys: all digests, every time."""
+        """Compare in a time that reveals nothing about the keys: all digests, every time."""
         kind, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip().encode("latin-1"))
         matches = [hmac.compare_digest(given, known) for known in self._digests]
@@ -119,7 +121,7 @@ class Authentication:
 
 
 class LineFormatter(logging.Formatter):
-    """One line a record: plain text, or a JSON object with the same facts."""
+    """One line per record: plain text, or a JSON object with the same facts."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__()
@@ -151,5 +153,5 @@ def _facts(scope: Scope, request_id: str, status: int, start: float) -> dict[str
 
 
 def _digest(key: bytes) -> bytes:
-    """Equal lengths, whatever the key's."""
+    """A digest of the same length for every key."""
     return hashlib.sha256(key).digest()

@@ -1,4 +1,4 @@
-"""What requests may say: OpenAI's fields, vLLM's further ones, and `speculation`."""
+"""Request bodies: OpenAI's fields, vLLM's additional ones, and `speculation`."""
 
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -19,10 +19,10 @@ Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[int, Field(ge=1)]
 T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list of which the first wrong item is told, and not each of a million."""
+"""A list whose first wrong item is reported, not each of a million."""
 Ignored = Annotated[Any, Field(description="Accepted for compatibility; has no effect.")]
-ClientsOwn = Annotated[Any, Field(description="What OpenAI's clients add.", exclude=True)]
-"""In messages that they send back: no template is to see it."""
+ClientsOwn = Annotated[Any, Field(description="Added by OpenAI's clients.", exclude=True)]
+"""In messages that they send back: no template may see it."""
 
 
 class Body(BaseModel):
@@ -32,12 +32,12 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """What a stream carries beside the answer."""
+    """What a stream carries besides the answer."""
 
     include_usage: bool | None = None
     """A last chunk with the usage."""
     continuous_usage_stats: bool | None = None
-    """vLLM's field: every chunk says how many tokens there are so far."""
+    """vLLM's field: every chunk carries the token counts so far."""
     include_obfuscation: Ignored = None
 
 
@@ -47,7 +47,7 @@ class SpeculationOptions(Body):
     num_speculative_tokens: Count | None = None
     """K, at most the server's; 0 turns speculation off."""
     trace: bool = False
-    """Also say which tokens came from the drafter."""
+    """Also report which tokens came from the drafter."""
 
 
 class StructuredOutputsOptions(Body):
@@ -70,7 +70,7 @@ class JSONSchema(Body):
 
 
 class ResponseFormat(Body):
-    """OpenAI's field: free text, any JSON object, or JSON after a schema."""
+    """OpenAI's field: free text, any JSON object, or JSON that fits a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchema | None = None
@@ -80,7 +80,7 @@ class GenerationBody(Body):
     """What completions and chat completions share."""
 
     model: str | None = None
-    """One of the served names; left out, the first."""
+    """One of the served names; by default the first."""
     n: Positive | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -112,17 +112,17 @@ class GenerationBody(Body):
 
     @property
     def choices(self) -> int:
-        """How many answers each prompt gets."""
+        """Number of answers to each prompt."""
         return self.n or 1
 
     @property
     def k(self) -> int | None:
-        """Tokens to draft a cycle; None is the server's K."""
+        """Tokens to draft per cycle; None is the server's K."""
         return None if self.speculation is None else self.speculation.num_speculative_tokens
 
     @property
     def traced(self) -> bool:
-        """Whether the answer tells the drafter's tokens from the target's."""
+        """Whether the answer marks which tokens are the drafter's."""
         return self.speculation is not None and self.speculation.trace
 
 
@@ -155,7 +155,7 @@ class ToolCall(Body):
 
 
 class ContentPart(Body):
-    """A piece of a message; only text is understood."""
+    """A piece of a message; only text is supported."""
 
     type: Literal["text"]
     text: str
@@ -197,7 +197,7 @@ class Function(Body):
 
 
 class Tool(Body):
-    """Something that the model may use."""
+    """A tool that the model may use."""
 
     type: Literal["function"]
     function: Function
@@ -227,7 +227,7 @@ class ChatBody(GenerationBody):
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    """Further variables of the chat template, such as `enable_thinking`."""
+    """More variables for the chat template, such as `enable_thinking`."""
     modalities: Ignored = None
     reasoning_effort: Ignored = None
     verbosity: Ignored = None
@@ -239,7 +239,7 @@ class Invocation(RootModel[dict[str, Any]]):
 
 
 class TokenizeBody(Body):
-    """`POST /tokenize`: a text, or messages put through the chat template."""
+    """`POST /tokenize`: a text, or messages through the chat template."""
 
     model: str | None = None
     prompt: str | None = None

@@ -21,19 +21,19 @@ from peagle.server.settings import LogFormat, ServerSettings
 
 BACKLOG = 2048
 FAREWELL = 2
-"""Seconds for what is still open once requests had theirs: a body that never comes, a stream that
+"""Seconds for what is still open after the time to drain: a body that never comes, a stream that
 nobody reads."""
 TURN = 5e-4
-"""Seconds for which a thread keeps the interpreter while another waits for it, with a GPU: the
-launches of a long prompt take 20 ms, in which other requests are to be read. On a CPU Python's
-own rule is better: whoever is let in there takes a processor from a product."""
+"""Seconds for which a thread keeps the interpreter while another waits, with a GPU: the launches of
+a long prompt take 20 ms, during which other requests must be read. On a CPU Python's own interval
+is better: a thread let in there takes a processor from a product."""
 log = logging.getLogger("peagle.server")
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A listening socket, taken before the model is loaded. Raises `InputError`.
 
-    Only one that listens keeps the address from others. Who connects meanwhile waits.
+    Only a listening socket keeps the address from others. Clients that connect meanwhile wait.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -48,9 +48,9 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def end_on_sigterm() -> None:
-    """Let SIGTERM end the process while it loads, also as a container's first process.
+    """Let SIGTERM end the process while it loads, even as a container's first process.
 
-    At once, since the thread that loads cannot be stopped, and there is nothing to clean up.
+    It ends at once: the thread that loads cannot be stopped, and there is nothing to clean up.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
@@ -58,7 +58,7 @@ def end_on_sigterm() -> None:
 def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> int:
     """Serve until SIGTERM or Ctrl-C, then finish what runs.
 
-    Returns the exit code: 1 where the engine ended by itself, so that the process is started again.
+    Returns the exit code: 1 if the engine failed, so that the process is started again.
     """
     set_up_log(settings.log_format)
     if llm.llm.engine.runs_ahead:
@@ -85,7 +85,7 @@ def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> i
 
 
 def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
-    """Say what will surprise: a server open to all, a template that lets no question through."""
+    """Warn of surprises: a server open to all, a template that refuses every question."""
     if not settings.api_keys and host not in ("127.0.0.1", "::1"):
         log.warning("no API key: whoever reaches this port can use it; see --api-key")
     if settings.chat_template is not None:
@@ -98,9 +98,9 @@ def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
 
 
 class DrainingServer(uvicorn.Server):
-    """Keeps listening while it drains, so that probes hear 503 and not a closed port.
+    """Keeps listening while it drains, so that probes get 503 and not a closed port.
 
-    A second signal ends at once.
+    A second signal ends it at once.
     """
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
@@ -110,7 +110,7 @@ class DrainingServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer, and say so."""
+        """Begin to answer, and log it."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for listener in sockets or ():
@@ -118,7 +118,7 @@ class DrainingServer(uvicorn.Server):
             log.info(f"serving {self._service.settings.model_names[0]} on http://{host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to end, several times a second; also when the engine has."""
+        """Whether to end, asked several times a second; also when the engine has failed."""
         return await super().on_tick(counter) or self._service.failed
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -140,7 +140,7 @@ class DrainingServer(uvicorn.Server):
 
 
 def set_up_log(form: LogFormat) -> None:
-    """One line a record on stderr."""
+    """Log one line per record to stderr."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(as_json=form == "json"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -8,9 +8,9 @@ MODEL_DIRECTORY = Path("/opt/ml/model")
 
 
 def flags_from_environment(environment: Mapping[str, str], switches: Container[str]) -> list[str]:
-    """`SM_VLLM_MAX_MODEL_LEN=2048` -> `--max-model-len 2048`; true is a bare flag, false none.
+    """`SM_VLLM_MAX_MODEL_LEN=2048` -> `--max-model-len 2048`; true is a bare flag, false no flag.
 
-    switches: the flags that false turns off.
+    switches: the flags that have a `--no-` form, which false gives.
     """
     flags: list[str] = []
     for name, value in sorted(environment.items()):
@@ -34,7 +34,7 @@ def turned_off(flag: str) -> str:
 def model_from_environment(
     environment: Mapping[str, str], directory: Path = MODEL_DIRECTORY
 ) -> str | None:
-    """`SM_VLLM_MODEL`, else what SageMaker put into its directory, else `HF_MODEL_ID`."""
+    """`SM_VLLM_MODEL`, else the model in SageMaker's directory, else `HF_MODEL_ID`."""
     if environment.get(f"{PREFIX}MODEL"):
         return environment[f"{PREFIX}MODEL"]
     if (directory / "config.json").exists():

@@ -23,9 +23,9 @@ FIELDS = (
     "ignore_eos",
     "min_tokens",
 )
-"""Named alike here and there."""
+"""Fields with the same name in both."""
 FILTERS = ("top_p", "top_k", "min_p")
-"""Without effect at temperature 0, where clients send them all the same."""
+"""Fields without effect at temperature 0, with which clients send them nevertheless."""
 
 
 def sampling_params(
@@ -36,7 +36,7 @@ def sampling_params(
     logprobs: int | None,
     structured: StructuredOutputs | None,
 ) -> SamplingParams:
-    """How to sample the first choice. Raises `APIError` or `InputError`."""
+    """The sampling parameters of the first choice. Raises `APIError` or `InputError`."""
     values: dict[str, Any] = {"temperature": 1.0, **defaults}
     given = {name: getattr(body, name) for name in FIELDS}
     values |= {name: value for name, value in given.items() if value is not None}
@@ -56,14 +56,14 @@ def sampling_params(
 
 
 def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The same for n choices: each with a seed of its own, so that sampled ones differ."""
+    """The parameters of n choices, each with its own seed, so that sampled ones differ."""
     if params.seed is None:
         return [params] * n
     return [params.model_copy(update={"seed": params.seed + index}) for index in range(n)]
 
 
 def structured_outputs(body: GenerationBody, limits: Limits) -> StructuredOutputs | None:
-    """The form asked for by `response_format` or `structured_outputs`, if any."""
+    """The form required by `response_format` or `structured_outputs`, if any."""
     form, given = body.response_format, body.structured_outputs
     free = form is None or form.type == "text"
     if given is not None:
@@ -80,7 +80,7 @@ def structured_outputs(body: GenerationBody, limits: Limits) -> StructuredOutput
 
 
 def check_schema(schema: Any, limits: Limits, param: str) -> None:
-    """Refuse a schema that is too large, nested too deeply, or counts in too many steps."""
+    """Refuse a schema that is too large, too deep, or whose `multipleOf` needs too many states."""
     if _depth(schema, limits.schema_depth) > limits.schema_depth:
         raise APIError(400, f"nested more than {limits.schema_depth} deep", param)
     if len(json.dumps(schema)) > limits.grammar_length:
@@ -119,7 +119,7 @@ def _parsed(text: str, limits: Limits, param: str) -> Any:
 
 
 def _schemas_within(grammar: str) -> Iterator[Any]:
-    """Those that a grammar in Lark's notation brings; what is none is left to its compiler."""
+    """The schemas within a grammar in Lark's notation; invalid ones are left to its compiler."""
     for place in re.finditer(r"%json\s*", grammar):
         with contextlib.suppress(ValueError, RecursionError):
             yield json.JSONDecoder().raw_decode(grammar, place.end())[0]
@@ -135,14 +135,14 @@ def _steps(schema: Any) -> Iterator[float]:
 
 
 def _digits(step: float) -> int:
-    """A step without its decimal point: so many remainders are told apart. Never 0."""
+    """A step without its decimal point, the number of remainders to distinguish. Never 0."""
     while step % 1:
         step *= 10
     return int(step) or 1
 
 
 def _depth(value: Any, most: int) -> int:
-    """Nesting of lists and objects, counted no further than one past `most`."""
+    """Nesting depth of lists and objects, counted no further than one past `most`."""
     level, depth = [value], 0
     while depth <= most:
         level = [

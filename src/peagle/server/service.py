@@ -1,4 +1,4 @@
-"""The engine as the routes see it: bounded, counted, and closed in order."""
+"""The engine as the routes see it: bounded, counted, and shut down in order."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ from peagle.server.metrics import Metrics, Watch
 from peagle.server.settings import ServerSettings
 
 DRAIN_STEP = 0.05
-"""Seconds between two looks at what still runs."""
+"""Seconds between two checks of what still runs."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Job:
 
     prepared: Sequence[Prepared]
     chunks: AsyncIterator[tuple[int, Chunk]]
-    """What they write, each with its sequence's index."""
+    """The chunks they write, each with its sequence's index."""
     n: int
 
     @property
     def prompt_tokens(self) -> int:
-        """Of all prompts; one counts once for its `n`."""
+        """Tokens of all prompts, each counted once for its `n` sequences."""
         return sum(len(one.tokens) for one in self.prepared[:: self.n])
 
 
@@ -39,7 +39,7 @@ class Service:
         self._async = llm
         self.llm: LLM = llm.llm
         self.settings = settings
-        self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.load)
+        self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.stats)
         self.capacity = self.llm.engine.max_num_seqs + settings.max_queue
         self.draining = False
         self.started = int(time.time())
@@ -48,22 +48,22 @@ class Service:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be taken."""
+        """Whether new requests are accepted."""
         return self._async.alive and not self.draining
 
     @property
     def failed(self) -> bool:
-        """Whether the engine has ended by itself."""
+        """Whether the engine has failed."""
         return self._async.failed
 
     @contextlib.contextmanager
     def admit(self, sequences: int) -> Iterator[None]:
-        """Room for some sequences. Raises `APIError` 503 while ending, 429 when all is taken."""
+        """Reserve room for sequences. Raises `APIError`: 503 during shutdown, 429 when full."""
         if not self.ready:
             self.metrics.refused("draining" if self.draining else "engine")
             raise closing()
         if sequences > self.capacity:
-            raise APIError(400, f"{sequences} sequences, and the server holds {self.capacity}", "n")
+            raise APIError(400, f"{sequences} sequences, but the server holds {self.capacity}", "n")
         if self.admitted + sequences > self.capacity:
             self.metrics.refused("queue")
             raise APIError(429, "the queue is full; try again", headers={"Retry-After": "1"})
@@ -74,21 +74,21 @@ class Service:
             self.admitted -= sequences
 
     def check_model(self, name: str | None) -> None:
-        """Raises `APIError` when a request is meant for another model."""
+        """Raise `APIError` when a request names another model."""
         if name is not None and name not in self.settings.model_names:
             raise APIError(404, f"the model {name!r} does not exist here", "model")
 
     def check_choices(self, count: int) -> None:
-        """Raises `APIError` when a request asks for too many answers at once."""
+        """Raise `APIError` when a request asks for too many answers at once."""
         if count > self.settings.limits.choices:
             raise APIError(400, f"more than {self.settings.limits.choices} choices", "n")
 
     def room_after(self, prompt: Sequence[int]) -> int:
-        """Tokens that the context still holds behind a prompt; at least 1."""
+        """Tokens that the context still holds after a prompt; at least 1."""
         return max(self.llm.engine.max_length - len(prompt), 1)
 
     async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids of a text, of an empty one perhaps none."""
+        """Token ids of a text, possibly none for an empty one."""
         return await asyncio.to_thread(self.llm.tokenize, text, add_special_tokens)
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
@@ -101,10 +101,10 @@ class Service:
         each: Sequence[SamplingParams],
         running: contextlib.AsyncExitStack,
     ) -> Job:
-        """Encode every prompt, once for each way to sample, and run it; closing `running` ends what
-        still runs."""
+        """Encode and run every prompt, once for each of the parameters `each`; closing `running`
+        cancels what still runs."""
         prepared = [await self._async.prepare(prompt, how) for prompt in prompts for how in each]
-        n = len(each)  # so many in a row share a prompt, which counts once
+        n = len(each)  # n sequences in a row share a prompt, which counts once
         watches = [self.metrics.watch(counts_prompt=i % n == 0) for i in range(len(prepared))]
         chunks = await running.enter_async_context(self._async.run(prepared))
         for watch in watches:
@@ -112,7 +112,7 @@ class Service:
         return Job(prepared, _counted(chunks, watches), n)
 
     async def drain(self) -> None:
-        """Take no more requests, and wait for those that run as long as the settings allow."""
+        """Accept no more requests, and wait for those that run as long as the settings allow."""
         self.draining = True
         deadline = asyncio.get_running_loop().time() + self.settings.drain_seconds
         while self.admitted and asyncio.get_running_loop().time() < deadline:
@@ -132,6 +132,6 @@ async def _counted(
         if chunk.completion is not None:
             watches[index].add(chunk, now)
             yield index, chunk
-        else:  # the next token is waited for, this count is not
+        else:  # count after handing over: the client waits for tokens, not for counts
             yield index, chunk
             watches[index].add(chunk, now)

@@ -1,4 +1,4 @@
-"""What the server is told once, when it starts."""
+"""The server's settings, given once at the start."""
 
 from typing import Annotated, Literal
 
@@ -8,11 +8,11 @@ from peagle.config import Config, NonNegativeInt, PositiveInt
 
 LogFormat = Literal["text", "json"]
 ORIGIN = r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$"
-"""As browsers send it: a scheme, a host and perhaps a port, without a path."""
+"""An origin as browsers send it: a scheme, a host and perhaps a port, without a path."""
 
 
 class Limits(Config):
-    """The largest request that is still read; whatever is larger is refused with 400 or 413."""
+    """The largest request that is accepted; anything larger is refused with 400 or 413."""
 
     body_bytes: PositiveInt = 4 << 20
     choices: PositiveInt = 128
@@ -25,7 +25,7 @@ class Limits(Config):
     """Characters of a schema (as JSON), regex, grammar, or of all choices together."""
     schema_depth: PositiveInt = 32
     common_multiple: PositiveInt = 100_000
-    """Of all that a schema names in `multipleOf`; a number's grammar has as many states."""
+    """Largest common multiple of a schema's `multipleOf`: the states of a number's grammar."""
     tools: PositiveInt = 64
 
 
@@ -35,13 +35,13 @@ class ServerSettings(Config):
     model_names: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names that requests may use for the model; answers carry the first."""
     api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Any of them opens the API; none leaves it open to all."""
+    """Any of them opens the API; without one it is open to all."""
     allowed_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = ()
-    """Of pages that may ask from another address (CORS); "*" is any."""
+    """Origins of web pages elsewhere that may call the API (CORS); "*" is any."""
     max_queue: NonNegativeInt = 256
-    """Sequences that may wait beside those that run; beyond, requests get 429."""
+    """Sequences that may wait besides those that run; further requests get 429."""
     drain_seconds: Annotated[float, Field(ge=0.0)] = 30.0
-    """How long requests may go on after SIGTERM."""
+    """Seconds that requests may go on after SIGTERM."""
     chat_template: str | None = None
     """A Jinja template in place of the tokenizer's own."""
     log_format: LogFormat = "text"

@@ -1,6 +1,6 @@
 """Tool calls in the form most open models are trained on: `<tool_call>{"name": …}</tool_call>`.
 
-A grammar holds the model to it, so what comes out always parses and fits the function's schema.
+A grammar constrains the model to it, so every call parses and fits the function's schema.
 """
 
 import json
@@ -20,17 +20,17 @@ ANYTHING = {"type": "object"}
 
 @dataclass(frozen=True)
 class ToolUse:
-    """Which functions a request lets the model call, and how."""
+    """The functions that a request lets the model call, and how."""
 
     tools: tuple[Tool, ...]
     required: bool
-    """Whether the answer must be calls and nothing else."""
+    """Whether the answer must consist of calls only."""
     most: int | None
-    """Most calls; None is any number."""
+    """Most calls; None is no limit."""
 
     @classmethod
     def of(cls, body: ChatBody, limits: Limits) -> "ToolUse | None":
-        """What a request asks for; None without tools. Raises `APIError`."""
+        """The tools of a request; None without any. Raises `APIError`."""
         tools, choice = body.tools or [], body.tool_choice
         if not tools:
             if choice not in (None, "none"):
@@ -49,7 +49,7 @@ class ToolUse:
 
     @property
     def grammar(self) -> str:
-        """What the answer may be, in Lark's notation."""
+        """The grammar of the answer, in Lark's notation."""
         names = [f"call_{index}" for index in range(len(self.tools))]
         rules = self._required() if self.required else self._optional()
         rules.append(f"call: open ({' | '.join(names)})")
@@ -65,20 +65,20 @@ class ToolUse:
         return [f"start: {start}", f'open: "{TRIGGER}"']
 
     def _optional(self) -> list[str]:
-        """Any text; once it says the trigger, a call must follow."""
+        """Any text; after the trigger, a call must follow."""
         start = "call | REST" if self.most == 1 else "call* REST"
         return [f"start: {start}", f"open[lazy]: /(?s:.*){TRIGGER}/", "REST: /(?s:.*)/"]
 
 
 class ToolParser:
-    """Takes an answer apart as it comes: plain text, and complete calls."""
+    """Splits an answer as it comes into plain text and complete calls."""
 
     def __init__(self) -> None:
         self.calls = 0
         self._held = ""
 
     def feed(self, text: str, finished: bool) -> tuple[str, list[dict[str, Any]]]:
-        """The text and calls that are complete now; a possible beginning of a call waits."""
+        """The text and calls that are complete now; what may begin a call is held back."""
         self._held += text
         shown, calls = "", []
         while (start := self._held.find(TRIGGER)) >= 0:
@@ -94,7 +94,7 @@ class ToolParser:
         return shown, calls
 
     def _call(self, text: str) -> dict[str, Any]:
-        """Arguments stay as they were written: numbers too large to be read, too."""
+        """Arguments stay as written, even numbers too large to parse."""
         head, _, rest = text.partition(ARGUMENTS)
         self.calls += 1
         return {
@@ -105,7 +105,7 @@ class ToolParser:
 
 
 def _possible_start(text: str) -> int:
-    """Characters from the first that may begin a call to the end."""
+    """Number of last characters that may begin a call."""
     start = text.find(TRIGGER)
     if start >= 0:
         return len(text) - start

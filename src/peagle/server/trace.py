@@ -14,13 +14,13 @@ LETTERS = {chr(byte): byte for byte in _SHOWN} | {chr(256 + n): b for n, b in en
 
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """One token's text; a part of a character shows as the replacement character."""
+    """One token's text; part of a character becomes the replacement character."""
     text: str = tokenizer.decode([token])
     return text
 
 
 def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
-    """The bytes of a token that shows as `text`, also where they are a part of a character."""
+    """The bytes of a token whose text is `text`, even if they are only part of a character."""
     if UNFINISHED not in text:
         return text.encode()
     piece: str = tokenizer.convert_ids_to_tokens(token)
@@ -32,21 +32,21 @@ def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
 
 
 class TextOffsets:
-    """Where each token's text begins in an answer; of a part of a character, where that does."""
+    """Where each token's text begins in an answer; for part of a character, where that begins."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._length = 0
 
     def add(self, token: bytes) -> int:
-        """The place of the next token."""
+        """The offset of the next token."""
         begin = self._length
         self._length += len(self._decoder.decode(token))
         return begin
 
 
 def json_score(score: float) -> float:
-    """A log-probability as JSON can hold it; -9999 is OpenAI's minus infinity."""
+    """A log-probability that JSON can hold; -9999 is OpenAI's minus infinity."""
     return max(score, -9999.0)
 
 

@@ -20,9 +20,9 @@ def vllm_command(
     flags: Mapping[str, Sequence[str]],
     further: Sequence[str],
 ) -> list[str]:
-    """vLLM's command line. Raises `InputError` for flags that mean nothing to it.
+    """vLLM's command line. Raises `InputError` for flags that it does not have.
 
-    `flags` are those given, with their values; `further` ones vLLM knows and we do not.
+    flags: ours that were given, with their values. further: arguments that only vLLM knows.
     """
     foreign = sorted(OURS & flags.keys())
     if foreign:

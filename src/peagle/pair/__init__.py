@@ -1,0 +1,21 @@
+"""The bundled pair: a small target and a drafter of each method."""
+
+from pathlib import Path
+
+from peagle.errors import InputError
+
+PLACE = Path(__file__).parent
+
+
+def bundled(name: str) -> Path:
+    """The directory of the bundled `target`, `eagle3` or `peagle`.
+
+    Raises `InputError` when this installation came without it.
+    """
+    directory = PLACE / name
+    if not (directory / "config.json").is_file():
+        raise InputError(
+            f"this installation lacks the bundled {name} ({directory}); "
+            "train it with recipes/demo, or name your own directories"
+        )
+    return directory
