@@ -22,7 +22,7 @@ from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
 from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import supports_head_dim
-from peagle.ops.penalties import count_emitted, penalize
+from peagle.ops.penalties import penalize
 from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling, sample_requests
 from peagle.ops.triton import AVAILABLE, kernels
@@ -196,13 +196,20 @@ class ResidentRunner:
         return []
 
     def _enter(self, begun: list[Scheduled], ends: PromptEnds) -> None:
-        """Write what a request brings into its rows; an item assigned as `x[i] = 1` would wait."""
-        state, sampling = self._state, self._sampling
-        device = state.computed.device
+        """Move requests whose prompt is complete to the cycle, with their first token."""
         for item in begun:
             self._pending[item.request.row] = 1
+        rows = self._write_settings(begun)
+        self._penalize(begun, ends.logits, rows)
+        greedy, positions = argmax(ends.logits), self._state.computed
+        first = sample_requests(ends.logits, greedy, self._sampling, rows, positions)
+        self._state.begin(rows, first, ends.features)
+
+    def _write_settings(self, begun: list[Scheduled]) -> Tensor:
+        """Write what requests bring into their table rows, which are returned: [requests]."""
+        state, sampling = self._state, self._sampling
         whole, real = (
-            upload([*zip(*map(numbers, begun), strict=True)], device)
+            upload([*zip(*map(numbers, begun), strict=True)], state.computed.device)
             for numbers in (_whole_numbers, _real_numbers)
         )
         rows, stops, ks, seeds, top_ks = whole
@@ -218,15 +225,7 @@ class ResidentRunner:
             (state.penalties.rates, torch.stack(rates, dim=1)),
         ):
             column.index_copy_(0, rows, values)
-        self._penalize(begun, ends.logits, rows)
-        chosen = sample_requests(ends.logits, argmax(ends.logits), sampling, rows, state.computed)
-        state.emitted[:, 0].index_copy_(0, rows, chosen.clamp(min=0))
-        state.results[:, 1].index_copy_(0, rows, chosen)
-        for column, value in ((state.pending, 1), (state.cycles, 0), (state.results[:, 0], 0)):
-            column.index_fill_(0, rows, value)
-        count_emitted(state.penalties, rows, state.emitted, state.pending)
-        if ends.features is not None:
-            state.features[:, 0].index_copy_(0, rows, ends.features)
+        return rows
 
     def _penalize(self, begun: list[Scheduled], logits: Tensor, rows: Tensor) -> None:
         """Count the tokens of requests with penalties, and penalize the first logits of all."""

@@ -63,6 +63,21 @@ class ResidentState:
             penalties=Penalties.none(rows, vocab, limits.device),
         )
 
+    def begin(self, rows: Tensor, first: Tensor, features: Tensor | None) -> None:
+        """Set requests to right after their prompt; `computed` is written already.
+
+        rows: [requests] table rows; first: [requests] their first tokens, -1 for NaN logits;
+        features: [requests, hidden_size], projected. Assigning as `x[i] = 1` would wait for the
+        device.
+        """
+        self.emitted[:, 0].index_copy_(0, rows, first.clamp(min=0))
+        self.results[:, 1].index_copy_(0, rows, first)
+        for column, value in ((self.pending, 1), (self.cycles, 0), (self.results[:, 0], 0)):
+            column.index_fill_(0, rows, value)
+        count_emitted(self.penalties, rows, self.emitted, self.pending)
+        if features is not None:
+            self.features[:, 0].index_copy_(0, rows, features)
+
 
 @dataclass(frozen=True)
 class DraftInputs:
