@@ -63,7 +63,7 @@ def main(
         "step_in_a_row_ms": round(in_a_row * 1e3, 1),
         "first_step_s": round(seconds[0], 1),
         "us_per_token": round(median * 1e6 / length, 2),
-        "charged_per_s": round(work.charged / median),
+        "charged_per_s": round(work.loss_elements / median),
         "mask_ms": round(1e3 * work.masking(), 2),
         "peak_gb": round(torch.cuda.max_memory_allocated() / GB, 2),
         "beyond_state_gb": round((torch.cuda.max_memory_allocated() - work.state_bytes) / GB, 2),
@@ -85,7 +85,7 @@ class Work:
         self._batch = Batch(
             tokens=torch.randint(0, 151_000, (length,)),
             positions=torch.arange(length),
-            charged=torch.arange(length) >= length // 8,
+            loss_mask=torch.arange(length) >= length // 8,
         )
         shape = DecoderConfig(
             vocab_size=151936,
@@ -126,9 +126,9 @@ class Work:
         """Sampling, both passes, and the optimizer."""
         shares = depth_shares(K, RATIO, FLOOR)
         chains = sample_chains(self._batch, shares, self._generator)
-        weight = chains.weight(1.0)
+        weight = chains.loss_weight(1.0)
 
-        def charge(part: Pass) -> Tensor:
+        def loss_of(part: Pass) -> Tensor:
             weights = torch.full((len(part.elements),), 1 / weight, device=CUDA)
             places = part.elements.places
             return self._compare.loss(part.hidden, self._features.final, places, weights)
@@ -136,9 +136,9 @@ class Work:
         run = ParallelPass(
             self.model, self._batch, self._features, chains, self._segment, self._checkpoint
         )
-        self.loss = run.backward(charge)
+        self.loss = run.backward(loss_of)
         self._optimizer.step(1e-4, 1.0)
-        self.charged = int(chains.lengths.sum())
+        self.loss_elements = int(chains.lengths.sum())
         self.elements = len(self._batch) + len(chains.deeper())
         self.segments = len(list(chains.segments(self._segment, rows_in_step(CUDA))))
 
@@ -150,7 +150,7 @@ class Work:
 
         def build() -> None:
             for elements in segments:
-                Reach.of(elements, self._batch).sight.block_mask(CUDA)
+                Reach.of(elements, self._batch).visibility.block_mask(CUDA)
 
         return statistics.median(_timed(build) for _ in range(9))
 

@@ -97,8 +97,8 @@ def test_pieces_are_the_documents_own_tokens(
     assert [piece.tokens for piece in pieces] == [tuple(window) for window in kept]
     responses = {position for first, last in spans for position in range(first, last)}
     for piece in pieces:
-        charged = {p for first, last in piece.responses for p in piece.tokens[first:last]}
-        assert charged == responses & set(piece.tokens)
+        learned = {p for first, last in piece.responses for p in piece.tokens[first:last]}
+        assert learned == responses & set(piece.tokens)
 
 
 BAD = [

@@ -151,7 +151,7 @@ def test_bfloat16_elements_are_compared_in_float32(targets, rule: str):
     assert many.loss(rule).item() == pytest.approx(64 * total.item(), rel=1e-4)
 
 
-def test_no_charged_element_is_no_loss(target):
+def test_no_elements_give_no_loss(target):
     drawn = case(target)
     drawn.hidden = drawn.hidden[:0]
     drawn.places, drawn.weights = drawn.places[:0], drawn.weights[:0]

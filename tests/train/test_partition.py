@@ -36,7 +36,7 @@ Streams = dict[tuple[int, int], Tensor]
 
 @torch.no_grad()
 def streams(passes: Iterator[Pass]) -> Streams:
-    """The residual stream of every charged (anchor, depth)."""
+    """The residual stream of every (anchor, depth) in the loss."""
     found: Streams = {}
     for part in passes:
         pairs = zip(part.elements.anchors.tolist(), part.elements.depths.tolist(), strict=True)
@@ -74,9 +74,9 @@ class Run:
         self._compare = Comparison(self.model, target.decoder, "kl")
         self.rows = 0
 
-    def charge(self, part: Pass) -> Tensor:
+    def loss_of(self, part: Pass) -> Tensor:
         self.rows += len(part.elements)
-        weights = torch.full((len(part.elements),), 1 / max(self.chains.weight(1.0), 1.0))
+        weights = torch.full((len(part.elements),), 1 / max(self.chains.loss_weight(1.0), 1.0))
         return self._compare.loss(part.hidden, self.features.final, part.elements.places, weights)
 
     def through(self, segments: int, recompute: bool = False) -> ParallelPass:
@@ -137,11 +137,11 @@ def test_packed_documents_do_not_see_each_other(target, drafter_of, limit: int):
 @pytest.mark.parametrize("segments", [1, 2, 4, 8])
 def test_the_gradient_is_that_of_one_pass(run: Run, segments: int):
     """In float32: at most 1e-6 of the gradient's norm."""
-    whole = torch.stack([run.charge(part) for part in run.through(1).passes()]).sum()
+    whole = torch.stack([run.loss_of(part) for part in run.through(1).passes()]).sum()
     whole.backward()
     expected, rows = run.gradients(), run.rows
     run.rows = 0
-    loss = run.through(segments).backward(run.charge)
+    loss = run.through(segments).backward(run.loss_of)
     assert run.rows == rows == int(run.chains.lengths.sum())
     assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
     assert expected.keys() == {name for name, _ in run.model.named_parameters()}
@@ -153,11 +153,11 @@ def test_padding_and_recomputing_do_not_change_the_gradient(
     target, monkeypatch: pytest.MonkeyPatch, shape: str
 ):
     plain = Run(target, SHAPES[shape])
-    loss = plain.through(2).backward(plain.charge)
+    loss = plain.through(2).backward(plain.loss_of)
     padded, pad = Run(target, SHAPES[shape], multiple=20), Elements.padded
     assert len(padded.batch) > len(plain.batch)
     monkeypatch.setattr(Elements, "padded", lambda elements, _: pad(elements, 16))
-    assert padded.through(2, recompute=True).backward(padded.charge).item() == pytest.approx(
+    assert padded.through(2, recompute=True).backward(padded.loss_of).item() == pytest.approx(
         loss.item(), rel=1e-6
     )
     assert padded.rows == plain.rows
@@ -211,12 +211,12 @@ def run_counted(target) -> dict[str, int]:
             rows += len(result)
 
         handle = run.model.rest[0].register_forward_hook(count)
-        run.through(segments).backward(run.charge)
+        run.through(segments).backward(run.loss_of)
         handle.remove()
         counted[str(segments)] = rows
     return counted
 
 
-def test_nothing_charged_is_no_loss(target):
+def test_no_elements_give_no_loss(target):
     run = Run(target, [Document.answered(TOKENS[:5], 5)])
-    assert run.through(1).backward(run.charge) == 0.0
+    assert run.through(1).backward(run.loss_of) == 0.0

@@ -86,9 +86,9 @@ def test_a_step_is_the_first_one_that_the_run_takes(
     prepare(recipe).gradient(0)
     lengths = torch.cat([chains.lengths for chains in drawn])
     step = Plan.of(recipe).step
-    assert step.charged == tuple(int((lengths > depth).sum()) for depth in range(4))
+    assert step.loss_elements == tuple(int((lengths > depth).sum()) for depth in range(4))
     assert step.tokens == len(lengths)
-    assert step.deeper == sum(step.charged[1:])
+    assert step.deeper == sum(step.loss_elements[1:])
 
 
 def test_memory_by_hand(by_hand: Plan):

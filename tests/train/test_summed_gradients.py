@@ -81,14 +81,14 @@ def backward(model: Any, parallel: bool, limit: int, recompute: bool) -> None:
     target: Any = SimpleNamespace(head=head.to(features.final.dtype))
     compare = Comparison(model, target, "kl")
 
-    def charge(part: Pass) -> Tensor:
+    def loss_of(part: Pass) -> Tensor:
         weights = torch.full((len(part.elements),), 0.01)
         return compare.loss(part.hidden, features.final, part.elements.places, weights)
 
     if parallel:
-        parallel_pass(model, features, limit, recompute).backward(charge)
+        parallel_pass(model, features, limit, recompute).backward(loss_of)
     else:
-        SequentialPass(model, BATCH, features, 4).backward(charge)
+        SequentialPass(model, BATCH, features, 4).backward(loss_of)
 
 
 def parallel_pass(model: Any, features: Features, limit: int, recompute: bool) -> ParallelPass:

@@ -224,7 +224,7 @@ def one_report(trainer: Trainer) -> Report:
 def test_packed_documents_cost_what_they_cost_apart(
     targets, recipe_for, tmp_path: Path, method: str, loss: str
 ):
-    """Two documents in one row, or in two: the same mean over charged elements."""
+    """Two documents in one row, or in two: the same mean over the elements in the loss."""
     documents = [Document.answered(tuple(TOKENS[:15]), 3), Document.answered(tuple(TOKENS[15:]), 6)]
     losses = []
     for name, rows, length in (("packed", 1, 40), ("apart", 2, 26)):
@@ -247,7 +247,7 @@ def test_packed_documents_cost_what_they_cost_apart(
 
 
 def test_eagle3_drops_nothing(recipe_for, tmp_path: Path):
-    """Its loss is a mean over all it is charged for, whatever P-EAGLE's ratio."""
+    """Its loss is a mean over all its elements, whatever P-EAGLE's ratio."""
     losses = [
         prepare(recipe_for(tmp_path / str(ratio), method="eagle3", cod_ratio=ratio)).gradient(0)
         for ratio in (0.3, 1.0)

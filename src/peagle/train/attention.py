@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.train.mask import BLOCK, Sight
+from peagle.train.mask import BLOCK, Visibility
 
 Weighed = tuple[Tensor, Tensor]
 """What queries drew from some keys, [1, heads, queries, head_dim], and the log of the sum of their
@@ -16,15 +16,15 @@ exponentiated scores, [1, heads, queries] in float32: enough to weigh it against
 
 
 class Masked:
-    """Attention under a `Sight`: FlexAttention on a GPU, a matrix on a CPU.
+    """Attention under a `Visibility`: FlexAttention on a GPU, a matrix on a CPU.
 
     On a GPU the numbers of queries and keys must be multiples of `BLOCK`.
     """
 
-    def __init__(self, sight: Sight, device: torch.device) -> None:
+    def __init__(self, visibility: Visibility, device: torch.device) -> None:
         cuda = device.type == "cuda"
-        self._blocks = sight.block_mask(device) if cuda else None
-        self._matrix = None if cuda else sight.matrix(device)
+        self._blocks = visibility.block_mask(device) if cuda else None
+        self._matrix = None if cuda else visibility.matrix(device)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Weighed:
         """query: [1, heads, queries, head_dim]; key, value: [1, kv_heads, keys, head_dim]."""

@@ -13,7 +13,7 @@ class Estimate:
     """How good a drafter is on text that it was not trained on."""
 
     accuracy: tuple[float, ...]
-    """Share of charged elements of each depth at which drafter and target agree."""
+    """Share of each depth's elements at which drafter and target agree."""
     acceptance_length: float
     """Mean tokens a cycle emits when decoding walks through the text, as an engine does."""
 

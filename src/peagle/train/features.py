@@ -10,7 +10,7 @@ from torch import Tensor
 from peagle.models.decoder import Decoder
 from peagle.ops.cached_attention import Focus
 from peagle.train.attention import Masked, causal
-from peagle.train.mask import Sight, rows_in_step
+from peagle.train.mask import Visibility, rows_in_step
 from peagle.train.packing import Batch, Document, pack
 from peagle.train.transfer import to_device
 
@@ -70,8 +70,8 @@ class DocumentAttend:
         self._masked: Masked | None = None
         if not batch.one_document:
             length = len(batch)
-            sight = Sight(length, batch.starts, torch.arange(length))
-            self._masked = Masked(sight, device)
+            visibility = Visibility(length, batch.starts, torch.arange(length))
+            self._masked = Masked(visibility, device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
@@ -106,7 +106,7 @@ class TargetAttend(DocumentAttend):
     def _masked_within(self, window: int | None) -> Masked:
         rows = torch.arange(len(self._starts))
         first = self._starts if window is None else self._starts.maximum(rows - window + 1)
-        return Masked(Sight(len(rows), first, rows), self._device)
+        return Masked(Visibility(len(rows), first, rows), self._device)
 
 
 def padded_for(device: torch.device, batch: Batch) -> Batch:

@@ -58,7 +58,7 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
         nn.init.normal_(model.mask_hidden)
     kept = torch.arange(config.draft_vocab_size)
     if config.reduced_vocabulary:
-        counts = torch.bincount(rows.tokens[rows.charged], minlength=target.config.vocab_size)
+        counts = torch.bincount(rows.tokens[rows.loss_mask], minlength=target.config.vocab_size)
         kept = most_frequent(counts, config.draft_vocab_size)
         model.d2t = offsets(kept)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Loss of charged elements: the vocabulary is projected chunk by chunk, and for them alone."""
+"""The loss: logits are computed chunk by chunk, and only for the elements in it."""
 
 from typing import Any
 

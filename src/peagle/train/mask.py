@@ -24,7 +24,7 @@ def rows_in_step(device: torch.device) -> int:
 
 
 @dataclass(frozen=True)
-class Sight:
+class Visibility:
     """Two intervals of keys for every query; nothing of size queries x keys. On the CPU.
 
     An element sees the depth-0 elements of its document up to its own anchor, and the shallower
@@ -44,6 +44,7 @@ class Sight:
 
     @property
     def queries(self) -> int:
+        """Number of queries."""
         return self.first.shape[0]
 
     @property

@@ -42,7 +42,7 @@ class Batch:
     tokens: Tensor
     positions: Tensor
     """Position within the document."""
-    charged: Tensor
+    loss_mask: Tensor
     """bool: whether the token is part of a response."""
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ class Batch:
     def padded(self, multiple: int) -> "Batch":
         """The same with padding behind, up to a multiple of so many tokens."""
         missing = -len(self) % multiple
-        parts = (self.tokens, self.positions, self.charged)
+        parts = (self.tokens, self.positions, self.loss_mask)
         return Batch(*(torch.cat((part, part.new_zeros(missing))) for part in parts))
 
     @cached_property
@@ -62,7 +62,7 @@ class Batch:
     @property
     def one_document(self) -> bool:
         """Whether everything that is learnt from is in the first document."""
-        return not self.starts[self.charged].any()
+        return not self.starts[self.loss_mask].any()
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class PackedRows:
 
     tokens: Tensor
     positions: Tensor
-    charged: Tensor
+    loss_mask: Tensor
     documents: tuple[tuple[Document, ...], ...]
     """What each row was made of."""
 
@@ -83,12 +83,12 @@ class PackedRows:
     @property
     def digest(self) -> str:
         """Tells these rows from others."""
-        parts = (self.tokens, self.positions, self.charged)
+        parts = (self.tokens, self.positions, self.loss_mask)
         return digest(part.flatten().numpy().data for part in parts)
 
     def batch(self, rows: Tensor) -> Batch:
         """Some rows, end to end."""
-        parts = (self.tokens, self.positions, self.charged)
+        parts = (self.tokens, self.positions, self.loss_mask)
         return Batch(*(part[rows].flatten() for part in parts))
 
     def documents_of(self, rows: Tensor) -> list[Document]:
@@ -113,7 +113,7 @@ def pack(documents: Sequence[Document], length: int) -> PackedRows:
     packed = PackedRows(
         tokens=torch.zeros(shape, dtype=torch.int64),
         positions=torch.zeros(shape, dtype=torch.int64),
-        charged=torch.zeros(shape, dtype=torch.bool),
+        loss_mask=torch.zeros(shape, dtype=torch.bool),
         documents=tuple(map(tuple, rows)),
     )
     for index, row in enumerate(rows):
@@ -128,5 +128,5 @@ def _fill(packed: PackedRows, row: int, documents: Sequence[Document]) -> None:
         packed.tokens[row, start:stop] = torch.tensor(document.tokens)
         packed.positions[row, start:stop] = torch.arange(stop - start)
         for first, last in document.responses:
-            packed.charged[row, start + first : start + last] = True
+            packed.loss_mask[row, start + first : start + last] = True
         start = stop

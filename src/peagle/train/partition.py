@@ -21,7 +21,7 @@ from peagle.train.cod import Chains, Elements
 from peagle.train.context import Borrowed, Shared
 from peagle.train.features import DocumentAttend, Features, fold, unfold
 from peagle.train.lookup import lookup
-from peagle.train.mask import BLOCK, Sight, rows_in_step
+from peagle.train.mask import BLOCK, Visibility, rows_in_step
 from peagle.train.packing import Batch
 from peagle.train.transfer import to_device
 
@@ -33,13 +33,13 @@ DENSE_PAIRS = 2**20
 """Pairs of a query and a key under which a dense part's calls cost more than it saves."""
 VARIANTS = 64
 """Of one function, compiled."""
-Charge = Callable[["Pass"], Tensor]
+PassLoss = Callable[["Pass"], Tensor]
 """The loss of a pass."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Charged elements that went through the draft layers together, and what came out."""
+    """Elements in the loss that went through the draft layers together, and what came out."""
 
     elements: Elements
     hidden: Tensor
@@ -83,7 +83,7 @@ class ParallelPass:
         for elements in self._segments():
             yield self._segment(elements, shared)
 
-    def backward(self, charge: Charge) -> Tensor:
+    def backward(self, loss_of: PassLoss) -> Tensor:
         """Add the gradient of the summed losses to the parameters'; returns that sum.
 
         Never keeps more than depth 0 and one segment.
@@ -96,7 +96,7 @@ class ParallelPass:
             part = Pass(first.elements[rows], leaves[-1])
             if len(elements):
                 part = part.joined(self._segment(elements, borrowed))
-            losses.append(charge(part))
+            losses.append(loss_of(part))
             losses[-1].backward()
             losses[-1] = losses[-1].detach()
         learnt, gradients = borrowed.gradients(shared)
@@ -123,19 +123,19 @@ class ParallelPass:
         return shared.mask_embedding, shared.mask_feature
 
     def _context(self) -> tuple[Pass, Shared]:
-        """Depth 0 at every token, charged or not."""
+        """Depth 0 at every token, in the loss or not."""
         model, batch = self.model, self._batch
-        charged = self._chains.charged
+        anchors = self._chains.anchors
         features = model.project(self.features.tapped)
         mask_feature = model.project(model.mask_hidden[None])
         tokens = torch.cat((batch.tokens.roll(-1), torch.tensor([model.config.mask_token_id])))
         embeddings = lookup(model.embed.weight, tokens).to(features.dtype)
-        positions, places = to_device(self._device, batch.positions, charged)
+        positions, places = to_device(self._device, batch.positions, anchors)
         attend = ContextAttend(batch, self._device)
         hidden = model.layers(
             embeddings[:-1], features, positions, attend, self._first_call, places
         )
-        first = Pass(Elements(charged, torch.zeros_like(charged)), hidden)
+        first = Pass(Elements(anchors, torch.zeros_like(anchors)), hidden)
         keys, values = zip(*attend.recorded, strict=True)
         return first, Shared(list(keys), list(values), embeddings[-1:], mask_feature)
 
@@ -182,7 +182,7 @@ class Reach:
     dense: list[Dense]
     near: slice
     """Context keys among which everything else is found."""
-    sight: Sight
+    visibility: Visibility
     """The rest: the near context, then the segment's own elements."""
 
     @classmethod
@@ -196,7 +196,7 @@ class Reach:
         near = slice(int(first.min()) // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, len(batch)))
         own = torch.arange(len(elements)) - elements.depths + 1
         last = elements.anchors - near.start
-        return cls(dense, near, Sight(near.stop - near.start, first - near.start, last, own))
+        return cls(dense, near, Visibility(near.stop - near.start, first - near.start, last, own))
 
 
 def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
@@ -215,7 +215,7 @@ class SegmentAttend:
 
     def __init__(self, reach: Reach, shared: Shared, device: torch.device) -> None:
         self._reach, self._shared = reach, shared
-        self._masked = Masked(reach.sight, device)
+        self._masked = Masked(reach.visibility, device)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -137,7 +137,7 @@ class Plan:
 
     @property
     def shares(self) -> list[float]:
-        """Share of the anchors charged at each depth."""
+        """Share of the anchors that each depth keeps."""
         return self._schedule.shares
 
     @property
@@ -273,7 +273,7 @@ class Plan:
     def _layer_operations(self, work: Work, each: int) -> int:
         """`each` for every parameter and element: 2 forward, 4 more for the gradients.
 
-        At most: context that is not charged ends at the last layer's attention.
+        An upper bound: context outside the loss ends at the last layer's attention.
         """
         shape = self.config.transformer
         elements = work.tokens + work.deeper
@@ -283,7 +283,7 @@ class Plan:
     def _head_operations(self, work: Work, each: int) -> int:
         """The drafter's head on every element; the target's twice on every place."""
         head = self.model.head.weight.numel()
-        return each * sum(work.charged) * head + 2 * 2 * work.charged[0] * head
+        return each * sum(work.loss_elements) * head + 2 * 2 * work.loss_elements[0] * head
 
     def seconds(self, operations: int, rate: float) -> float:
         """Time for some operations where a bare product reaches a rate."""

@@ -20,7 +20,7 @@ from peagle.train.loss import Comparison
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import Batch, PackedRows
 from peagle.train.parallel import Ranks
-from peagle.train.partition import Charge, ParallelPass, Pass
+from peagle.train.partition import ParallelPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.snapshot import Progress, load_snapshot, save_snapshot, snapshot_path
@@ -39,7 +39,7 @@ class Report:
 
     step: int
     loss: float
-    """Per charged element, since the last report."""
+    """Mean over the elements in the loss, since the last report."""
     estimate: Estimate | None
     """Set after an evaluation."""
     best: bool
@@ -131,13 +131,13 @@ class Trainer:
     def gradient(self, step: int) -> Tensor:
         """Add up a step's gradient over passes and ranks; the share of each pass in its loss."""
         passes, chains = self._schedule.passes(step), self._schedule.chains(step)
-        weight = max(sum(drawn.weight(self.recipe.depth_decay) for drawn in chains), 1.0)
+        weight = max(sum(drawn.loss_weight(self.recipe.depth_decay) for drawn in chains), 1.0)
         losses = torch.zeros(len(passes), device=self._device)
         for index in self._ranks.own(len(passes)):
             batch = self._batch(self._training, passes[index])
             features = self._source("training", passes[index], batch)
             run = self._pass(batch, features, chains[index].padded(len(batch)))
-            losses[index] = run.backward(self._charge(features, weight))
+            losses[index] = run.backward(self._pass_loss(features, weight))
         sharded = self.recipe.shard_target and self.recipe.features == "online"
         if sharded and self._ranks.idle(len(passes)):
             # a sharded target runs on all ranks or on none
@@ -154,15 +154,15 @@ class Trainer:
             return self.parallel_pass(self.model, batch, features, chains, *limits)
         return SequentialPass(self.model, batch, features, recipe.num_speculative_tokens)
 
-    def _charge(self, features: Features, weight: float) -> Charge:
+    def _pass_loss(self, features: Features, weight: float) -> PassLoss:
         """Losses of passes over a batch, as shares of a step's mean."""
 
-        def charge(part: Pass) -> Tensor:
+        def loss_of(part: Pass) -> Tensor:
             (depths,) = to_device(self._device, part.elements.depths)
             weights = self.recipe.depth_decay ** depths.float() / weight
             return self._compare.loss(part.hidden, features.final, part.elements.places, weights)
 
-        return charge
+        return loss_of
 
     def _evaluate(self, watch: Watch, losses: list[Tensor]) -> None:
         mean, estimate = self._mean(losses), self.estimate()

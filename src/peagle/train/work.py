@@ -17,10 +17,10 @@ class Work:
 
     tokens: int
     """Through the target, and as depth 0 through the draft layers."""
-    charged: tuple[int, ...]
-    """Elements of each depth that have a loss."""
+    loss_elements: tuple[int, ...]
+    """Elements in the loss, by depth."""
     deeper: int
-    """Elements deeper than 0 that go through the draft layers, charged or not."""
+    """Elements deeper than 0 that go through the draft layers, in the loss or not."""
     target_pairs: int
     draft_pairs: int
     """Pairs of a query and a key, in one layer."""
@@ -43,7 +43,7 @@ class Work:
         lengths = torch.cat([chains.lengths for _, chains in passes])
         return cls(
             tokens=len(lengths),
-            charged=tuple(int((lengths > depth).sum()) for depth in range(depths)),
+            loss_elements=tuple(int((lengths > depth).sum()) for depth in range(depths)),
             deeper=sum(len(chains.deeper()) for chains in through),
             target_pairs=sum(context),
             draft_pairs=sum(context) + sum(deeper),
