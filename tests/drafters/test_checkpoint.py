@@ -10,8 +10,8 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle.drafters.checkpoint import default_taps, load_drafter, read_config, save_drafter
-from peagle.drafters.model import DraftModel
+from peagle.drafters.checkpoint import load_drafter, read_config, save_drafter
+from peagle.drafters.model import DraftModel, default_taps
 from peagle.errors import InputError
 from peagle.ops.rope import RopeConfig
 

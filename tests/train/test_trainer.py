@@ -14,6 +14,7 @@ from torch import Tensor
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.train.estimate import Estimate
@@ -296,7 +297,7 @@ def test_a_reduced_vocabulary_is_trained_and_drafts_target_ids(targets, recipe_f
     assert report.estimate is not None
     model = load_drafter(tmp_path / "out", targets["easy"].decoder)
     assert model.config.draft_vocab_size == 48
-    engine = Engine(targets["easy"].decoder, tiny.as_drafter(model), 4, tiny.engine_config())
+    engine = Engine(targets["easy"].decoder, drafter_for(model), 4, tiny.engine_config())
     requests = tiny.run(engine, [[i, 3, i] for i in range(8)], SamplingParams(max_tokens=30))
     assert sum(request.speculation.accepted for request in requests) > 10
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
@@ -38,11 +38,6 @@ KNOWN_ARCHITECTURES = {
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
-
-
-def default_taps(num_layers: int) -> tuple[int, ...]:
-    """The tapped layers where a directory names none: 2, N // 2, N - 3."""
-    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
 
 
 def read_config(directory: Path, target: DecoderConfig) -> DrafterConfig:

@@ -17,7 +17,6 @@ from peagle.drafters.checkpoint import (
     T2D,
     attach_vocabulary,
     config_problems,
-    default_taps,
     drafter_rules,
     effective_config,
     method_problems,
@@ -25,7 +24,7 @@ from peagle.drafters.checkpoint import (
     read_config,
     shared_tensors,
 )
-from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.errors import InputError
 from peagle.models.decoder import DecoderConfig
 from peagle.models.families import read_target_config

@@ -22,7 +22,7 @@ class SequentialDrafter:
         if not active:
             return work.tokens[:0]
         hidden = hidden.index_select(0, self._last_rows(work, active))
-        columns = [self._best(hidden)]
+        columns = [self.model.most_likely(hidden)]
         for step in range(1, max(work.ks)):
             still = [i for i in active if work.ks[i] > step]
             keep = torch.tensor([active.index(i) for i in still], device=hidden.device)
@@ -30,11 +30,8 @@ class SequentialDrafter:
             active = still
             positions, attend = memory.open([self._next(work.spans[i], step) for i in active])
             hidden = self.model(tokens, self.model.feedback(hidden), positions, attend)
-            columns.append(self._best(hidden))
+            columns.append(self.model.most_likely(hidden))
         return _by_request(columns, work.ks)
-
-    def _best(self, hidden: Tensor) -> Tensor:
-        return self.model.target_ids(self.model.logits(hidden).argmax(dim=-1))
 
     @staticmethod
     def _next(span: Span, step: int) -> Span:

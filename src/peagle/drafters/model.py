@@ -23,6 +23,11 @@ def call_plainly(layer: nn.Module, *arguments: Any) -> Tensor:
     return result
 
 
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """The tapped layers where a directory names none: 2, N // 2, N - 3."""
+    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
+
+
 @dataclass(frozen=True)
 class DrafterConfig:
     """A drafter's architecture and what it was trained for; keys as in vLLM's `config.json`."""
@@ -46,6 +51,11 @@ class DrafterConfig:
     def parallel(self) -> bool:
         """Whether this is a P-EAGLE drafter."""
         return self.mask_token_id is not None
+
+    @property
+    def default_k(self) -> int:
+        """K where the user names none: the trained one, else 7 for P-EAGLE and 3 for EAGLE-3."""
+        return self.trained_tokens or (7 if self.parallel else 3)
 
     @property
     def feature_size(self) -> int:
@@ -156,16 +166,18 @@ class DraftModel(nn.Module):
             x = call(layer, x, rotation, index, attend, kept if index == last else None)
         return x
 
-    def mask_slot(self) -> tuple[Tensor, Tensor]:
-        """Embedding and projected feature of a mask slot, [1, hidden_size] each; P-EAGLE only."""
-        feature = self.project(self.mask_hidden[None])
-        mask_token = self.embed.weight[None, self.config.mask_token_id]
-        return mask_token.to(feature.dtype), feature
+    def mask_feature(self) -> Tensor:
+        """Projected feature of every mask slot: [1, hidden_size]; P-EAGLE only."""
+        return self.project(self.mask_hidden[None])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Residual stream [rows, hidden_size] -> logits [rows, draft_vocab_size]."""
         scores: Tensor = self.head(self.norm(hidden))
         return scores
+
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """Residual stream [rows, hidden_size] -> the most likely tokens [rows], as target ids."""
+        return self.target_ids(self.logits(hidden).argmax(dim=-1))
 
     def feedback(self, hidden: Tensor) -> Tensor:
         """What EAGLE-3 feeds its next slot as feature: its own output, normed if so trained."""

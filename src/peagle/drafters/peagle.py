@@ -20,7 +20,7 @@ class ParallelDrafter:
         self.model = model
         device = model.mask_hidden.device
         self._mask_token = torch.tensor([model.config.mask_token_id], device=device)
-        self._mask_feature = model.project(model.mask_hidden[None])  # [1, hidden_size]
+        self._mask_feature = model.mask_feature()
 
     def propose(self, work: DraftWork, memory: Memory) -> Tensor:
         """One forward over every request's known rows and mask slots; the K best tokens of each."""
@@ -35,5 +35,4 @@ class ParallelDrafter:
             ]
         )
         hidden = self.model(tokens, features.index_select(0, sources), positions, attend)
-        best = self.model.logits(hidden.index_select(0, reads)).argmax(dim=-1)
-        return self.model.target_ids(best)
+        return self.model.most_likely(hidden.index_select(0, reads))

@@ -114,7 +114,7 @@ def first_norms(model: DraftModel) -> FirstNorms:
     if mask_token is None:
         mask_feature = torch.zeros_like(first.hidden_norm.weight)
     else:
-        mask_feature = model.mask_slot()[1][0].contiguous()
+        mask_feature = model.mask_feature()[0].contiguous()
     return FirstNorms(
         embedding=model.embed.weight,
         input_weight=first.input_norm.weight,

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from peagle.drafters.checkpoint import config_problems, default_taps
-from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.checkpoint import config_problems
+from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig, Embedding

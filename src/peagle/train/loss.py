@@ -45,7 +45,7 @@ class Comparison:
         found = []
         (places,) = to_device(hidden.device, places)
         for part, place in zip(hidden.split(CHUNK), places.split(CHUNK), strict=True):
-            draft = self._model.target_ids(self._model.logits(part).argmax(dim=-1))
+            draft = self._model.most_likely(part)
             found.append(draft == self._target.head(final[place]).argmax(dim=-1))
         return torch.cat(found)
 

@@ -127,7 +127,7 @@ class ParallelPass:
         model, batch = self.model, self._batch
         anchors = self._chains.anchors
         features = model.project(self.features.tapped)
-        mask_feature = model.project(model.mask_hidden[None])
+        mask_feature = model.mask_feature()
         tokens = torch.cat((batch.tokens.roll(-1), torch.tensor([model.config.mask_token_id])))
         embeddings = lookup(model.embed.weight, tokens).to(features.dtype)
         positions, places = to_device(self._device, batch.positions, anchors)
