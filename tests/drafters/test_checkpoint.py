@@ -10,7 +10,7 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle.drafters.checkpoint import load_drafter, read_config, save_drafter
+from peagle.drafters.checkpoint import load_drafter, read_drafter_config, save_drafter
 from peagle.drafters.model import DraftModel, default_taps
 from peagle.errors import InputError
 from peagle.ops.rope import RopeConfig
@@ -338,7 +338,12 @@ BROKEN: list[tuple[str, bool, Break, str]] = [
         lambda c, t: c.update({"eagle_aux_hidden_state_layer_ids": ["low"]}),
         "a value of the wrong kind",
     ),
-    ("no list", True, lambda c, t: c.update({"architectures": {"a": 1}}), "a value without its 0"),
+    (
+        "no list",
+        True,
+        lambda c, t: c.update({"architectures": {"a": 1}}),
+        "architecture none is not",
+    ),
     (
         "no object",
         True,
@@ -435,4 +440,4 @@ def test_pickle_files_are_never_loaded(target, tmp_path: Path):
 
 def test_no_config(target, tmp_path: Path):
     with pytest.raises(InputError, match=r"not a model directory: it has no config\.json"):
-        read_config(tmp_path, target.decoder.config)
+        read_drafter_config(tmp_path, target.decoder.config)

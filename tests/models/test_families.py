@@ -52,6 +52,7 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
         lambda c: c.update(quantization_config={"quant_method": "mxfp4"}),
         "quantized weights are not supported",
     ),
+    ("no list", lambda c: c.update(architectures={"a": 1}), "architecture none is not supported"),
     ("no layers", lambda c: c.update(num_hidden_layers=0), "num_hidden_layers is 0; it must be"),
     (
         "heads",

@@ -3,8 +3,7 @@
 import json
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import transformer_config
+from peagle.models.families import architecture_of, reading, transformer_config
 from peagle.models.loading import layer_rules
 from peagle.models.weights import TensorRule, about, assemble, disassemble, read_json, read_tensors
 from peagle.ops.packing import pack
@@ -35,21 +34,22 @@ KNOWN_ARCHITECTURES = {
     "PeagleLlamaForCausalLM",
     "PeagleQwen3ForCausalLM",
 }
+TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
-def read_config(directory: Path, target: DecoderConfig) -> DrafterConfig:
+def read_drafter_config(directory: Path, target: DecoderConfig) -> DrafterConfig:
     """A drafter's `config.json`, in vLLM's raw layout or in speculators' format.
 
-    Raises `InputError` when it is not a drafter's or lacks a key.
+    Raises `InputError` for another architecture, a missing key or a value of the wrong kind.
     """
     values, source = read_json(directory / "config.json"), str(directory)
-    with _readable(source):
+    with reading(source):
         nested: dict[str, Any] = dict(values.get("transformer_layer_config") or {})  # type: ignore[call-overload]
         flat = {**values, **nested, **_speculators_keys(values)}
-    return drafter_config(flat, target, source)
+        return _drafter_config(flat, target, source)
 
 
 def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,30 +71,9 @@ def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str) -> DrafterConfig:
-    """The checked meaning of a drafter's flat configuration.
-
-    Raises `InputError` for another architecture, a missing key or a value of the wrong kind.
-    """
-    with _readable(source):
-        return _drafter_config(values, target, source)
-
-
-@contextmanager
-def _readable(source: str) -> Iterator[None]:
-    """Raises `InputError` for a value of the wrong kind."""
-    try:
-        yield
-    except InputError:
-        raise
-    except LookupError as error:
-        raise InputError(f"{source}: config.json has a value without its {error}") from None
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
-
-
 def _drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str) -> DrafterConfig:
-    architecture = (values.get("architectures") or ["none"])[0]
+    """The meaning of a flat configuration."""
+    architecture = architecture_of(values)
     if architecture not in KNOWN_ARCHITECTURES:
         raise InputError(
             f"{source}: architecture {architecture} is not an EAGLE-3 or P-EAGLE drafter"
@@ -103,25 +82,27 @@ def _drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: st
     eagle: Mapping[str, Any] = values.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):
         raise InputError(f"{source}: an EAGLE-1 drafter (use_aux_hidden_state false)")
-    listed = values.get("eagle_aux_hidden_state_layer_ids") or eagle.get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    taps = tuple(sorted(int(tap) for tap in listed or default_taps(target.num_hidden_layers)))
-    named = (values.get("dflash_config") or {}).get("mask_token_id")
-    given = [one for one in (named, *map(values.get, MASK_KEYS)) if one is not None]
+    listed = values.get(TAPS_KEY) or eagle.get(TAPS_KEY) or default_taps(target.num_hidden_layers)
     trained = values.get("num_speculative_tokens")
     return DrafterConfig(
         transformer=transformer_config(values, model_type, source),
         target_hidden_size=int(values.get("target_hidden_size") or target.hidden_size),
-        taps=taps,
+        taps=tuple(sorted(map(int, listed))),
         draft_vocab_size=int(values.get("draft_vocab_size") or values["vocab_size"]),
-        mask_token_id=int(given[0]) if given else None,
+        mask_token_id=_mask_token_id(values),
         norm_before_residual=bool(values.get("norm_before_residual", False)),
         norm_before_fc=bool(eagle.get("norm_before_fc", values.get("norm_before_fc", False))),
         fc_norm=bool(values.get("fc_norm", False)),
         norm_output=bool(values.get("norm_output", False)),
         trained_tokens=int(trained) if trained else None,
     )
+
+
+def _mask_token_id(values: Mapping[str, Any]) -> int | None:
+    """The mask token, under whichever key it is; None for EAGLE-3."""
+    nested = (values.get("dflash_config") or {}).get("mask_token_id")
+    given = [value for value in (nested, *map(values.get, MASK_KEYS)) if value is not None]
+    return int(given[0]) if given else None
 
 
 def config_problems(config: DrafterConfig, target: DecoderConfig) -> list[str]:
@@ -191,7 +172,7 @@ def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     `parallel` states how it will run; None takes what the files are. Raises `InputError` naming
     every problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
     """
-    config = read_config(directory, target.config)
+    config = read_drafter_config(directory, target.config)
     tensors = normalised(read_tensors(directory))
     problems = config_problems(config, target.config) + method_problems(config, tensors, parallel)
     if problems:
@@ -351,7 +332,7 @@ def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
         "mlp_bias": shape.mlp_bias,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        TAPS_KEY: list(config.taps),
         "num_aux_hidden_states": len(config.taps),
         "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": config.norm_before_fc,

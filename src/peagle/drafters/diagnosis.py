@@ -21,7 +21,7 @@ from peagle.drafters.checkpoint import (
     effective_config,
     method_problems,
     normalised,
-    read_config,
+    read_drafter_config,
     shared_tensors,
 )
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
@@ -107,9 +107,9 @@ def _attempt(read: Callable[[], T], problems: list[str]) -> T | None:
 
 def _read_drafter(directory: Path, target: DecoderConfig | None) -> DrafterConfig:
     if target is not None:
-        return read_config(directory, target)
-    own = read_config(directory, UNKNOWN_TARGET).transformer
-    return read_config(directory, _as_deep_as_unknown(own))
+        return read_drafter_config(directory, target)
+    own = read_drafter_config(directory, UNKNOWN_TARGET).transformer
+    return read_drafter_config(directory, _as_deep_as_unknown(own))
 
 
 def _as_deep_as_unknown(shape: DecoderConfig) -> DecoderConfig:
