@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
+from peagle.files import replacing_directory
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import architecture_of, reading, transformer_config
 from peagle.models.loading import layer_rules
@@ -278,10 +278,7 @@ def save_drafter(
 
     `shared` names tensors of the file to leave out, since the target's serve.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
-        fresh = Path(scratch) / "drafter"
-        fresh.mkdir()
+    with replacing_directory(directory) as fresh:
         tensors = {name: value.to(dtype) for name, value in _file_tensors(model, shared).items()}
         tensors.update(_vocabulary_tensors(model))
         save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
@@ -289,9 +286,6 @@ def save_drafter(
         (fresh / "config.json").write_text(text, encoding="utf-8")
         # safetensors keeps others from reading what it writes
         shutil.copymode(fresh / "config.json", fresh / "model.safetensors")
-        if directory.exists():
-            directory.rename(Path(scratch) / "before")
-        fresh.rename(directory)
 
 
 def _file_tensors(model: DraftModel, shared: frozenset[str]) -> dict[str, Tensor]:

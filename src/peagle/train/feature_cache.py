@@ -21,7 +21,7 @@ from torch import Tensor
 
 from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
-from peagle.files import replacing, writing
+from peagle.files import replacing, unfinished, writing
 from peagle.models.decoder import Decoder
 from peagle.models.weights import read_json, safetensors_files
 from peagle.train.digest import digest
@@ -134,8 +134,8 @@ class FeatureCache:
             with replacing(manifest) as scratch:
                 scratch.write_text(json.dumps(expected, indent=2) + "\n", encoding="utf-8")
         self._compare(read_json(manifest), expected)
-        for unfinished in self._directory.glob("*.part"):
-            unfinished.unlink()
+        for left in self._directory.glob("*.part"):
+            left.unlink()
 
     def _refuse_foreign(self) -> None:
         files = (path.name for path in self._directory.iterdir())
@@ -225,15 +225,11 @@ class FeatureCache:
 
     def _write(self, shard: Shard, tensors: dict[str, Tensor]) -> None:
         """Give a shard its name when all of it is on disk."""
-        scratch = self._directory / f"{shard.name}.{os.getpid()}.part"
         advice = "make room, and the same command goes on with the shards that are missing"
-        try:
-            with writing(self._directory, advice):
-                save_file(tensors, scratch)
-                name = f"{shard.name}.{_checksum(scratch)}.safetensors"
-                os.replace(scratch, self._directory / name)
-        finally:
-            scratch.unlink(missing_ok=True)
+        place = self._directory / shard.name
+        with writing(self._directory, advice), unfinished(place, f".{os.getpid()}") as scratch:
+            save_file(tensors, scratch)
+            scratch.replace(f"{place}.{_checksum(scratch)}.safetensors")
 
 
 class CachedFeatures:
