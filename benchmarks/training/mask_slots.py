@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from peagle.drafters.model import DraftModel
 from peagle.ops.linear import Linear
-from peagle.train.cod import Elements
+from peagle.train.cod import Chains, Elements
 from peagle.train.context import Shared
+from peagle.train.features import Features
+from peagle.train.packing import Batch
 from peagle.train.partition import ParallelPass
 from peagle.train.trainer import Trainer
 from peagle.train.transfer import to_device
@@ -68,23 +70,25 @@ class Additions(nn.Module):
 class AddingPass(ParallelPass):
     """A pass whose mask slots differ from one another."""
 
-    def slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
-        features = self.features.tapped
+    def mask_slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
+        features = self._features.tapped
         anchors, depths = to_device(features.device, elements.anchors, elements.depths)
-        added = self.model.additions(features[anchors], depths)
-        slots = self.model.project(self.model.mask_hidden + added)
+        added = self._model.additions(features[anchors], depths)
+        slots = self._model.project(self._model.mask_hidden + added)
         return shared.mask_embedding.expand_as(slots), slots
 
 
 class AddingTrainer(Trainer):
     """Trains a drafter with `Additions`."""
 
-    parallel_pass = AddingPass
-
     def agreement(self) -> Any:
         self.model.eval()
         yield from super().agreement()
         self.model.train()
+
+    def _pass(self, batch: Batch, features: Features, chains: Chains) -> AddingPass:
+        limits = self.recipe.elements_per_segment, self.recipe.activation_checkpointing
+        return AddingPass(self.model, batch, features, chains, *limits)
 
 
 def trainer_for(slot: MaskSlot, model: DraftModel, depths: int) -> type[Trainer]:

@@ -184,7 +184,7 @@ class TestMaskSlots:
         model.additions = Additions(SLOTS["+ NTP hidden"], model.config.feature_size, 4)
         run, elements = AddingPass(*parts), chains.deeper()
         mask_token = model.embed.weight[None, model.config.mask_token_id]
-        _, slots = run.slots(elements, Shared([], [], mask_token, model.mask_feature()))
+        _, slots = run.mask_slots(elements, Shared([], [], mask_token, model.mask_feature()))
         first, second = (slots[elements.anchors == anchor] for anchor in (4, 5))
         torch.testing.assert_close(first, first[:1].expand_as(first))
         assert not torch.allclose(first, second)

@@ -70,7 +70,7 @@ class ParallelPass:
         limit: deeper elements that run together; recompute: keep only the layers' inputs of depth
         0, and run each layer again when its gradient is due.
         """
-        self.model, self._batch, self.features = model, batch, features
+        self._model, self._batch, self._features = model, batch, features
         self._chains, self._limit = chains, limit
         self._device = features.tapped.device
         self._call = _compiled() if self._device.type == "cuda" else call_plainly
@@ -118,15 +118,19 @@ class ParallelPass:
     def _segments(self) -> Iterator[Elements]:
         return self._chains.segments(self._limit, rows_in_step(self._device))
 
-    def slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
-        """Embeddings and features of mask slots, [1, hidden_size] each: all have the same."""
+    def mask_slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
+        """Embeddings and projected features of the mask slots of some elements.
+
+        [1, hidden_size] each, since all slots are alike; benchmarks/training/mask_slots.py
+        overrides this with [elements, hidden_size], slots that differ.
+        """
         return shared.mask_embedding, shared.mask_feature
 
     def _context(self) -> tuple[Pass, Shared]:
         """Depth 0 at every token, in the loss or not."""
-        model, batch = self.model, self._batch
+        model, batch = self._model, self._batch
         anchors = self._chains.anchors
-        features = model.project(self.features.tapped)
+        features = model.project(self._features.tapped)
         mask_feature = model.mask_feature()
         tokens = torch.cat((batch.tokens.roll(-1), torch.tensor([model.config.mask_token_id])))
         embeddings = lookup(model.embed.weight, tokens).to(features.dtype)
@@ -144,7 +148,7 @@ class ParallelPass:
         rows = elements.padded(rows_in_step(self._device))
         (positions,) = to_device(self._device, self._batch.positions[rows.anchors] + rows.depths)
         attend = SegmentAttend(Reach.of(rows, self._batch), shared, self._device)
-        hidden = self.model.layers(*self.slots(rows, shared), positions, attend, self._call)
+        hidden = self._model.layers(*self.mask_slots(rows, shared), positions, attend, self._call)
         return Pass(elements, hidden[: len(elements)])
 
 

@@ -52,9 +52,6 @@ Watch = Callable[[Report], None]
 class Trainer:
     """Trains one drafter by a recipe; `run` continues wherever the output's snapshot ends."""
 
-    parallel_pass: type[ParallelPass] = ParallelPass
-    """How a P-EAGLE drafter is run; a study of other mask slots puts its own here."""
-
     def __init__(
         self,
         recipe: Recipe,
@@ -151,7 +148,7 @@ class Trainer:
         recipe = self.recipe
         if self.model.config.parallel:
             limits = recipe.elements_per_segment, recipe.activation_checkpointing
-            return self.parallel_pass(self.model, batch, features, chains, *limits)
+            return ParallelPass(self.model, batch, features, chains, *limits)
         return SequentialPass(self.model, batch, features, recipe.num_speculative_tokens)
 
     def _pass_loss(self, features: Features, weight: float) -> PassLoss:
