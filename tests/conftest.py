@@ -21,8 +21,8 @@ from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.models.decoder import Decoder
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 from peagle.train.snapshot import Progress
 from peagle.train.trainer import Report, Trainer
 

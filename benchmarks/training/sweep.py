@@ -25,8 +25,8 @@ from peagle.models.weights import model_directory
 from peagle.train.estimate import Estimate
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, PackedRows, pack
+from peagle.train.prepare import read_rows
 from peagle.train.recipe import Recipe
-from peagle.train.run import read_rows
 from peagle.train.trainer import Trainer, rate
 
 K = 5

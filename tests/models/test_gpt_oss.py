@@ -18,7 +18,7 @@ from peagle.models import loading
 from peagle.models.loading import load_decoder
 from peagle.train.features import padded_for, target_features
 from peagle.train.packing import Document, pack
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 EXPERTS = "model.layers.0.mlp.experts"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peagle.errors import InputError
 from peagle.train.conversations import Overlong, Summary, fit, read_documents
 from peagle.train.packing import Document
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 VOCAB = 300
 

@@ -24,8 +24,8 @@ from peagle.train.features import Features, TargetFeatures
 from peagle.train.initial import drafter_config
 from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import Ranks
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 from peagle.train.trainer import Report
 
 SHARD = 200_000
@@ -224,7 +224,7 @@ import json, sys, time
 from pathlib import Path
 from peagle.train import feature_cache
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 save = feature_cache.save_file
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.models.loading import load_decoder, load_layers
 from peagle.train.parallel import Ranks
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 from peagle.train.sharding import load_sharded
 from peagle.train.snapshot import kept_step, snapshot_path
 from peagle.train.trainer import Trainer
@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from safetensors.torch import save_file
 from peagle.train import feature_cache
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 feature_cache.SHARD = 200_000
 recipe, out = Recipe(**json.loads(sys.argv[1])), f"{sys.argv[2]}.{os.environ['RANK']}"

@@ -18,7 +18,7 @@ from peagle.ops.rope import rotation_at
 from peagle.train import schedule
 from peagle.train.packing import Document, pack
 from peagle.train.plan import PARTS, Plan, kept_by_layer
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 CHANGES = [
     {},

@@ -20,8 +20,8 @@ from peagle.errors import InputError
 from peagle.train.estimate import Estimate
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, pack
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 from peagle.train.snapshot import SNAPSHOT, kept_step, save_snapshot
 from peagle.train.trainer import Report, Trainer, rate
 

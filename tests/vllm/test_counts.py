@@ -26,8 +26,8 @@ from peagle.engine.engine import Engine
 from peagle.engine.request import Request
 from peagle.models.tokenizer import load_tokenizer
 from peagle.train import initial
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 
 pytestmark = pytest.mark.vllm
 HERE = Path(__file__).parent

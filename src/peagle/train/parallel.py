@@ -13,8 +13,8 @@ from torch import Tensor
 
 from peagle.errors import InputError
 
-MOMENT = 0.5
-"""Seconds."""
+LEAVE_SECONDS = 0.5
+"""How long a process waits after its last work before it leaves the group."""
 MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
 """What processes must be told beside how many they are, to meet."""
 
@@ -92,7 +92,7 @@ class Ranks:
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raises `InputError` on every rank if one begins with anything else than the first.
 
-        facts: by what messages say of another.
+        facts: keyed by the words an error uses for a mismatch, such as "another recipe".
         """
         if self.size == 1:
             return
@@ -120,10 +120,10 @@ def _world_size() -> int:
 
 
 def _leave() -> None:
-    """End the group a moment after its last work.
+    """Leave the group shortly after its last work.
 
-    Its threads let go of tensors just after the work is done. One that does so when the interpreter
-    has begun to end asks for a lock that nobody gives any more, which aborts the process.
+    Its threads release tensors just after the work is done. One that does so once the interpreter
+    has begun to shut down asks for a lock that it can no longer get, which aborts the process.
     """
-    time.sleep(MOMENT)
+    time.sleep(LEAVE_SECONDS)
     dist.destroy_process_group()

@@ -30,8 +30,8 @@ from peagle.train.initial import check_mask_token, choose_trained, drafter_confi
 from peagle.train.loss import CHUNK
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
+from peagle.train.prepare import read_rows
 from peagle.train.recipe import Recipe
-from peagle.train.run import read_rows
 from peagle.train.schedule import Schedule
 from peagle.train.work import Work
 

@@ -36,7 +36,8 @@ def save_snapshot(
 ) -> None:
     """Write a snapshot in one rename, so that an interruption leaves the one before.
 
-    origin: what it is from, by what messages say of another.
+    origin: what the run depends on, keyed by the words an error uses for a mismatch, such as
+    "another recipe".
     """
     kept: dict[str, Tensor] = optimizer.state()
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}

@@ -1,4 +1,4 @@
-"""A recipe made ready to run: target, documents, drafter and trainer."""
+"""Before the first step: a recipe's target, documents, drafter and trainer."""
 
 import itertools
 import random

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from peagle.errors import InputError
 from peagle.train.packing import Document, PackedRows
+from peagle.train.prepare import prepare, split
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare, split
 
 LENGTH = 4
 
@@ -73,7 +73,7 @@ def test_a_run_that_held_out_single_pieces_is_refused(
 
     given = recipe_for(tmp_path / "out", row_length=30, overlong="split", steps=9)
     with monkeypatch.context() as patch:
-        patch.setattr("peagle.train.run.split", by_piece)
+        patch.setattr("peagle.train.prepare.split", by_piece)
         trainer = prepare(given)
     trainer.stop()
     assert trainer.run(lambda _: None).step == 1
