@@ -39,7 +39,8 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "rope",
         lambda c: c.update(rope_parameters={"rope_type": "longrope", "rope_theta": 1.0}),
-        "target: rope scaling longrope is not supported; peagle has default, linear, llama3, yarn",
+        "target: rope scaling longrope is not supported; peagle supports default, linear, llama3, "
+        "yarn",
     ),
     ("activation", lambda c: c.update(hidden_act="gelu"), "hidden_act gelu is not supported"),
     (
@@ -85,7 +86,7 @@ EXPERT_CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "sparse step",
         lambda c: c.update(decoder_sparse_step=2),
-        r"dense layers among those with experts \(decoder_sparse_step 2, mlp_only_layers \[\]\) "
+        r"dense layers between expert layers \(decoder_sparse_step 2, mlp_only_layers \[\]\) "
         "are not supported; vLLM serves them",
     ),
     ("dense layers", lambda c: c.update(mlp_only_layers=[0]), r"mlp_only_layers \[0\]"),

@@ -1,4 +1,4 @@
-"""A drafter's directory: vLLM's layout, read strictly and written."""
+"""A drafter's directory in vLLM's layout: strict reading, and writing."""
 
 import json
 import shutil
@@ -53,13 +53,13 @@ def read_drafter_config(directory: Path, target: DecoderConfig) -> DrafterConfig
 
 
 def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that speculators' format keeps elsewhere or gives another default."""
+    """Keys that speculators' format keeps elsewhere or defaults differently."""
     algorithm = values.get("speculators_model_type")
     if algorithm is None:
         return {}
     if algorithm not in ("eagle3", "peagle"):
         raise InputError(
-            f"speculators_model_type {algorithm} is not supported, only eagle3, peagle"
+            f"speculators_model_type {algorithm} is not supported, only eagle3 and peagle"
         )
     keys: dict[str, Any] = {
         "architectures": ["Eagle3Speculator"],
@@ -106,7 +106,7 @@ def _mask_token_id(values: Mapping[str, Any]) -> int | None:
 
 
 def config_problems(config: DrafterConfig, target: DecoderConfig) -> list[str]:
-    """Everything in a drafter's configuration that does not fit its target, each with its mend."""
+    """Everything in a drafter's configuration that does not fit its target, each with a fix."""
     shape = config.transformer
     problems = []
     if config.target_hidden_size != target.hidden_size:
@@ -136,7 +136,7 @@ def config_problems(config: DrafterConfig, target: DecoderConfig) -> list[str]:
 
 
 def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -> list[TensorRule]:
-    """Every tensor of a drafter's file but `mask_hidden`, d2t and t2d, less the shared ones."""
+    """Every tensor of a drafter's file except d2t, t2d and the `shared` ones."""
     shape = config.transformer
     rules = [
         TensorRule("embed.weight", (EMBEDDINGS,), (shape.vocab_size,)),
@@ -167,16 +167,16 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
 
 
 def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None) -> DraftModel:
-    """A drafter ready for inference beside its target, sharing what its file leaves out.
+    """A drafter ready for inference, which shares with its target what its own file leaves out.
 
-    `parallel` states how it will run; None takes what the files are. Raises `InputError` naming
-    every problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
+    parallel: how it will run; None: as whatever the files hold. Raises `InputError` naming every
+    problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
     """
     config = read_drafter_config(directory, target.config)
     tensors = normalised(read_tensors(directory))
     problems = config_problems(config, target.config) + method_problems(config, tensors, parallel)
     if problems:
-        raise InputError(f"{directory} does not fit: " + "; ".join(problems))
+        raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
     config = effective_config(config, tensors)
     with torch.device("meta"):
         model = DraftModel(config, target.rotations.shape[0])
@@ -203,7 +203,7 @@ def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def method_problems(
     config: DrafterConfig, tensors: Mapping[str, Tensor], parallel: bool | None
 ) -> list[str]:
-    """Whether the files are the kind of drafter they are asked to run as."""
+    """What is wrong if the files are not the kind of drafter they are to run as."""
     if parallel and MASK_HIDDEN not in tensors:
         return [
             "it has no mask_hidden, so it is an EAGLE-3 drafter; set parallel_drafting to false"
@@ -225,7 +225,7 @@ def effective_config(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> Dr
 def shared_tensors(
     config: DrafterConfig, target: DecoderConfig, tensors: Mapping[str, Tensor]
 ) -> frozenset[str]:
-    """Which of embeddings and head come from the target: those absent that would fit."""
+    """The tensors that come from the target: embeddings and head, if absent and of its sizes."""
     shared = set()
     if config.transformer.hidden_size == target.hidden_size:
         if EMBEDDINGS not in tensors:
@@ -248,12 +248,12 @@ def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
     if not model.config.reduced_vocabulary:
         if d2t is not None and bool(d2t.any()):
             raise InputError(
-                "d2t moves draft ids though the draft vocabulary is the whole one; set "
+                "d2t maps draft ids although the draft vocabulary is the full one; set "
                 "draft_vocab_size to the number of draft ids"
             )
         return
     if d2t is None:
-        raise InputError("a reduced draft vocabulary needs the tensor d2t, and it is missing")
+        raise InputError("a reduced draft vocabulary needs the tensor d2t, which is missing")
     if not _maps_every_draft_id(d2t, model.config):
         raise InputError(
             "d2t does not map every draft id to a target id; it holds offsets, not ids"
@@ -274,9 +274,9 @@ def save_drafter(
     dtype: torch.dtype = torch.bfloat16,
     shared: frozenset[str] = frozenset(),
 ) -> None:
-    """Write a drafter's directory whole or not at all, replacing one that is there.
+    """Write a drafter's directory whole or not at all, replacing an existing one.
 
-    `shared` names tensors of the file to leave out, since the target's serve.
+    shared: names of tensors to leave out, because the target's are used.
     """
     with replacing_directory(directory) as fresh:
         tensors = {name: value.to(dtype) for name, value in _file_tensors(model, shared).items()}
@@ -284,7 +284,7 @@ def save_drafter(
         save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps(config_json(model.config, dtype), indent=2) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
-        # safetensors keeps others from reading what it writes
+        # safetensors writes files that only their owner may read
         shutil.copymode(fresh / "config.json", fresh / "model.safetensors")
 
 

@@ -24,7 +24,7 @@ def call_plainly(layer: nn.Module, *arguments: Any) -> Tensor:
 
 
 def default_taps(num_layers: int) -> tuple[int, ...]:
-    """The tapped layers where a directory names none: 2, N // 2, N - 3."""
+    """The tapped layers if a directory names none: 2, N // 2, N - 3."""
     return tuple(sorted({2, num_layers // 2, num_layers - 3}))
 
 
@@ -36,7 +36,7 @@ class DrafterConfig:
     """Sizes of the draft layers; vocab_size is the target's."""
     target_hidden_size: int
     taps: tuple[int, ...]
-    """Target layers whose input is a feature (`eagle_aux_hidden_state_layer_ids`), ascending."""
+    """Target layers whose inputs are features (`eagle_aux_hidden_state_layer_ids`), ascending."""
     draft_vocab_size: int
     mask_token_id: int | None = None
     """The mask slots' token; None for EAGLE-3, which has no mask slots."""
@@ -45,7 +45,7 @@ class DrafterConfig:
     fc_norm: bool = False
     norm_output: bool = False
     trained_tokens: int | None = None
-    """K that the drafter was trained for, where the directory says."""
+    """K that the drafter was trained for, if the directory says."""
 
     @property
     def parallel(self) -> bool:
@@ -54,7 +54,7 @@ class DrafterConfig:
 
     @property
     def default_k(self) -> int:
-        """K where the user names none: the trained one, else 7 for P-EAGLE and 3 for EAGLE-3."""
+        """K if the user gives none: the trained one, else 7 for P-EAGLE and 3 for EAGLE-3."""
         return self.trained_tokens or (7 if self.parallel else 3)
 
     @property
@@ -88,8 +88,8 @@ class FirstLayer(nn.Module):
         attend: Attend,
         kept: Tensor | None = None,
     ) -> Tensor:
-        """embedding, feature: [rows, hidden_size]; result: the residual stream, the same shape, or
-        of the rows in `kept` alone."""
+        """embedding, feature: [rows, hidden_size]. Returns the residual stream, in the same shape,
+        or that of the rows in `kept` alone."""
         normed = self.hidden_norm(feature)
         x = torch.cat((self.input_norm(embedding), normed), dim=-1)
         residual = normed if self.norm_before_residual else feature
@@ -157,8 +157,8 @@ class DraftModel(nn.Module):
     ) -> Tensor:
         """The draft layers alone. Inputs as in `forward`, embeddings in place of tokens.
 
-        Embeddings and features may be one row, [1, hidden_size], that stands at every position.
-        kept: the rows to return, each once; the others are only attended to. None: all.
+        Embeddings and features may be a single row, [1, hidden_size], for all positions.
+        kept: the rows to return, without repeats; the others are only attended to. None: all.
         """
         rotation, last = rotation_at(self.rotations, positions), len(self.rest)
         x = call(self.first, embeddings, features, rotation, attend, None if last else kept)
@@ -180,7 +180,7 @@ class DraftModel(nn.Module):
         return self.target_ids(self.logits(hidden).argmax(dim=-1))
 
     def feedback(self, hidden: Tensor) -> Tensor:
-        """What EAGLE-3 feeds its next slot as feature: its own output, normed if so trained."""
+        """EAGLE-3's feature for its next slot: its own output, normed if it was trained so."""
         return self.norm(hidden) if self.config.norm_output else hidden
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def _refuse_impossible(config: DecoderConfig, source: str) -> None:
             f"{config.num_key_value_heads} key-value heads evenly"
         )
     if config.head_dim % 2:
-        raise InputError(f"{source}: head_dim {config.head_dim} is odd; rotary positions pair up")
+        raise InputError(f"{source}: head_dim {config.head_dim} is odd; RoPE needs pairs")
 
 
 def _refuse_impossible_experts(config: DecoderConfig, source: str) -> None:
@@ -167,7 +167,7 @@ def _refuse_dense_layers(values: Mapping[str, Any], source: str) -> None:
     step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers") or []
     if step != 1 or dense:
         raise InputError(
-            f"{source}: dense layers among those with experts (decoder_sparse_step {step}, "
+            f"{source}: dense layers between expert layers (decoder_sparse_step {step}, "
             f"mlp_only_layers {dense}) are not supported; vLLM serves them"
         )
 
@@ -206,7 +206,7 @@ def rope_config(values: Mapping[str, Any], source: str) -> RopeConfig:
         or scaling.get("partial_rotary_factor", 1) != 1
     ):
         known = ", ".join(ROPE_KINDS)
-        raise InputError(f"{source}: rope scaling {kind} is not supported; peagle has {known}")
+        raise InputError(f"{source}: rope scaling {kind} is not supported; peagle supports {known}")
     given = scaling.get("original_max_position_embeddings")
     return RopeConfig(
         theta=float(scaling.get("rope_theta") or values.get("rope_theta", 10000.0)),
