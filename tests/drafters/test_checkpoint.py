@@ -181,7 +181,7 @@ def test_an_identity_map_of_the_full_vocabulary_is_accepted(target, tmp_path: Pa
 def test_a_map_that_moves_ids_of_the_full_vocabulary_is_not(target, tmp_path: Path):
     values, tensors = read(written(tmp_path / "ours"))
     tensors["d2t"] = torch.ones(tiny.VOCAB, dtype=torch.int64)
-    with pytest.raises(InputError, match=r"d2t moves draft ids though .* is the whole one"):
+    with pytest.raises(InputError, match=r"d2t maps draft ids although .* is the full one"):
         load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
 
 
@@ -381,7 +381,7 @@ def test_what_is_wrong_is_named(
 
 
 MAPS: list[tuple[str, torch.Tensor | None, str]] = [
-    ("missing", None, "needs the tensor d2t, and it is missing"),
+    ("missing", None, "needs the tensor d2t, which is missing"),
     ("ids instead of offsets", torch.arange(60, 90), "offsets, not ids"),
     ("below zero", torch.full((30,), -1), "offsets, not ids"),
     ("too short", torch.zeros(29, dtype=torch.int64), "does not map every draft id"),

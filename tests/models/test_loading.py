@@ -49,7 +49,7 @@ WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
     (
         "eight bits",
         lambda t: t.update({"model.norm.weight": t["model.norm.weight"].to(torch.float8_e4m3fn)}),
-        r"model\.norm\.weight is torch\.float8_e4m3fn; of 8-bit weights none are read",
+        r"model\.norm\.weight is torch\.float8_e4m3fn; 8-bit weights are not supported",
     ),
     (
         "infinity below",

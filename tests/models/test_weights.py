@@ -43,7 +43,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
         raise OSError("no route to host\nmore lines")
 
     monkeypatch.setattr(weights, "snapshot_download", fail)
-    with pytest.raises(InputError, match=r"the hub did not give it: no route to host$"):
+    with pytest.raises(InputError, match=r"fetching it from the hub failed: no route to host$"):
         model_directory("owner/name")
 
 

@@ -153,7 +153,7 @@ def test_refusals(
 
 
 def test_what_is_no_url():
-    with pytest.raises(InputError, match="endpoint localhost:8000 is no URL; give one such as"):
+    with pytest.raises(InputError, match="endpoint localhost:8000 is not a URL; give one such as"):
         ask("localhost:8000")
 
 

@@ -106,7 +106,7 @@ BAD = [
     ({"messages": [user("a")]}, "the conversation has no assistant turn; peagle regenerate"),
     ({"messages": [user(5)]}, "turn 1: content is neither"),  # type: ignore[arg-type]
     ({"text": 5}, "text is not a string"),
-    ({"prompt_token_ids": [1], "token_ids": [300]}, "token id 300, outside the target's vocab"),
+    ({"prompt_token_ids": [1], "token_ids": [300]}, "token id 300 is outside the target's vocab"),
 ]
 
 
@@ -139,7 +139,7 @@ def test_documents_say_where_they_were_read(tmp_path: Path):
 def test_data_that_leaves_nothing(tmp_path: Path):
     empty, short = write(tmp_path / "empty"), write(tmp_path / "short", {"text": "long"})
     for file in (empty, short):
-        with pytest.raises(InputError, match=r"of . samples none has two tokens of a response"):
+        with pytest.raises(InputError, match=r"none of . samples has two tokens of a response"):
             read(file, length=3, overlong="drop")
 
 

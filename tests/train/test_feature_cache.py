@@ -159,7 +159,7 @@ def test_a_run_on_cached_features_resumes_bit_for_bit(cached, method: str):
 def test_the_size_is_told_before_and_progress_after(targets, cached, tmp_path: Path):
     told = told_by(cached())
     assert told[0].startswith(f"features: 1.5 MiB to write to {tmp_path / 'cache'}, ")
-    assert told[0].endswith(f"are free; 0 of {SHARDS} shards are there")
+    assert told[0].endswith(f" free; 0 of {SHARDS} shards exist")
     assert told[-1] == f"features: {SHARDS} of {SHARDS} shards are written"
     config = drafter_config(cached(), targets["easy"].decoder.config)
     assert cache_bytes(cached(), config, 32) == 32 * ROW_BYTES
@@ -213,7 +213,7 @@ def test_what_was_interrupted_goes_on(
         assert caught.match(expected)
     kept = shards(tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 3 + 1
-    assert "3 of 8 shards are there" in told_by(cached())[1]
+    assert "3 of 8 shards exist" in told_by(cached())[1]
     after = shards(tmp_path / "cache")
     assert len(after) == SHARDS
     assert kept.items() <= after.items()
@@ -269,7 +269,7 @@ def test_a_damaged_shard_is_computed_again(cached, tmp_path: Path, cut: int | No
     content[-1] ^= 1
     path.write_bytes(content[:cut])
     told = told_by(cached())
-    assert told[1] == f"{path} is damaged; its rows are computed again"
+    assert told[1] == f"{path} is damaged; its rows will be computed again"
     after = shards(tmp_path / "cache")
     assert sorted(after) == sorted(before)
     assert {name for name in after if after[name] != before[name]} <= {path.name}

@@ -209,8 +209,8 @@ def test_idle_ranks_are_known(count: int, idle: list[int]):
     ("values", "words"),
     [
         ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR, MASTER_PORT not set: start with torchrun"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE two is no number of processes"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE 0 is no number of processes"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE two is not a number of processes"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE 0 is not a number of processes"),
     ],
 )
 def test_half_a_description_of_ranks_is_told(

@@ -257,7 +257,7 @@ def test_the_hub_is_not_asked_for_weights(recipe_for, targets, tmp_path: Path, m
     ("changes", "complaint"),
     [
         ({"row_length": 300}, "row_length 300 is above the target's context of 256"),
-        ({"validation_documents": 64}, "64 documents of 64 samples, and whole samples of 64"),
+        ({"validation_documents": 64}, "leaves none of 64 documents in 64 samples"),
         (
             {"num_speculative_tokens": 43},
             "chain has 42 of num_speculative_tokens 43; lower",

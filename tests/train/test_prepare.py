@@ -42,7 +42,7 @@ def test_pieces_of_a_sample_are_on_one_side(counts: list[int], held: int, seed: 
 
 
 def test_one_sample_is_not_divided():
-    with pytest.raises(InputError, match="9 documents of 1 samples, and whole samples of 2 are"):
+    with pytest.raises(InputError, match="leaves none of 9 documents in 1 samples"):
         split(pieces(0, 9), recipe(held=2))
 
 

@@ -41,11 +41,11 @@ def test_the_repositorys_recipes_are_valid():
 
 BAD = [
     ("steps: [", (), "cannot be read as YAML"),
-    ("- a", (), "must hold keys and values, one a line"),
+    ("- a", (), "must hold keys and values, one per line"),
     ("target: t", (), "data: Field required"),
     (ENOUGH + "colour: red", (), r"recipe\.yaml: Recipe: colour: no such key$"),
     (ENOUGH, ("setps=3",), "and overrides: Recipe: setps: no such key; did you mean steps?"),
-    (ENOUGH + "5: 6", (), "5 is no key of a recipe"),
+    (ENOUGH + "5: 6", (), "5 is not a key of a recipe"),
     (ENOUGH, ("data=a.jsonl",), "data: give a list"),
     (ENOUGH, ("data=[]",), "data: "),
     (ENOUGH, ("output=.",), "output '.' has no name"),

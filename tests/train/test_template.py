@@ -87,7 +87,7 @@ def test_marked_blocks_that_hold_nothing():
     template = (
         "{% for m in messages %}{{ m.content }}{% generation %}{% endgeneration %}{% endfor %}"
     )
-    with pytest.raises(InputError, match="blocks hold nothing of this chat"):
+    with pytest.raises(InputError, match="blocks contain nothing of this chat"):
         encode(template, *TURNS)
 
 
@@ -148,8 +148,8 @@ def test_a_template_without_roles_or_end_tokens():
 
 REFUSED = [
     (t.COUNTED, (user("a"), assistant("b")), "cannot mark assistant tokens; it does not show"),
-    (t.REPEATED, TURNS, "cannot mark assistant tokens; turn 3 is not to be found"),
-    (t.MARKED.replace("'assistant'", "'model'"), TURNS, "cannot mark .* hold nothing"),
+    (t.REPEATED, TURNS, "cannot mark assistant tokens; turn 3 cannot be found"),
+    (t.MARKED.replace("'assistant'", "'model'"), TURNS, "cannot mark .* contain nothing"),
     (t.STRICT, TURNS, "the chat template refuses this: begin with user"),
     (t.CHATML, (user("a"),), "the conversation has no assistant turn; peagle regenerate"),
     (None, TURNS, "tiny has no chat template"),

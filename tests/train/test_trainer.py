@@ -397,7 +397,7 @@ def test_a_stop_in_the_last_step_is_the_end(recipe_for, tmp_path: Path):
 def test_a_damaged_snapshot_is_refused(recipe_for, interrupted: Path):
     interrupted.write_bytes(interrupted.read_bytes()[:1000])
     recipe = recipe_for(interrupted.parent / "out", steps=21, evaluate_every=5)
-    with pytest.raises(InputError, match=r"is no usable snapshot .*remove it to start anew"):
+    with pytest.raises(InputError, match=r"is not a usable snapshot .*remove it to start over"):
         prepare(recipe).run(print)
 
 
@@ -407,7 +407,7 @@ class TestPrepare:
             prepare(recipe_for(tmp_path / "out", row_length=300))
 
     def test_too_few_documents(self, recipe_for, tmp_path: Path):
-        with pytest.raises(InputError, match="64 documents of 64 samples, and whole samples of 64"):
+        with pytest.raises(InputError, match="leaves none of 64 documents in 64 samples"):
             prepare(recipe_for(tmp_path / "out", validation_documents=64))
 
     def test_responses_shorter_than_a_chain(self, recipe_for, tmp_path: Path):
@@ -430,7 +430,7 @@ class TestPrepare:
 
     def test_an_output_that_is_a_link(self, recipe_for, tmp_path: Path):
         (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(InputError, match="is a link; name the directory that it is to be"):
+        with pytest.raises(InputError, match="is a link; name the directory itself"):
             prepare(recipe_for(tmp_path / "out"))
 
     def test_a_finished_drafter_is_not_trained_over(self, recipe_for, tmp_path: Path):
@@ -448,7 +448,7 @@ class TestPrepare:
         line = {"prompt_token_ids": [1], "token_ids": [2, 3, tiny.VOCAB]}
         (tmp_path / "data.jsonl").write_text(json.dumps(line))
         recipe = recipe_for(tmp_path / "out", data=(str(tmp_path / "data.jsonl"),))
-        with pytest.raises(InputError, match="token id 96, outside the target's vocabulary of 96"):
+        with pytest.raises(InputError, match="token id 96 is outside the target's vocabulary"):
             prepare(recipe)
 
     def test_text_for_a_target_without_a_tokenizer(self, targets, recipe_for, tmp_path: Path):

@@ -164,7 +164,7 @@ def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[
         "hidden size": f"{shape.hidden_size} (target {config.target_hidden_size})",
         "vocabulary": f"{shape.vocab_size:,}",
         "draft vocabulary": f"{config.draft_vocab_size:,}",
-        "aux layers": "2, N/2, N-3 of the target's N layers" if implied else _listed(config.taps),
+        "aux layers": "2, N/2, N-3 of the target's N" if implied else _listed(config.taps),
         "mask token id": "none" if config.mask_token_id is None else str(config.mask_token_id),
         "trained for K": "not stated" if not config.trained_tokens else str(config.trained_tokens),
     }

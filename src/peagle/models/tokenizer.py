@@ -45,7 +45,7 @@ def render_chat(
             template_turns(messages), chat_template=template, tokenize=False, **variables
         )
     except Exception as error:  # whatever a template raises is about these messages
-        raise InputError(f"the chat template refuses these messages: {error}") from None
+        raise InputError(f"the chat template refuses this: {error}") from None
     return text
 
 

@@ -28,7 +28,7 @@ class Chains:
         return self.lengths.nonzero().flatten()
 
     def deeper(self, anchors: slice = slice(None)) -> "Elements":
-        """The elements deeper than 0 of some anchors."""
+        """The elements of some anchors at depths above 0."""
         count = (self.lengths[anchors] - 1).clamp(min=0)
         ends = count.cumsum(0)
         which = torch.repeat_interleave(torch.arange(len(count)), count)
@@ -36,9 +36,9 @@ class Chains:
         return Elements(which + (anchors.start or 0), depths)
 
     def segments(self, limit: int, step: int = 1) -> Iterator["Elements"]:
-        """The deeper elements in about equal parts near `limit`, every chain in one part.
+        """The deeper elements in roughly equal parts near `limit`; no chain is split.
 
-        Parts but the last come to just under a multiple of `step`, so that padding adds little.
+        All parts but the last are just under a multiple of `step`, so that padding adds little.
         """
         ends = (self.lengths - 1).clamp(min=0).cumsum(0)
         total = int(ends[-1])
@@ -57,7 +57,7 @@ class Chains:
         return Chains(torch.cat((self.lengths, self.lengths.new_zeros(length - len(self.lengths)))))
 
     def loss_weight(self, decay: float) -> float:
-        """Sum of decay**depth over all elements: what a mean loss is divided by."""
+        """Sum of decay**depth over all elements: the divisor of a mean loss."""
         counts = torch.bincount(self.lengths)
         ends = torch.arange(len(counts), dtype=torch.float64)
         of_chain = ends if decay == 1.0 else (1 - decay**ends) / (1 - decay)
@@ -80,21 +80,21 @@ class Elements:
 
     @property
     def places(self) -> Tensor:
-        """Where the target predicts the token that each element is asked for.
+        """Positions at which the target predicts the token that each element has to predict.
 
-        The element of (anchor, depth) has read tokens up to anchor + depth + 1.
+        The element (anchor, depth) has read tokens up to anchor + depth + 1.
         """
         return self.anchors + self.depths + 1
 
     def padded(self, multiple: int) -> "Elements":
-        """The same with more at the end that nobody sees, up to a multiple of so many."""
+        """The same, padded to a multiple of `multiple` with elements that no other attends to."""
         missing = -len(self) % multiple
         anchors = torch.cat((self.anchors, self.anchors[-1:].expand(missing)))
         return Elements(anchors, torch.cat((self.depths, torch.ones(missing, dtype=torch.int64))))
 
 
 def depth_shares(depths: int, ratio: float, floor: float) -> list[float]:
-    """Share of the anchors that each depth keeps: r**d, never below the floor."""
+    """Share of the anchors that each depth keeps: ratio**depth, never below the floor."""
     return [max(ratio**depth, floor) if depth else 1.0 for depth in range(depths)]
 
 
@@ -116,7 +116,7 @@ def sample_chains(batch: Batch, shares: list[float], generator: torch.Generator)
 
 
 def reaches(batch: Batch) -> Tensor:
-    """[length] how many depths an anchor could have: response tokens in a row from two past it."""
+    """[length] how many depths an anchor can have: consecutive response tokens from two past it."""
     length = len(batch)
     follows = batch.positions[1:] == batch.positions[:-1] + 1
     going_on = batch.loss_mask.clone()

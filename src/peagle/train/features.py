@@ -1,4 +1,4 @@
-"""What a drafter learns from: the target's hidden states over a batch, computed in process."""
+"""The target's hidden states over a batch, which a drafter learns from, computed in process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ class Features:
     """Hidden states of a batch."""
 
     tapped: Tensor
-    """[length, feature_size] the residual streams that drafters read."""
+    """[length, feature_size]: the residual streams that drafters read."""
     final: Tensor
-    """[length, hidden_size] what the target's head turns into logits."""
+    """[length, hidden_size]: what the target's head turns into logits."""
 
     @property
     def finite(self) -> bool:
-        """Whether all are numbers; waits for the device."""
+        """Whether none is NaN or infinite; waits for the device."""
         return bool(self.tapped.isfinite().all() and self.final.isfinite().all())
 
 
@@ -36,15 +36,15 @@ class FeatureSource(Protocol):
     """Where the features of packed rows come from."""
 
     def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
-        """Features of some rows of a split; batch: those rows, end to end and perhaps padded."""
+        """Features of some rows of a split; batch: those rows, end to end, possibly padded."""
 
     def unreadable(self, documents: Sequence[Document]) -> Document | None:
-        """The first document of which the target's hidden states are not finite."""
+        """The first document whose hidden states are not finite, if any."""
 
 
 @dataclass(frozen=True)
 class TargetFeatures:
-    """Features by the target itself, whenever they are asked for."""
+    """Features computed by the target itself at every call."""
 
     target: Decoder
     taps: tuple[int, ...]
@@ -64,7 +64,7 @@ class TargetFeatures:
 
 
 class DocumentAttend:
-    """Attention of a batch's tokens, each to its document up to itself, in any layer."""
+    """Attention of a batch's tokens in any layer, each to its own document up to itself."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
         self._masked: Masked | None = None
@@ -87,7 +87,7 @@ class TargetAttend(DocumentAttend):
         super().__init__(batch, device)
         self._starts, self._device = batch.starts, device
         self._within: dict[int | None, Masked] = {}
-        """By window."""
+        """Keyed by window."""
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, focus: Focus | None = None
@@ -99,7 +99,7 @@ class TargetAttend(DocumentAttend):
             self._within[focus.window] = self._masked_within(focus.window)
         drawn, log_sum = self._within[focus.window](fold(query), fold(key), fold(value))
         if focus.sinks is not None:
-            share = torch.sigmoid(log_sum - focus.sinks[:, None])  # what sinks leave of a row's
+            share = torch.sigmoid(log_sum - focus.sinks[:, None])  # what sinks leave
             drawn = drawn * share[..., None].to(drawn.dtype)
         return unfold(drawn)
 
@@ -110,7 +110,7 @@ class TargetAttend(DocumentAttend):
 
 
 def padded_for(device: torch.device, batch: Batch) -> Batch:
-    """A batch of a length that attention on the device can do."""
+    """The batch, padded to a length that attention on the device supports."""
     return batch.padded(rows_in_step(device))
 
 

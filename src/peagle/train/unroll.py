@@ -1,4 +1,4 @@
-"""EAGLE-3's training pass: depth by depth, each reading the output of the one before."""
+"""EAGLE-3's training pass: depth by depth, each reading the output of the previous one."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from peagle.train.transfer import to_device
 
 
 class SequentialPass:
-    """One batch through an EAGLE-3 drafter: its own unroll, every anchor at every depth."""
+    """One batch through an EAGLE-3 drafter: its own unroll, all anchors at all depths."""
 
     def __init__(self, model: DraftModel, batch: Batch, features: Features, depths: int) -> None:
         self._model, self._batch, self._features = model, batch, features
@@ -63,7 +63,7 @@ class UnrollAttend:
 
 
 def _chain(query: Tensor, kept: list[tuple[Tensor, Tensor]]) -> Weighed:
-    """What each row draws from the keys of its own chain, which are those of the same row."""
+    """Attention of each row to the keys of its own chain, which are those of the same row."""
     keys, values = (torch.stack(parts, dim=2) for parts in zip(*kept, strict=True))
     rows, heads, head_dim = query.shape
     grouped = query.view(rows, keys.shape[1], -1, head_dim)
