@@ -18,7 +18,7 @@ import tiny
 import torch
 
 from peagle.errors import InputError
-from peagle.train import feature_cache, run
+from peagle.train import feature_cache
 from peagle.train.feature_cache import FeatureCache, cache_bytes
 from peagle.train.features import Features, TargetFeatures
 from peagle.train.initial import drafter_config
@@ -174,7 +174,7 @@ def test_a_full_cache_is_read_without_the_targets_layers(
 ):
     prepare(cached())
     before = shards(tmp_path / "cache")
-    monkeypatch.delattr(run, "load_decoder")
+    monkeypatch.delattr("peagle.train.prepare.load_decoder")
     assert told_by(cached()) == [f"features: checking {SHARDS} shards in {tmp_path / 'cache'}"]
     assert shards(tmp_path / "cache") == before
     assert len(before) == SHARDS
