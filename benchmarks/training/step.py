@@ -1,10 +1,10 @@
-"""One training step of a P-EAGLE drafter on given features: milliseconds, gigabytes, and where.
+"""One training step of a P-EAGLE drafter on given features: milliseconds, gigabytes, a profile.
 
     python benchmarks/training/step.py --length 8192
 
-Sizes are Qwen3-8B's: 4 draft layers, 32,000 draft tokens, K = 8, r = 0.8, floor 0.2, the first
-eighth of the one document a prompt, the head frozen. Weights and features are random: what a step
-costs does not depend on them. speculators' step on the same work is measured beside it.
+Sizes are Qwen3-8B's: 4 draft layers, 32,000 draft tokens, K = 8, r = 0.8, floor 0.2, a frozen head,
+and one document whose first eighth is the prompt. Weights and features are random: the cost of a
+step does not depend on them. speculators' step on the same work is measured beside it.
 """
 
 import json
@@ -40,8 +40,8 @@ CUDA = torch.device("cuda")
 def main(
     length: Annotated[int, typer.Option(help="Tokens of the document.")] = 8192,
     segment: Annotated[int, typer.Option(help="Deeper elements that run together.")] = 6144,
-    checkpoint: Annotated[bool, typer.Option(help="Recompute depth 0.s activations.")] = False,
-    steps: Annotated[int, typer.Option(help="Steps; the last half is measured.")] = 16,
+    checkpoint: Annotated[bool, typer.Option(help="Recompute depth 0's activations.")] = False,
+    steps: Annotated[int, typer.Option(help="Steps; the second half is measured.")] = 16,
     profile: Annotated[Path | None, typer.Option(help="Write a table of kernels here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Append the result to this file.")] = None,
 ) -> None:
@@ -143,7 +143,7 @@ class Work:
         self.segments = len(list(chains.segments(self._segment, rows_in_step(CUDA))))
 
     def masking(self) -> float:
-        """Seconds to build every mask of a step, of several times the median."""
+        """Seconds to build all masks of a step: the median of several runs."""
         chains = sample_chains(self._batch, depth_shares(K, RATIO, FLOOR), self._generator)
         parts = chains.segments(self._segment, rows_in_step(CUDA))
         segments = [elements.padded(BLOCK) for elements in parts]
