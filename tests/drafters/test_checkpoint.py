@@ -1,4 +1,4 @@
-"""A drafter's directory: vLLM's layouts are read, ours is written, and everything else is named."""
+"""A drafter's directory: vLLM's layouts are read, ours is written, all else is reported."""
 
 import json
 from collections.abc import Callable

@@ -32,7 +32,7 @@ RESULT = {"role": "tool", "content": "seen"}
 
 
 class Counting:
-    """Answers with what it was asked, as often as the context allows."""
+    """Answers by repeating the question, as often as the context allows."""
 
     def __init__(self, context: int = 100) -> None:
         self.context = context

@@ -36,7 +36,7 @@ def in_loss(chains: Chains) -> set[tuple[int, int]]:
 
 
 def is_response(batch: Batch, anchor: int, depth: int) -> bool:
-    """Whether all from two past the anchor to what it predicts is one response of its document."""
+    """Whether everything from two past the anchor to its prediction is one response."""
     ahead = slice(anchor + 2, anchor + depth + 3)
     same = batch.starts[ahead] == batch.starts[anchor]
     return ahead.stop <= len(batch) and bool(batch.loss_mask[ahead].all() and same.all())
@@ -63,7 +63,7 @@ def test_chains_respect_interrupted_responses(document: Document, shares, seed: 
         assert anchor + depth + 2 < end
 
 
-def test_an_interruption_ends_a_chain_and_another_begins_behind_it():
+def test_an_interruption_ends_a_chain_and_another_begins_after_it():
     """Reaches look two tokens past the anchor."""
     batch = packed([conversation([(2, 3), (1, 2)], behind=2), conversation([(1, 2)])])
     assert reaches(batch)[:13].tolist() == [3, 2, 1, 0, 2, 1, 0, 0, 0, 0, 1, 0, 0]
@@ -93,7 +93,7 @@ def test_padding_changes_no_chain(batch: Batch, shares, multiple: int):
 
 @given(batches, shares)
 def test_elements_are_sorted_by_anchor_and_then_depth(batch: Batch, shares):
-    """Else what an element sees would be no intervals."""
+    """Otherwise what an element sees would not be intervals."""
     chains = drawn(batch, shares)
     assert chains.anchors.tolist() == sorted(chains.anchors.tolist())
     deeper = chains.deeper()
@@ -126,7 +126,7 @@ def test_segments_fill_whole_steps(parts: int):
 
 
 def test_no_segment_outgrows_its_limit():
-    """Of many, each gives up to a chain away; the rest is no one's to take whole."""
+    """Each part may be up to a chain short; the last does not get all of the remainder."""
     depths, limit, step = 8, 512, 128
     batch = pack([conversation([(1, 30_000)])], 30_001).batch(torch.arange(1))
     chains = drawn(batch, depth_shares(depths, 0.8, 0.2))
@@ -136,7 +136,7 @@ def test_no_segment_outgrows_its_limit():
 
 
 @given(batches, shares, st.integers(1, 9))
-def test_padded_elements_come_behind(batch: Batch, shares, multiple: int):
+def test_padded_elements_come_last(batch: Batch, shares, multiple: int):
     deeper = drawn(batch, shares).deeper()
     padded = deeper.padded(multiple)
     assert len(padded) == -(-len(deeper) // multiple) * multiple

@@ -130,7 +130,7 @@ def test_chats_need_a_template(tmp_path: Path):
 
 
 def test_documents_say_where_they_were_read(tmp_path: Path):
-    """Every piece of a long one, too: a sample that breaks a run is named by it."""
+    """Also for every piece of a long one: a sample that breaks a run is named by its source."""
     file = write(tmp_path / "data.jsonl", {"text": "short"}, {"text": "long" * 5})
     documents, _ = read(file, length=8, overlong="split")
     assert [document.source for document in documents] == [f"{file}:1"] + [f"{file}:2"] * 3

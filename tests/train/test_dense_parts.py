@@ -1,4 +1,4 @@
-"""Parts of attention put together equal attention over everything."""
+"""Merged parts of attention equal attention over everything."""
 
 import torch
 from hypothesis import given, settings
@@ -39,7 +39,7 @@ def assert_same(ours: Tensor, reference: Tensor, leaves: tuple[Tensor, ...]) -> 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_a_dense_part_joins_a_masked_one(queries: int, dense: int, rest: int):
-    """The gradient too, through the log-sums that weigh the parts."""
+    """Also the gradient, through the log-sums that weigh the parts."""
     query, key, value = inputs(queries, dense + rest)
     last = torch.randint(0, rest, (queries,))
     visibility = Visibility(rest, torch.zeros(queries, dtype=torch.int64), last)

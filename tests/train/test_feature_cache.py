@@ -1,4 +1,4 @@
-"""Features kept on disk: the same ones, whatever happens while they are written."""
+"""Features kept on disk stay the same, whatever happens while they are written."""
 
 import dataclasses
 import errno
@@ -64,7 +64,7 @@ def told_by(recipe: Recipe) -> list[str]:
 
 
 def sources(recipe: Recipe, target: Any, rows: PackedRows) -> tuple[Any, TargetFeatures]:
-    """Features of some rows as a cache has them, in the target's dtype; and the target's own."""
+    """Features of some rows from a cache, in the target's dtype, and from the target itself."""
     config = drafter_config(recipe, target.config)
     cache = FeatureCache(recipe, config, {"training": rows}, tiny.CPU, Ranks())
     cache.fill(cache.missing(Path(recipe.target), print), target, print)
@@ -86,7 +86,7 @@ def own(source: TargetFeatures, rows: PackedRows, indices: Sequence[int]) -> Fea
 
 
 def test_bfloat16_features_are_those_of_a_bfloat16_target(targets, cached):
-    """Bit for bit: what a run on a GPU sees is the same with a cache and without."""
+    """Bit for bit: a run on a GPU sees the same with a cache and without."""
     half, rows = tiny.load_target(targets["easy"].directory, torch.bfloat16), packed()
     cache, online = sources(cached(), half, rows)
     index = torch.tensor([4, 0, 3])
@@ -194,7 +194,7 @@ def test_without_room_nothing_is_written(cached, monkeypatch: pytest.MonkeyPatch
 def test_what_was_interrupted_goes_on(
     cached, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException
 ):
-    """A full disk or Ctrl-C in the fourth shard: three stay as they are, nothing else is left."""
+    """A full disk or Ctrl-C in the fourth shard: three stay unchanged, nothing else is left."""
     save, written = feature_cache.save_file, []
 
     def fail(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -301,7 +301,7 @@ def test_what_features_do_not_depend_on_may_change(cached):
 
 
 def test_a_cache_of_another_target_is_refused(targets, cached, tmp_path: Path):
-    """Weights of the same names and shapes, and another configuration."""
+    """Other weights of the same names and shapes, and another configuration."""
     prepare(cached())
     tiny.save_target(tmp_path / "other", seed=1, layer_std=0.03)
     with pytest.raises(InputError, match="made with other target weights; name"):
@@ -348,7 +348,7 @@ def test_the_mask_token_is_looked_for_before_hours_of_caching(cached, tmp_path: 
 
 @dataclasses.dataclass(frozen=True)
 class RanksInTurn(Ranks):
-    """Ranks of one process, which need not wait for each other."""
+    """Ranks within one process, which need not wait for each other."""
 
     def wait(self) -> None:
         pass

@@ -51,7 +51,7 @@ def test_the_closed_form_equals_the_papers_rule(drawn):
 @settings(max_examples=25)
 @given(visibilities(), st.integers(1, 5))
 def test_blocks_cover_what_is_seen_and_no_more(drawn, size: int):
-    """A whole block holds only seen pairs, a part block some, every other block none."""
+    """A full block has only visible pairs, a partial one some, every other block none."""
     _, elements, visibility = drawn
     if not len(elements):
         return

@@ -11,7 +11,7 @@ LENGTH = 36
 
 
 def conversation(turns: list[tuple[int, int]], behind: int = 0, first_token: int = 1) -> Document:
-    """So many tokens of context and of response in turns, and some context behind."""
+    """Alternating lengths of context and response, and some context at the end."""
     ends = list(itertools.accumulate(context + response for context, response in turns))
     responses = ((end - response, end) for (_, response), end in zip(turns, ends, strict=True))
     return Document(tuple(range(first_token, first_token + ends[-1] + behind)), tuple(responses))
@@ -28,7 +28,7 @@ conversations = st.builds(
     st.integers(0, 2),
     st.integers(1, 1000),
 )
-"""Documents of up to three responses, with something between any two."""
+"""Documents with up to three responses, and something between any two."""
 
 
 def packed(documents: list[Document]) -> Batch:

@@ -45,7 +45,7 @@ def streams(passes: Iterator[Pass]) -> Streams:
 
 
 def check_documents_are_apart(streams_of: Callable[[Batch], Streams]) -> None:
-    """Packed with others and padded, a document's streams are those that it has alone."""
+    """Packed with others and padded, a document has the same streams as alone."""
     interrupted = Document(TOKENS[9:24], ((2, 6), (8, 14)))
     documents = [Document.answered(TOKENS[:9], 2), interrupted, Document.answered(TOKENS[24:36], 3)]
     together = streams_of(pack(documents, 26).batch(torch.arange(2)).padded(16))
@@ -58,7 +58,7 @@ def check_documents_are_apart(streams_of: Callable[[Batch], Streams]) -> None:
 
 
 def sampled(documents: list[Document], multiple: int = 1) -> tuple[Batch, Chains]:
-    """A batch padded to a multiple of so many tokens."""
+    """A batch padded to a multiple of `multiple` tokens."""
     batch = pack(documents, LENGTH).batch(torch.arange(1)).padded(multiple)
     generator = torch.Generator().manual_seed(3)
     return batch, sample_chains(batch, depth_shares(K, 0.8, 0.0), generator)
@@ -91,7 +91,7 @@ class Run:
 
 @pytest.fixture(autouse=True, params=[(7, 1, 1), (16, 2, 3), (1024, 128, 256)])
 def sizes_of_the_dense_part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """Steps small enough that there is a dense part, and so large that there is none."""
+    """Steps small enough for a dense part, and so large that there is none."""
     for name, step in zip(("TILE", "DENSE_ROWS", "DENSE_KEYS"), request.param, strict=True):
         monkeypatch.setattr(partition, name, step)
     monkeypatch.setattr(partition, "DENSE_PAIRS", 1)

@@ -117,7 +117,7 @@ def test_without_flex_attention_the_scores_are_kept(by_hand: Plan):
 
 
 def test_operations_by_hand(by_hand: Plan):
-    """Two a product forward, six with both gradients; attention's two products a pair."""
+    """Two per product forward, six with both gradients; attention has two products per pair."""
     layer = 64 * 128 + 64 * 64 + 3 * 64 * 128
     first = layer + 64 * 128
     pairs = 78 + 52 + 49
@@ -140,7 +140,7 @@ def test_operations_by_hand(by_hand: Plan):
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_a_target_s_experts_by_hand(recipe_for, targets, tmp_path: Path, family: str):
-    """Of 8 experts a token meets 3, and all 8 lie in memory."""
+    """A token uses 3 of 8 experts, and all 8 are in memory."""
     directory = targets[family].directory
     plan = on_gpu(Plan.of(recipe_for(tmp_path / "out", target=str(directory))))
     expert = 3 * 64 * (40 if family == "qwen3_moe" else 96)

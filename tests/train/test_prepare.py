@@ -1,4 +1,4 @@
-"""What is trained on, and what is held out."""
+"""What a run trains on, and what it holds out."""
 
 import random
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def test_samples_read_twice_are_one():
 
 
 def test_whole_samples_are_drawn_as_ever():
-    """A run that an earlier version began goes on with the rows that it had."""
+    """A run begun by an earlier version resumes with the rows that it had."""
     documents = [piece for n in range(20) for piece in pieces(n, 1)]
     training, validation = split(documents, recipe(held=6, seed=3))
     order = list(documents)
@@ -65,7 +65,7 @@ def test_whole_samples_are_drawn_as_ever():
 def test_a_run_that_held_out_single_pieces_is_refused(
     recipe_for: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """An earlier version's, whose drafter would be compared by another measure from here on."""
+    """One of an earlier version, whose drafters would now be compared by another measure."""
 
     def by_piece(documents: list[Document], recipe: Recipe) -> tuple[PackedRows, PackedRows]:
         apart = [Document(d.tokens, d.responses, str(n)) for n, d in enumerate(documents)]

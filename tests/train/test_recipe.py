@@ -26,7 +26,7 @@ def test_the_projects_own_recipes_are_valid(path: Path):
 
 
 def test_who_shares_the_targets_embeddings(tmp_path: Path):
-    """P-EAGLE learns its own, for the mask token's sake; EAGLE-3 need not."""
+    """P-EAGLE learns its own, because of the mask token; EAGLE-3 need not."""
     eagle3 = ENOUGH.replace("mask_token_id: 1", "method: eagle3")
     assert not load(tmp_path, ENOUGH).shares_embeddings
     assert load(tmp_path, eagle3).shares_embeddings

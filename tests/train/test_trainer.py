@@ -94,7 +94,7 @@ def test_a_resumed_run_equals_one_without_interruption(
 
 
 def test_a_stopped_run_ends_with_a_snapshot(trained, recipe_for, tmp_path: Path):
-    """Between two evaluations too; what goes on from it ends as if it had not stopped."""
+    """Also between two evaluations; what resumes from it ends as if it had not stopped."""
     recipe = recipe_for(tmp_path / "out")
     trainer = prepare(recipe)
     assert trainer.run(lambda report: trainer.stop()).step == 10
@@ -178,7 +178,7 @@ MEMORY = [
     {"elements_per_segment": 17},
     {"rows_per_pass": 4, "elements_per_segment": 50, "activation_checkpointing": True},
 ]
-"""What bounds memory; whole chains, since each pass draws its own."""
+"""Keys that bound memory; with whole chains, since each pass draws its own."""
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -370,7 +370,7 @@ def test_a_stopped_run_does_not_keep_what_is_no_number(recipe_for, tmp_path: Pat
 def test_a_run_lost_at_its_first_drafter_goes_on(
     recipe_for, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its drafter is there, the snapshot behind it is not: it is not taken for a finished one."""
+    """Its drafter exists, its newer snapshot does not: it is not taken for a finished one."""
     recipe = recipe_for(tmp_path / "out", steps=9)
     trainer = prepare(recipe)
     drafter = tmp_path / "out" / "model.safetensors"
@@ -411,7 +411,7 @@ class TestPrepare:
             prepare(recipe_for(tmp_path / "out", validation_documents=64))
 
     def test_responses_shorter_than_a_chain(self, recipe_for, tmp_path: Path):
-        """Every estimate would be 1, and the first drafter the best one for ever."""
+        """Every estimate would be 1, and the first drafter would stay the best."""
         data = tmp_path / "data.jsonl"
         line = {"prompt_token_ids": [1, 2], "token_ids": [3, 4, 5]}
         data.write_text("\n".join([json.dumps(line)] * 20))
@@ -462,7 +462,7 @@ class TestPrepare:
 
 
 def test_embeddings_can_stay_the_targets(targets, recipe_for, tmp_path: Path):
-    """P-EAGLE without embeddings of its own: its directory leaves them to the target's."""
+    """P-EAGLE without embeddings of its own: its directory has none, and the target's are used."""
     recipe = recipe_for(tmp_path / "out", train_embeddings=False, steps=20)
     trainer, reports = prepare(recipe), []
     before = trainer.model.embed.weight.clone()
