@@ -60,6 +60,11 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
         lambda c: c.update(num_key_value_heads=3),
         "4 attention heads cannot share 3 key-value heads evenly",
     ),
+    (
+        "no heads",
+        lambda c: c.update(head_dim=None, num_attention_heads=0),
+        "of the wrong kind: int",
+    ),
     ("odd heads", lambda c: c.update(head_dim=15), "head_dim 15 is odd"),
     (
         "sizes",

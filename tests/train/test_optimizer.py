@@ -101,7 +101,7 @@ def test_a_restored_optimizer_goes_on_as_before(
 
 
 class TestMasters:
-    """For a model that computes in bfloat16."""
+    """Those of a model that computes in bfloat16."""
 
     def test_they_are_float32_and_published(self, recipe_for, tmp_path: Path):
         model = drafter(torch.bfloat16)

@@ -123,7 +123,7 @@ def assert_same_gradient(tensors: dict[str, Tensor], alone: Trainer, within: flo
 def test_two_ranks_have_the_gradient_of_one(
     recipe_for, targets, two_ranks: TwoRanks, tmp_path: Path, method: str, target: str | None
 ):
-    """Normalised per token, not per rank: within 1e-5 over three passes, with a sharded target too."""
+    """Normalised per token, not per rank: within 1e-5 over three passes, also if sharded."""
     changes: dict[str, Any] = {"method": method, "rows_per_step": 3}
     if target:
         changes |= {"target": str(targets[target].directory), "shard_target": True}

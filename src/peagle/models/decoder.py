@@ -151,7 +151,7 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
     ) -> Tensor:
-        """kept: the rows that go on after attention, each once; None: all."""
+        """kept: the rows that continue after attention, without repeats; None: all."""
         x = take(x, kept) + self.attention(self.input_norm(x), rotation, layer, attend, kept)
         return x + self.mlp(self.post_norm(x))
 

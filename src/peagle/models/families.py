@@ -62,7 +62,7 @@ def reading(source: str) -> Iterator[None]:
         raise
     except KeyError as error:
         raise InputError(f"{source}: config.json lacks {error.args[0]}") from None
-    except (AttributeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
         raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
 
 

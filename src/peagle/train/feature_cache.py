@@ -225,7 +225,7 @@ class FeatureCache:
 
     def _write(self, shard: Shard, tensors: dict[str, Tensor]) -> None:
         """Give a shard its name once all of it is on disk."""
-        advice = "make room, and the same command goes on with the shards that are missing"
+        advice = "make room, and the same command continues with the missing shards"
         place = self._directory / shard.name
         with writing(self._directory, advice), unfinished(place, f".{os.getpid()}") as scratch:
             save_file(tensors, scratch)

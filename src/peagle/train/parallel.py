@@ -97,11 +97,11 @@ class Ranks:
         """
         if self.size == 1:
             return
-        told: list[Mapping[str, str]] = [facts] * self.size
-        dist.all_gather_object(told, facts)
-        for rank, theirs in enumerate(told):
+        of_ranks: list[Mapping[str, str]] = [facts] * self.size
+        dist.all_gather_object(of_ranks, facts)
+        for rank, theirs in enumerate(of_ranks):
             for what, value in theirs.items():
-                if value != told[0][what]:
+                if value != of_ranks[0][what]:
                     raise InputError(
                         f"rank {rank} has {what} than rank 0; all need the same recipe and data, "
                         "and an output on a disk that all of them see"

@@ -151,9 +151,7 @@ def _check_output(output: Path) -> None:
         )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(
-            dir=output.parent
-        ).close()  # under a unique name, since all ranks check at once
+        TemporaryFile(dir=output.parent).close()  # unique, since all ranks check at once
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror}") from None
     if output.exists() and not output.is_dir():
