@@ -135,8 +135,8 @@ REFUSALS: list[tuple[Reply, type[Exception], str]] = [
     ((401, {}, {"error": {"message": "no key"}}), InputError, "/v1 refuses: 401 no key"),
     ((404, {}, b"<html>context not found</html>"), InputError, "/v1 refuses: 404 <html>context"),
     ((301, {"Location": "/"}, b""), InputError, "/v1 refuses: 301"),
-    ((200, {}, b"<html>"), InputError, "does not answer like OpenAI's API does"),
-    ((200, {}, {"choices": []}), InputError, "does not answer like OpenAI's API does"),
+    ((200, {}, b"<html>"), InputError, "does not answer like OpenAI's API"),
+    ((200, {}, {"choices": []}), InputError, "does not answer like OpenAI's API"),
     ((200, {}, {"choices": [{"message": "?"}]}), InputError, "does not answer like OpenAI's"),
 ]
 

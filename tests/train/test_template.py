@@ -165,7 +165,7 @@ def test_a_conversation_that_cannot_be_used_is_named(template, messages, message
 
 def test_a_tokenizer_without_offsets():
     slow = SimpleNamespace(is_fast=False, name_or_path="slow")
-    with pytest.raises(InputError, match="slow: its tokenizer cannot say where its tokens stand"):
+    with pytest.raises(InputError, match="slow: its tokenizer cannot tell the positions"):
         ChatTemplate(slow)
 
 

@@ -106,7 +106,7 @@ class Endpoint:
                 asked_to_wait = seconds_to_wait(response.headers)
             if pause is not None:
                 await asyncio.sleep(pause if asked_to_wait is None else asked_to_wait)
-        raise InputError(f"{self._url} does not answer: {problem}; the same command resumes")
+        raise InputError(f"{self._url} does not answer: {problem}; the same command continues")
 
     def _read(self, response: httpx2.Response) -> Any:
         """The body of a response; raises for a refusal."""

@@ -29,7 +29,7 @@ from peagle.train.unroll import SequentialPass
 
 ALONE = Ranks()
 REPORT_EVERY = 10
-"""Steps."""
+"""Steps between reports of the loss."""
 MAKE_ROOM = "make room, and the same command resumes from the last snapshot, if there is one"
 
 
