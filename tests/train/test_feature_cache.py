@@ -209,7 +209,9 @@ def test_what_was_interrupted_goes_on(
         with pytest.raises((InputError, KeyboardInterrupt)) as caught:
             prepare(cached())
     if isinstance(error, OSError):
-        expected = f"{tmp_path / 'cache'} cannot be written: .*No space left.*same command goes"
+        expected = (
+            f"{tmp_path / 'cache'} cannot be written: .*No space left.*same command continues"
+        )
         assert caught.match(expected)
     kept = shards(tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 3 + 1
