@@ -18,10 +18,11 @@ from transformers.utils import logging
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
+from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.models.decoder import Decoder
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 from peagle.train.snapshot import Progress
 from peagle.train.trainer import Report, Trainer
 
@@ -163,5 +164,5 @@ def trained(
         reports: list[Report] = []
         progress = trainer.run(reports.append)
         model = load_drafter(root / method, targets["easy"].decoder)
-        runs[method] = Run(trainer, reports, progress, tiny.as_drafter(model))
+        runs[method] = Run(trainer, reports, progress, drafter_for(model))
     return runs

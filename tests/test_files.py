@@ -1,9 +1,11 @@
+import contextlib
+import os
 from pathlib import Path
 
 import pytest
 
 from peagle.errors import InputError
-from peagle.files import replacing, writing
+from peagle.files import replacing, replacing_directory, whole_file, writing
 
 
 def test_a_file_gets_its_name_once_it_is_whole(tmp_path: Path) -> None:
@@ -33,3 +35,47 @@ def test_what_a_disk_refuses_is_told_with_what_to_do(tmp_path: Path) -> None:
         writing(Path("out"), "make room"),
     ):
         (tmp_path / "file" / "below").write_text("")
+
+
+def test_a_directory_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    place = tmp_path / "below" / "place"
+    with replacing_directory(place) as fresh:
+        (fresh / "old").write_text("old")
+    with replacing_directory(place) as fresh:
+        (fresh / "new").write_text("new")
+        assert [file.name for file in place.iterdir()] == ["old"]
+    assert [file.name for file in place.iterdir()] == ["new"]
+    with contextlib.suppress(KeyboardInterrupt), replacing_directory(place):
+        raise KeyboardInterrupt
+    assert [file.name for file in place.iterdir()] == ["new"]
+    assert [*place.parent.iterdir()] == [place]
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    with whole_file(out) as file:
+        file.write("first")
+        file.flush()
+        assert not out.exists()
+    assert out.read_text() == "first"
+    with contextlib.suppress(KeyboardInterrupt), whole_file(out) as file:
+        file.write("second")
+        raise KeyboardInterrupt
+    assert out.read_text() == "first"
+    assert os.listdir(tmp_path) == ["out.json"]
+
+
+@pytest.mark.parametrize("name", ["absent/out.json", "folder", "file/out.json", "n" * 300])
+def test_a_place_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match="cannot be written"), whole_file(tmp_path / name):
+        pytest.fail("the block began")
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "real.json")
+    with whole_file(tmp_path / "link") as file:
+        file.write("x")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real.json").read_text() == "x"

@@ -22,7 +22,7 @@ from peagle import (
     async_llm,
 )
 from peagle.async_llm import EngineClosedError
-from peagle.llm import Chunk, end_tokens
+from peagle.llm import Chunk
 
 PROMPTS = ["def name(self):", "for item in items:\n", "é世🙂", "x"]
 END = 0
@@ -258,25 +258,6 @@ class TestPair:
         llm = made(pair, dtype="bfloat16")
         assert llm.engine.executor.plain.target.embed.weight.dtype == torch.bfloat16
         assert len(llm.generate(PROMPTS, HOW)) == 4
-
-
-@pytest.mark.parametrize(
-    ("generation", "model", "ids"),
-    [
-        ({"eos_token_id": 5}, {"eos_token_id": 7}, (5,)),
-        ({"eos_token_id": [5, 6]}, {}, (5, 6)),
-        ({}, {"eos_token_id": 7}, (7,)),
-        (None, {"eos_token_id": [8]}, (8,)),
-        (None, {"eos_token_id": None}, ()),
-    ],
-)
-def test_where_the_end_of_text_is_read(tmp_path: Path, generation, model, ids: tuple[int, ...]):
-    if generation is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
-    (tmp_path / "config.json").write_text(json.dumps(model))
-    assert end_tokens(tmp_path, None) == ids
-    assert end_tokens(tmp_path, 9) == (9, *ids)
-    assert end_tokens(tmp_path, 5) == (5, *(token for token in ids if token != 5))
 
 
 class TestAsync:

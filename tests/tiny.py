@@ -27,9 +27,8 @@ from transformers import (
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.drafters.drafter import Drafter, DraftWork, Span
-from peagle.drafters.eagle3 import SequentialDrafter
+from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.drafters.peagle import ParallelDrafter
 from peagle.engine import executor
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import KVCache
@@ -225,14 +224,9 @@ def peer_logits(peer: Any, tokens: Sequence[int]) -> Tensor:
     return peer(torch.tensor([tokens])).logits[0]
 
 
-def as_drafter(model: DraftModel) -> Drafter:
-    """A model as the drafter that its configuration says."""
-    return ParallelDrafter(model) if model.config.parallel else SequentialDrafter(model)
-
-
 def random_drafter_for(decoder: Decoder, directory: Path, config: DrafterConfig) -> Drafter:
     """An untrained drafter, written, and loaded beside its target."""
-    return as_drafter(load_drafter(save_random_drafter(directory, config), decoder))
+    return drafter_for(load_drafter(save_random_drafter(directory, config), decoder))
 
 
 def engine_config(**changes: Any) -> EngineConfig:

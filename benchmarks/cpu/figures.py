@@ -25,7 +25,8 @@ from transformers import AutoTokenizer
 from peagle.bench.load import PromptWorkload, Run, best_of, list_cases, run_cases
 from peagle.bench.pair import METHODS, choose_pair
 from peagle.bench.prompts import load_prompts
-from peagle.bench.report import environment, whole_file
+from peagle.bench.report import environment
+from peagle.files import whole_file
 
 KS = (3, 5, 7)
 Directory = Annotated[str | None, typer.Option(help="Directory to use instead of the bundled one.")]

@@ -13,13 +13,13 @@ from peagle.cli.curves import STYLE
 OURS, PAPERS = "#39558c", ("#d1495b", "#e8a33d")
 SETS = ("paper, HumanEval", "paper, MT-Bench")
 HEIGHT = 0.36
-"""Inches of a line."""
+"""Inches per line."""
 
 
 def draw_studies(
     studies: Mapping[str, Sequence[Any]], found: Mapping[str, dict[str, Any]], path: Path
 ) -> None:
-    """One panel a study: a line a choice, our AL with its interval and the paper's as dots."""
+    """One panel per study, one line per choice: our AL with its interval, the paper's as dots."""
     shown = {
         title: [c for c in choices if c.arm.name in found] for title, choices in studies.items()
     }
@@ -31,7 +31,7 @@ def draw_studies(
         for axes, (title, choices) in zip(panels[:, 0], shown.items(), strict=True):
             _draw_study(axes, choices, found)
             axes.set_title(title)
-        panels[-1, 0].set_xlabel("acceptance length at K = 5, tokens a cycle")
+        panels[-1, 0].set_xlabel("acceptance length at K = 5, tokens per cycle")
         handles, labels = max(
             (axes.get_legend_handles_labels() for axes in panels[:, 0]),
             key=lambda pair: len(pair[1]),

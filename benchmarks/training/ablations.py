@@ -1,4 +1,4 @@
-"""The paper's training choices on the bundled target: does each order drafters as it did there?
+"""The paper's training choices on the bundled target: do they rank drafters as in the paper?
 
     python benchmarks/training/ablations.py train answers.jsonl --seconds 150 --out FILE.jsonl
     python benchmarks/training/ablations.py draw FILE.jsonl
@@ -28,10 +28,10 @@ BASE = (
     f"target={bundled('target')}",
     "validation_documents=1024",
     "warmup_steps=50",
-    "elements_per_segment=131072",  # all of a step's at once: the models are small
+    "elements_per_segment=131072",  # all of a step's elements at once: the models are small
 )
 LONG, SHORT = 588, 192
-"""Tokens of the longest conversations, and what the short ones are cut to."""
+"""Tokens of the longest conversations, and the length that short ones are cut to."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Choice:
 
 
 def one_layer(name: str, longest: int | None = None, **changes: Any) -> Arm:
-    """A change from one layer, K_train 8, whole conversations, trained embeddings, r 0.8."""
+    """A change relative to 1 layer, K_train 8, whole conversations, trained embeddings, r 0.8."""
     return Arm(name, {"num_hidden_layers": 1, **changes}, longest=longest)
 
 
@@ -83,15 +83,15 @@ STUDIES = {
 def train(
     data: Annotated[Path, typer.Argument(help="The target's answers, recipes/demo step 5.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value of the recipe.")] = None,
-    out: Annotated[Path, typer.Option(help="JSONL file to append to, a line a drafter.")] = ...,
-    steps: Annotated[int, typer.Option(help="Steps of each drafter, at most.")] = 3000,
+    out: Annotated[Path, typer.Option(help="JSONL file to append to, a line per drafter.")] = ...,
+    steps: Annotated[int, typer.Option(help="Most steps of each drafter.")] = 3000,
     seconds: Annotated[
         float | None, typer.Option(help="As many steps as the slowest takes in this time.")
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs that the drafters are spread over.")] = 1,
-    variants: Annotated[int | None, typer.Option(help="Only the first so many.")] = None,
+    variants: Annotated[int | None, typer.Option(help="Only this many, the first ones.")] = None,
 ) -> None:
-    """Train every drafter, all at once on one device."""
+    """Train all drafters at once."""
     given = [f"data=[{data}]", f"steps={steps}", *BASE, *(overrides or [])]
     recipe = Recipe.load(RECIPES / "peagle.yaml", given)
     sweep = Sweep.read(recipe, seconds)
@@ -108,7 +108,7 @@ def arms() -> Iterator[Arm]:
 
 
 def brief(result: dict[str, Any]) -> str:
-    """One line of a result."""
+    """A result as one line."""
     if "error" in result:
         return f"{result['arm']}: {result['error']}"
     low, high = result["interval"]
@@ -124,7 +124,7 @@ def draw(
     results: Annotated[Path, typer.Argument(help="What `train` wrote.")],
     plot: Annotated[Path | None, typer.Option(help="PNG file to draw.")] = None,
 ) -> None:
-    """Print the table, and draw it beside the paper's."""
+    """Print the table, and draw it with the paper's numbers."""
     from ablation_plot import draw_studies
 
     found = {line["arm"]: line for line in map(json.loads, results.open()) if "error" not in line}
@@ -134,7 +134,7 @@ def draw(
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Markdown: AL with its interval, and its difference to each study's first line."""
+    """A Markdown table: AL with its interval, and its difference from each study's first line."""
     lines = [
         "| | AL at K = 5 | to the first | the paper: HumanEval, MT-Bench |",
         "|---|---|---|---|",

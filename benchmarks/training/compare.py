@@ -5,7 +5,7 @@
     python benchmarks/training/compare.py measure drafters --prompts HumanEval.jsonl.gz --out FILE
 
 `measure` decodes greedily with the engine, in float32 on a CPU; every drafter answers the same
-prompts, over which the intervals are taken.
+prompts, and the intervals are taken over those.
 """
 
 import json
@@ -33,11 +33,11 @@ EAGLE3 = {
     "num_hidden_layers": 1,
     "intermediate_size": None,
 }
-"""recipes/demo/eagle3.yaml where it differs from peagle.yaml."""
+"""Keys in which recipes/demo/eagle3.yaml differs from peagle.yaml."""
 WIDE = {"intermediate_size": 896}
-"""The target's own, as EAGLE-3's."""
+"""The target's own width, as EAGLE-3 has."""
 NEAR = {**WIDE, "num_speculative_tokens": 6}
-"""Little is spent on depths that K = 5 never reads."""
+"""Spends little on depths that K = 5 never reads."""
 DEEP, DEEPER = {**NEAR, "num_hidden_layers": 6}, {**NEAR, "num_hidden_layers": 8}
 ARMS = {
     arm.name: arm
@@ -59,14 +59,14 @@ def train(
     data: Annotated[Path, typer.Argument(help="The target's answers, recipes/demo step 5.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="key=value of the recipe.")] = None,
     out: Annotated[Path, typer.Option(help="Directory of the drafters.")] = ...,
-    arms: Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}.")] = "eagle3,peagle",
-    steps: Annotated[int, typer.Option(help="Steps of each drafter, at most.")] = 10_000,
+    arms: Annotated[str, typer.Option(help=f"Some of {', '.join(ARMS)}.")] = "eagle3,peagle",
+    steps: Annotated[int, typer.Option(help="Most steps of each drafter.")] = 10_000,
     seconds: Annotated[
         float | None, typer.Option(help="As many steps as the slowest takes in this time.")
     ] = None,
     gpus: Annotated[int, typer.Option(help="GPUs that the drafters are spread over.")] = 1,
 ) -> None:
-    """Train drafters, all at once on one device."""
+    """Train drafters, all at once."""
     given = [f"data=[{data}]", f"output={out}", f"steps={steps}", *BASE, *(overrides or [])]
     sweep = Sweep.read(Recipe.load(RECIPES / "peagle.yaml", given), seconds, keep=True)
     out.mkdir(parents=True, exist_ok=True)
@@ -80,12 +80,12 @@ def train(
 def measure(
     drafters: Annotated[Path, typer.Argument(help="Directory of drafters, eagle3 among them.")],
     prompts: Annotated[list[str], typer.Option(help="Prompt files, or bundled.")] = ["bundled"],  # noqa: B006
-    limit: Annotated[int | None, typer.Option(help="Only the first prompts of each.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Only this many prompts of each file.")] = None,
     max_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
     target: Annotated[Path | None, typer.Option(help="Another target's directory.")] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
 ) -> None:
-    """Acceptance length of each drafter at K = 5, and how far it is from EAGLE-3's."""
+    """Measure each drafter's acceptance length at K = 5, and its difference from EAGLE-3's."""
     asked = [prompt for source in prompts for prompt in load_prompts(source, limit)]
     model = str(target or bundled("target"))
     places = sorted(path.parent for path in drafters.glob("*/config.json"))
@@ -106,7 +106,7 @@ def measure(
 def decode(
     target: str, drafter: Path, prompts: Sequence[Prompt], max_tokens: int
 ) -> list[tuple[int, int]]:
-    """Tokens and cycles of each prompt's answer, greedy and never cut short."""
+    """Tokens and cycles of each prompt's greedy answer, which does not end at end-of-text."""
     config = EngineConfig(device="cpu", dtype="float32", max_num_seqs=8)
     how = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     llm = LLM(target, SpeculativeConfig(model=str(drafter), num_speculative_tokens=K), config)
@@ -118,7 +118,7 @@ def decode(
 
 
 def summary(counts: held_out.Counts, reference: held_out.Counts) -> dict[str, Any]:
-    """AL, its interval, and its paired difference to the reference."""
+    """AL, its interval, and its paired difference from the reference."""
     by, low, high = held_out.difference(counts, reference)
     return {
         "acceptance_length": round(held_out.acceptance_length(counts), 4),

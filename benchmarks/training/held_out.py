@@ -1,4 +1,4 @@
-"""Acceptance length on held-out conversations, with what chance leaves open."""
+"""Acceptance length on held-out conversations, with bootstrap intervals."""
 
 from collections.abc import Iterable, Sequence
 
@@ -14,9 +14,9 @@ Counts = Sequence[tuple[int, int]]
 
 
 def count(agreement: Iterable[tuple[Batch, Tensor]], k: int) -> list[tuple[int, int]]:
-    """Each conversation walked through with K drafts a cycle; those too short left out.
+    """Tokens and cycles of each conversation with K drafts per cycle; short ones are left out.
 
-    agreement: as a trainer gives it.
+    agreement: from `Trainer.agreement`.
     """
     counts = []
     for batch, tables in agreement:
@@ -30,7 +30,7 @@ def count(agreement: Iterable[tuple[Batch, Tensor]], k: int) -> list[tuple[int, 
 
 
 def acceptance_length(counts: Counts) -> float:
-    """Tokens a cycle."""
+    """Tokens per cycle."""
     return sum(tokens for tokens, _ in counts) / sum(cycles for _, cycles in counts)
 
 
@@ -40,13 +40,13 @@ def interval(counts: Counts) -> tuple[float, float]:
 
 
 def difference(counts: Counts, others: Counts) -> tuple[float, float, float]:
-    """AL less the others', and its 95 % interval; conversation by conversation the same ones."""
+    """AL minus the others', and its 95 % interval, paired by conversation."""
     low, high = _bounds(_resampled(counts) - _resampled(others))
     return acceptance_length(counts) - acceptance_length(others), low, high
 
 
 def _resampled(counts: Counts) -> Tensor:
-    """[resamples] AL of the same draws of conversations for whatever is counted on them."""
+    """[resamples] AL of random draws of conversations, the same draws for all counts."""
     generator = torch.Generator().manual_seed(0)
     draws = torch.randint(len(counts), (RESAMPLES, len(counts)), generator=generator)
     tokens, cycles = torch.tensor(counts, dtype=torch.float64).T

@@ -1,4 +1,4 @@
-"""What the paper tried in a mask slot beside the one shared hidden state (section 4.1)."""
+"""What the paper tried in mask slots besides one shared hidden state (section 4.1)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,26 +8,28 @@ from torch import Tensor, nn
 
 from peagle.drafters.model import DraftModel
 from peagle.ops.linear import Linear
-from peagle.train.cod import Elements
+from peagle.train.cod import Chains, Elements
 from peagle.train.context import Shared
+from peagle.train.features import Features
+from peagle.train.packing import Batch
 from peagle.train.partition import ParallelPass
 from peagle.train.trainer import Trainer
 from peagle.train.transfer import to_device
 
 SPREAD = 0.02
-"""Standard deviation of new weights, as of all others of a drafter."""
+"""Standard deviation of new weights, as for a drafter's other weights."""
 
 
 @dataclass(frozen=True)
 class MaskSlot:
-    """A hidden state of mask slots: h_shared and what is added to it, all of it before `fc`."""
+    """A hidden state of mask slots: h_shared and what is added to it, all before `fc`."""
 
     depth: bool = False
     """An embedding of the slot's depth."""
     anchor: bool = False
     """A projection of the anchor's own target feature, the only real one of its chain."""
     regularised: bool = False
-    """The projection scaled by a learnt number that begins at 0.1, behind a dropout of 0.1."""
+    """The projection is scaled by a learned number that begins at 0.1, after a dropout of 0.1."""
 
 
 SHARED = MaskSlot()
@@ -45,7 +47,7 @@ class Additions(nn.Module):
 
     def __init__(self, slot: MaskSlot, width: int, depths: int) -> None:
         super().__init__()
-        # not matrices, so that they are no hidden layer's to the optimizer
+        # three dimensions, so that the optimizer does not take it for a layer's matrix
         self.depths = nn.Parameter(SPREAD * torch.randn(depths, 1, width)) if slot.depth else None
         self.anchor = Linear(width, width) if slot.anchor else None
         self.scale = nn.Parameter(torch.tensor(0.1)) if slot.regularised else None
@@ -66,29 +68,31 @@ class Additions(nn.Module):
 
 
 class AddingPass(ParallelPass):
-    """A pass whose mask slots differ from one another."""
+    """A pass with mask slots that differ from one another."""
 
-    def slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
-        features = self.features.tapped
+    def mask_slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
+        features = self._features.tapped
         anchors, depths = to_device(features.device, elements.anchors, elements.depths)
-        added = self.model.additions(features[anchors], depths)
-        slots = self.model.project(self.model.mask_hidden + added)
+        added = self._model.additions(features[anchors], depths)
+        slots = self._model.project(self._model.mask_hidden + added)
         return shared.mask_embedding.expand_as(slots), slots
 
 
 class AddingTrainer(Trainer):
     """Trains a drafter with `Additions`."""
 
-    parallel_pass = AddingPass
-
     def agreement(self) -> Any:
         self.model.eval()
         yield from super().agreement()
         self.model.train()
 
+    def _pass(self, batch: Batch, features: Features, chains: Chains) -> AddingPass:
+        limits = self.recipe.elements_per_segment, self.recipe.activation_checkpointing
+        return AddingPass(self.model, batch, features, chains, *limits)
+
 
 def trainer_for(slot: MaskSlot, model: DraftModel, depths: int) -> type[Trainer]:
-    """The trainer of a drafter with such slots; gives the drafter what it lacks for them."""
+    """The trainer of a drafter with such slots; adds the modules that they need to the drafter."""
     if slot == SHARED:
         return Trainer
     weight = model.fc.weight

@@ -1,10 +1,10 @@
-"""One training step of a P-EAGLE drafter on given features: milliseconds, gigabytes, and where.
+"""One training step of a P-EAGLE drafter on given features: milliseconds, gigabytes, a profile.
 
     python benchmarks/training/step.py --length 8192
 
-Sizes are Qwen3-8B's: 4 draft layers, 32,000 draft tokens, K = 8, r = 0.8, floor 0.2, the first
-eighth of the one document a prompt, the head frozen. Weights and features are random: what a step
-costs does not depend on them. speculators' step on the same work is measured beside it.
+Sizes are Qwen3-8B's: 4 draft layers, 32,000 draft tokens, K = 8, r = 0.8, floor 0.2, a frozen head,
+and one document whose first eighth is the prompt. Weights and features are random: the cost of a
+step does not depend on them. speculators' step on the same work is measured beside it.
 """
 
 import json
@@ -40,8 +40,8 @@ CUDA = torch.device("cuda")
 def main(
     length: Annotated[int, typer.Option(help="Tokens of the document.")] = 8192,
     segment: Annotated[int, typer.Option(help="Deeper elements that run together.")] = 6144,
-    checkpoint: Annotated[bool, typer.Option(help="Recompute depth 0.s activations.")] = False,
-    steps: Annotated[int, typer.Option(help="Steps; the last half is measured.")] = 16,
+    checkpoint: Annotated[bool, typer.Option(help="Recompute depth 0's activations.")] = False,
+    steps: Annotated[int, typer.Option(help="Steps; the second half is measured.")] = 16,
     profile: Annotated[Path | None, typer.Option(help="Write a table of kernels here.")] = None,
     out: Annotated[Path | None, typer.Option(help="Append the result to this file.")] = None,
 ) -> None:
@@ -63,7 +63,7 @@ def main(
         "step_in_a_row_ms": round(in_a_row * 1e3, 1),
         "first_step_s": round(seconds[0], 1),
         "us_per_token": round(median * 1e6 / length, 2),
-        "charged_per_s": round(work.charged / median),
+        "charged_per_s": round(work.loss_elements / median),
         "mask_ms": round(1e3 * work.masking(), 2),
         "peak_gb": round(torch.cuda.max_memory_allocated() / GB, 2),
         "beyond_state_gb": round((torch.cuda.max_memory_allocated() - work.state_bytes) / GB, 2),
@@ -85,7 +85,7 @@ class Work:
         self._batch = Batch(
             tokens=torch.randint(0, 151_000, (length,)),
             positions=torch.arange(length),
-            charged=torch.arange(length) >= length // 8,
+            loss_mask=torch.arange(length) >= length // 8,
         )
         shape = DecoderConfig(
             vocab_size=151936,
@@ -126,9 +126,9 @@ class Work:
         """Sampling, both passes, and the optimizer."""
         shares = depth_shares(K, RATIO, FLOOR)
         chains = sample_chains(self._batch, shares, self._generator)
-        weight = chains.weight(1.0)
+        weight = chains.loss_weight(1.0)
 
-        def charge(part: Pass) -> Tensor:
+        def loss_of(part: Pass) -> Tensor:
             weights = torch.full((len(part.elements),), 1 / weight, device=CUDA)
             places = part.elements.places
             return self._compare.loss(part.hidden, self._features.final, places, weights)
@@ -136,21 +136,21 @@ class Work:
         run = ParallelPass(
             self.model, self._batch, self._features, chains, self._segment, self._checkpoint
         )
-        self.loss = run.backward(charge)
+        self.loss = run.backward(loss_of)
         self._optimizer.step(1e-4, 1.0)
-        self.charged = int(chains.lengths.sum())
+        self.loss_elements = int(chains.lengths.sum())
         self.elements = len(self._batch) + len(chains.deeper())
         self.segments = len(list(chains.segments(self._segment, rows_in_step(CUDA))))
 
     def masking(self) -> float:
-        """Seconds to build every mask of a step, of several times the median."""
+        """Seconds to build all masks of a step: the median of several runs."""
         chains = sample_chains(self._batch, depth_shares(K, RATIO, FLOOR), self._generator)
         parts = chains.segments(self._segment, rows_in_step(CUDA))
         segments = [elements.padded(BLOCK) for elements in parts]
 
         def build() -> None:
             for elements in segments:
-                Reach.of(elements, self._batch).sight.block_mask(CUDA)
+                Reach.of(elements, self._batch).visibility.block_mask(CUDA)
 
         return statistics.median(_timed(build) for _ in range(9))
 

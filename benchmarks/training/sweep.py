@@ -1,4 +1,4 @@
-"""Several drafters trained at once: each by the package's own trainer, in a process of its own."""
+"""Several drafters trained at once, each by the package's trainer in a process of its own."""
 
 import ctypes
 import itertools
@@ -25,36 +25,36 @@ from peagle.models.weights import model_directory
 from peagle.train.estimate import Estimate
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, PackedRows, pack
+from peagle.train.prepare import read_rows
 from peagle.train.recipe import Recipe
-from peagle.train.run import read_rows
 from peagle.train.trainer import Trainer, rate
 
 K = 5
-"""Drafts a cycle wherever acceptance length is told, as in the paper's tables."""
+"""Drafts per cycle wherever acceptance length is reported, as in the paper's tables."""
 WARM, MEASURED = 10, 20
-"""Steps after which everything is compiled, and those after which their pace is known."""
+"""Number of steps after which everything is compiled, and after which the pace is known."""
 MEETINGS = 2
-"""How often arms wait for one another: before and after their pace is measured."""
+"""How many times arms wait for one another: before and after their pace is measured."""
 PATIENCE = 240
-"""Seconds that they wait at most."""
+"""Seconds that they wait at most for one another."""
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One of the drafters."""
+    """One of the drafters to train."""
 
     name: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the recipe."""
+    """Keys of the recipe, with this arm's values."""
     slot: MaskSlot = SHARED
     longest: int | None = None
-    """Tokens that training conversations are cut to."""
+    """Number of tokens that training conversations are cut to."""
     inherits: bool = False
-    """Whether layers behind the first begin as the target's last ones, of the same sizes."""
+    """Whether layers after the first begin as copies of the target's last ones, of equal sizes."""
 
 
 class Pace:
-    """How many steps every arm takes: those of the recipe, or what the slowest does in a time."""
+    """How many steps all arms take: the recipe's, or what the slowest does in a given time."""
 
     def __init__(self, context: ForkContext, arms: int, seconds: float | None) -> None:
         self._seconds, self._met = seconds, 0
@@ -62,7 +62,7 @@ class Pace:
         self._slowest = context.Value(ctypes.c_double, 0.0)
 
     def wait(self) -> None:
-        """Until every arm is here."""
+        """Wait until every arm is here."""
         self._met += 1
         self._barrier.wait(PATIENCE)
 
@@ -77,7 +77,7 @@ class Pace:
         return recipe.model_copy(update={"steps": steps})
 
     def leave(self) -> None:
-        """Let nobody wait in vain for an arm that failed."""
+        """Meet the other arms on behalf of one that failed, so that they do not wait in vain."""
         while self._met < MEETINGS:
             self.wait()
 
@@ -91,7 +91,7 @@ class Sweep:
     validation: PackedRows
     seconds: float | None
     keep: bool
-    """Whether drafters are written, each to a directory of its name in the recipe's output."""
+    """Whether drafters are saved, each in a directory of its name in the recipe's output."""
 
     @classmethod
     def read(cls, recipe: Recipe, seconds: float | None = None, keep: bool = False) -> "Sweep":
@@ -103,7 +103,7 @@ class Sweep:
         return cls(recipe, training, validation, seconds, keep)
 
     def run(self, arms: Sequence[Arm], gpus: int = 1) -> Iterator[dict[str, Any]]:
-        """Results in the order in which arms end; of an arm that fails its name and the error."""
+        """Results in the order in which arms end; for an arm that fails, its name and the error."""
         context = multiprocessing.get_context("fork")
         pace, results = Pace(context, len(arms), self.seconds), context.SimpleQueue()
         processes = [
@@ -115,7 +115,7 @@ class Sweep:
         for _ in processes:
             yield results.get()
         for process in processes:
-            process.terminate()  # of an arm that failed, and would wait for the others
+            process.terminate()  # an arm that failed may still wait for the others
             process.join()
 
     def _report(self, arm: Arm, pace: Pace, results: Any, place: tuple[int, int]) -> None:
@@ -124,7 +124,7 @@ class Sweep:
             os.environ["CUDA_VISIBLE_DEVICES"] = str(index % gpus)
         try:
             results.put(self._train(arm, pace))
-        except Exception as error:  # whatever it was, the other arms go on
+        except Exception as error:  # whatever happened, the other arms continue
             results.put({"arm": arm.name, "error": f"{type(error).__name__}: {error}"})
             pace.leave()
 
@@ -174,7 +174,7 @@ class Sweep:
 
 
 def shortened(rows: PackedRows, longest: int) -> PackedRows:
-    """The same conversations, of each its first tokens; rows as before."""
+    """The first tokens of the same conversations, in rows of the same length."""
     documents = (document for row in rows.documents for document in row)
     cut = (
         Document(
@@ -187,7 +187,7 @@ def shortened(rows: PackedRows, longest: int) -> PackedRows:
 
 
 def _learn(trainer: Trainer, pace: Pace) -> list[Tensor]:
-    """Train to the last step; the loss of each."""
+    """Train to the last step; returns the loss of each step."""
     recipe, losses, begun = trainer.recipe, [], 0.0
     for step in itertools.count():
         if step == WARM:
@@ -206,7 +206,7 @@ def _learn(trainer: Trainer, pace: Pace) -> list[Tensor]:
 
 
 def _clock(trainer: Trainer) -> float:
-    """The time, once the device has done what it was told."""
+    """The time, once the device has finished its work."""
     if trainer.target.embed.weight.is_cuda:
         torch.cuda.synchronize()
     return time.perf_counter()

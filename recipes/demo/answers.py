@@ -1,7 +1,7 @@
-"""The drafters' training text: the target's own continuations of the corpus' prompts.
+"""The drafters' training text: the target's own continuations of the corpus's prompts.
 
-Prompts are sorted by length and answered in large batches by transformers' `generate`, most of them
-greedily, since that is how the demo decodes, the others sampled, so that the text is not all loops.
+Prompts are sorted by length and answered in large batches by transformers' `generate`: most of them
+greedily, as the demo decodes, the others by sampling, so that the text is not all loops.
 """
 
 import json
@@ -19,11 +19,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 LONGEST_PROMPT = 400  # tokens; longer prompts are left out
 SAMPLED_TEMPERATURE = 0.7
-RESERVED = frozenset(range(1, 8))  # ids the drafters' mask token is taken from: never in a document
+RESERVED = frozenset(range(1, 8))  # ids that the mask token is taken from: never in a document
 
 
 def read_prompts(path: Path, count: int, seed: int) -> list[str]:
-    """Up to `count` prompts of a JSONL file, plain or .xz, in an order drawn by seed."""
+    """Up to `count` prompts of a JSONL file, plain or .xz, in an order drawn from the seed."""
     content = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
     prompts = [json.loads(line)["prompt"] for line in content.decode().splitlines()]
     random.Random(seed).shuffle(prompts)
@@ -31,7 +31,7 @@ def read_prompts(path: Path, count: int, seed: int) -> list[str]:
 
 
 def batches(encoded: list[list[int]], size: int) -> Iterator[list[list[int]]]:
-    """Prompts of similar length together."""
+    """Batches of prompts of similar length."""
     ordered = sorted((ids for ids in encoded if len(ids) <= LONGEST_PROMPT), key=len)
     for start in range(0, len(ordered), size):
         yield ordered[start : start + size]
@@ -49,7 +49,7 @@ def left_padded(prompts: list[list[int]], padding: int) -> tuple[Tensor, Tensor]
 def answer(
     model: PreTrainedModel, prompts: list[list[int]], tokens: int, temperature: float
 ) -> list[list[int]]:
-    """Each prompt's continuation, up to and with the end-of-text token."""
+    """Each prompt's continuation, up to and including the end-of-text token."""
     end = model.generation_config.eos_token_id
     ids, mask = (part.to(model.device) for part in left_padded(prompts, end))
     sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}

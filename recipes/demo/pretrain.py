@@ -1,7 +1,7 @@
 """The demo's target: a small Qwen3 model pretrained on one GPU in minutes.
 
-Rows of 2,048 tokens are cut from the corpus at random places, on the GPU, where all of it lies. The
-hidden matrices learn by Muon, embeddings and norms by AdamW; the rate warms up, holds, and falls
+Rows of 2,048 tokens are cut at random places from the corpus, all of which is on the GPU. Muon
+trains the hidden matrices, AdamW the embeddings and norms; the rate warms up, holds, and falls
 linearly to zero. With `--minutes` the number of steps follows from the speed measured early on.
 """
 
@@ -24,12 +24,12 @@ from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 END = 0  # <|endoftext|>
 LENGTH = 2_048  # tokens of a row
-RATE = 3e-3  # of both optimizers: Muon's updates are scaled to the size of AdamW's
+RATE = 3e-3  # for both optimizers: Muon's updates are scaled to the size of AdamW's
 WARMUP = 100  # steps
-DECAY = 0.5  # of the steps, the last ones
-CLIP = 1.0  # norm of the gradient
-MEASURED = (20, 60)  # steps between which the speed is taken: compiled and warm
-VALIDATED = 512  # rows of the validation split at most
+DECAY = 0.5  # share of the steps, at the end
+CLIP = 1.0  # largest norm of the gradient
+MEASURED = (20, 60)  # steps between which the speed is measured: compiled and warm
+VALIDATED = 512  # most rows of the validation split
 MARGIN = 12.0  # seconds that --minutes keeps for validating and saving
 
 KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -39,7 +39,7 @@ Loss = Callable[[Tensor], Tensor]
 
 @dataclass
 class Run:
-    """What a training run did; becomes pretrain.json."""
+    """The record of a training run; becomes pretrain.json."""
 
     device: str
     parameters: int
@@ -76,7 +76,7 @@ def architecture() -> Qwen3Config:
 
 
 def load_tokens(data: Path, split: str, device: torch.device) -> Tensor:
-    """A split's ids [N], int16: they are below 4,096, and torch indexes no uint16 tensor."""
+    """A split's ids [N], int16: they are below 4,096, and torch cannot index uint16 tensors."""
     plain = data / f"{split}.bin"
     if plain.exists():
         content = plain.read_bytes()
@@ -93,7 +93,7 @@ def random_rows(tokens: Tensor, rows: int, generator: torch.Generator) -> Tensor
 
 
 def fixed_rows(tokens: Tensor, rows: int) -> Iterator[Tensor]:
-    """The split's first VALIDATED rows, side by side, in full batches of `rows`."""
+    """The split's first VALIDATED rows, consecutive, in full batches of `rows`."""
     count = min(VALIDATED, (len(tokens) - 1) // LENGTH)
     starts = torch.arange(count, device=tokens.device)[:, None] * LENGTH
     for batch in starts[: max(rows, count // rows * rows)].split(rows):
@@ -105,9 +105,9 @@ def loss_of(model: Qwen3ForCausalLM) -> Loss:
 
     def loss(rows: Tensor) -> Tensor:
         with torch.autocast(rows.device.type, torch.bfloat16):
-            # The residual stream takes the embedding's type: in bf16 it moves half the bytes.
+            # The residual stream takes the embedding's dtype: in bf16 it moves half the bytes.
             embedded = model.model.embed_tokens(rows[:, :-1]).to(torch.bfloat16)
-            # A mask given as "none" is built by nobody, so SDPA runs its causal flash kernel.
+            # With an explicit None no mask is built, so SDPA runs its causal flash kernel.
             hidden = model.model(
                 inputs_embeds=embedded, attention_mask={"full_attention": None}, use_cache=False
             ).last_hidden_state
@@ -153,7 +153,7 @@ def validate(loss: Loss, tokens: Tensor, rows: int) -> float:
 
 
 def clock(device: torch.device) -> float:
-    """Seconds, read once the device has finished what it was given."""
+    """Seconds, read once the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
@@ -175,7 +175,7 @@ def save(model: Qwen3ForCausalLM, run: Run, tokenizer: Path, out: Path) -> None:
 
 @dataclass
 class Plan:
-    """How many steps to take: as given, or what fits the minutes once the speed is known."""
+    """How many steps to take: as given, or as many as fit the minutes once the speed is known."""
 
     steps: int
     minutes: float | None
@@ -183,7 +183,7 @@ class Plan:
     measured_from: float = 0.0
 
     def observe(self, step: int, device: torch.device) -> None:
-        """Take the speed between the two MEASURED steps, and the number of steps from it."""
+        """Measure the speed between the two MEASURED steps, and derive the number of steps."""
         if step == MEASURED[0]:
             self.measured_from = clock(device)
         if step != MEASURED[1]:
@@ -213,7 +213,7 @@ def report(run: Run, plan: Plan, window: list[Tensor], device: torch.device) -> 
 def learn(
     model: Qwen3ForCausalLM, loss: Loss, data: dict[str, Tensor], run: Run, plan: Plan, every: int
 ) -> None:
-    """The training loop; `run` and the model's weights are what it leaves."""
+    """The training loop; its results are `run` and the model's weights."""
     tokens = data["train"]
     generator = torch.Generator(tokens.device).manual_seed(0)
     learners = optimizers(model)
@@ -238,7 +238,7 @@ def main(
     tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer.")],
     out: Annotated[Path, typer.Option(help="Folder for the model.")],
     steps: Annotated[int, typer.Option(help="Optimizer steps, unless --minutes is given.")] = 4_000,
-    minutes: Annotated[float | None, typer.Option(help="Time for all of the run.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Time for the whole run.")] = None,
     rows: Annotated[int, typer.Option(help="Rows of 2,048 tokens in a step.")] = 128,
     every: Annotated[int, typer.Option(help="Steps between reports; 10 times that, checks.")] = 50,
     attention: Annotated[str, typer.Option(help="SDPA's kernel: flash or cudnn.")] = "flash",

@@ -1,6 +1,6 @@
-"""Prompts for the target to continue, cut from the corpus: seeds of the drafter's training text.
+"""Prompts for the target to continue, cut from the corpus: seeds of the drafters' training text.
 
-Half are functions as HumanEval poses them, a signature and its docstring, some after the file's
+Half are functions in HumanEval's form, a signature and its docstring, some after the file's
 imports. Half are passages that start at a top-level statement and stop at a line's end.
 """
 
@@ -21,9 +21,9 @@ from corpus import read
 from tokenizers import Tokenizer
 
 DOCSTRING = (20, 1_200)  # characters, without its quotes
-PROMPT = 2_000  # characters of a function prompt at most
-IMPORTS_SHARE = 0.4  # of the function prompts follow imports
-IMPORTS = 6  # lines at most
+PROMPT = 2_000  # most characters of a function prompt
+IMPORTS_SHARE = 0.4  # share of function prompts that follow imports
+IMPORTS = 6  # most lines
 PASSAGE = (50, 300)  # tokens
 PASSAGES_PER_FILE = 6  # tried
 WINDOW = 2_400  # characters, enough for PASSAGE[1] tokens
@@ -39,7 +39,7 @@ def imports(lines: list[str], tree: ast.Module, most: int) -> str:
 
 
 def opening(lines: list[str], function: Function) -> str | None:
-    """The lines from `def` to the end of the docstring, or None where it makes no good prompt."""
+    """The lines from `def` to the end of the docstring, or None if they make no good prompt."""
     body = function.body
     text = ast.get_docstring(function)
     if text is None or not DOCSTRING[0] <= len(text) <= DOCSTRING[1] or len(body) < 2:
@@ -49,7 +49,7 @@ def opening(lines: list[str], function: Function) -> str | None:
 
 
 def function_prompts(text: str, random: Random) -> Iterator[tuple[bool, str]]:
-    """Each documented function of a file, with whether it is a method, which is told its class."""
+    """Each documented function of a file, and whether it is a method, with its class line."""
     tree, lines = ast.parse(text), text.split("\n")
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
     for owner in (tree, *classes):
@@ -103,12 +103,12 @@ def main(
     corpus: Annotated[Path, typer.Option(help="Folder of train.jsonl.gz and val.jsonl.gz.")],
     tokenizer: Annotated[Path, typer.Option(help="Folder of the tokenizer.")],
     out: Annotated[list[Path], typer.Option(help="The .jsonl to write; .gz, .xz compress it.")],
-    functions: Annotated[int, typer.Option(help="Function prompts at most.")] = 70_000,
-    files: Annotated[int, typer.Option(help="Passages at most.")] = 70_000,
-    seed: Annotated[int, typer.Option(help="Of every choice.")] = 0,
+    functions: Annotated[int, typer.Option(help="Most function prompts.")] = 70_000,
+    files: Annotated[int, typer.Option(help="Most passages.")] = 70_000,
+    seed: Annotated[int, typer.Option(help="Seed of every choice.")] = 0,
 ) -> None:
     """Cut the prompts and mix both kinds."""
-    warnings.simplefilter("ignore", SyntaxWarning)  # the sources' own, from parsing them
+    warnings.simplefilter("ignore", SyntaxWarning)  # from parsing the sources
     random = Random(seed)
     encoder = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
     kinds: dict[bool, list[str]] = {False: [], True: []}

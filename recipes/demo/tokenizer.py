@@ -11,10 +11,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast
 
 VOCABULARY = 4_096  # entries, special tokens and the 256 bytes included
-END = "<|endoftext|>"  # id 0: end, begin and padding; it stands between documents
-MASK = "<|mask|>"  # id 1: what P-EAGLE's mask slots embed; no text ever holds it
+END = "<|endoftext|>"  # id 0: end, beginning and padding; it separates documents
+MASK = "<|mask|>"  # id 1: what P-EAGLE's mask slots embed; never occurs in text
 SPECIAL = [END, MASK, *(f"<|reserved_{i}|>" for i in range(6))]
-LONGEST_TOKEN = 20  # bytes; longer ones would be rulers of dashes
+LONGEST_TOKEN = 20  # bytes; longer ones would be lines of dashes
 CONTEXT = 2_048  # tokens
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
 
@@ -33,7 +33,7 @@ PIECE = "|".join(
 
 
 def sample(corpus: Path, characters: int) -> Iterator[str]:
-    """Texts from the corpus's start, which its order by hash makes a random part of it."""
+    """Texts from the start of the corpus, a random part of it since its order is by hash."""
     for record in read(corpus):
         if characters <= 0:
             return
@@ -77,7 +77,7 @@ def wrap(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
 
 
 def save(tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Two files: tokenizer.json and a tokenizer_config.json that holds the template too."""
+    """Write tokenizer.json, and a tokenizer_config.json that also holds the template."""
     tokenizer.save_pretrained(out, save_jinja_files=False)
     # transformers 5 writes a class name that version 4, which some engines use, does not know.
     path = out / "tokenizer_config.json"

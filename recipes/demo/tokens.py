@@ -1,4 +1,4 @@
-"""The tokenised corpus: flat uint16 files, `<|endoftext|>` after each document, xz over them."""
+"""The tokenised corpus: flat uint16 files, `<|endoftext|>` after each document, plain and .xz."""
 
 import lzma
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ def batches(corpus: Path) -> Iterator[list[str]]:
 
 
 def tokenise(corpus: Path, tokenizer: Tokenizer) -> tuple[np.ndarray, int]:
-    """All documents' ids, each document closed by END, and the text's bytes."""
+    """All documents' ids, END after each document, and the number of bytes of text."""
     pieces: list[np.ndarray] = []
     size = 0
     for texts in batches(corpus):

@@ -1,8 +1,11 @@
-"""Files that appear whole or not at all."""
+"""Files and directories that appear whole or not at all."""
 
+import os
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from safetensors import SafetensorError
 
@@ -10,22 +13,72 @@ from peagle.errors import InputError
 
 
 @contextmanager
-def replacing(path: Path, writer: str = "") -> Iterator[Path]:
-    """Where to write what gets this name in one rename, once the block is through.
+def unfinished(path: Path, writer: str = "") -> Iterator[Path]:
+    """A place beside `path`, ending in `.part`, for a file until it is whole and is renamed.
 
-    writer: of several that may write at once, this one's name.
+    What is still there after the block is removed. writer: tells processes that may write the same
+    file at once apart.
     """
     scratch = path.with_name(f"{path.name}{writer}.part")
     try:
         yield scratch
-        scratch.replace(path)
     finally:
-        scratch.unlink(missing_ok=True)
+        with suppress(OSError):
+            scratch.unlink()
+
+
+@contextmanager
+def replacing(path: Path, writer: str = "") -> Iterator[Path]:
+    """As `unfinished`; the file is renamed to `path` when the block ends without an error."""
+    with unfinished(path, writer) as scratch:
+        yield scratch
+        scratch.replace(path)
+
+
+@contextmanager
+def replacing_directory(path: Path) -> Iterator[Path]:
+    """An empty directory that takes the place of `path` when the block ends without an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        fresh = Path(scratch) / "fresh"
+        fresh.mkdir()
+        yield fresh
+        if path.exists():
+            path.rename(Path(scratch) / "before")
+        fresh.rename(path)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[TextIO]:
+    """A text file that is renamed to `path` when the block ends without an error.
+
+    It is opened before the block runs, so a long run learns at its start that the result can be
+    written. Raises `InputError` when it cannot.
+    """
+    with replacing(_writable(path), f".{os.getpid()}") as scratch:
+        try:
+            file = scratch.open("x", encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}") from None
+        with file:
+            yield file
+
+
+def _writable(path: Path) -> Path:
+    """The file that a path leads to. Raises `InputError` for one that may not be replaced."""
+    try:
+        place = path.expanduser().resolve()
+        replaceable = not place.exists() or (place.is_file() and os.access(place, os.W_OK))
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from None
+    if not replaceable:
+        raise InputError(f"{path} cannot be written: it is not a file that may be replaced")
+    return place
 
 
 @contextmanager
 def writing(place: Path, advice: str) -> Iterator[None]:
-    """Raises `InputError` for what a disk refuses within the block."""
+    """Raises `InputError` when a disk refuses a write within the block."""
     try:
         yield
     except (OSError, SafetensorError) as error:

@@ -14,21 +14,18 @@ from peagle.detokenizer import Detokenizer
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
-from peagle.drafters.eagle3 import SequentialDrafter
-from peagle.drafters.peagle import ParallelDrafter
+from peagle.drafters.methods import drafter_for
 from peagle.engine.constraint import Constraint
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request, RequestOutput, Speculation, TokenLogprobs
 from peagle.errors import InputError
 from peagle.grammar import GrammarCompiler
+from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import load_decoder
 from peagle.models.tokenizer import load_tokenizer
-from peagle.models.weights import model_directory, read_json
+from peagle.models.weights import model_directory
 
 Prompt = str | Sequence[int]
-SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-DEFAULT_K = {True: 7, False: 3}
-"""K where neither the user nor the drafter's directory names one: P-EAGLE, EAGLE-3."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +104,8 @@ class LLM:
         if speculative_config is not None:
             place = model_directory(speculative_config.model)
             model = load_drafter(place, decoder, speculative_config.parallel_drafting)
-            parallel = model.config.parallel
-            drafter = ParallelDrafter(model) if parallel else SequentialDrafter(model)
-            k = speculative_config.num_speculative_tokens or default_k(drafter)
+            drafter = drafter_for(model)
+            k = speculative_config.num_speculative_tokens or model.config.default_k
         engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))
         self._open(engine, tokenizer, sampling_defaults(directory))
 
@@ -306,36 +302,6 @@ def check_finished(completions: Iterable[Completion]) -> None:
 
 def _says_something(output: RequestOutput) -> bool:
     return bool(output.new_tokens) or output.finish_reason is not None
-
-
-def default_k(drafter: Drafter) -> int:
-    """The K a drafter was trained for, else its method's usual one."""
-    config = drafter.model.config
-    return config.trained_tokens or DEFAULT_K[config.parallel]
-
-
-def end_tokens(directory: Path, own: int | None) -> tuple[int, ...]:
-    """The target's end-of-text ids: its generation config's, else its config's, and `own`, the
-    tokenizer's, which may be all that a fine-tune has changed. The same as in vLLM."""
-    ends: list[Any] = [] if own is None else [own]
-    for name in ("generation_config.json", "config.json"):
-        if (directory / name).exists():
-            ids = read_json(directory / name).get("eos_token_id")
-            if ids is not None:
-                ends += ids if isinstance(ids, list) else [ids]
-                break
-    return tuple(dict.fromkeys(map(int, ends)))
-
-
-def sampling_defaults(directory: Path) -> dict[str, float]:
-    """The sampling parameters that a model's generation config suggests."""
-    path = directory / "generation_config.json"
-    config = read_json(path) if path.exists() else {}
-    numbers = ((name, config.get(name)) for name in SUGGESTED)
-    found = {name: value for name, value in numbers if isinstance(value, int | float)}
-    if config.get("do_sample") is False:
-        return {**found, "temperature": 0.0}
-    return found
 
 
 def _per_prompt(

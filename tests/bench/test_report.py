@@ -1,10 +1,7 @@
-import contextlib
 import dataclasses
 import io
 import json
-import os
 
-import pytest
 from rich.console import Console
 
 from peagle.bench.load import Case, PromptWorkload, Run
@@ -14,12 +11,10 @@ from peagle.bench.prompts import Prompt
 from peagle.bench.report import (
     environment,
     full_table,
+    result_file,
     speed_up,
     summary_table,
-    whole_file,
-    write_result,
 )
-from peagle.errors import InputError
 
 TIMES = Percentiles(10.0, 20.0, 30.0)
 
@@ -84,38 +79,15 @@ def test_the_result_file_has_the_environment_and_the_runs(tmp_path):
     assert (facts["dtype"], facts["device"], facts["max_tokens"]) == ("bfloat16", "cpu", 8)
     assert facts["cpu"]
     assert facts["versions"].keys() == {"peagle", "torch", "transformers"}
-    with whole_file(tmp_path / "out.json") as file:
-        write_result(file, facts, RUNS)
+    with result_file(tmp_path / "out.json") as write:
+        write({"environment": facts, "runs": [run.as_json() for run in RUNS]})
     result = json.loads((tmp_path / "out.json").read_text())
     assert result["environment"] == json.loads(json.dumps(facts))
     assert [entry["otps"] for entry in result["runs"]] == [100.0, 300.0, 250.0, 450.0]
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path):
-    out = tmp_path / "out.json"
-    with whole_file(out) as file:
-        file.write("first")
-        file.flush()
-        assert not out.exists()
-    assert out.read_text() == "first"
-    with contextlib.suppress(KeyboardInterrupt), whole_file(out) as file:
-        file.write("second")
-        raise KeyboardInterrupt
-    assert out.read_text() == "first"
-    assert os.listdir(tmp_path) == ["out.json"]
-
-
-@pytest.mark.parametrize("name", ["absent/out.json", "folder", "file/out.json", "n" * 300])
-def test_a_place_that_cannot_be_written_is_refused_at_the_start(tmp_path, name):
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="cannot be written"), whole_file(tmp_path / name):
-        pytest.fail("the block began")
-
-
-def test_a_link_is_followed(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "real.json")
-    with whole_file(tmp_path / "link") as file:
-        file.write("x")
-    assert (tmp_path / "link").is_symlink()
-    assert (tmp_path / "real.json").read_text() == "x"
+def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with result_file(None) as write:
+        write({"runs": []})
+    assert not any(tmp_path.iterdir())

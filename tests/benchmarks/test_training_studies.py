@@ -1,4 +1,4 @@
-"""The studies of training, at a size at which nothing is learnt."""
+"""The training studies, at a size too small to learn anything."""
 
 import json
 import os
@@ -31,7 +31,7 @@ RECIPES = BENCHMARKS.parent / "recipes" / "demo"
 
 
 def small(pair: TinyPair) -> list[str]:
-    """What makes a recipe one of seconds."""
+    """Keys that make a recipe take seconds."""
     sizes = ["row_length=96", "rows_per_step=2", "rows_per_pass=2", "intermediate_size=64"]
     return [f"target={pair.target}", "taps=[1,2,3]", "validation_documents=8", *sizes]
 
@@ -53,7 +53,7 @@ def data(tmp_path_factory) -> Path:
 
 
 def run(script: str, *arguments: object) -> str:
-    """What a script prints, in a process of its own since it forks."""
+    """What a script prints, run in a process of its own since it forks."""
     command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
@@ -78,7 +78,7 @@ class TestAblations:
         assert plot.read_bytes().startswith(b"\x89PNG")
 
     def test_arms_that_keep_pace(self, pair, data, tmp_path: Path):
-        """However many steps a time allows, all take the same number."""
+        """However many steps fit the time, all arms take the same number."""
         results = tmp_path / "r.jsonl"
         given = [data, *small(pair), "--out", results, "--variants", 2]
         run("ablations.py", "train", *given, "--seconds", 2)
@@ -94,7 +94,7 @@ class TestAblations:
         assert results["goes on"]["steps"] == 3
 
     def test_every_study_has_the_paper_s_order_or_none(self):
-        """Figures of research/paper.md; where there are any, every choice of a study has one."""
+        """Figures from research/paper.md: if a study has any, all of its choices do."""
         for choices in STUDIES.values():
             assert len({choice.paper is None for choice in choices}) == 1
         names = [arm.name for arm in arms()]
@@ -131,7 +131,7 @@ class TestCompare:
         assert 1 <= found["drafters"]["peagle"]["acceptance_length"] <= 6
 
     def test_both_sides_are_the_demo_s_recipes(self):
-        """The same data, steps and everything else that is no property of the method."""
+        """The same data, steps and everything else that does not belong to the method."""
         peagle, eagle3 = (Recipe.load(RECIPES / f"{name}.yaml") for name in ("peagle", "eagle3"))
         changed = {**peagle.model_dump(), **ARMS["eagle3"].changes, "output": eagle3.output}
         assert Recipe(**changed) == eagle3
@@ -183,7 +183,8 @@ class TestMaskSlots:
         model, chains = parts[0], parts[3]
         model.additions = Additions(SLOTS["+ NTP hidden"], model.config.feature_size, 4)
         run, elements = AddingPass(*parts), chains.deeper()
-        _, slots = run.slots(elements, Shared([], [], *model.mask_slot()))
+        mask_token = model.embed.weight[None, model.config.mask_token_id]
+        _, slots = run.mask_slots(elements, Shared([], [], mask_token, model.mask_feature()))
         first, second = (slots[elements.anchors == anchor] for anchor in (4, 5))
         torch.testing.assert_close(first, first[:1].expand_as(first))
         assert not torch.allclose(first, second)

@@ -19,8 +19,8 @@ from peagle.cli.trackers import RUN_ID
 from peagle.cli.train import showing_reports
 from peagle.errors import InputError
 from peagle.train.estimate import Estimate
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 from peagle.train.trainer import Report, Trainer, rate
 
 STEPS, EVERY = 30, 20
@@ -241,7 +241,7 @@ class TestEngineLength:
             assert [trainer() for trainer in trainers] == [None]
             raise InputError("enough")
 
-        monkeypatch.setattr("peagle.train.run.prepare", prepared)
+        monkeypatch.setattr("peagle.train.prepare.prepare", prepared)
         monkeypatch.setattr("peagle.cli.engine_length.measure_engine", measured)
         assert peagle("train", recipe).err.endswith("the engine's AL was not measured: enough\n")
 

@@ -1,4 +1,4 @@
-"""A drafter's directory: vLLM's layouts are read, ours is written, and everything else is named."""
+"""A drafter's directory: vLLM's layouts are read, ours is written, all else is reported."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,8 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle.drafters.checkpoint import default_taps, load_drafter, read_config, save_drafter
-from peagle.drafters.model import DraftModel
+from peagle.drafters.checkpoint import load_drafter, read_drafter_config, save_drafter
+from peagle.drafters.model import DraftModel, default_taps
 from peagle.errors import InputError
 from peagle.ops.rope import RopeConfig
 
@@ -181,7 +181,7 @@ def test_an_identity_map_of_the_full_vocabulary_is_accepted(target, tmp_path: Pa
 def test_a_map_that_moves_ids_of_the_full_vocabulary_is_not(target, tmp_path: Path):
     values, tensors = read(written(tmp_path / "ours"))
     tensors["d2t"] = torch.ones(tiny.VOCAB, dtype=torch.int64)
-    with pytest.raises(InputError, match=r"d2t moves draft ids though .* is the whole one"):
+    with pytest.raises(InputError, match=r"d2t maps draft ids although .* is the full one"):
         load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
 
 
@@ -338,7 +338,12 @@ BROKEN: list[tuple[str, bool, Break, str]] = [
         lambda c, t: c.update({"eagle_aux_hidden_state_layer_ids": ["low"]}),
         "a value of the wrong kind",
     ),
-    ("no list", True, lambda c, t: c.update({"architectures": {"a": 1}}), "a value without its 0"),
+    (
+        "no list",
+        True,
+        lambda c, t: c.update({"architectures": {"a": 1}}),
+        "architecture none is not",
+    ),
     (
         "no object",
         True,
@@ -376,7 +381,7 @@ def test_what_is_wrong_is_named(
 
 
 MAPS: list[tuple[str, torch.Tensor | None, str]] = [
-    ("missing", None, "needs the tensor d2t, and it is missing"),
+    ("missing", None, "needs the tensor d2t, which is missing"),
     ("ids instead of offsets", torch.arange(60, 90), "offsets, not ids"),
     ("below zero", torch.full((30,), -1), "offsets, not ids"),
     ("too short", torch.zeros(29, dtype=torch.int64), "does not map every draft id"),
@@ -435,4 +440,4 @@ def test_pickle_files_are_never_loaded(target, tmp_path: Path):
 
 def test_no_config(target, tmp_path: Path):
     with pytest.raises(InputError, match=r"not a model directory: it has no config\.json"):
-        read_config(tmp_path, target.decoder.config)
+        read_drafter_config(tmp_path, target.decoder.config)

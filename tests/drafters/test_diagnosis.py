@@ -133,7 +133,7 @@ def test_a_fault_of_the_vocabulary_map_is_named(reduced, target, d2t, complaint)
 
 
 def assert_found(directory, target, complaint):
-    """The diagnosis names this fault and its mend, and the engine refuses the directory too."""
+    """The diagnosis names this fault and a fix, and the engine refuses the directory too."""
     assert re.search(complaint, diagnose(directory, target).problems[0])
     decoder = load_decoder(target, torch.float32, torch.device("cpu"))
     with pytest.raises(InputError):

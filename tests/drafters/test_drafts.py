@@ -19,6 +19,7 @@ from torch import Tensor
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.drafters.drafter import Drafter, DraftWork, Memory
+from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
 from peagle.engine.engine import Engine
 from peagle.ops.rope import RopeConfig
@@ -159,7 +160,7 @@ def assert_as_designed(
 ) -> list[list[int]]:
     """Generate, then ask the reference for every draft that the engine saw. Returns the drafts."""
     model = load_drafter(directory, target.decoder)
-    drafter = Recording(tiny.as_drafter(model))
+    drafter = Recording(drafter_for(model))
     engine = Engine(target.decoder, drafter, 5, tiny.engine_config(block_size=4, **room))
     for i, (prompt, k) in enumerate(zip(PROMPTS, ks, strict=True)):
         engine.add(str(i), prompt, SamplingParams(max_tokens=9, num_speculative_tokens=k))

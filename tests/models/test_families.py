@@ -39,7 +39,8 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "rope",
         lambda c: c.update(rope_parameters={"rope_type": "longrope", "rope_theta": 1.0}),
-        "target: rope scaling longrope is not supported; peagle has default, linear, llama3, yarn",
+        "target: rope scaling longrope is not supported; peagle supports default, linear, llama3, "
+        "yarn",
     ),
     ("activation", lambda c: c.update(hidden_act="gelu"), "hidden_act gelu is not supported"),
     (
@@ -52,11 +53,17 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
         lambda c: c.update(quantization_config={"quant_method": "mxfp4"}),
         "quantized weights are not supported",
     ),
+    ("no list", lambda c: c.update(architectures={"a": 1}), "architecture none is not supported"),
     ("no layers", lambda c: c.update(num_hidden_layers=0), "num_hidden_layers is 0; it must be"),
     (
         "heads",
         lambda c: c.update(num_key_value_heads=3),
         "4 attention heads cannot share 3 key-value heads evenly",
+    ),
+    (
+        "no heads",
+        lambda c: c.update(head_dim=None, num_attention_heads=0),
+        "of the wrong kind: int",
     ),
     ("odd heads", lambda c: c.update(head_dim=15), "head_dim 15 is odd"),
     (
@@ -84,7 +91,7 @@ EXPERT_CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "sparse step",
         lambda c: c.update(decoder_sparse_step=2),
-        r"dense layers among those with experts \(decoder_sparse_step 2, mlp_only_layers \[\]\) "
+        r"dense layers between expert layers \(decoder_sparse_step 2, mlp_only_layers \[\]\) "
         "are not supported; vLLM serves them",
     ),
     ("dense layers", lambda c: c.update(mlp_only_layers=[0]), r"mlp_only_layers \[0\]"),

@@ -11,13 +11,14 @@ from test_loading import assert_weights_are_refused
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models import loading
 from peagle.models.loading import load_decoder
 from peagle.train.features import padded_for, target_features
 from peagle.train.packing import Document, pack
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 EXPERTS = "model.layers.0.mlp.experts"
@@ -139,7 +140,7 @@ def test_a_drafter_is_trained_for_it(directory: Path, recipe_for, tmp_path: Path
     how, prompts = SamplingParams(max_tokens=16), [[5, 6, 7], list(range(1, 30))]
     plain, drafted = (
         tiny.run(Engine(target, drafter, k, tiny.engine_config()), prompts, how)
-        for drafter, k in ((None, 0), (tiny.as_drafter(model), 4))
+        for drafter, k in ((None, 0), (drafter_for(model), 4))
     )
     assert tiny.outputs(drafted) == tiny.outputs(plain)
 

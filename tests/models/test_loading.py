@@ -1,4 +1,4 @@
-"""What a target's directory holds, read whole, in parts, and taken apart again."""
+"""A target's directory, read whole, in parts, and written back."""
 
 import re
 from collections.abc import Callable
@@ -49,7 +49,7 @@ WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
     (
         "eight bits",
         lambda t: t.update({"model.norm.weight": t["model.norm.weight"].to(torch.float8_e4m3fn)}),
-        r"model\.norm\.weight is torch\.float8_e4m3fn; of 8-bit weights none are read",
+        r"model\.norm\.weight is torch\.float8_e4m3fn; 8-bit weights are not supported",
     ),
     (
         "infinity below",
@@ -90,7 +90,7 @@ def test_the_longest_length_can_be_set(directory: Path):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_ends_alone_are_those_of_the_whole(tmp_path: Path, tied: bool):
-    """And of the layers nothing is read, damaged as they may be."""
+    """And no layer is read, even a damaged one."""
     whole = tiny.load_target(tiny.save_target(tmp_path, tie_word_embeddings=tied))
     change_tensors(tmp_path, lambda t: t["model.layers.1.mlp.up_proj.weight"].fill_(torch.inf))
     ends = load_ends(tmp_path, torch.float32, tiny.CPU)

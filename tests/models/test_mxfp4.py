@@ -10,7 +10,7 @@ EVERY = torch.arange(256, dtype=torch.uint8)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_byte_under_every_scale_as_transformers_has_it(dtype: torch.dtype):
-    """Exactly; theirs has inputs before outputs."""
+    """Exactly; transformers has inputs before outputs."""
     blocks = EVERY.view(1, 16, 1, 16).expand(2, 16, 252, 16).contiguous()
     scales = torch.arange(1, 253, dtype=torch.uint8).expand(2, 16, 252).contiguous()
     found = dequantised(blocks, scales, dtype)

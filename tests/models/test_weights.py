@@ -43,7 +43,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
         raise OSError("no route to host\nmore lines")
 
     monkeypatch.setattr(weights, "snapshot_download", fail)
-    with pytest.raises(InputError, match=r"the hub did not give it: no route to host$"):
+    with pytest.raises(InputError, match=r"fetching it from the hub failed: no route to host$"):
         model_directory("owner/name")
 
 
@@ -84,7 +84,7 @@ def test_an_empty_directory_and_one_of_pickles(tmp_path: Path):
         safetensors_files(tmp_path)
 
 
-def test_a_shard_that_the_index_names_and_nobody_has(tmp_path: Path):
+def test_a_shard_that_the_index_names_and_is_missing(tmp_path: Path):
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
@@ -117,7 +117,7 @@ def test_parts_are_stacked_in_order_and_taken_apart_again():
 
 
 def test_parts_of_two_leading_dimensions():
-    """As those of experts are: a gate and an up of each."""
+    """As for experts: a gate and an up of each."""
     module = nn.Module()
     module.weight = nn.Parameter(torch.empty(2, 3, 2))
     rules = [TensorRule("weight", ("a", "b", "c", "d"), (1, 2, 1, 2), leading=2)]

@@ -36,7 +36,7 @@ def stub() -> Iterator[Stub]:
 
 @pytest.fixture(autouse=True)
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """What was waited for, without waiting."""
+    """Records the waits without waiting."""
     waited: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -99,7 +99,7 @@ def test_an_answer_that_a_limit_ended_is_a_cut_one(stub: Stub):
 
 
 def replies(stub: Stub, *sequence: Reply) -> None:
-    """Give these, the last one for ever."""
+    """Give these responses, then repeat the last one."""
     waiting = itertools.chain(sequence, itertools.repeat(sequence[-1]))
     stub.reply = lambda body: next(waiting)
 
@@ -135,9 +135,9 @@ REFUSALS: list[tuple[Reply, type[Exception], str]] = [
     ((401, {}, {"error": {"message": "no key"}}), InputError, "/v1 refuses: 401 no key"),
     ((404, {}, b"<html>context not found</html>"), InputError, "/v1 refuses: 404 <html>context"),
     ((301, {"Location": "/"}, b""), InputError, "/v1 refuses: 301"),
-    ((200, {}, b"<html>"), InputError, "does not answer as OpenAI's API does"),
-    ((200, {}, {"choices": []}), InputError, "does not answer as OpenAI's API does"),
-    ((200, {}, {"choices": [{"message": "?"}]}), InputError, "does not answer as OpenAI's"),
+    ((200, {}, b"<html>"), InputError, "does not answer like OpenAI's API"),
+    ((200, {}, {"choices": []}), InputError, "does not answer like OpenAI's API"),
+    ((200, {}, {"choices": [{"message": "?"}]}), InputError, "does not answer like OpenAI's"),
 ]
 
 
@@ -153,7 +153,7 @@ def test_refusals(
 
 
 def test_what_is_no_url():
-    with pytest.raises(InputError, match="endpoint localhost:8000 is no URL; give one such as"):
+    with pytest.raises(InputError, match="endpoint localhost:8000 is not a URL; give one such as"):
         ask("localhost:8000")
 
 
@@ -169,7 +169,7 @@ def test_how_long_a_server_asks_to_wait():
 
 @pytest.mark.parametrize("zone", ["GMT", "+0000", "-0000", ""])
 def test_a_date_to_wait_for(zone: str):
-    """The last two name no zone, which is UTC."""
+    """The last two have no time zone, which means UTC."""
     then = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=40)
     found = seconds_to_wait({"Retry-After": f"{then:%a, %d %b %Y %H:%M:%S} {zone}".strip()})
     assert found is not None
@@ -225,7 +225,7 @@ def test_an_answer_that_ends_by_itself_is_whole(llm: AsyncLLM):
 
 
 def test_an_answer_that_fails_is_said_by_both(llm: AsyncLLM, url: str):
-    """Part of an answer is nothing to train on."""
+    """A partial answer is not trained on."""
     embedding = llm.llm.engine.executor.plain.target.embed.weight
     token = llm.llm.tokenize("x")[0]
     with tiny.nan_row(embedding, token):

@@ -48,7 +48,7 @@ def test_lines_of_another_kind_are_left_alone(tmp_path: Path, foreign: str):
     path = tmp_path / "out.jsonl"
     path.write_text(f"{text(line('f0'))}{foreign}\n")
     with (
-        pytest.raises(InputError, match=r"out\.jsonl:2: not a line that peagle regenerate wrote"),
+        pytest.raises(InputError, match=r"out\.jsonl:2: not a line written by peagle regenerate"),
         open_output(path, BY),
     ):
         pass
@@ -79,7 +79,7 @@ def test_a_file_of_another_kind_without_a_newline_is_left_alone(tmp_path: Path, 
     path = tmp_path / "out.jsonl"
     path.write_text(written)
     with (
-        pytest.raises(InputError, match=r"out\.jsonl:1: not a line that peagle regenerate wrote"),
+        pytest.raises(InputError, match=r"out\.jsonl:1: not a line written by peagle regenerate"),
         open_output(path, BY),
     ):
         pass

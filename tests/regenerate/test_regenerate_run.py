@@ -32,7 +32,7 @@ RESULT = {"role": "tool", "content": "seen"}
 
 
 class Counting:
-    """Answers with what it was asked, as often as the context allows."""
+    """Answers by repeating the question, as often as the context allows."""
 
     def __init__(self, context: int = 100) -> None:
         self.context = context
@@ -135,7 +135,7 @@ def test_a_cut_answer_is_left_out_with_what_follows_it(tmp_path: Path):
     answerer = Counting()
     answerer.cut = ["1: 1", "3: y"]
     lines, outcomes = run(tmp_path / "out", [chats[0]], answerer)
-    why = "an answer was cut after 5 tokens, by --max-tokens or the context's end"
+    why = "an answer was cut after 5 tokens by --max-tokens or the context's end"
     assert (lines, outcomes) == ([], [Outcome(None, 0, f"a:1: {why}", cut=True)])
     lines, (outcome,) = run(tmp_path / "out", [chats[1]], answerer)
     assert lines == [{"source": "a:2", "messages": [user("2"), assistant("1: 2")]}]
@@ -219,10 +219,10 @@ def test_equal_conversations_are_told_apart_by_their_number():
 
 
 NOTHING_ASKED = [
-    ({"text": "a"}, r"data\.jsonl:1: needs messages, conversations or prompt to answer"),
+    ({"text": "a"}, r"data\.jsonl:1: needs messages, conversations or a prompt to answer"),
     ({"messages": [SYSTEM, assistant("a")]}, r"data\.jsonl:1: .* has no user turn to answer"),
     ({"prompt": ""}, r"data\.jsonl:1: the prompt is empty"),
-    (None, r"data\.jsonl: no conversation in it"),
+    (None, r"data\.jsonl: no conversation found"),
 ]
 
 

@@ -10,7 +10,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_it_is_torchs_with_scaled_gradients(device: str, decay: float):
-    """Sizes of several forms, since a GPU's kernel is compiled; copies hold the rounded weights."""
+    """Several shapes, since a GPU's kernel is compiled; copies hold the rounded weights."""
     torch.manual_seed(0)
     shapes = [(256, 384), (128, 128), (256,), (7, 3), ()]
     ours = [nn.Parameter(torch.randn(shape, device=device)) for shape in shapes]
@@ -31,7 +31,7 @@ def test_it_is_torchs_with_scaled_gradients(device: str, decay: float):
         assert subject.state[mine].keys() == reference.state[its].keys()
         for name, kept in subject.state[mine].items():
             its_own = reference.state[its][name]
-            # gradients of 10^4 and some that nearly cancel: a fused kernel rounds otherwise
+            # gradients of 10^4, some of which nearly cancel: a fused kernel rounds differently
             torch.testing.assert_close(kept, its_own, rtol=1e-4, atol=1e-4, check_device=False)
     for master, copy in copies.items():
         assert torch.equal(copy, master.bfloat16())

@@ -27,24 +27,24 @@ def listed(elements: Elements) -> list[tuple[int, int]]:
     return list(zip(elements.anchors.tolist(), elements.depths.tolist(), strict=True))
 
 
-def charged(chains: Chains) -> set[tuple[int, int]]:
-    """All charged (anchor, depth) pairs."""
-    first = {(anchor, 0) for anchor in chains.charged.tolist()}
+def in_loss(chains: Chains) -> set[tuple[int, int]]:
+    """All (anchor, depth) pairs in the loss."""
+    first = {(anchor, 0) for anchor in chains.anchors.tolist()}
     deeper = listed(chains.deeper())
-    assert len(first | set(deeper)) == len(chains.charged) + len(deeper)
+    assert len(first | set(deeper)) == len(chains.anchors) + len(deeper)
     return first | set(deeper)
 
 
 def is_response(batch: Batch, anchor: int, depth: int) -> bool:
-    """Whether all from two past the anchor to what it predicts is one response of its document."""
+    """Whether everything from two past the anchor to its prediction is one response."""
     ahead = slice(anchor + 2, anchor + depth + 3)
     same = batch.starts[ahead] == batch.starts[anchor]
-    return ahead.stop <= len(batch) and bool(batch.charged[ahead].all() and same.all())
+    return ahead.stop <= len(batch) and bool(batch.loss_mask[ahead].all() and same.all())
 
 
 @given(batches, shares, st.integers(0, 3))
 def test_chains_are_nested_and_stay_within_their_document(batch: Batch, shares, seed: int):
-    pairs = charged(drawn(batch, shares, seed))
+    pairs = in_loss(drawn(batch, shares, seed))
     for anchor, depth in pairs:
         assert is_response(batch, anchor, depth)
         assert depth == 0 or (anchor, depth - 1) in pairs
@@ -58,12 +58,12 @@ def test_chains_are_nested_and_stay_within_their_document(batch: Batch, shares, 
 @given(conversations, shares, st.integers(0, 3))
 def test_chains_respect_interrupted_responses(document: Document, shares, seed: int):
     """A chain predicts tokens of one response, whatever the document says later."""
-    for anchor, depth in charged(drawn(packed([document]), shares, seed)):
+    for anchor, depth in in_loss(drawn(packed([document]), shares, seed)):
         (end,) = (last for first, last in document.responses if first <= anchor + 2 < last)
         assert anchor + depth + 2 < end
 
 
-def test_an_interruption_ends_a_chain_and_another_begins_behind_it():
+def test_an_interruption_ends_a_chain_and_another_begins_after_it():
     """Reaches look two tokens past the anchor."""
     batch = packed([conversation([(2, 3), (1, 2)], behind=2), conversation([(1, 2)])])
     assert reaches(batch)[:13].tolist() == [3, 2, 1, 0, 2, 1, 0, 0, 0, 0, 1, 0, 0]
@@ -77,8 +77,8 @@ def test_too_short_to_reach_anything(length: int):
 
 
 @given(batches, st.integers(1, 5))
-def test_whole_shares_keep_every_element_that_can_be_charged(batch: Batch, depths: int):
-    assert charged(drawn(batch, [1.0] * depths)) == {
+def test_whole_shares_keep_every_element_that_can_be_in_the_loss(batch: Batch, depths: int):
+    assert in_loss(drawn(batch, [1.0] * depths)) == {
         (anchor, depth)
         for anchor in range(len(batch))
         for depth in range(depths)
@@ -88,14 +88,14 @@ def test_whole_shares_keep_every_element_that_can_be_charged(batch: Batch, depth
 
 @given(batches, shares, st.integers(1, 50))
 def test_padding_changes_no_chain(batch: Batch, shares, multiple: int):
-    assert charged(drawn(batch.padded(multiple), shares)) == charged(drawn(batch, shares))
+    assert in_loss(drawn(batch.padded(multiple), shares)) == in_loss(drawn(batch, shares))
 
 
 @given(batches, shares)
 def test_elements_are_sorted_by_anchor_and_then_depth(batch: Batch, shares):
-    """Else what an element sees would be no intervals."""
+    """Otherwise what an element sees would not be intervals."""
     chains = drawn(batch, shares)
-    assert chains.charged.tolist() == sorted(chains.charged.tolist())
+    assert chains.anchors.tolist() == sorted(chains.anchors.tolist())
     deeper = chains.deeper()
     assert listed(deeper) == sorted(listed(deeper))
     assert deeper.places.tolist() == [anchor + depth + 1 for anchor, depth in listed(deeper)]
@@ -126,7 +126,7 @@ def test_segments_fill_whole_steps(parts: int):
 
 
 def test_no_segment_outgrows_its_limit():
-    """Of many, each gives up to a chain away; the rest is no one's to take whole."""
+    """Each part may be up to a chain short; the last does not get all of the remainder."""
     depths, limit, step = 8, 512, 128
     batch = pack([conversation([(1, 30_000)])], 30_001).batch(torch.arange(1))
     chains = drawn(batch, depth_shares(depths, 0.8, 0.2))
@@ -136,7 +136,7 @@ def test_no_segment_outgrows_its_limit():
 
 
 @given(batches, shares, st.integers(1, 9))
-def test_padded_elements_come_behind(batch: Batch, shares, multiple: int):
+def test_padded_elements_come_last(batch: Batch, shares, multiple: int):
     deeper = drawn(batch, shares).deeper()
     padded = deeper.padded(multiple)
     assert len(padded) == -(-len(deeper) // multiple) * multiple
@@ -148,7 +148,9 @@ def test_padded_elements_come_behind(batch: Batch, shares, multiple: int):
 @given(batches, shares, st.sampled_from([1e-6, 0.5, 0.99, 1.0]))
 def test_the_weight_is_that_of_all_elements(batch: Batch, shares, decay: float):
     chains = drawn(batch, shares)
-    assert chains.weight(decay) == pytest.approx(sum(decay**depth for _, depth in charged(chains)))
+    assert chains.loss_weight(decay) == pytest.approx(
+        sum(decay**depth for _, depth in in_loss(chains))
+    )
 
 
 def test_shares_are_powers_of_the_ratio_above_the_floor():
@@ -166,7 +168,7 @@ def test_the_papers_example():
     Here every depth rounds up, and the last anchors of a document reach fewer depths.
     """
     counts = [0] * 4
-    for _, depth in charged(drawn(answered(18, 2), depth_shares(4, 0.7, 0.0))):
+    for _, depth in in_loss(drawn(answered(18, 2), depth_shares(4, 0.7, 0.0))):
         counts[depth] += 1
     assert counts[0] == 16
     assert all(count <= most for count, most in zip(counts, (16, 12, 8, 6), strict=True))
@@ -182,5 +184,5 @@ def test_long_documents_keep_what_the_paper_says(ratio: float):
 
 def test_other_steps_draw_other_anchors():
     batch, kept = answered(40, 2), depth_shares(4, 0.5, 0.0)
-    assert charged(drawn(batch, kept, 1)) == charged(drawn(batch, kept, 1))
-    assert charged(drawn(batch, kept, 1)) != charged(drawn(batch, kept, 2))
+    assert in_loss(drawn(batch, kept, 1)) == in_loss(drawn(batch, kept, 1))
+    assert in_loss(drawn(batch, kept, 1)) != in_loss(drawn(batch, kept, 2))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from peagle.errors import InputError
 from peagle.train.conversations import Overlong, Summary, fit, read_documents
 from peagle.train.packing import Document
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 VOCAB = 300
 
@@ -97,8 +97,8 @@ def test_pieces_are_the_documents_own_tokens(
     assert [piece.tokens for piece in pieces] == [tuple(window) for window in kept]
     responses = {position for first, last in spans for position in range(first, last)}
     for piece in pieces:
-        charged = {p for first, last in piece.responses for p in piece.tokens[first:last]}
-        assert charged == responses & set(piece.tokens)
+        learned = {p for first, last in piece.responses for p in piece.tokens[first:last]}
+        assert learned == responses & set(piece.tokens)
 
 
 BAD = [
@@ -106,7 +106,7 @@ BAD = [
     ({"messages": [user("a")]}, "the conversation has no assistant turn; peagle regenerate"),
     ({"messages": [user(5)]}, "turn 1: content is neither"),  # type: ignore[arg-type]
     ({"text": 5}, "text is not a string"),
-    ({"prompt_token_ids": [1], "token_ids": [300]}, "token id 300, outside the target's vocab"),
+    ({"prompt_token_ids": [1], "token_ids": [300]}, "token id 300 is outside the target's vocab"),
 ]
 
 
@@ -130,7 +130,7 @@ def test_chats_need_a_template(tmp_path: Path):
 
 
 def test_documents_say_where_they_were_read(tmp_path: Path):
-    """Every piece of a long one, too: a sample that breaks a run is named by it."""
+    """Also for every piece of a long one: a sample that breaks a run is named by its source."""
     file = write(tmp_path / "data.jsonl", {"text": "short"}, {"text": "long" * 5})
     documents, _ = read(file, length=8, overlong="split")
     assert [document.source for document in documents] == [f"{file}:1"] + [f"{file}:2"] * 3
@@ -139,7 +139,7 @@ def test_documents_say_where_they_were_read(tmp_path: Path):
 def test_data_that_leaves_nothing(tmp_path: Path):
     empty, short = write(tmp_path / "empty"), write(tmp_path / "short", {"text": "long"})
     for file in (empty, short):
-        with pytest.raises(InputError, match=r"of . samples none has two tokens of a response"):
+        with pytest.raises(InputError, match=r"none of . samples has two tokens of a response"):
             read(file, length=3, overlong="drop")
 
 

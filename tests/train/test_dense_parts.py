@@ -1,4 +1,4 @@
-"""Parts of attention put together equal attention over everything."""
+"""Merged parts of attention equal attention over everything."""
 
 import torch
 from hypothesis import given, settings
@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.train.attention import Masked, add_dense, causal, merge
-from peagle.train.mask import Sight
+from peagle.train.mask import Visibility
 
 CPU = torch.device("cpu")
 HEADS, KV_HEADS, SIZE = 4, 2, 8
@@ -39,11 +39,11 @@ def assert_same(ours: Tensor, reference: Tensor, leaves: tuple[Tensor, ...]) -> 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_a_dense_part_joins_a_masked_one(queries: int, dense: int, rest: int):
-    """The gradient too, through the log-sums that weigh the parts."""
+    """Also the gradient, through the log-sums that weigh the parts."""
     query, key, value = inputs(queries, dense + rest)
     last = torch.randint(0, rest, (queries,))
-    sight = Sight(rest, torch.zeros(queries, dtype=torch.int64), last)
-    masked = Masked(sight, CPU)(query, key[:, :, dense:], value[:, :, dense:])
+    visibility = Visibility(rest, torch.zeros(queries, dtype=torch.int64), last)
+    masked = Masked(visibility, CPU)(query, key[:, :, dense:], value[:, :, dense:])
     some = torch.zeros(queries, dense, dtype=torch.bool)
     half = queries // 2
     parts = [(slice(half), slice(dense)), (slice(half, queries), slice(dense // 2, dense))]
@@ -53,7 +53,7 @@ def test_a_dense_part_joins_a_masked_one(queries: int, dense: int, rest: int):
     rows, columns = zip(*parts, strict=True)
     seen = [(key[:, :, part], value[:, :, part]) for part in columns]
     ours = add_dense(query, masked, rows, seen)
-    seen = torch.cat((some, sight.matrix(CPU)), dim=1)
+    seen = torch.cat((some, visibility.matrix(CPU)), dim=1)
     assert_same(ours, expected(query, key, value, seen), (query, key, value))
 
 
@@ -61,20 +61,20 @@ def test_a_dense_part_joins_a_masked_one(queries: int, dense: int, rest: int):
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 9))
 def test_two_masked_parts_merge(queries: int, one: int, other: int):
     query, key, value = inputs(queries, one + other)
-    sights = []
+    visibilities = []
     for keys in (one, other):
         first = torch.randint(0, keys, (queries,))
-        sights.append(Sight(keys, first, torch.full((queries,), keys - 1)))
+        visibilities.append(Visibility(keys, first, torch.full((queries,), keys - 1)))
     parts = [
-        Masked(sights[0], CPU)(query, key[:, :, :one], value[:, :, :one]),
-        Masked(sights[1], CPU)(query, key[:, :, one:], value[:, :, one:]),
+        Masked(visibilities[0], CPU)(query, key[:, :, :one], value[:, :, :one]),
+        Masked(visibilities[1], CPU)(query, key[:, :, one:], value[:, :, one:]),
     ]
-    seen = torch.cat([sight.matrix(CPU) for sight in sights], dim=1)
+    seen = torch.cat([visibility.matrix(CPU) for visibility in visibilities], dim=1)
     assert_same(merge(*parts), expected(query, key, value, seen), (query, key, value))
 
 
 def test_causal_is_the_mask_of_one_document():
     query, key, value = inputs(7, 7)
-    sight = Sight(7, torch.zeros(7, dtype=torch.int64), torch.arange(7))
-    masked, _ = Masked(sight, CPU)(query, key, value)
+    visibility = Visibility(7, torch.zeros(7, dtype=torch.int64), torch.arange(7))
+    masked, _ = Masked(visibility, CPU)(query, key, value)
     assert_same(causal(query, key, value), masked, (query, key, value))

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
+from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.train.estimate import Estimate, cycles
 from peagle.train.packing import Document, pack
@@ -33,7 +34,7 @@ def documents(targets) -> list[Document]:
 def test_estimates_are_what_the_drafter_would_do(targets, trained, documents, method: str):
     """Accuracy per depth over every prefix, and AL along the walk from cycle to cycle."""
     run, target = trained[method], targets["easy"]
-    drafter = tiny.as_drafter(run.trainer.model)
+    drafter = drafter_for(run.trainer.model)
     agreeing = [[0.0] * K for _ in range(2)]
     emitted = []
     for document in documents:

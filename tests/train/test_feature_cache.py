@@ -1,4 +1,4 @@
-"""Features kept on disk: the same ones, whatever happens while they are written."""
+"""Features kept on disk stay the same, whatever happens while they are written."""
 
 import dataclasses
 import errno
@@ -18,14 +18,14 @@ import tiny
 import torch
 
 from peagle.errors import InputError
-from peagle.train import feature_cache, run
+from peagle.train import feature_cache
 from peagle.train.feature_cache import FeatureCache, cache_bytes
 from peagle.train.features import Features, TargetFeatures
 from peagle.train.initial import drafter_config
 from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import Ranks
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 from peagle.train.trainer import Report
 
 SHARD = 200_000
@@ -64,7 +64,7 @@ def told_by(recipe: Recipe) -> list[str]:
 
 
 def sources(recipe: Recipe, target: Any, rows: PackedRows) -> tuple[Any, TargetFeatures]:
-    """Features of some rows as a cache has them, in the target's dtype; and the target's own."""
+    """Features of some rows from a cache, in the target's dtype, and from the target itself."""
     config = drafter_config(recipe, target.config)
     cache = FeatureCache(recipe, config, {"training": rows}, tiny.CPU, Ranks())
     cache.fill(cache.missing(Path(recipe.target), print), target, print)
@@ -86,7 +86,7 @@ def own(source: TargetFeatures, rows: PackedRows, indices: Sequence[int]) -> Fea
 
 
 def test_bfloat16_features_are_those_of_a_bfloat16_target(targets, cached):
-    """Bit for bit: what a run on a GPU sees is the same with a cache and without."""
+    """Bit for bit: a run on a GPU sees the same with a cache and without."""
     half, rows = tiny.load_target(targets["easy"].directory, torch.bfloat16), packed()
     cache, online = sources(cached(), half, rows)
     index = torch.tensor([4, 0, 3])
@@ -159,7 +159,7 @@ def test_a_run_on_cached_features_resumes_bit_for_bit(cached, method: str):
 def test_the_size_is_told_before_and_progress_after(targets, cached, tmp_path: Path):
     told = told_by(cached())
     assert told[0].startswith(f"features: 1.5 MiB to write to {tmp_path / 'cache'}, ")
-    assert told[0].endswith(f"are free; 0 of {SHARDS} shards are there")
+    assert told[0].endswith(f" free; 0 of {SHARDS} shards exist")
     assert told[-1] == f"features: {SHARDS} of {SHARDS} shards are written"
     config = drafter_config(cached(), targets["easy"].decoder.config)
     assert cache_bytes(cached(), config, 32) == 32 * ROW_BYTES
@@ -174,7 +174,7 @@ def test_a_full_cache_is_read_without_the_targets_layers(
 ):
     prepare(cached())
     before = shards(tmp_path / "cache")
-    monkeypatch.delattr(run, "load_decoder")
+    monkeypatch.delattr("peagle.train.prepare.load_decoder")
     assert told_by(cached()) == [f"features: checking {SHARDS} shards in {tmp_path / 'cache'}"]
     assert shards(tmp_path / "cache") == before
     assert len(before) == SHARDS
@@ -194,7 +194,7 @@ def test_without_room_nothing_is_written(cached, monkeypatch: pytest.MonkeyPatch
 def test_what_was_interrupted_goes_on(
     cached, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException
 ):
-    """A full disk or Ctrl-C in the fourth shard: three stay as they are, nothing else is left."""
+    """A full disk or Ctrl-C in the fourth shard: three stay unchanged, nothing else is left."""
     save, written = feature_cache.save_file, []
 
     def fail(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -209,11 +209,13 @@ def test_what_was_interrupted_goes_on(
         with pytest.raises((InputError, KeyboardInterrupt)) as caught:
             prepare(cached())
     if isinstance(error, OSError):
-        expected = f"{tmp_path / 'cache'} cannot be written: .*No space left.*same command goes"
+        expected = (
+            f"{tmp_path / 'cache'} cannot be written: .*No space left.*same command continues"
+        )
         assert caught.match(expected)
     kept = shards(tmp_path / "cache")
     assert len(list((tmp_path / "cache").iterdir())) == 3 + 1
-    assert "3 of 8 shards are there" in told_by(cached())[1]
+    assert "3 of 8 shards exist" in told_by(cached())[1]
     after = shards(tmp_path / "cache")
     assert len(after) == SHARDS
     assert kept.items() <= after.items()
@@ -224,7 +226,7 @@ import json, sys, time
 from pathlib import Path
 from peagle.train import feature_cache
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 save = feature_cache.save_file
 
@@ -269,7 +271,7 @@ def test_a_damaged_shard_is_computed_again(cached, tmp_path: Path, cut: int | No
     content[-1] ^= 1
     path.write_bytes(content[:cut])
     told = told_by(cached())
-    assert told[1] == f"{path} is damaged; its rows are computed again"
+    assert told[1] == f"{path} is damaged; its rows will be computed again"
     after = shards(tmp_path / "cache")
     assert sorted(after) == sorted(before)
     assert {name for name in after if after[name] != before[name]} <= {path.name}
@@ -301,7 +303,7 @@ def test_what_features_do_not_depend_on_may_change(cached):
 
 
 def test_a_cache_of_another_target_is_refused(targets, cached, tmp_path: Path):
-    """Weights of the same names and shapes, and another configuration."""
+    """Other weights of the same names and shapes, and another configuration."""
     prepare(cached())
     tiny.save_target(tmp_path / "other", seed=1, layer_std=0.03)
     with pytest.raises(InputError, match="made with other target weights; name"):
@@ -348,7 +350,7 @@ def test_the_mask_token_is_looked_for_before_hours_of_caching(cached, tmp_path: 
 
 @dataclasses.dataclass(frozen=True)
 class RanksInTurn(Ranks):
-    """Ranks of one process, which need not wait for each other."""
+    """Ranks within one process, which need not wait for each other."""
 
     def wait(self) -> None:
         pass

@@ -1,4 +1,4 @@
-"""Numbers of one byte, with a scale for each slice."""
+"""One-byte numbers with a scale for each slice."""
 
 import torch
 from hypothesis import given
@@ -15,7 +15,7 @@ WIDTH = 16
     outlier=st.floats(1, 1e4),
 )
 def test_the_error_is_bounded_token_by_token(seed: int, exponents: list[float], outlier: float):
-    """A sixteenth of a number, or, for tiny ones, 2**-18 of the largest of its slice and token."""
+    """Within a sixteenth of a number or, for tiny ones, 2**-18 of the largest in its slice."""
     generator = torch.Generator().manual_seed(seed)
     slices = torch.randn(5, 3, WIDTH, generator=generator) * torch.tensor(exponents).exp2()[:, None]
     slices[:, :, 0] *= outlier

@@ -24,7 +24,7 @@ def test_features_of_packed_documents_are_those_of_each(targets, family: str):
 
 @pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
 def test_one_document_and_padding_need_no_mask(targets, family: str):
-    """What is learnt from is the first document, and causal attention is enough."""
+    """Only the first document is in the loss, so causal attention is enough."""
     target = targets[family]
     document = Document.answered(TOKENS, 2)
     batch = pack([document], 30).batch(torch.arange(1))

@@ -55,7 +55,7 @@ def test_what_is_frozen(targets, recipe_for, tmp_path: Path, changes, frozen: se
 def test_it_computes_in_the_targets_dtype(
     targets, recipe_for, tmp_path: Path, train_embeddings: bool
 ):
-    """All but embeddings that are trained."""
+    """All except trained embeddings."""
     target = tiny.load_target(targets["easy"].directory, torch.bfloat16)
     recipe = recipe_for(tmp_path / "out", train_embeddings=train_embeddings)
     model = initial_drafter(recipe, target, ROWS)

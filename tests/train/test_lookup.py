@@ -23,7 +23,7 @@ def learnt(found: Tensor, weights: nn.Parameter) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_and_their_gradient_are_torchs(dtype: torch.dtype):
-    """Also of rows that are asked for several times."""
+    """Also for rows that are read several times."""
     ours, reference = table(dtype), table(dtype)
     found, expected = lookup(ours, ROWS), F.embedding(ROWS, reference)
     assert torch.equal(found, expected)

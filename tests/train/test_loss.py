@@ -18,7 +18,7 @@ ELEMENTS, LENGTH = 23, 15
 
 @dataclass
 class Case:
-    """Elements of a drafter, several of which are asked for the same token."""
+    """Elements of a drafter, several of which predict the same token."""
 
     model: DraftModel
     target: Any
@@ -36,7 +36,7 @@ class Case:
         return compare.agrees(self.hidden, self.final, self.places)
 
     def plain_loss(self, rule: str) -> Tensor:
-        """By torch's own losses, without chunks."""
+        """Computed with torch's own losses, without chunks."""
         kept = torch.arange(self.model.config.draft_vocab_size) + self.model.d2t
         draft = self.model.logits(self.hidden)
         wanted = (self.final @ self.target.head.weight.T)[self.places][:, kept]
@@ -48,7 +48,7 @@ class Case:
         return losses @ self.weights
 
     def gradients(self, total: Tensor) -> list[Tensor]:
-        """Of everything that learns, under some weight of the loss."""
+        """Gradients of everything that is trained, at some weight of the loss."""
         leaves = (self.hidden, self.model.head.weight, self.model.norm.weight)
         return list(torch.autograd.grad(total * 3.0, [p for p in leaves if p.requires_grad]))
 
@@ -67,7 +67,7 @@ def case(target, draft_vocab: int = tiny.VOCAB) -> Case:
 @pytest.mark.parametrize("rule", LOSSES)
 @pytest.mark.parametrize("draft_vocab", [tiny.VOCAB, 30])
 def test_losses_equal_their_definition(target, rule: str, draft_vocab: int):
-    """Over the draft vocabulary; agreement is over the whole."""
+    """Over the draft vocabulary; agreement is over the full one."""
     drawn = case(target, draft_vocab)
     kept = (torch.arange(draft_vocab) + drawn.model.d2t).numpy()
     with torch.no_grad():
@@ -133,7 +133,7 @@ def test_chunks_change_neither_loss_nor_gradient(
 
 @pytest.mark.parametrize("rule", LOSSES)
 def test_bfloat16_elements_are_compared_in_float32(targets, rule: str):
-    """Of 64 times as many, a sum in bfloat16 would lose some."""
+    """With 64 times as many, a bfloat16 sum would lose some."""
     exact = case(targets["qwen3"])
     rough = replace(
         exact,
@@ -151,7 +151,7 @@ def test_bfloat16_elements_are_compared_in_float32(targets, rule: str):
     assert many.loss(rule).item() == pytest.approx(64 * total.item(), rel=1e-4)
 
 
-def test_no_charged_element_is_no_loss(target):
+def test_no_elements_give_no_loss(target):
     drawn = case(target)
     drawn.hidden = drawn.hidden[:0]
     drawn.places, drawn.weights = drawn.places[:0], drawn.weights[:0]

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from peagle.train import mask
 from peagle.train.cod import depth_shares, sample_chains
-from peagle.train.mask import Sight
+from peagle.train.mask import Visibility
 from peagle.train.packing import Document, pack
 
 CPU = torch.device("cpu")
@@ -20,22 +20,22 @@ def batches(draw: st.DrawFn):
 
 
 @st.composite
-def sights(draw: st.DrawFn):
+def visibilities(draw: st.DrawFn):
     """The whole context of a batch, and all its deeper elements."""
     batch = draw(batches())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 5)))
     elements = sample_chains(batch, depth_shares(4, 0.7, 0.0), generator).deeper()
     own = torch.arange(len(elements)) - elements.depths + 1
-    sight = Sight(len(batch), batch.starts[elements.anchors], elements.anchors, own)
-    return batch, elements, sight
+    visibility = Visibility(len(batch), batch.starts[elements.anchors], elements.anchors, own)
+    return batch, elements, visibility
 
 
 @settings(max_examples=25)
-@given(sights())
+@given(visibilities())
 def test_the_closed_form_equals_the_papers_rule(drawn):
     """The paper's rule, pair by pair."""
-    batch, elements, sight = drawn
-    seen = sight.matrix(CPU)
+    batch, elements, visibility = drawn
+    seen = visibility.matrix(CPU)
     starts = batch.starts.tolist()
     queries = list(zip(elements.anchors.tolist(), elements.depths.tolist(), strict=True))
     keys = [(anchor, 0) for anchor in range(len(batch))] + queries
@@ -49,24 +49,24 @@ def test_the_closed_form_equals_the_papers_rule(drawn):
 
 
 @settings(max_examples=25)
-@given(sights(), st.integers(1, 5))
+@given(visibilities(), st.integers(1, 5))
 def test_blocks_cover_what_is_seen_and_no_more(drawn, size: int):
-    """A whole block holds only seen pairs, a part block some, every other block none."""
-    _, elements, sight = drawn
+    """A full block has only visible pairs, a partial one some, every other block none."""
+    _, elements, visibility = drawn
     if not len(elements):
         return
     original, mask.BLOCK = mask.BLOCK, size
     try:
-        made = sight.block_mask(CPU)
+        made = visibility.block_mask(CPU)
     finally:
         mask.BLOCK = original
-    seen = sight.matrix(CPU)
-    for q in range(-(-sight.queries // size)):
+    seen = visibility.matrix(CPU)
+    for q in range(-(-visibility.queries // size)):
         rows = seen[q * size : (q + 1) * size]
         whole = set(made.full_kv_indices[0, 0, q, : made.full_kv_num_blocks[0, 0, q]].tolist())
         partly = set(made.kv_indices[0, 0, q, : made.kv_num_blocks[0, 0, q]].tolist())
         assert not whole & partly
-        for k in range(-(-sight.keys // size)):
+        for k in range(-(-visibility.keys // size)):
             block = rows[:, k * size : (k + 1) * size]
             if k in whole:
                 assert block.all()
@@ -78,7 +78,7 @@ def test_blocks_cover_what_is_seen_and_no_more(drawn, size: int):
 def test_a_long_mask_takes_no_room_for_pairs():
     """131,072 tokens: as a matrix of rows this would be 17 GB."""
     length = 1 << 17
-    sight = Sight(length, torch.zeros(length, dtype=torch.int64), torch.arange(length))
-    made = sight.block_mask(CPU)
+    visibility = Visibility(length, torch.zeros(length, dtype=torch.int64), torch.arange(length))
+    made = visibility.block_mask(CPU)
     assert made.kv_num_blocks.sum() == length // mask.BLOCK
     assert made.full_kv_num_blocks[0, 0, -1] == length // mask.BLOCK - 1

@@ -66,7 +66,7 @@ def test_who_updates_what(recipe_for, tmp_path: Path, optimizer: str, dtype: tor
 
 @pytest.mark.parametrize("clip", [0.5, CLIP])
 def test_gradients_are_clipped_together(recipe_for, tmp_path: Path, clip: float):
-    """AdamW's first moment is a tenth of what it was given."""
+    """AdamW's first moment is a tenth of the gradient."""
     model = drafter()
     subject = DraftOptimizer(model, recipe_for(tmp_path))
     given = backward(model, 1)
@@ -101,7 +101,7 @@ def test_a_restored_optimizer_goes_on_as_before(
 
 
 class TestMasters:
-    """Of a model that computes in bfloat16."""
+    """Those of a model that computes in bfloat16."""
 
     def test_they_are_float32_and_published(self, recipe_for, tmp_path: Path):
         model = drafter(torch.bfloat16)
@@ -130,7 +130,7 @@ class TestMasters:
         torch.testing.assert_close(moved, torch.full_like(moved, 1e-2), rtol=1e-2, atol=0.0)
 
     def test_gradients_of_several_passes_add_up_in_float32(self, recipe_for, tmp_path: Path):
-        """A bfloat16 sum would lose what is 500 times smaller than itself."""
+        """A bfloat16 sum would lose addends 500 times smaller than itself."""
         model = drafter(torch.bfloat16)
         subject = DraftOptimizer(model, recipe_for(tmp_path))
         passes = [backward(model, 1), *(backward(model, 2, 1e-3) for _ in range(500))]
@@ -158,7 +158,7 @@ class TestMasters:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_there_are_gradients_of_all_that_learns(recipe_for, tmp_path: Path, dtype: torch.dtype):
-    """Zero of what no backward pass came by, so that processes can sum theirs."""
+    """Zero where no backward pass reached, so that processes can sum theirs."""
     model = drafter(dtype)
     subject = DraftOptimizer(model, recipe_for(tmp_path))
     model.norm.weight.sum().backward()

@@ -11,7 +11,7 @@ LENGTH = 36
 
 
 def conversation(turns: list[tuple[int, int]], behind: int = 0, first_token: int = 1) -> Document:
-    """So many tokens of context and of response in turns, and some context behind."""
+    """Alternating lengths of context and response, and some context at the end."""
     ends = list(itertools.accumulate(context + response for context, response in turns))
     responses = ((end - response, end) for (_, response), end in zip(turns, ends, strict=True))
     return Document(tuple(range(first_token, first_token + ends[-1] + behind)), tuple(responses))
@@ -28,7 +28,7 @@ conversations = st.builds(
     st.integers(0, 2),
     st.integers(1, 1000),
 )
-"""Documents of up to three responses, with something between any two."""
+"""Documents with up to three responses, and something between any two."""
 
 
 def packed(documents: list[Document]) -> Batch:
@@ -37,12 +37,12 @@ def packed(documents: list[Document]) -> Batch:
     return rows.batch(torch.arange(len(rows)))
 
 
-def unpacked(tokens: Tensor, positions: Tensor, charged: Tensor) -> list[Document]:
+def unpacked(tokens: Tensor, positions: Tensor, loss_mask: Tensor) -> list[Document]:
     """The documents of a row; padding has token 0."""
     starts = positions.eq(0).nonzero().flatten().tolist()
     parts = [slice(*ends) for ends in itertools.pairwise([*starts, len(tokens)])]
     assert all(positions[part].tolist() == list(range(part.stop - part.start)) for part in parts)
-    documents = [Document(tuple(tokens[p].tolist()), runs(charged[p])) for p in parts]
+    documents = [Document(tuple(tokens[p].tolist()), runs(loss_mask[p])) for p in parts]
     real = list(itertools.takewhile(lambda document: document.tokens[0], documents))
     assert all(padding == Document((0,), ()) for padding in documents[len(real) :])
     return real
@@ -57,7 +57,7 @@ def runs(flags: Tensor) -> tuple[tuple[int, int], ...]:
 @given(st.lists(conversations, min_size=1, max_size=6))
 def test_packing_keeps_documents_whole_and_in_order(documents: list[Document]):
     packed = pack(documents, LENGTH)
-    rows = list(map(unpacked, packed.tokens, packed.positions, packed.charged))
+    rows = list(map(unpacked, packed.tokens, packed.positions, packed.loss_mask))
     assert list(itertools.chain(*rows)) == documents
     sizes = [[len(document.tokens) for document in row] for row in rows]
     assert all(sum(row) + other[0] > LENGTH for row, other in itertools.pairwise(sizes)), (
@@ -73,19 +73,19 @@ def test_a_batch_is_the_rows_asked_for_end_to_end():
     rows = pack([conversation([(1, 4)]), conversation([(2, 2)], 1, 20), conversation([(0, 3)])], 6)
     batch = rows.batch(torch.tensor([2, 0]))
     assert batch.tokens.tolist() == [1, 2, 3, 0, 0, 0, 1, 2, 3, 4, 5, 0]
-    assert batch.charged.nonzero().flatten().tolist() == [0, 1, 2, 7, 8, 9, 10]
+    assert batch.loss_mask.nonzero().flatten().tolist() == [0, 1, 2, 7, 8, 9, 10]
     assert batch.starts.tolist() == [0, 0, 0, 3, 4, 5, 6, 6, 6, 6, 6, 11]
 
 
 @given(st.lists(conversations, min_size=1, max_size=3), st.integers(1, 50))
-def test_padding_comes_behind_and_is_not_charged(documents: list[Document], multiple: int):
+def test_padding_comes_last_and_is_not_in_the_loss(documents: list[Document], multiple: int):
     batch = packed(documents)
     padded = batch.padded(multiple)
     length = len(batch)
     assert len(padded) == -(-length // multiple) * multiple
-    for part in ("tokens", "positions", "charged", "starts"):
+    for part in ("tokens", "positions", "loss_mask", "starts"):
         assert torch.equal(getattr(padded, part)[:length], getattr(batch, part))
-    assert not padded.charged[length:].any()
+    assert not padded.loss_mask[length:].any()
     assert padded.starts[length:].tolist() == list(range(length, len(padded)))
     assert padded.one_document == batch.one_document
 

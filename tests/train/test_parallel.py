@@ -18,8 +18,8 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.models.loading import load_decoder, load_layers
 from peagle.train.parallel import Ranks
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 from peagle.train.sharding import load_sharded
 from peagle.train.snapshot import kept_step, snapshot_path
 from peagle.train.trainer import Trainer
@@ -30,7 +30,7 @@ from torch.distributed.tensor import DTensor
 from safetensors.torch import save_file
 from peagle.train import feature_cache
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 feature_cache.SHARD = 200_000
 recipe, out = Recipe(**json.loads(sys.argv[1])), f"{sys.argv[2]}.{os.environ['RANK']}"
@@ -86,8 +86,8 @@ TwoRanks = Callable[..., list[dict[str, Tensor]]]
 
 @pytest.fixture
 def two_ranks(tmp_path: Path) -> TwoRanks:
-    """Runs a script with a recipe's trainer in two processes, perhaps with lines before all others;
-    what each of them saved."""
+    """Runs a script with a recipe's trainer in two processes, optionally with lines before all
+    others; returns what each process saved."""
     script, found = tmp_path / "script.py", tmp_path / "found"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
 
@@ -123,7 +123,7 @@ def assert_same_gradient(tensors: dict[str, Tensor], alone: Trainer, within: flo
 def test_two_ranks_have_the_gradient_of_one(
     recipe_for, targets, two_ranks: TwoRanks, tmp_path: Path, method: str, target: str | None
 ):
-    """Normalised per token, not per rank: within 1e-5, of three passes; a target, too, sharded."""
+    """Normalised per token, not per rank: within 1e-5 over three passes, also if sharded."""
     changes: dict[str, Any] = {"method": method, "rows_per_step": 3}
     if target:
         changes |= {"target": str(targets[target].directory), "shard_target": True}
@@ -133,7 +133,7 @@ def test_two_ranks_have_the_gradient_of_one(
 
 
 def test_a_sharded_run_resumes(recipe_for, two_ranks: TwoRanks, tmp_path: Path):
-    """It ends as one of a single process that was not stopped, by the same steps."""
+    """It takes the same steps and ends like an uninterrupted run of a single process."""
     changes: dict[str, Any] = {"rows_per_step": 3, "steps": 20, "evaluate_every": 20}
     recipe = recipe_for(tmp_path / "out", shard_target=True, **changes)
     assert not two_ranks(STOPPED, recipe)
@@ -146,7 +146,7 @@ def test_a_sharded_run_resumes(recipe_for, two_ranks: TwoRanks, tmp_path: Path):
 
 
 def test_a_stop_is_heard_by_all_a_step_later(recipe_for, two_ranks: TwoRanks, tmp_path: Path):
-    """Long before the ten steps of a report: who asked for it waits half a minute at most."""
+    """Long before the ten steps of a report: whoever asks waits at most half a minute."""
     recipe = recipe_for(tmp_path / "out", rows_per_step=2, steps=20, evaluate_every=20)
     two_ranks(STOPPED_AT_3, recipe)
     assert kept_step(snapshot_path(tmp_path / "out")) == 4
@@ -158,7 +158,7 @@ def test_ranks_that_begin_otherwise_are_refused(recipe_for, two_ranks: TwoRanks,
 
 
 def test_a_sharded_target_fills_a_cache(recipe_for, two_ranks: TwoRanks, tmp_path: Path):
-    """Of nine shards one rank writes five; the features are those of a whole target."""
+    """One rank writes five of nine shards; the features are those of a whole target."""
     changes = {"features": "cached", "validation_documents": 4}
     recipe = recipe_for(
         tmp_path / "out", shard_target=True, feature_cache=str(tmp_path / "shared"), **changes
@@ -170,7 +170,7 @@ def test_a_sharded_target_fills_a_cache(recipe_for, two_ranks: TwoRanks, tmp_pat
 
 
 def test_layers_are_read_strictly(targets, tmp_path: Path):
-    """A file with a layer more than its configuration is another model's."""
+    """A file with one layer more than its configuration belongs to another model."""
     directory = shutil.copytree(targets["llama"].directory, tmp_path / "target")
     config = json.loads((directory / "config.json").read_text())
     config["num_hidden_layers"] -= 1
@@ -209,8 +209,8 @@ def test_idle_ranks_are_known(count: int, idle: list[int]):
     ("values", "words"),
     [
         ({"WORLD_SIZE": "2", "RANK": "0"}, "MASTER_ADDR, MASTER_PORT not set: start with torchrun"),
-        ({"WORLD_SIZE": "two"}, "WORLD_SIZE two is no number of processes"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE 0 is no number of processes"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE two is not a number of processes"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE 0 is not a number of processes"),
     ],
 )
 def test_half_a_description_of_ranks_is_told(

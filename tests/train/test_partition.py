@@ -36,7 +36,7 @@ Streams = dict[tuple[int, int], Tensor]
 
 @torch.no_grad()
 def streams(passes: Iterator[Pass]) -> Streams:
-    """The residual stream of every charged (anchor, depth)."""
+    """The residual stream of every (anchor, depth) in the loss."""
     found: Streams = {}
     for part in passes:
         pairs = zip(part.elements.anchors.tolist(), part.elements.depths.tolist(), strict=True)
@@ -45,7 +45,7 @@ def streams(passes: Iterator[Pass]) -> Streams:
 
 
 def check_documents_are_apart(streams_of: Callable[[Batch], Streams]) -> None:
-    """Packed with others and padded, a document's streams are those that it has alone."""
+    """Packed with others and padded, a document has the same streams as alone."""
     interrupted = Document(TOKENS[9:24], ((2, 6), (8, 14)))
     documents = [Document.answered(TOKENS[:9], 2), interrupted, Document.answered(TOKENS[24:36], 3)]
     together = streams_of(pack(documents, 26).batch(torch.arange(2)).padded(16))
@@ -58,7 +58,7 @@ def check_documents_are_apart(streams_of: Callable[[Batch], Streams]) -> None:
 
 
 def sampled(documents: list[Document], multiple: int = 1) -> tuple[Batch, Chains]:
-    """A batch padded to a multiple of so many tokens."""
+    """A batch padded to a multiple of `multiple` tokens."""
     batch = pack(documents, LENGTH).batch(torch.arange(1)).padded(multiple)
     generator = torch.Generator().manual_seed(3)
     return batch, sample_chains(batch, depth_shares(K, 0.8, 0.0), generator)
@@ -74,9 +74,9 @@ class Run:
         self._compare = Comparison(self.model, target.decoder, "kl")
         self.rows = 0
 
-    def charge(self, part: Pass) -> Tensor:
+    def loss_of(self, part: Pass) -> Tensor:
         self.rows += len(part.elements)
-        weights = torch.full((len(part.elements),), 1 / max(self.chains.weight(1.0), 1.0))
+        weights = torch.full((len(part.elements),), 1 / max(self.chains.loss_weight(1.0), 1.0))
         return self._compare.loss(part.hidden, self.features.final, part.elements.places, weights)
 
     def through(self, segments: int, recompute: bool = False) -> ParallelPass:
@@ -91,7 +91,7 @@ class Run:
 
 @pytest.fixture(autouse=True, params=[(7, 1, 1), (16, 2, 3), (1024, 128, 256)])
 def sizes_of_the_dense_part(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
-    """Steps small enough that there is a dense part, and so large that there is none."""
+    """Steps small enough for a dense part, and so large that there is none."""
     for name, step in zip(("TILE", "DENSE_ROWS", "DENSE_KEYS"), request.param, strict=True):
         monkeypatch.setattr(partition, name, step)
     monkeypatch.setattr(partition, "DENSE_PAIRS", 1)
@@ -137,11 +137,11 @@ def test_packed_documents_do_not_see_each_other(target, drafter_of, limit: int):
 @pytest.mark.parametrize("segments", [1, 2, 4, 8])
 def test_the_gradient_is_that_of_one_pass(run: Run, segments: int):
     """In float32: at most 1e-6 of the gradient's norm."""
-    whole = torch.stack([run.charge(part) for part in run.through(1).passes()]).sum()
+    whole = torch.stack([run.loss_of(part) for part in run.through(1).passes()]).sum()
     whole.backward()
     expected, rows = run.gradients(), run.rows
     run.rows = 0
-    loss = run.through(segments).backward(run.charge)
+    loss = run.through(segments).backward(run.loss_of)
     assert run.rows == rows == int(run.chains.lengths.sum())
     assert loss.item() == pytest.approx(whole.item(), rel=1e-6)
     assert expected.keys() == {name for name, _ in run.model.named_parameters()}
@@ -153,11 +153,11 @@ def test_padding_and_recomputing_do_not_change_the_gradient(
     target, monkeypatch: pytest.MonkeyPatch, shape: str
 ):
     plain = Run(target, SHAPES[shape])
-    loss = plain.through(2).backward(plain.charge)
+    loss = plain.through(2).backward(plain.loss_of)
     padded, pad = Run(target, SHAPES[shape], multiple=20), Elements.padded
     assert len(padded.batch) > len(plain.batch)
     monkeypatch.setattr(Elements, "padded", lambda elements, _: pad(elements, 16))
-    assert padded.through(2, recompute=True).backward(padded.charge).item() == pytest.approx(
+    assert padded.through(2, recompute=True).backward(padded.loss_of).item() == pytest.approx(
         loss.item(), rel=1e-6
     )
     assert padded.rows == plain.rows
@@ -211,12 +211,12 @@ def run_counted(target) -> dict[str, int]:
             rows += len(result)
 
         handle = run.model.rest[0].register_forward_hook(count)
-        run.through(segments).backward(run.charge)
+        run.through(segments).backward(run.loss_of)
         handle.remove()
         counted[str(segments)] = rows
     return counted
 
 
-def test_nothing_charged_is_no_loss(target):
+def test_no_elements_give_no_loss(target):
     run = Run(target, [Document.answered(TOKENS[:5], 5)])
-    assert run.through(1).backward(run.charge) == 0.0
+    assert run.through(1).backward(run.loss_of) == 0.0

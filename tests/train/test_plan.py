@@ -18,7 +18,7 @@ from peagle.ops.rope import rotation_at
 from peagle.train import schedule
 from peagle.train.packing import Document, pack
 from peagle.train.plan import PARTS, Plan, kept_by_layer
-from peagle.train.run import prepare
+from peagle.train.prepare import prepare
 
 CHANGES = [
     {},
@@ -86,9 +86,9 @@ def test_a_step_is_the_first_one_that_the_run_takes(
     prepare(recipe).gradient(0)
     lengths = torch.cat([chains.lengths for chains in drawn])
     step = Plan.of(recipe).step
-    assert step.charged == tuple(int((lengths > depth).sum()) for depth in range(4))
+    assert step.loss_elements == tuple(int((lengths > depth).sum()) for depth in range(4))
     assert step.tokens == len(lengths)
-    assert step.deeper == sum(step.charged[1:])
+    assert step.deeper == sum(step.loss_elements[1:])
 
 
 def test_memory_by_hand(by_hand: Plan):
@@ -117,7 +117,7 @@ def test_without_flex_attention_the_scores_are_kept(by_hand: Plan):
 
 
 def test_operations_by_hand(by_hand: Plan):
-    """Two a product forward, six with both gradients; attention's two products a pair."""
+    """Two per product forward, six with both gradients; attention has two products per pair."""
     layer = 64 * 128 + 64 * 64 + 3 * 64 * 128
     first = layer + 64 * 128
     pairs = 78 + 52 + 49
@@ -140,7 +140,7 @@ def test_operations_by_hand(by_hand: Plan):
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
 def test_a_target_s_experts_by_hand(recipe_for, targets, tmp_path: Path, family: str):
-    """Of 8 experts a token meets 3, and all 8 lie in memory."""
+    """A token uses 3 of 8 experts, and all 8 are in memory."""
     directory = targets[family].directory
     plan = on_gpu(Plan.of(recipe_for(tmp_path / "out", target=str(directory))))
     expert = 3 * 64 * (40 if family == "qwen3_moe" else 96)
@@ -257,7 +257,7 @@ def test_the_hub_is_not_asked_for_weights(recipe_for, targets, tmp_path: Path, m
     ("changes", "complaint"),
     [
         ({"row_length": 300}, "row_length 300 is above the target's context of 256"),
-        ({"validation_documents": 64}, "64 documents of 64 samples, and whole samples of 64"),
+        ({"validation_documents": 64}, "leaves none of 64 documents in 64 samples"),
         (
             {"num_speculative_tokens": 43},
             "chain has 42 of num_speculative_tokens 43; lower",

@@ -1,4 +1,4 @@
-"""Products that add their weights' gradients to a sum: as torch's own, and once for every pass."""
+"""Products that add their weights' gradients to a sum: as torch does, once for every pass."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_result_and_gradients_are_torchs(device: str):
 
 
 def test_passes_add_up_in_float32():
-    """The second, whose gradient comes first, adds less than bfloat16 would keep of the sum."""
+    """The second, whose gradient comes first, adds less than a bfloat16 sum would keep."""
     x, weight, of_result, total = drawn("cpu")
     product = SummedProduct(weight, total)
     passes = [(product(x), scale) for scale in (1.0, 2.0**-12)]
@@ -50,7 +50,7 @@ def test_an_input_that_needs_no_gradient_is_given_none(compiled: bool):
 
 
 class Scaled(nn.Module):
-    """Something that is trained behind the product."""
+    """Something trained after the product."""
 
     def __init__(self, product: SummedProduct) -> None:
         super().__init__()

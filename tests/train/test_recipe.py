@@ -26,7 +26,7 @@ def test_the_projects_own_recipes_are_valid(path: Path):
 
 
 def test_who_shares_the_targets_embeddings(tmp_path: Path):
-    """P-EAGLE learns its own, for the mask token's sake; EAGLE-3 need not."""
+    """P-EAGLE learns its own, because of the mask token; EAGLE-3 need not."""
     eagle3 = ENOUGH.replace("mask_token_id: 1", "method: eagle3")
     assert not load(tmp_path, ENOUGH).shares_embeddings
     assert load(tmp_path, eagle3).shares_embeddings
@@ -41,11 +41,11 @@ def test_the_repositorys_recipes_are_valid():
 
 BAD = [
     ("steps: [", (), "cannot be read as YAML"),
-    ("- a", (), "must hold keys and values, one a line"),
+    ("- a", (), "must hold keys and values, one per line"),
     ("target: t", (), "data: Field required"),
     (ENOUGH + "colour: red", (), r"recipe\.yaml: Recipe: colour: no such key$"),
     (ENOUGH, ("setps=3",), "and overrides: Recipe: setps: no such key; did you mean steps?"),
-    (ENOUGH + "5: 6", (), "5 is no key of a recipe"),
+    (ENOUGH + "5: 6", (), "5 is not a key of a recipe"),
     (ENOUGH, ("data=a.jsonl",), "data: give a list"),
     (ENOUGH, ("data=[]",), "data: "),
     (ENOUGH, ("output=.",), "output '.' has no name"),

@@ -1,4 +1,4 @@
-"""What each step draws."""
+"""The draws of each step."""
 
 import torch
 from hypothesis import given

@@ -52,7 +52,7 @@ def test_a_file_that_is_not_there(tmp_path: Path):
 class TestDatasets:
     @pytest.fixture
     def directory(self, tmp_path: Path) -> Path:
-        """As the hub lays a data set out: a file for each split."""
+        """As the hub stores a dataset: a file for each split."""
         data = tmp_path / "set" / "data"
         data.mkdir(parents=True)
         parquet.write_table(pa.Table.from_pylist(ROWS), data / "train-00000-of-00001.parquet")

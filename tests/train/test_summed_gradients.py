@@ -1,4 +1,4 @@
-"""Gradients that products add up, of a drafter in bfloat16, against a float32 drafter's."""
+"""Gradients summed within products: those of a bfloat16 drafter against a float32 one's."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ PARTS = ((0, 50, 4), (50, 70, 2), (70, 90, 9))
 ROWS = [Document.answered(TOKENS[first:last], prompt) for first, last, prompt in PARTS]
 BATCH = pack(ROWS, 96).batch(torch.arange(1))
 SEVERAL, ONE = 40, 1000
-"""Elements of a segment."""
+"""Number of elements in a segment."""
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_sums_over_passes_are_the_float32_gradient(
 
 
 def test_no_layer_is_left_uncompiled(recipe_for, tmp_path, monkeypatch: pytest.MonkeyPatch):
-    """In training and in the evaluation after it; as on a GPU, but that no code is generated."""
+    """In training and in the evaluation after it; as on a GPU, except that no code is generated."""
     compiled = torch.compile(partition.call_plainly, dynamic=True, backend="eager")
     monkeypatch.setattr(partition, "call_plainly", compiled)
     monkeypatch.setattr(torch._dynamo.config, "recompile_limit", partition.VARIANTS)
@@ -81,14 +81,14 @@ def backward(model: Any, parallel: bool, limit: int, recompute: bool) -> None:
     target: Any = SimpleNamespace(head=head.to(features.final.dtype))
     compare = Comparison(model, target, "kl")
 
-    def charge(part: Pass) -> Tensor:
+    def loss_of(part: Pass) -> Tensor:
         weights = torch.full((len(part.elements),), 0.01)
         return compare.loss(part.hidden, features.final, part.elements.places, weights)
 
     if parallel:
-        parallel_pass(model, features, limit, recompute).backward(charge)
+        parallel_pass(model, features, limit, recompute).backward(loss_of)
     else:
-        SequentialPass(model, BATCH, features, 4).backward(charge)
+        SequentialPass(model, BATCH, features, 4).backward(loss_of)
 
 
 def parallel_pass(model: Any, features: Features, limit: int, recompute: bool) -> ParallelPass:

@@ -25,7 +25,7 @@ TURNS = (
 
 
 def encode(template: str, *messages: dict[str, Any], **options: Any) -> tuple[Any, Document]:
-    """The tokenizer, and what it makes of a conversation."""
+    """The tokenizer, and how it encodes a conversation."""
     tokenizer = byte_tokenizer(template, **options)
     return tokenizer, ChatTemplate(tokenizer).encode([Chat(PLACE, messages)])[0]
 
@@ -65,7 +65,7 @@ END = re.compile(r"(<\|\w+\|>\s*)+$")
     st.booleans(),
 )
 def test_any_content_in_any_template(template: str, pairs: list[tuple[str, str]], trimmed: bool):
-    """Blank space at a response's beginning may stand in one token with the prompt's."""
+    """Whitespace at a response's start may share a token with the prompt's."""
     messages = [m for asked, said in pairs for m in (user(asked), assistant(said))]
     tokenizer, document = encode(template, *messages, trim_offsets=trimmed)
     found = responses(tokenizer, document)
@@ -87,7 +87,7 @@ def test_marked_blocks_that_hold_nothing():
     template = (
         "{% for m in messages %}{{ m.content }}{% generation %}{% endgeneration %}{% endfor %}"
     )
-    with pytest.raises(InputError, match="blocks hold nothing of this chat"):
+    with pytest.raises(InputError, match="blocks contain nothing of this chat"):
         encode(template, *TURNS)
 
 
@@ -107,7 +107,7 @@ def test_a_template_that_drops_the_thinking_of_earlier_turns():
 
 
 def test_calls_of_tools_are_responses():
-    """The call of the first question is rendered otherwise while it is the newest turn."""
+    """The first question's tool call is rendered differently while it is the newest turn."""
     call = [{"type": "function", "function": {"name": "look", "arguments": {}}}]
     result = {"role": "tool", "content": "seen"}
     said = [user("a"), assistant(THOUGHT, tool_calls=call), result, assistant(f"{THOUGHT}b")]
@@ -140,7 +140,7 @@ def test_what_follows_the_last_answer_is_left_out():
 
 
 def test_a_template_without_roles_or_end_tokens():
-    """The bundled target's: what it adds behind the content is still the target's to write."""
+    """The bundled target's: what it adds after the content is still for the target to write."""
     template = "{% for m in messages %}{{ m.content + '\n' }}{% endfor %}"
     tokenizer, document = encode(template, user("hi"), assistant("ho"), user("a"), assistant("b"))
     assert responses(tokenizer, document) == ["ho\n", "b\n"]
@@ -148,8 +148,8 @@ def test_a_template_without_roles_or_end_tokens():
 
 REFUSED = [
     (t.COUNTED, (user("a"), assistant("b")), "cannot mark assistant tokens; it does not show"),
-    (t.REPEATED, TURNS, "cannot mark assistant tokens; turn 3 is not to be found"),
-    (t.MARKED.replace("'assistant'", "'model'"), TURNS, "cannot mark .* hold nothing"),
+    (t.REPEATED, TURNS, "cannot mark assistant tokens; turn 3 cannot be found"),
+    (t.MARKED.replace("'assistant'", "'model'"), TURNS, "cannot mark .* contain nothing"),
     (t.STRICT, TURNS, "the chat template refuses this: begin with user"),
     (t.CHATML, (user("a"),), "the conversation has no assistant turn; peagle regenerate"),
     (None, TURNS, "tiny has no chat template"),
@@ -165,7 +165,7 @@ def test_a_conversation_that_cannot_be_used_is_named(template, messages, message
 
 def test_a_tokenizer_without_offsets():
     slow = SimpleNamespace(is_fast=False, name_or_path="slow")
-    with pytest.raises(InputError, match="slow: its tokenizer cannot say where its tokens stand"):
+    with pytest.raises(InputError, match="slow: its tokenizer cannot tell the positions"):
         ChatTemplate(slow)
 
 

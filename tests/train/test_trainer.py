@@ -14,13 +14,14 @@ from torch import Tensor
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.train.estimate import Estimate
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, pack
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 from peagle.train.snapshot import SNAPSHOT, kept_step, save_snapshot
 from peagle.train.trainer import Report, Trainer, rate
 
@@ -93,7 +94,7 @@ def test_a_resumed_run_equals_one_without_interruption(
 
 
 def test_a_stopped_run_ends_with_a_snapshot(trained, recipe_for, tmp_path: Path):
-    """Between two evaluations too; what goes on from it ends as if it had not stopped."""
+    """Also between two evaluations; what resumes from it ends as if it had not stopped."""
     recipe = recipe_for(tmp_path / "out")
     trainer = prepare(recipe)
     assert trainer.run(lambda report: trainer.stop()).step == 10
@@ -177,7 +178,7 @@ MEMORY = [
     {"elements_per_segment": 17},
     {"rows_per_pass": 4, "elements_per_segment": 50, "activation_checkpointing": True},
 ]
-"""What bounds memory; whole chains, since each pass draws its own."""
+"""Keys that bound memory; with whole chains, since each pass draws its own."""
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -224,7 +225,7 @@ def one_report(trainer: Trainer) -> Report:
 def test_packed_documents_cost_what_they_cost_apart(
     targets, recipe_for, tmp_path: Path, method: str, loss: str
 ):
-    """Two documents in one row, or in two: the same mean over charged elements."""
+    """Two documents in one row, or in two: the same mean over the elements in the loss."""
     documents = [Document.answered(tuple(TOKENS[:15]), 3), Document.answered(tuple(TOKENS[15:]), 6)]
     losses = []
     for name, rows, length in (("packed", 1, 40), ("apart", 2, 26)):
@@ -247,7 +248,7 @@ def test_packed_documents_cost_what_they_cost_apart(
 
 
 def test_eagle3_drops_nothing(recipe_for, tmp_path: Path):
-    """Its loss is a mean over all it is charged for, whatever P-EAGLE's ratio."""
+    """Its loss is a mean over all its elements, whatever P-EAGLE's ratio."""
     losses = [
         prepare(recipe_for(tmp_path / str(ratio), method="eagle3", cod_ratio=ratio)).gradient(0)
         for ratio in (0.3, 1.0)
@@ -296,7 +297,7 @@ def test_a_reduced_vocabulary_is_trained_and_drafts_target_ids(targets, recipe_f
     assert report.estimate is not None
     model = load_drafter(tmp_path / "out", targets["easy"].decoder)
     assert model.config.draft_vocab_size == 48
-    engine = Engine(targets["easy"].decoder, tiny.as_drafter(model), 4, tiny.engine_config())
+    engine = Engine(targets["easy"].decoder, drafter_for(model), 4, tiny.engine_config())
     requests = tiny.run(engine, [[i, 3, i] for i in range(8)], SamplingParams(max_tokens=30))
     assert sum(request.speculation.accepted for request in requests) > 10
 
@@ -369,7 +370,7 @@ def test_a_stopped_run_does_not_keep_what_is_no_number(recipe_for, tmp_path: Pat
 def test_a_run_lost_at_its_first_drafter_goes_on(
     recipe_for, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Its drafter is there, the snapshot behind it is not: it is not taken for a finished one."""
+    """Its drafter exists, its newer snapshot does not: it is not taken for a finished one."""
     recipe = recipe_for(tmp_path / "out", steps=9)
     trainer = prepare(recipe)
     drafter = tmp_path / "out" / "model.safetensors"
@@ -396,7 +397,7 @@ def test_a_stop_in_the_last_step_is_the_end(recipe_for, tmp_path: Path):
 def test_a_damaged_snapshot_is_refused(recipe_for, interrupted: Path):
     interrupted.write_bytes(interrupted.read_bytes()[:1000])
     recipe = recipe_for(interrupted.parent / "out", steps=21, evaluate_every=5)
-    with pytest.raises(InputError, match=r"is no usable snapshot .*remove it to start anew"):
+    with pytest.raises(InputError, match=r"is not a usable snapshot .*remove it to start over"):
         prepare(recipe).run(print)
 
 
@@ -406,11 +407,11 @@ class TestPrepare:
             prepare(recipe_for(tmp_path / "out", row_length=300))
 
     def test_too_few_documents(self, recipe_for, tmp_path: Path):
-        with pytest.raises(InputError, match="64 documents of 64 samples, and whole samples of 64"):
+        with pytest.raises(InputError, match="leaves none of 64 documents in 64 samples"):
             prepare(recipe_for(tmp_path / "out", validation_documents=64))
 
     def test_responses_shorter_than_a_chain(self, recipe_for, tmp_path: Path):
-        """Every estimate would be 1, and the first drafter the best one for ever."""
+        """Every estimate would be 1, and the first drafter would stay the best."""
         data = tmp_path / "data.jsonl"
         line = {"prompt_token_ids": [1, 2], "token_ids": [3, 4, 5]}
         data.write_text("\n".join([json.dumps(line)] * 20))
@@ -429,7 +430,7 @@ class TestPrepare:
 
     def test_an_output_that_is_a_link(self, recipe_for, tmp_path: Path):
         (tmp_path / "out").symlink_to(tmp_path / "elsewhere")
-        with pytest.raises(InputError, match="is a link; name the directory that it is to be"):
+        with pytest.raises(InputError, match="is a link; name the directory itself"):
             prepare(recipe_for(tmp_path / "out"))
 
     def test_a_finished_drafter_is_not_trained_over(self, recipe_for, tmp_path: Path):
@@ -447,7 +448,7 @@ class TestPrepare:
         line = {"prompt_token_ids": [1], "token_ids": [2, 3, tiny.VOCAB]}
         (tmp_path / "data.jsonl").write_text(json.dumps(line))
         recipe = recipe_for(tmp_path / "out", data=(str(tmp_path / "data.jsonl"),))
-        with pytest.raises(InputError, match="token id 96, outside the target's vocabulary of 96"):
+        with pytest.raises(InputError, match="token id 96 is outside the target's vocabulary"):
             prepare(recipe)
 
     def test_text_for_a_target_without_a_tokenizer(self, targets, recipe_for, tmp_path: Path):
@@ -461,7 +462,7 @@ class TestPrepare:
 
 
 def test_embeddings_can_stay_the_targets(targets, recipe_for, tmp_path: Path):
-    """P-EAGLE without embeddings of its own: its directory leaves them to the target's."""
+    """P-EAGLE without embeddings of its own: its directory has none, and the target's are used."""
     recipe = recipe_for(tmp_path / "out", train_embeddings=False, steps=20)
     trainer, reports = prepare(recipe), []
     before = trainer.model.embed.weight.clone()

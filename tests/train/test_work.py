@@ -19,13 +19,13 @@ def count(recipe, documents, dense: bool = False) -> Work:
 
 
 def test_one_document(recipe_for, tmp_path):
-    """Tokens 3 to 11 are a response, so anchors 1 to 9 are charged at depth 0, 1 to 8 at 1, ..."""
+    """Tokens 3 to 11 are a response: anchors 1 to 9 are in the loss at depth 0, 1 to 8 at 1, ..."""
     work = count(
         recipe_for(tmp_path, num_speculative_tokens=3), [Document.answered(TOKENS, prompt_length=3)]
     )
     assert work == Work(
         tokens=12,
-        charged=(9, 8, 7),
+        loss_elements=(9, 8, 7),
         deeper=15,
         target_pairs=sum(range(1, 13)),
         draft_pairs=sum(range(1, 13)) + sum(range(3, 11)) + sum(range(4, 11)),
@@ -56,6 +56,6 @@ def test_without_a_mask_a_segment_meets_every_token_and_itself(recipe_for, tmp_p
 def test_eagle3_unrolls_every_token_and_keeps_every_depth(recipe_for, tmp_path):
     recipe = recipe_for(tmp_path, method="eagle3", num_speculative_tokens=3)
     work = count(recipe, [Document.answered(TOKENS, 3)])
-    assert work.charged == (9, 8, 7)
+    assert work.loss_elements == (9, 8, 7)
     assert work.deeper == work.largest_segment == 2 * 12
     assert work.draft_pairs == 3 * sum(range(1, 13)) + 12 * (1 + 2)

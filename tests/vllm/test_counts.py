@@ -20,13 +20,14 @@ import tiny
 from peagle.bench.prompts import load_prompts
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request
 from peagle.models.tokenizer import load_tokenizer
 from peagle.pair import bundled
 from peagle.train import initial
+from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare
 
 pytestmark = pytest.mark.vllm
 HERE = Path(__file__).parent
@@ -240,7 +241,7 @@ def vllm_job(trial: Trial) -> dict[str, Any]:
 def run(trial: Trial) -> list[Request]:
     """Our engine on the same batches, greedy, in float32."""
     target = tiny.load_target(trial.subject.target)
-    drafter = tiny.as_drafter(load_drafter(trial.drafter, target, trial.parallel))
+    drafter = drafter_for(load_drafter(trial.drafter, target, trial.parallel))
     config = tiny.engine_config(**ENGINE, kv_cache_memory=1 << 26, enable_prefix_caching=False)
     engine = Engine(target, drafter, trial.k, config)
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)

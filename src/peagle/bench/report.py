@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from rich import box
@@ -17,7 +17,7 @@ from rich.table import Table
 from peagle.bench.load import PromptWorkload, Run
 from peagle.config import DType
 from peagle.device import resolve_device, resolve_dtype
-from peagle.errors import InputError
+from peagle.files import whole_file
 
 NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 
@@ -125,39 +125,13 @@ def _identical(run: Run) -> str:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
-    """A text file that gets its name only once the block is through; after an error it is gone.
-
-    Opening it shows at the start that the result can be written at the end. Raises `InputError`
-    when it cannot.
-    """
-    try:
-        place = path.expanduser().resolve()
-        if place.exists() and not (place.is_file() and os.access(place, os.W_OK)):
-            raise InputError(f"{path} cannot be written: it is no file that may be replaced")
-        scratch = place.with_name(f".{place.name}.{os.getpid()}")
-        file = scratch.open("x", encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}") from None
-    try:
-        with file:
-            yield file
-        scratch.replace(place)
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-@contextmanager
 def result_file(path: Path | None) -> Iterator[Callable[[Any], None]]:
-    """Writes a result as JSON if there is a path: asked for before anything is measured."""
+    """A function that writes a result as JSON; without a path it writes nothing.
+
+    The file is opened before the block runs. Raises `InputError` when it cannot be written.
+    """
     if path is None:
         yield lambda _: None
         return
     with whole_file(path) as file:
         yield lambda result: print(json.dumps(result, indent=1), file=file)
-
-
-def write_result(file: TextIO, environment: dict[str, Any], runs: Sequence[Run]) -> None:
-    """Write the result file: what it was measured on, and every run."""
-    result = {"environment": environment, "runs": [run.as_json() for run in runs]}
-    file.write(json.dumps(result, indent=2) + "\n")

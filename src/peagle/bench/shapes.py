@@ -8,11 +8,9 @@ from torch import nn
 
 from peagle.config import EngineConfig
 from peagle.device import resolve_device, resolve_dtype
-from peagle.drafters.checkpoint import default_taps
 from peagle.drafters.drafter import Drafter
-from peagle.drafters.eagle3 import SequentialDrafter
-from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.drafters.peagle import ParallelDrafter
+from peagle.drafters.methods import drafter_for
+from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig
@@ -112,7 +110,7 @@ def random_drafter(
     with torch.device("meta"):
         model = DraftModel(config, target.max_position_embeddings)
     _fill(model, device, dtype)
-    return ParallelDrafter(model) if parallel else SequentialDrafter(model)
+    return drafter_for(model)
 
 
 def random_engine(

@@ -1,7 +1,6 @@
 """`peagle bench`: compare methods, K and concurrency on the same prompts."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,11 +172,10 @@ def _run(
 ) -> None:
     """Run all cases, write the result file and print the table."""
     from peagle.bench.load import run_cases
-    from peagle.bench.report import full_table, whole_file, write_result
+    from peagle.bench.report import full_table, result_file
 
-    with whole_file(json) if json is not None else nullcontext() as file:
+    with result_file(json) as write:
         with progress_bar("requests", requests) as advance:
             runs = list(run_cases(workload, cases, advance))
-        if file is not None:
-            write_result(file, environment, runs)
+        write({"environment": environment, "runs": [run.as_json() for run in runs]})
     Console().print(full_table(runs, caption))

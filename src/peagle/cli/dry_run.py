@@ -77,9 +77,9 @@ def _packed(rows: "PackedRows") -> str:
 
 
 def _elements(plan: "Plan") -> Iterable[Row]:
-    for depth, (share, count) in enumerate(zip(plan.shares, plan.step.charged, strict=True)):
+    for depth, (share, count) in enumerate(zip(plan.shares, plan.step.loss_elements, strict=True)):
         yield str(depth), f"{share:.3f}", f"{count:,}"
-    yield "charged", "", f"{sum(plan.step.charged):,}"
+    yield "in the loss", "", f"{sum(plan.step.loss_elements):,}"
     yield "through the layers", "", f"{plan.step.tokens + plan.step.deeper:,}"
 
 

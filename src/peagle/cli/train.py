@@ -65,7 +65,7 @@ def train(
 
 
 def _help_training(recipe: "Recipe") -> None:
-    from peagle.train.run import prepare
+    from peagle.train.prepare import prepare
 
     trainer = prepare(recipe)
     with _stopping(trainer):
@@ -77,7 +77,7 @@ def _train(recipe: "Recipe", tracking: "Tracking") -> None:
     from peagle.cli.engine_length import held_out_prompts
     from peagle.cli.trackers import need
     from peagle.cli.training_log import TrainingLog, log_directory
-    from peagle.train.run import prepare
+    from peagle.train.prepare import prepare
 
     need("matplotlib", "peagle train")
     tracking.check()

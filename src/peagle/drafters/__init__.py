@@ -1,1 +1,7 @@
-"""Drafters: what proposes the tokens that the target verifies."""
+"""Drafters: what proposes the tokens that the target verifies.
+
+model (the network, and `DrafterConfig`), drafter (the protocol that the engine's cycle needs),
+peagle (K tokens in one pass), eagle3 (K passes), methods (which of the two a model is), resident
+(both again, for a captured cycle), vocabulary (the reduced draft vocabulary), checkpoint (a
+directory in vLLM's layout, read and written), diagnosis (what `peagle check` finds).
+"""

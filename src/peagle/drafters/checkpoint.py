@@ -1,10 +1,8 @@
-"""A drafter's directory: vLLM's layout, read strictly and written."""
+"""A drafter's directory in vLLM's layout: strict reading, and writing."""
 
 import json
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +11,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
+from peagle.files import replacing_directory
 from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import transformer_config
+from peagle.models.families import architecture_of, reading, transformer_config
 from peagle.models.loading import layer_rules
 from peagle.models.weights import TensorRule, about, assemble, disassemble, read_json, read_tensors
 from peagle.ops.packing import pack
@@ -35,36 +34,32 @@ KNOWN_ARCHITECTURES = {
     "PeagleLlamaForCausalLM",
     "PeagleQwen3ForCausalLM",
 }
+TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
 MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
-def default_taps(num_layers: int) -> tuple[int, ...]:
-    """The tapped layers where a directory names none: 2, N // 2, N - 3."""
-    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
-
-
-def read_config(directory: Path, target: DecoderConfig) -> DrafterConfig:
+def read_drafter_config(directory: Path, target: DecoderConfig) -> DrafterConfig:
     """A drafter's `config.json`, in vLLM's raw layout or in speculators' format.
 
-    Raises `InputError` when it is not a drafter's or lacks a key.
+    Raises `InputError` for another architecture, a missing key or a value of the wrong kind.
     """
     values, source = read_json(directory / "config.json"), str(directory)
-    with _readable(source):
+    with reading(source):
         nested: dict[str, Any] = dict(values.get("transformer_layer_config") or {})  # type: ignore[call-overload]
         flat = {**values, **nested, **_speculators_keys(values)}
-    return drafter_config(flat, target, source)
+        return _drafter_config(flat, target, source)
 
 
 def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys that speculators' format keeps elsewhere or gives another default."""
+    """Keys that speculators' format keeps elsewhere or defaults differently."""
     algorithm = values.get("speculators_model_type")
     if algorithm is None:
         return {}
     if algorithm not in ("eagle3", "peagle"):
         raise InputError(
-            f"speculators_model_type {algorithm} is not supported, only eagle3, peagle"
+            f"speculators_model_type {algorithm} is not supported, only eagle3 and peagle"
         )
     keys: dict[str, Any] = {
         "architectures": ["Eagle3Speculator"],
@@ -76,30 +71,9 @@ def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str) -> DrafterConfig:
-    """The checked meaning of a drafter's flat configuration.
-
-    Raises `InputError` for another architecture, a missing key or a value of the wrong kind.
-    """
-    with _readable(source):
-        return _drafter_config(values, target, source)
-
-
-@contextmanager
-def _readable(source: str) -> Iterator[None]:
-    """Raises `InputError` for a value of the wrong kind."""
-    try:
-        yield
-    except InputError:
-        raise
-    except LookupError as error:
-        raise InputError(f"{source}: config.json has a value without its {error}") from None
-    except (AttributeError, TypeError, ValueError) as error:
-        raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
-
-
 def _drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str) -> DrafterConfig:
-    architecture = (values.get("architectures") or ["none"])[0]
+    """The meaning of a flat configuration."""
+    architecture = architecture_of(values)
     if architecture not in KNOWN_ARCHITECTURES:
         raise InputError(
             f"{source}: architecture {architecture} is not an EAGLE-3 or P-EAGLE drafter"
@@ -108,19 +82,14 @@ def _drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: st
     eagle: Mapping[str, Any] = values.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):
         raise InputError(f"{source}: an EAGLE-1 drafter (use_aux_hidden_state false)")
-    listed = values.get("eagle_aux_hidden_state_layer_ids") or eagle.get(
-        "eagle_aux_hidden_state_layer_ids"
-    )
-    taps = tuple(sorted(int(tap) for tap in listed or default_taps(target.num_hidden_layers)))
-    named = (values.get("dflash_config") or {}).get("mask_token_id")
-    given = [one for one in (named, *map(values.get, MASK_KEYS)) if one is not None]
+    listed = values.get(TAPS_KEY) or eagle.get(TAPS_KEY) or default_taps(target.num_hidden_layers)
     trained = values.get("num_speculative_tokens")
     return DrafterConfig(
         transformer=transformer_config(values, model_type, source),
         target_hidden_size=int(values.get("target_hidden_size") or target.hidden_size),
-        taps=taps,
+        taps=tuple(sorted(map(int, listed))),
         draft_vocab_size=int(values.get("draft_vocab_size") or values["vocab_size"]),
-        mask_token_id=int(given[0]) if given else None,
+        mask_token_id=_mask_token_id(values),
         norm_before_residual=bool(values.get("norm_before_residual", False)),
         norm_before_fc=bool(eagle.get("norm_before_fc", values.get("norm_before_fc", False))),
         fc_norm=bool(values.get("fc_norm", False)),
@@ -129,8 +98,15 @@ def _drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: st
     )
 
 
+def _mask_token_id(values: Mapping[str, Any]) -> int | None:
+    """The mask token, under whichever key it is; None for EAGLE-3."""
+    nested = (values.get("dflash_config") or {}).get("mask_token_id")
+    given = [value for value in (nested, *map(values.get, MASK_KEYS)) if value is not None]
+    return int(given[0]) if given else None
+
+
 def config_problems(config: DrafterConfig, target: DecoderConfig) -> list[str]:
-    """Everything in a drafter's configuration that does not fit its target, each with its mend."""
+    """Everything in a drafter's configuration that does not fit its target, each with a fix."""
     shape = config.transformer
     problems = []
     if config.target_hidden_size != target.hidden_size:
@@ -160,7 +136,7 @@ def config_problems(config: DrafterConfig, target: DecoderConfig) -> list[str]:
 
 
 def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -> list[TensorRule]:
-    """Every tensor of a drafter's file but `mask_hidden`, d2t and t2d, less the shared ones."""
+    """Every tensor of a drafter's file except d2t, t2d and the `shared` ones."""
     shape = config.transformer
     rules = [
         TensorRule("embed.weight", (EMBEDDINGS,), (shape.vocab_size,)),
@@ -191,16 +167,16 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
 
 
 def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None) -> DraftModel:
-    """A drafter ready for inference beside its target, sharing what its file leaves out.
+    """A drafter ready for inference, which shares with its target what its own file leaves out.
 
-    `parallel` states how it will run; None takes what the files are. Raises `InputError` naming
-    every problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
+    parallel: how it will run; None: as whatever the files hold. Raises `InputError` naming every
+    problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
     """
-    config = read_config(directory, target.config)
+    config = read_drafter_config(directory, target.config)
     tensors = normalised(read_tensors(directory))
     problems = config_problems(config, target.config) + method_problems(config, tensors, parallel)
     if problems:
-        raise InputError(f"{directory} does not fit: " + "; ".join(problems))
+        raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
     config = effective_config(config, tensors)
     with torch.device("meta"):
         model = DraftModel(config, target.rotations.shape[0])
@@ -227,7 +203,7 @@ def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def method_problems(
     config: DrafterConfig, tensors: Mapping[str, Tensor], parallel: bool | None
 ) -> list[str]:
-    """Whether the files are the kind of drafter they are asked to run as."""
+    """What is wrong if the files are not the kind of drafter they are to run as."""
     if parallel and MASK_HIDDEN not in tensors:
         return [
             "it has no mask_hidden, so it is an EAGLE-3 drafter; set parallel_drafting to false"
@@ -249,7 +225,7 @@ def effective_config(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> Dr
 def shared_tensors(
     config: DrafterConfig, target: DecoderConfig, tensors: Mapping[str, Tensor]
 ) -> frozenset[str]:
-    """Which of embeddings and head come from the target: those absent that would fit."""
+    """The tensors that come from the target: embeddings and head, if absent and of its sizes."""
     shared = set()
     if config.transformer.hidden_size == target.hidden_size:
         if EMBEDDINGS not in tensors:
@@ -272,12 +248,12 @@ def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
     if not model.config.reduced_vocabulary:
         if d2t is not None and bool(d2t.any()):
             raise InputError(
-                "d2t moves draft ids though the draft vocabulary is the whole one; set "
+                "d2t maps draft ids although the draft vocabulary is the full one; set "
                 "draft_vocab_size to the number of draft ids"
             )
         return
     if d2t is None:
-        raise InputError("a reduced draft vocabulary needs the tensor d2t, and it is missing")
+        raise InputError("a reduced draft vocabulary needs the tensor d2t, which is missing")
     if not _maps_every_draft_id(d2t, model.config):
         raise InputError(
             "d2t does not map every draft id to a target id; it holds offsets, not ids"
@@ -298,24 +274,18 @@ def save_drafter(
     dtype: torch.dtype = torch.bfloat16,
     shared: frozenset[str] = frozenset(),
 ) -> None:
-    """Write a drafter's directory whole or not at all, replacing one that is there.
+    """Write a drafter's directory whole or not at all, replacing an existing one.
 
-    `shared` names tensors of the file to leave out, since the target's serve.
+    shared: names of tensors to leave out, because the target's are used.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=directory.parent) as scratch:
-        fresh = Path(scratch) / "drafter"
-        fresh.mkdir()
+    with replacing_directory(directory) as fresh:
         tensors = {name: value.to(dtype) for name, value in _file_tensors(model, shared).items()}
         tensors.update(_vocabulary_tensors(model))
         save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps(config_json(model.config, dtype), indent=2) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
-        # safetensors keeps others from reading what it writes
+        # safetensors writes files that only their owner may read
         shutil.copymode(fresh / "config.json", fresh / "model.safetensors")
-        if directory.exists():
-            directory.rename(Path(scratch) / "before")
-        fresh.rename(directory)
 
 
 def _file_tensors(model: DraftModel, shared: frozenset[str]) -> dict[str, Tensor]:
@@ -356,7 +326,7 @@ def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
         "mlp_bias": shape.mlp_bias,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
-        "eagle_aux_hidden_state_layer_ids": list(config.taps),
+        TAPS_KEY: list(config.taps),
         "num_aux_hidden_states": len(config.taps),
         "norm_before_residual": config.norm_before_residual,
         "norm_before_fc": config.norm_before_fc,

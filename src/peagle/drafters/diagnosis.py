@@ -1,4 +1,4 @@
-"""What a drafter's directory is, whether it fits a target, and all that is wrong with it."""
+"""What a drafter's directory holds, whether it fits a target, and everything wrong with it."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,15 +17,14 @@ from peagle.drafters.checkpoint import (
     T2D,
     attach_vocabulary,
     config_problems,
-    default_taps,
     drafter_rules,
     effective_config,
     method_problems,
     normalised,
-    read_config,
+    read_drafter_config,
     shared_tensors,
 )
-from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.errors import InputError
 from peagle.models.decoder import DecoderConfig
 from peagle.models.families import read_target_config
@@ -43,19 +42,19 @@ UNKNOWN_TARGET = DecoderConfig(
     num_key_value_heads=1,
     head_dim=1,
 )
-"""Stands in for a target while a configuration is read; so deep that any aux layer is inside."""
+"""Stands in for a target while a configuration is read; deep enough for any aux layer."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found in a drafter's directory."""
+    """Findings about a drafter's directory."""
 
     facts: Mapping[str, str]
-    """What the drafter is, as far as it could be read: a label and a value each."""
+    """What the drafter is, as far as it could be read: label -> value."""
     problems: tuple[str, ...]
-    """What is wrong, each with its mend; none means that it will load."""
+    """What is wrong, each with a fix; if empty, the drafter will load."""
     trained_tokens: int | None
-    """K that it was trained for, where the directory says."""
+    """K that it was trained for, if the directory says."""
 
 
 def diagnose(
@@ -63,8 +62,8 @@ def diagnose(
 ) -> Diagnosis:
     """Examine a drafter, alone or beside the target it is meant for.
 
-    `parallel` says how it is to run: True as P-EAGLE, False as EAGLE-3, None as what it is. Never
-    raises `InputError`: what cannot be read is a problem among the others.
+    parallel: how it is to run: True as P-EAGLE, False as EAGLE-3, None as whatever it is. Never
+    raises `InputError`: what cannot be read is one of the problems.
     """
     problems: list[str] = []
     shape = None
@@ -89,7 +88,7 @@ def diagnose(
 
 
 def target_problems(directory: Path) -> list[str]:
-    """What keeps a target from being served, but for a config.json that `diagnose` cannot read."""
+    """What keeps a target from being served, except a config.json that `diagnose` reports."""
     problems: list[str] = []
     if _attempt(lambda: read_target_config(directory), []) is not None:
         _attempt(lambda: check_decoder(directory), problems)
@@ -98,7 +97,7 @@ def target_problems(directory: Path) -> list[str]:
 
 
 def _attempt(read: Callable[[], T], problems: list[str]) -> T | None:
-    """The value read, or None and one more problem."""
+    """The value read, or None after adding a problem."""
     try:
         return read()
     except InputError as error:
@@ -108,9 +107,9 @@ def _attempt(read: Callable[[], T], problems: list[str]) -> T | None:
 
 def _read_drafter(directory: Path, target: DecoderConfig | None) -> DrafterConfig:
     if target is not None:
-        return read_config(directory, target)
-    own = read_config(directory, UNKNOWN_TARGET).transformer
-    return read_config(directory, _as_deep_as_unknown(own))
+        return read_drafter_config(directory, target)
+    own = read_drafter_config(directory, UNKNOWN_TARGET).transformer
+    return read_drafter_config(directory, _as_deep_as_unknown(own))
 
 
 def _as_deep_as_unknown(shape: DecoderConfig) -> DecoderConfig:
@@ -118,12 +117,12 @@ def _as_deep_as_unknown(shape: DecoderConfig) -> DecoderConfig:
 
 
 def _implied_target(config: DrafterConfig) -> DecoderConfig:
-    """The target that a drafter's own configuration speaks of."""
+    """The target that a drafter's own configuration implies."""
     return replace(_as_deep_as_unknown(config.transformer), hidden_size=config.target_hidden_size)
 
 
 def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:
-    """The tensors of every file that can be read; the other files and bad values are problems."""
+    """The tensors of every readable file; unreadable files and bad values become problems."""
     tensors: dict[str, Tensor] = {}
     for file in _attempt(lambda: safetensors_files(directory), problems) or []:
         try:
@@ -133,8 +132,8 @@ def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:
     broken = [name for name, value in tensors.items() if not finite(value)]
     if broken:
         problems.append(
-            f"NaN or infinite values in {', '.join(broken)}; take a checkpoint from before the "
-            "training diverged"
+            f"NaN or infinite values in {', '.join(broken)}; use a checkpoint from before training "
+            "diverged"
         )
     return tensors
 
@@ -142,14 +141,14 @@ def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:
 def _tensor_problems(
     config: DrafterConfig, target: DecoderConfig, tensors: Mapping[str, Tensor]
 ) -> list[str]:
-    """What is missing, unexpected or misshapen beside what `config.json` announces."""
+    """What is missing, unexpected or misshapen compared with `config.json`."""
     with torch.device("meta"):
         model = DraftModel(config, 1)
     rules = drafter_rules(config, shared_tensors(config, target, tensors))
     named_already = [] if config.parallel else [MASK_HIDDEN]
     problems = mismatches(model, rules, tensors, [D2T, T2D, *named_already])
     if problems:
-        advice = "export it again with the config.json it was trained with"
+        advice = "export it again with the config.json of its training"
         problems = [f"{'; '.join(problems)}; {advice}"]
     _attempt(lambda: attach_vocabulary(model, tensors), problems)
     return problems

@@ -1,4 +1,4 @@
-"""What the cycle needs of a drafter, whichever way it proposes."""
+"""What the engine's cycle needs from a drafter of either method."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,17 +23,17 @@ class Memory(Protocol):
     """The drafter's KV cache as the engine keeps it."""
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
-        """Positions [rows] of some spans, in order, and the attention of one pass over them."""
+        """Positions [rows] of some spans, in order, and attention for one pass over them."""
         ...
 
 
 @dataclass(frozen=True)
 class DraftWork:
-    """Rows that a drafter has not seen yet, one span a request, and how many tokens to propose."""
+    """Rows that a drafter has not seen, one span per request, and how many tokens to propose."""
 
     spans: tuple[Span, ...]
     ks: tuple[int, ...]
-    """K of each request; 0 where only keys and values are wanted, as in the middle of a prompt."""
+    """K of each request; 0 where only keys and values are needed, as in the middle of a prompt."""
     tokens: Tensor
     """[rows] the token after each position."""
     features: Tensor
@@ -41,7 +41,7 @@ class DraftWork:
 
 
 class Drafter(Protocol):
-    """Proposes K tokens a request."""
+    """Proposes K tokens per request."""
 
     model: DraftModel
 

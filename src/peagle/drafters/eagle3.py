@@ -1,4 +1,4 @@
-"""EAGLE-3: K tokens from K passes, each fed with the drafter's own last output."""
+"""EAGLE-3: K tokens from K passes, each fed the drafter's own last output."""
 
 import torch
 from torch import Tensor
@@ -8,13 +8,13 @@ from peagle.drafters.model import DraftModel
 
 
 class SequentialDrafter:
-    """One pass over the known rows gives the first token, K - 1 passes of one row the others."""
+    """One pass over the known rows gives the first token, K - 1 passes of one row each the rest."""
 
     def __init__(self, model: DraftModel) -> None:
         self.model = model
 
     def propose(self, work: DraftWork, memory: Memory) -> Tensor:
-        """Draft token by token; requests with a smaller K leave the later passes."""
+        """Draft token by token; requests with a smaller K skip the later passes."""
         positions, attend = memory.open(work.spans)
         features = self.model.project(work.features)
         hidden = self.model(work.tokens, features, positions, attend)
@@ -22,7 +22,7 @@ class SequentialDrafter:
         if not active:
             return work.tokens[:0]
         hidden = hidden.index_select(0, self._last_rows(work, active))
-        columns = [self._best(hidden)]
+        columns = [self.model.most_likely(hidden)]
         for step in range(1, max(work.ks)):
             still = [i for i in active if work.ks[i] > step]
             keep = torch.tensor([active.index(i) for i in still], device=hidden.device)
@@ -30,11 +30,8 @@ class SequentialDrafter:
             active = still
             positions, attend = memory.open([self._next(work.spans[i], step) for i in active])
             hidden = self.model(tokens, self.model.feedback(hidden), positions, attend)
-            columns.append(self._best(hidden))
+            columns.append(self.model.most_likely(hidden))
         return _by_request(columns, work.ks)
-
-    def _best(self, hidden: Tensor) -> Tensor:
-        return self.model.target_ids(self.model.logits(hidden).argmax(dim=-1))
 
     @staticmethod
     def _next(span: Span, step: int) -> Span:
@@ -47,7 +44,7 @@ class SequentialDrafter:
 
 
 def _by_request(columns: list[Tensor], ks: tuple[int, ...]) -> Tensor:
-    """Drafts step after step -> request after request. columns[step]: requests with k > step."""
+    """Drafts by step -> drafts by request. columns[step]: those of requests with k > step."""
     ordered = []
     place = [0] * len(columns)
     for k in ks:

@@ -23,6 +23,11 @@ def call_plainly(layer: nn.Module, *arguments: Any) -> Tensor:
     return result
 
 
+def default_taps(num_layers: int) -> tuple[int, ...]:
+    """The tapped layers if a directory names none: 2, N // 2, N - 3."""
+    return tuple(sorted({2, num_layers // 2, num_layers - 3}))
+
+
 @dataclass(frozen=True)
 class DrafterConfig:
     """A drafter's architecture and what it was trained for; keys as in vLLM's `config.json`."""
@@ -31,7 +36,7 @@ class DrafterConfig:
     """Sizes of the draft layers; vocab_size is the target's."""
     target_hidden_size: int
     taps: tuple[int, ...]
-    """Target layers whose input is a feature (`eagle_aux_hidden_state_layer_ids`), ascending."""
+    """Target layers whose inputs are features (`eagle_aux_hidden_state_layer_ids`), ascending."""
     draft_vocab_size: int
     mask_token_id: int | None = None
     """The mask slots' token; None for EAGLE-3, which has no mask slots."""
@@ -40,12 +45,17 @@ class DrafterConfig:
     fc_norm: bool = False
     norm_output: bool = False
     trained_tokens: int | None = None
-    """K that the drafter was trained for, where the directory says."""
+    """K that the drafter was trained for, if the directory says."""
 
     @property
     def parallel(self) -> bool:
         """Whether this is a P-EAGLE drafter."""
         return self.mask_token_id is not None
+
+    @property
+    def default_k(self) -> int:
+        """K if the user gives none: the trained one, else 7 for P-EAGLE and 3 for EAGLE-3."""
+        return self.trained_tokens or (7 if self.parallel else 3)
 
     @property
     def feature_size(self) -> int:
@@ -78,8 +88,8 @@ class FirstLayer(nn.Module):
         attend: Attend,
         kept: Tensor | None = None,
     ) -> Tensor:
-        """embedding, feature: [rows, hidden_size]; result: the residual stream, the same shape, or
-        of the rows in `kept` alone."""
+        """embedding, feature: [rows, hidden_size]. Returns the residual stream, in the same shape,
+        or that of the rows in `kept` alone."""
         normed = self.hidden_norm(feature)
         x = torch.cat((self.input_norm(embedding), normed), dim=-1)
         residual = normed if self.norm_before_residual else feature
@@ -147,8 +157,8 @@ class DraftModel(nn.Module):
     ) -> Tensor:
         """The draft layers alone. Inputs as in `forward`, embeddings in place of tokens.
 
-        Embeddings and features may be one row, [1, hidden_size], that stands at every position.
-        kept: the rows to return, each once; the others are only attended to. None: all.
+        Embeddings and features may be a single row, [1, hidden_size], for all positions.
+        kept: the rows to return, without repeats; the others are only attended to. None: all.
         """
         rotation, last = rotation_at(self.rotations, positions), len(self.rest)
         x = call(self.first, embeddings, features, rotation, attend, None if last else kept)
@@ -156,19 +166,21 @@ class DraftModel(nn.Module):
             x = call(layer, x, rotation, index, attend, kept if index == last else None)
         return x
 
-    def mask_slot(self) -> tuple[Tensor, Tensor]:
-        """Embedding and projected feature of a mask slot, [1, hidden_size] each; P-EAGLE only."""
-        feature = self.project(self.mask_hidden[None])
-        mask_token = self.embed.weight[None, self.config.mask_token_id]
-        return mask_token.to(feature.dtype), feature
+    def mask_feature(self) -> Tensor:
+        """Projected feature of every mask slot: [1, hidden_size]; P-EAGLE only."""
+        return self.project(self.mask_hidden[None])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Residual stream [rows, hidden_size] -> logits [rows, draft_vocab_size]."""
         scores: Tensor = self.head(self.norm(hidden))
         return scores
 
+    def most_likely(self, hidden: Tensor) -> Tensor:
+        """Residual stream [rows, hidden_size] -> the most likely tokens [rows], as target ids."""
+        return self.target_ids(self.logits(hidden).argmax(dim=-1))
+
     def feedback(self, hidden: Tensor) -> Tensor:
-        """What EAGLE-3 feeds its next slot as feature: its own output, normed if so trained."""
+        """EAGLE-3's feature for its next slot: its own output, normed if it was trained so."""
         return self.norm(hidden) if self.config.norm_output else hidden
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""P-EAGLE: K tokens from one pass, by K - 1 mask slots behind the newest token."""
+"""P-EAGLE: K tokens from one pass, with K - 1 mask slots after the newest token."""
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from peagle.ops.draft_rows import draft_rows
 class ParallelDrafter:
     """Runs known rows and mask slots together; mask slots never stay in the kept cache.
 
-    A mask slot's keys land at positions that the next pass writes again, with real rows, before
+    A mask slot's keys are written to positions that the next pass overwrites with real rows before
     anything reads them.
     """
 
@@ -20,10 +20,10 @@ class ParallelDrafter:
         self.model = model
         device = model.mask_hidden.device
         self._mask_token = torch.tensor([model.config.mask_token_id], device=device)
-        self._mask_feature = model.project(model.mask_hidden[None])  # [1, hidden_size]
+        self._mask_feature = model.mask_feature()
 
     def propose(self, work: DraftWork, memory: Memory) -> Tensor:
-        """One forward over every request's known rows and mask slots; the K best tokens of each."""
+        """One forward over every request's known rows and mask slots; K tokens for each."""
         counts = [span.count for span in work.spans]
         sources, reads = draft_rows(counts, work.ks, work.tokens.device)
         tokens = torch.cat((work.tokens, self._mask_token)).index_select(0, sources)
@@ -35,5 +35,4 @@ class ParallelDrafter:
             ]
         )
         hidden = self.model(tokens, features.index_select(0, sources), positions, attend)
-        best = self.model.logits(hidden.index_select(0, reads)).argmax(dim=-1)
-        return self.model.target_ids(best)
+        return self.model.most_likely(hidden.index_select(0, reads))

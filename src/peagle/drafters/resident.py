@@ -1,4 +1,4 @@
-"""Drafting from state that stays on the device: the same drafters, for a captured cycle."""
+"""Drafting from state that stays on the device: both methods again, for a captured cycle."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from peagle.ops.resident import DraftInputs, FirstNorms, ResidentState, draft_in
 from peagle.ops.residual import Normed
 
 OpenPass = Callable[[PassRows], AttendProduct]
-"""The drafter's KV cache: the attention of one pass over some rows."""
+"""The drafter's KV cache: gives the attention for one pass over some rows."""
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class CycleShape:
     """How many rows a cycle has for each of its requests."""
 
     drafts: int
-    """0 without a drafter."""
+    """Drafts; 0 without a drafter."""
     pending: int
-    """The most rows of a request that the drafter has not seen."""
+    """The largest number of rows of a request that the drafter has not seen."""
 
 
 class ResidentDrafter(ABC):
@@ -47,7 +47,7 @@ class ResidentDrafter(ABC):
         """Drafts as target ids: [requests, drafts]."""
 
     def _pass(self, inputs: DraftInputs, open_pass: OpenPass) -> tuple[Tensor, Normed]:
-        """The residual stream [reads, hidden_size] at the rows drafts are read at, and its norm."""
+        """The residual stream [reads, hidden_size] of the rows that give drafts, and its norm."""
         first = Normed(inputs.x, None, self._norms.eps)
         attend = open_pass(inputs.rows)
         reads = inputs.reads.flatten()
@@ -66,7 +66,7 @@ class ResidentParallel(ResidentDrafter):
 
 
 class ResidentSequential(ResidentDrafter):
-    """EAGLE-3: one pass over the pending rows, then each further draft's of one row a request."""
+    """EAGLE-3: a pass over the pending rows, then for each further draft one row per request."""
 
     def propose(
         self, state: ResidentState, requests: Tensor, shape: CycleShape, open_pass: OpenPass
@@ -75,7 +75,7 @@ class ResidentSequential(ResidentDrafter):
         stream, hidden = self._pass(inputs, open_pass)
         columns = [best(self.model, hidden)]
         one_each = torch.arange(len(requests), device=requests.device)
-        # later passes work on a table of the batch's own, with a row for each request
+        # later passes use a table of their own, with one row per request of the batch
         state = replace(
             state,
             slots=state.slots.index_select(0, requests),
@@ -109,12 +109,12 @@ def fused_drafter(model: DraftModel) -> FusedLayers:
 
 
 def first_norms(model: DraftModel) -> FirstNorms:
-    """What stands in front of a drafter's first layer."""
+    """What comes before a drafter's first layer."""
     first, mask_token = model.first, model.config.mask_token_id
     if mask_token is None:
         mask_feature = torch.zeros_like(first.hidden_norm.weight)
     else:
-        mask_feature = model.mask_slot()[1][0].contiguous()
+        mask_feature = model.mask_feature()[0].contiguous()
     return FirstNorms(
         embedding=model.embed.weight,
         input_weight=first.input_norm.weight,

@@ -1,4 +1,4 @@
-"""The causal transformer: architecture only. Attention's memory is passed in by whoever runs it."""
+"""The causal transformer: architecture only. Attention and its KV memory are the caller's."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,19 +40,19 @@ class DecoderConfig:
     attention_bias: bool = False
     """Biases on q, k, v and the output projection."""
     attention_sinks: bool = False
-    """Every head learns a logit that takes a share of its attention and gives nothing."""
+    """Every head learns a logit that takes a share of its attention and contributes no value."""
     sliding_window: int | None = None
     """Positions that a row sees in layers of type sliding_attention, its own included."""
     layer_types: tuple[str, ...] = ()
     """sliding_attention or full_attention, by layer; empty where all are full."""
     mlp_bias: bool = False
     num_experts: int = 0
-    """Experts in place of each layer's MLP; 0 is one dense MLP of intermediate_size."""
+    """Number of experts in place of each layer's MLP; 0: one dense MLP of intermediate_size."""
     num_experts_per_tok: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = False
     swiglu_limit: float | None = None
-    """Experts are GPT-OSS's: with biases, and a SwiGLU clamped here."""
+    """If set, experts are GPT-OSS's: with biases, and a SwiGLU clamped to this limit."""
 
     @property
     def per_layer_attention(self) -> bool:
@@ -66,7 +66,7 @@ class DecoderConfig:
 
 
 class Embedding(Part):
-    """Token embeddings; unlike torch's own, not drawn at random when built."""
+    """Token embeddings; unlike torch's, not initialised at random when built."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
@@ -151,13 +151,13 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
     ) -> Tensor:
-        """kept: the rows that go on after attention, each once; None: all."""
+        """kept: the rows that continue after attention, without repeats; None: all."""
         x = take(x, kept) + self.attention(self.input_norm(x), rotation, layer, attend, kept)
         return x + self.mlp(self.post_norm(x))
 
 
 class Decoder(nn.Module):
-    """A target that also hands out the hidden states drafters read."""
+    """A target that also returns the hidden states that drafters read."""
 
     def __init__(self, config: DecoderConfig, max_length: int | None = None) -> None:
         super().__init__()

@@ -23,47 +23,72 @@ ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 def read_target_config(directory: Path) -> DecoderConfig:
-    """`decoder_config` of a target's directory. Raises `InputError` as that does."""
+    """A target's `config.json`. Raises `InputError` as `decoder_config` does."""
     return decoder_config(read_json(directory / "config.json"), str(directory))
 
 
 def decoder_config(values: Mapping[str, Any], source: str) -> DecoderConfig:
-    """Read a target's `config.json`.
+    """The decoder that the values of a target's `config.json` describe.
 
-    Raises `InputError` for an architecture or a setting that the decoder does not have.
+    Raises `InputError` for an architecture or a setting that the decoder does not have, a missing
+    key and a value of the wrong kind.
     """
-    architecture = (values.get("architectures") or ["none"])[0]
+    architecture = architecture_of(values)
     if architecture not in FAMILIES:
         raise InputError(
             f"{source}: architecture {architecture} is not supported; peagle runs "
             f"{', '.join(sorted(FAMILIES))}; vLLM serves other targets with the same drafter"
         )
     family = FAMILIES[architecture]
-    config = transformer_config(values, family, source)
-    return MORE_OF[family](config, values, source) if family in MORE_OF else config
+    with reading(source):
+        config = transformer_config(values, family, source)
+        return MORE_OF[family](config, values, source) if family in MORE_OF else config
+
+
+def architecture_of(values: Mapping[str, Any]) -> str:
+    """The first of a configuration's `architectures`, "none" where there is none."""
+    match values.get("architectures"):
+        case [str(first), *_]:
+            return first
+    return "none"
+
+
+@contextmanager
+def reading(source: str) -> Iterator[None]:
+    """Turn what goes wrong while a configuration's values are read into `InputError`."""
+    try:
+        yield
+    except InputError:
+        raise
+    except KeyError as error:
+        raise InputError(f"{source}: config.json lacks {error.args[0]}") from None
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
 
 
 def transformer_config(values: Mapping[str, Any], model_type: str, source: str) -> DecoderConfig:
-    """The sizes of a dense Llama- or Qwen3-style transformer, target or drafter."""
+    """The sizes of a dense Llama- or Qwen3-style transformer, target or drafter.
+
+    Call it within `reading`.
+    """
     _refuse_unsupported(values, model_type, source)
-    with _reading(source):
-        heads = int(values["num_attention_heads"])
-        config = DecoderConfig(
-            vocab_size=int(values["vocab_size"]),
-            hidden_size=int(values["hidden_size"]),
-            intermediate_size=int(values["intermediate_size"]),
-            num_hidden_layers=int(values["num_hidden_layers"]),
-            num_attention_heads=heads,
-            num_key_value_heads=int(values.get("num_key_value_heads") or heads),
-            head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // heads),
-            rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
-            rope=rope_config(values, source),
-            max_position_embeddings=int(values.get("max_position_embeddings", 2048)),
-            tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
-            qk_norm=model_type in ("qwen3", "qwen3_moe"),
-            attention_bias=bool(values.get("attention_bias", False)),
-            mlp_bias=bool(values.get("mlp_bias", False)),
-        )
+    heads = int(values["num_attention_heads"])
+    config = DecoderConfig(
+        vocab_size=int(values["vocab_size"]),
+        hidden_size=int(values["hidden_size"]),
+        intermediate_size=int(values["intermediate_size"]),
+        num_hidden_layers=int(values["num_hidden_layers"]),
+        num_attention_heads=heads,
+        num_key_value_heads=int(values.get("num_key_value_heads") or heads),
+        head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // heads),
+        rms_norm_eps=float(values.get("rms_norm_eps", 1e-6)),
+        rope=rope_config(values, source),
+        max_position_embeddings=int(values.get("max_position_embeddings", 2048)),
+        tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+        qk_norm=model_type in ("qwen3", "qwen3_moe"),
+        attention_bias=bool(values.get("attention_bias", False)),
+        mlp_bias=bool(values.get("mlp_bias", False)),
+    )
     _refuse_impossible(config, source)
     return config
 
@@ -71,35 +96,33 @@ def transformer_config(values: Mapping[str, Any], model_type: str, source: str) 
 def _qwen3_moe(config: DecoderConfig, values: Mapping[str, Any], source: str) -> DecoderConfig:
     """The same transformer with experts in every layer."""
     _refuse_dense_layers(values, source)
-    with _reading(source):
-        # transformers 5 writes Qwen3-MoE's count under Mixtral's name
-        count = "num_local_experts" if "num_local_experts" in values else "num_experts"
-        config = replace(
-            config,
-            num_experts=int(values[count]),
-            num_experts_per_tok=int(values["num_experts_per_tok"]),
-            moe_intermediate_size=int(values["moe_intermediate_size"]),
-            norm_topk_prob=bool(values.get("norm_topk_prob", False)),
-        )
+    # transformers 5 writes Qwen3-MoE's count under Mixtral's name
+    count = "num_local_experts" if "num_local_experts" in values else "num_experts"
+    config = replace(
+        config,
+        num_experts=int(values[count]),
+        num_experts_per_tok=int(values["num_experts_per_tok"]),
+        moe_intermediate_size=int(values["moe_intermediate_size"]),
+        norm_topk_prob=bool(values.get("norm_topk_prob", False)),
+    )
     _refuse_impossible_experts(config, source)
     return config
 
 
 def _gpt_oss(config: DecoderConfig, values: Mapping[str, Any], source: str) -> DecoderConfig:
     """The same transformer with sinks, windows in some layers, and GPT-OSS's experts in all."""
-    with _reading(source):
-        config = replace(
-            config,
-            attention_bias=bool(values.get("attention_bias", True)),
-            attention_sinks=True,
-            sliding_window=int(values["sliding_window"]),
-            layer_types=tuple(values["layer_types"]),
-            num_experts=int(values["num_local_experts"]),
-            num_experts_per_tok=int(values["num_experts_per_tok"]),
-            moe_intermediate_size=config.intermediate_size,
-            norm_topk_prob=True,
-            swiglu_limit=float(values.get("swiglu_limit", 7.0)),
-        )
+    config = replace(
+        config,
+        attention_bias=bool(values.get("attention_bias", True)),
+        attention_sinks=True,
+        sliding_window=int(values["sliding_window"]),
+        layer_types=tuple(values["layer_types"]),
+        num_experts=int(values["num_local_experts"]),
+        num_experts_per_tok=int(values["num_experts_per_tok"]),
+        moe_intermediate_size=config.intermediate_size,
+        norm_topk_prob=True,
+        swiglu_limit=float(values.get("swiglu_limit", 7.0)),
+    )
     _refuse_impossible_experts(config, source)
     _refuse_below_one(config, ["sliding_window"], source)
     _refuse_other_layers(config, source)
@@ -109,20 +132,7 @@ def _gpt_oss(config: DecoderConfig, values: Mapping[str, Any], source: str) -> D
 
 
 MORE_OF = {"qwen3_moe": _qwen3_moe, "gpt_oss": _gpt_oss}
-"""What families have beyond a dense transformer."""
-
-
-@contextmanager
-def _reading(source: str) -> Iterator[None]:
-    """Errors of reading a configuration's values, said in its user's words."""
-    try:
-        yield
-    except InputError:
-        raise
-    except KeyError as error:
-        raise InputError(f"{source}: config.json lacks {error.args[0]}") from None
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
+"""What these families add to a dense transformer."""
 
 
 def _refuse_impossible(config: DecoderConfig, source: str) -> None:
@@ -134,7 +144,7 @@ def _refuse_impossible(config: DecoderConfig, source: str) -> None:
             f"{config.num_key_value_heads} key-value heads evenly"
         )
     if config.head_dim % 2:
-        raise InputError(f"{source}: head_dim {config.head_dim} is odd; rotary positions pair up")
+        raise InputError(f"{source}: head_dim {config.head_dim} is odd; RoPE needs pairs")
 
 
 def _refuse_impossible_experts(config: DecoderConfig, source: str) -> None:
@@ -157,7 +167,7 @@ def _refuse_dense_layers(values: Mapping[str, Any], source: str) -> None:
     step, dense = values.get("decoder_sparse_step", 1), values.get("mlp_only_layers") or []
     if step != 1 or dense:
         raise InputError(
-            f"{source}: dense layers among those with experts (decoder_sparse_step {step}, "
+            f"{source}: dense layers between expert layers (decoder_sparse_step {step}, "
             f"mlp_only_layers {dense}) are not supported; vLLM serves them"
         )
 
@@ -196,7 +206,7 @@ def rope_config(values: Mapping[str, Any], source: str) -> RopeConfig:
         or scaling.get("partial_rotary_factor", 1) != 1
     ):
         known = ", ".join(ROPE_KINDS)
-        raise InputError(f"{source}: rope scaling {kind} is not supported; peagle has {known}")
+        raise InputError(f"{source}: rope scaling {kind} is not supported; peagle supports {known}")
     given = scaling.get("original_max_position_embeddings")
     return RopeConfig(
         theta=float(scaling.get("rope_theta") or values.get("rope_theta", 10000.0)),

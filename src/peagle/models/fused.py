@@ -19,7 +19,7 @@ AttendProduct = Callable[[int, Tensor, QKVSpec], Tensor]
 
 
 class Block(Protocol):
-    """What a layer is made of, a target's or a drafter's."""
+    """The parts of a layer, of a target or a drafter."""
 
     input_norm: RMSNorm
     attention: Attention
@@ -29,15 +29,15 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class Taps:
-    """Which streams a pass keeps."""
+    """The residual streams that a pass keeps."""
 
     layers: tuple[int, ...]
-    """Tap i is the stream after i layers, ascending."""
+    """Ascending; tap i is the stream after i layers."""
     into: Tensor
     """[rows, len(layers) * hidden_size]"""
 
     def keep(self, layer: int, stream: Tensor) -> None:
-        """Copy a stream if it is wanted."""
+        """Copy the stream after `layer` layers if it is tapped."""
         if layer in self.layers:
             width = stream.shape[1]
             place = self.layers.index(layer) * width
@@ -45,7 +45,7 @@ class Taps:
 
 
 class FusedLayers:
-    """Layers of a target or a drafter, each a chain of products that carry their norms along."""
+    """Layers of a target or a drafter, each a chain of products with their norms fused in."""
 
     def __init__(
         self, layers: Iterable[Any], last_norm: RMSNorm, config: DecoderConfig, table: Tensor
@@ -67,11 +67,11 @@ class FusedLayers:
         reads: Tensor | None = None,
         live: Tensor | None = None,
     ) -> tuple[Tensor, Normed]:
-        """The residual stream [rows, hidden_size] behind the last layer, and its final norm.
+        """The residual stream [rows, hidden_size] after the last layer, and its final norm.
 
-        `first` is what the first layer's q, k, v product reads; `reads` the rows that are wanted,
-        None for all: the others end at the last layer's keys and values, behind which `taps` then
-        keep nothing. With no reads both results are empty. `live`: as in `residual.gated`.
+        `first` is the input of the first layer's q, k, v product. `reads` are the rows to return,
+        None for all: the others stop at the last layer's keys and values, after which `taps` keep
+        nothing. With empty `reads` both results are empty. `live`: as in `residual.gated`.
         """
         if taps is not None:
             taps.keep(0, stream)
@@ -85,7 +85,7 @@ class FusedLayers:
                 if not len(reads):
                     return stream, Normed(stream, None, first.eps)
                 live = None
-            stream, x, qkv = self._behind(index, attended, stream, live)
+            stream, x, qkv = self._after_attention(index, attended, stream, live)
             if taps is not None:
                 taps.keep(index + 1, stream)
         return stream, x
@@ -93,10 +93,10 @@ class FusedLayers:
     def _first_qkv(self, first: Normed) -> Tensor:
         return residual.linear(first, self.layers[0].attention.qkv)
 
-    def _behind(
+    def _after_attention(
         self, index: int, attended: Tensor, stream: Tensor, live: Tensor | None
     ) -> tuple[Tensor, Normed, Tensor | None]:
-        """What a layer does with attended values, and the next one's q, k, v product."""
+        """The rest of a layer after attention, and the next layer's q, k, v product."""
         layer, norm, qkv = self.layers[index], self._next_norms[index], self._next_qkvs[index]
         attention, mlp = layer.attention, layer.mlp
         if isinstance(mlp, MLP):

@@ -1,4 +1,4 @@
-"""The experts in GPT-OSS's files: all of a layer in one tensor, plain or in MXFP4."""
+"""The experts in GPT-OSS's files: one tensor for all of a layer, plain or in MXFP4."""
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class ExpertRule(TensorRule):
     """A weight or bias of all experts; a weight has its inputs before its outputs."""
 
     alternating: bool = False
-    """Whether theirs has an output of gate, then one of up, and so on; ours has gate before up."""
+    """Whether theirs alternates outputs of gate and up; ours has all of gate before all of up."""
 
     def shapes(self, ours: Shape) -> dict[str, Shape]:
         experts, *rest = ours
@@ -33,7 +33,7 @@ class ExpertRule(TensorRule):
         return (ours.mT if ours.ndim == 3 else ours,)
 
     def packed(self, names: Container[str]) -> "ExpertRule":
-        """The rule for the same weight in MXFP4, if a file with these tensors has it so."""
+        """The rule for the same weight in MXFP4, if a file with these tensors stores it so."""
         blocks, scales = (f"{self.theirs[0]}_{part}" for part in ("blocks", "scales"))
         if blocks not in names:
             return self
@@ -48,7 +48,7 @@ class ExpertRule(TensorRule):
 
 @dataclass(frozen=True)
 class PackedRule(ExpertRule):
-    """The same weight in MXFP4, as blocks and their scales, outputs before inputs."""
+    """The same weight in MXFP4: blocks and their scales, outputs before inputs."""
 
     def shapes(self, ours: Shape) -> dict[str, Shape]:
         experts, outputs, inputs = ours
@@ -82,5 +82,5 @@ def expert_rules(config: DecoderConfig, ours: str, theirs: str) -> list[TensorRu
 
 
 def as_stored(rules: Iterable[TensorRule], names: Container[str]) -> list[TensorRule]:
-    """The rules for a file with these tensors: some weights may be in MXFP4."""
+    """The rules for a file with these tensors, in which some weights may be in MXFP4."""
     return [rule.packed(names) if isinstance(rule, ExpertRule) else rule for rule in rules]

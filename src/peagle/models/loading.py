@@ -62,7 +62,7 @@ def layer_rules(config: DecoderConfig, ours: str, theirs: str) -> list[TensorRul
 
 
 def _expert_rules(config: DecoderConfig, ours: str, theirs: str) -> list[TensorRule]:
-    """The router of a layer and its experts, which the file has one by one."""
+    """The router of a layer and its experts, which the file holds one by one."""
     experts = [f"{theirs}.experts.{index}" for index in range(config.num_experts)]
     gate_up = tuple(f"{expert}.{part}_proj.weight" for expert in experts for part in ("gate", "up"))
     down = tuple(f"{expert}.down_proj.weight" for expert in experts)
@@ -113,9 +113,9 @@ def check_length(config: DecoderConfig, max_model_len: int) -> None:
 
 
 def check_decoder(directory: Path) -> None:
-    """Hold a target's tensors against its configuration; their values are not read.
+    """Check a target's tensors against its configuration, without reading their values.
 
-    Raises `InputError` as `load_decoder` does, but for values that are not finite.
+    Raises `InputError` as `load_decoder` does, except for NaN or infinite values.
     """
     config, tensors = read_target_config(directory), read_tensors(directory)
     with torch.device("meta"):
@@ -145,7 +145,7 @@ def load_ends(
 def load_layers(
     directory: Path, dtype: torch.dtype, device: torch.device
 ) -> Iterator[DecoderLayer]:
-    """The layers that `load_ends` leaves out, one by one, for whoever cannot hold them all.
+    """The layers that `load_ends` leaves out, one by one, for devices that cannot hold them all.
 
     Raises `InputError` as `load_decoder` does.
     """
@@ -164,7 +164,7 @@ def load_layers(
 
 
 def _ignored(config: DecoderConfig) -> set[str]:
-    """Tensors that a file may have beside ours."""
+    """Tensors of a file that are not needed but allowed."""
     return {"lm_head.weight"} if config.tie_word_embeddings else set()
 
 

@@ -15,10 +15,10 @@ def load_tokenizer(directory: Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory))
-    except Exception as error:  # whatever transformers meets in damaged files
+    except Exception as error:  # transformers raises all kinds for damaged files
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{directory} has no usable tokenizer: {reason}") from None
-    if len(tokenizer) < 2:  # what transformers makes up for some families without any file
+    if len(tokenizer) < 2:  # for some families transformers invents one without any file
         raise InputError(f"{directory} has no usable tokenizer: it has no tokenizer.json")
     return tokenizer
 
@@ -30,29 +30,29 @@ def render_chat(
     /,
     **variables: Any,
 ) -> str:
-    """Messages as one text by the chat template, which transformers runs in a sandbox.
+    """Messages rendered as one text by the chat template, which transformers runs in a sandbox.
 
     `variables` are the template's, such as `tools`. Raises `InputError` when the tokenizer has no
     template and none is given, and when the template refuses the messages.
     """
     if template is None and tokenizer.chat_template is None:
         raise InputError(
-            f"{tokenizer.name_or_path} has no chat template; use a model with one, or prompts "
-            "that are plain text"
+            f"{tokenizer.name_or_path} has no chat template; use a model with one, or plain-text "
+            "prompts"
         )
     try:
         text: str = tokenizer.apply_chat_template(
             template_turns(messages), chat_template=template, tokenize=False, **variables
         )
-    except Exception as error:  # whatever a template raises, it is about these messages
+    except Exception as error:  # whatever a template raises is about these messages
         raise InputError(f"the chat template refuses this: {error}") from None
     return text
 
 
 def template_turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them: what a tool was called with is an object, not text.
+    """Messages as chat templates expect them: the arguments of a tool call are an object, not text.
 
-    OpenAI's form has it as text. Text that is no JSON object stays.
+    In OpenAI's form they are text. Text that is not a JSON object is kept.
     """
     return [
         {**message, "tool_calls": [_template_call(call) for call in message["tool_calls"]]}

@@ -21,22 +21,22 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TensorRule:
-    """One parameter of ours and the tensors of the file that, stacked in order, are its value."""
+    """One of our parameters, and the file's tensors that, concatenated in order, are its value."""
 
     ours: str
     theirs: tuple[str, ...]
     sizes: tuple[int, ...]
     """Length of each of `theirs` along dimension 0."""
     leading: int = 1
-    """Leading dimensions of ours that `theirs` lie along: 2 for parts of every expert."""
+    """Leading dimensions of ours that `theirs` are laid along: 2 for parts of every expert."""
 
     def shapes(self, ours: Shape) -> dict[str, Shape]:
-        """The shapes of `theirs` where ours has this one."""
+        """The shapes of `theirs`, given the shape of ours."""
         inner = ours[self.leading :]
         return {name: (size, *inner) for name, size in zip(self.theirs, self.sizes, strict=True)}
 
     def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-        """Ours, but for its leading dimensions."""
+        """Ours, with its leading dimensions still flat."""
         return torch.cat([part.to(dtype=dtype) for part in theirs])
 
     def split(self, ours: Tensor) -> Sequence[Tensor]:
@@ -45,9 +45,9 @@ class TensorRule:
 
 
 def model_directory(name: str, weights: bool = True) -> Path:
-    """The directory of a model: the path itself, or the hub's snapshot of an id.
+    """The directory of a model: `name` as a path, or the hub's snapshot of that id.
 
-    Without `weights` the hub is asked for the other files alone. Raises `InputError` when it is
+    Without `weights` only the other files are fetched from the hub. Raises `InputError` when it is
     neither.
     """
     path = Path(name).expanduser()
@@ -63,12 +63,12 @@ def model_directory(name: str, weights: bool = True) -> Path:
         raise InputError(f"{name}: no such directory, and not a hub id of the form owner/name")
     try:
         wanted = DESCRIPTION + (WEIGHTS if weights else [])
-        # weights in folders are the same ones in other formats
+        # subfolders hold the same weights in other formats
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
-    except Exception as error:  # the hub raises a wide family of errors, all meaning the same here
+    except Exception as error:  # the hub raises many kinds of errors, which mean the same here
         reason = str(error).strip().splitlines()[0]
         raise InputError(
-            f"{name}: no such directory, and the hub did not give it: {reason}"
+            f"{name}: no such directory, and fetching it from the hub failed: {reason}"
         ) from None
 
 
@@ -86,7 +86,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 
 def safetensors_files(directory: Path) -> list[Path]:
-    """The weight files of a directory, by its index when it is sharded. Pickles are never read."""
+    """The weight files of a directory, from its index if it is sharded. Pickles are never read."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
         weight_map = read_json(index).get("weight_map")
@@ -105,7 +105,7 @@ def safetensors_files(directory: Path) -> list[Path]:
 
 
 def read_tensors(directory: Path, wanted: Container[str] | None = None) -> dict[str, Tensor]:
-    """Every tensor of a directory, or those wanted of them: mapped, and read when used.
+    """Every tensor of a directory, or those in `wanted`: memory-mapped, and read when used.
 
     Raises `InputError` for a damaged file.
     """
@@ -113,7 +113,7 @@ def read_tensors(directory: Path, wanted: Container[str] | None = None) -> dict[
 
 
 def tensor_names(directory: Path) -> set[str]:
-    """Of every tensor of a directory. Raises `InputError` for a damaged file."""
+    """Names of every tensor of a directory. Raises `InputError` for a damaged file."""
     names: set[str] = set()
     for file in safetensors_files(directory):
         with _opened(file) as shard:
@@ -124,14 +124,14 @@ def tensor_names(directory: Path) -> set[str]:
 def _tensors(files: Iterable[Path], wanted: Container[str] | None) -> Iterator[tuple[str, Tensor]]:
     for file in files:
         with _opened(file) as shard:
-            for name in shard.keys():  # noqa: SIM118 (a safe_open handle is no mapping)
+            for name in shard.keys():  # noqa: SIM118 (a safe_open handle is not a mapping)
                 if wanted is None or name in wanted:
                     yield name, shard.get_tensor(name)
 
 
 @contextmanager
 def _opened(file: Path) -> Iterator[Any]:
-    """A file's tensors, its faults said in its user's words."""
+    """A file's tensors. Raises `InputError` for a damaged file."""
     try:
         with safe_open(file, framework="pt") as shard:
             yield shard
@@ -140,10 +140,10 @@ def _opened(file: Path) -> Iterator[Any]:
 
 
 def finite(tensor: Tensor) -> bool:
-    """Whether it holds neither NaN nor infinite values; numbers of 8 bits alone are copied."""
+    """Whether a tensor holds neither NaN nor infinite values. Only 8-bit tensors are copied."""
     if not tensor.is_floating_point() or not tensor.numel():
         return True
-    if tensor.itemsize == 1:  # torch does not compare these
+    if tensor.itemsize == 1:  # torch has no comparisons for these
         tensor = tensor.bfloat16()
     return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
 
@@ -156,11 +156,11 @@ def assemble(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Give a module its parameters from a file's tensors, in their own type or another.
+    """Set a module's parameters from a file's tensors, in their own dtype or in `dtype`.
 
-    Each goes to the device before the next is made, so that a large model is not in memory twice,
-    and is joined and examined there. Raises `InputError` naming every missing, unexpected and
-    misshapen tensor at once, or the first that holds a value not finite.
+    Each is moved to the device, joined and checked there before the next is read, so that a large
+    model is never in memory twice. Raises `InputError` naming every missing, unexpected and
+    misshapen tensor at once, or the first with NaN or infinite values.
     """
     rules = list(rules)
     refuse(mismatches(module, rules, tensors, ignored))
@@ -189,7 +189,7 @@ def mismatches(
     tensors: Mapping[str, Tensor],
     ignored: Iterable[str] = (),
 ) -> list[str]:
-    """Missing, unexpected and misshapen tensors, beside what a module's shapes ask for."""
+    """Missing, unexpected and misshapen tensors, compared with a module's shapes."""
     rules, shapes = list(rules), _shapes(module)
     expected: dict[str, Shape] = {}
     for rule in rules:
@@ -202,20 +202,20 @@ def mismatches(
         if shape != expected[name]:
             problems.append(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
         elif tensors[name].is_floating_point() and tensors[name].itemsize == 1:
-            problems.append(f"{name} is {tensors[name].dtype}; of 8-bit weights none are read")
+            problems.append(f"{name} is {tensors[name].dtype}; 8-bit weights are not supported")
     return problems
 
 
 def unexpected(
     rules: Iterable[TensorRule], names: Iterable[str], ignored: Iterable[str] = ()
 ) -> list[str]:
-    """What is wrong with a file's tensors that no rule reads; nothing where there are none."""
+    """The problem of a file's tensors that no rule reads; empty if there are none."""
     others = sorted(set(names) - file_names(rules) - set(ignored))
     return [f"unexpected tensors: {', '.join(others)}"] if others else []
 
 
 def file_names(rules: Iterable[TensorRule]) -> set[str]:
-    """Of the tensors that rules read."""
+    """Names of the tensors that rules read."""
     return {name for rule in rules for name in rule.theirs}
 
 
@@ -227,7 +227,7 @@ def refuse(problems: Sequence[str]) -> None:
 
 @contextmanager
 def about(directory: Path) -> Iterator[None]:
-    """Put the directory in front of what an `InputError` within the block says."""
+    """Prefix an `InputError` raised within the block with the directory."""
     try:
         yield
     except InputError as error:

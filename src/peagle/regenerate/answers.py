@@ -1,4 +1,4 @@
-"""Answers, and what gives them: the engine here, or a server."""
+"""Answers, and what gives them: our engine, or a server."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,23 +10,23 @@ from peagle.train.samples import Message
 
 @dataclass(frozen=True)
 class Answer:
-    """What the target wrote."""
+    """What the target wrote, and how it ended."""
 
     message: Message
-    """As an assistant's turn; of a completion, `content` is the text."""
+    """An assistant's turn; for a completion, `content` is the text."""
     tokens: int
     cut: bool = False
-    """Whether a limit ended it, of tokens or of the context, and not the target."""
+    """Whether a limit on tokens or the context ended it, rather than the target."""
 
 
 class NoAnswerError(Exception):
-    """There is none: the target's context is full, a server refuses it, or it ended in an error."""
+    """No answer: the context is full, the server refuses the request, or it ended in an error."""
 
 
 class Answerer(Protocol):
     """Gives the target's answers, many at once.
 
-    Both methods raise `NoAnswerError`, and `InputError` when the target cannot be asked so.
+    Both methods raise `NoAnswerError`, and `InputError` when the target cannot be asked at all.
     """
 
     async def chat(

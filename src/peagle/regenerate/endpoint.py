@@ -1,4 +1,4 @@
-"""Answers by any server that speaks OpenAI's API."""
+"""Answers by any server with OpenAI's API."""
 
 import asyncio
 import datetime
@@ -15,14 +15,14 @@ from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.train.samples import Message
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Seconds before each new try, where the server does not say how long to wait."""
+"""Seconds before each retry, if the server does not say how long to wait."""
 LONGEST_WAIT = 60.0
-"""Seconds, whatever a server asks for: one that asks for an hour may be back before."""
+"""Seconds, at most, that a server's wish is granted: it may be back earlier than it says."""
 ANSWER_SECONDS, CONNECT_SECONDS = 3600.0, 10.0
 OF_ONE_REQUEST = (400, 413, 422)
-"""Statuses that refuse what was asked; others, such as 401 and 404, hold for whatever is asked."""
+"""Statuses that refuse one request; others, such as 401 and 404, apply to all requests."""
 KEPT = ("content", "reasoning_content", "tool_calls")
-"""What of an assistant's turn a chat template may read."""
+"""Keys of an assistant's turn that a chat template may read."""
 
 
 @asynccontextmanager
@@ -31,7 +31,7 @@ async def open_endpoint(
 ) -> AsyncIterator["Endpoint"]:
     """A server's API below `url`, such as http://host:8000/v1. Raises `InputError`."""
     if not url.startswith(("http://", "https://")):
-        raise InputError(f"endpoint {url} is no URL; give one such as http://localhost:8000/v1")
+        raise InputError(f"endpoint {url} is not a URL; give one such as http://localhost:8000/v1")
     client = httpx2.AsyncClient(
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=httpx2.Timeout(ANSWER_SECONDS, connect=CONNECT_SECONDS),
@@ -42,7 +42,7 @@ async def open_endpoint(
 
 
 class Endpoint:
-    """Answers by one model of a server; a server that is busy or away is asked again."""
+    """Answers by one model of a server; requests are retried while it is busy or down."""
 
     def __init__(self, client: httpx2.AsyncClient, url: str, model: str) -> None:
         self._client, self._url, self._model = client, url, model
@@ -109,7 +109,7 @@ class Endpoint:
         raise InputError(f"{self._url} does not answer: {problem}; the same command continues")
 
     def _read(self, response: httpx2.Response) -> Any:
-        """The body of an answer; raises for a refusal."""
+        """The body of a response; raises for a refusal."""
         if response.is_success:
             try:
                 return response.json()
@@ -121,11 +121,11 @@ class Endpoint:
         raise InputError(refusal)
 
     def _unlike_openai(self) -> InputError:
-        return InputError(f"{self._url} does not answer as OpenAI's API does; give its /v1 URL")
+        return InputError(f"{self._url} does not answer like OpenAI's API; give its /v1 URL")
 
 
 def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
-    """What a Retry-After header asks for, within bounds; None where there is none."""
+    """What a Retry-After header asks for, within bounds; None without such a header."""
     value = headers.get("Retry-After", "")
     try:
         seconds = float(value)
@@ -138,7 +138,7 @@ def seconds_to_wait(headers: Mapping[str, str]) -> float | None:
 
 
 def _seconds_until(date: datetime.datetime) -> float:
-    """From now on; a date that names no zone is in UTC."""
+    """Seconds from now; a date without a time zone is in UTC."""
     then = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
     return (then - datetime.datetime.now(datetime.UTC)).total_seconds()
 
@@ -148,7 +148,7 @@ def _cut(choice: Mapping[str, Any]) -> bool:
 
 
 def _complaint(response: httpx2.Response) -> str:
-    """What a refusal says: the message of an error object, else the beginning of the body."""
+    """The reason for a refusal: the message of an error object, else the start of the body."""
     try:
         body = response.json()
     except ValueError:

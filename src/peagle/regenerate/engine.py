@@ -11,7 +11,7 @@ from peagle.train.samples import Message
 
 
 class EngineAnswerer:
-    """Answers by a target that is loaded here, with whatever drafter it has."""
+    """Answers by a target loaded in this process, with or without a drafter."""
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._async = llm

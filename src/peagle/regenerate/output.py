@@ -10,19 +10,19 @@ from typing import Any
 from peagle.errors import InputError
 
 BEGINNING = b'{"source": "'
-"""Of every line."""
+"""How every line begins."""
 
 
 class Output:
-    """One line a finished conversation, each on its way to the disk when `write` returns."""
+    """One line per finished conversation, handed to the system before `write` returns."""
 
     def __init__(self, path: Path, file: FileIO, by: str) -> None:
         self._path, self._file, self._by = path, file, by
         self.done = self._read_questions()
-        """Digests of what the conversations in it were asked."""
+        """Digests of the questions of the conversations in the file."""
 
     def write(self, asked: str, source: str, record: dict[str, Any]) -> None:
-        """Add a conversation. Raises `InputError` when the disk does not take it."""
+        """Add a conversation. Raises `InputError` when it cannot be written."""
         whole = {"source": source, "asked": asked, "by": self._by, **record}
         line = json.dumps(whole, ensure_ascii=False).encode() + b"\n"
         try:
@@ -33,7 +33,7 @@ class Output:
         self.done.add(asked)
 
     def _read_questions(self) -> set[str]:
-        """What is there already; a last line that was not finished is taken away."""
+        """Digests of what is already there; removes an unfinished last line."""
         found, kept = set(), 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -53,11 +53,11 @@ class Output:
             case {"source": str(), "asked": str(), "by": str(by)}:
                 raise InputError(
                     f"{place}: answered by {by}, not by {self._by}; give another --output, or the "
-                    "same model and sampling"
+                    "same model and sampling parameters"
                 )
             case {"source": str(), "messages": list()} | {"source": str(), "response": str()}:
                 raise InputError(
-                    f"{place}: written by an earlier peagle regenerate, which did not tell what it "
+                    f"{place}: written by an earlier peagle regenerate, which did not record what "
                     "was asked; give another --output"
                 )
         raise _foreign(place)
@@ -65,13 +65,13 @@ class Output:
 
 @contextmanager
 def open_output(path: Path, by: str) -> Iterator[Output]:
-    """The file, new or continued, of answers given by `by`: a model and how it is sampled.
+    """The file, new or continued, of answers by `by`: a model and how it is sampled.
 
-    Raises `InputError` when it cannot be written, or holds answers of others or lines of another
-    kind.
+    Raises `InputError` when it cannot be written, holds answers by another model or sampling, or
+    has lines of another kind.
     """
     if path.exists() and not path.is_file():
-        raise InputError(f"{path} cannot be written: it is no file")
+        raise InputError(f"{path} cannot be written: it is not a file")
     try:
         file = path.open("ab", buffering=0)
     except OSError as error:
@@ -88,4 +88,4 @@ def _parsed(line: bytes) -> Any:
 
 
 def _foreign(place: str) -> InputError:
-    return InputError(f"{place}: not a line that peagle regenerate wrote; give another --output")
+    return InputError(f"{place}: not a line written by peagle regenerate; give another --output")

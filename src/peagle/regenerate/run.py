@@ -1,4 +1,4 @@
-"""Conversations answered anew, turn after turn, many of them at once."""
+"""Conversations answered again, turn by turn, many at once."""
 
 import asyncio
 import itertools
@@ -23,35 +23,35 @@ QUESTIONERS = ("user", "tool")
 
 @dataclass(frozen=True)
 class Outcome:
-    """How far a conversation went."""
+    """How far a conversation got."""
 
     record: dict[str, Any] | None
-    """What to write; None where there is no answer."""
+    """What to write; None if there is no answer."""
     tokens: int
     problem: str | None = None
-    """Where it is, and why it ends before its last turn."""
+    """The conversation's place, and why it ends before its last turn."""
     cut: bool = False
-    """Whether that is because the target did not come to the end of an answer."""
+    """Whether it ends early because a limit cut an answer short."""
 
 
 def read_conversations(sources: Sequence[str], limit: int | None = None) -> dict[str, Conversation]:
-    """The first `limit` conversations and prompts of some sources `by_digest`; each asks something.
+    """The first `limit` conversations and prompts of some sources, as `by_digest` gives them.
 
-    Raises `InputError` naming the line that asks nothing.
+    Raises `InputError` naming a line that has nothing to answer.
     """
     if limit is not None and limit < 1:
         raise InputError(f"a limit of {limit} conversations leaves nothing to answer")
     samples = itertools.islice(read_samples(sources), limit)
     found = {sample.place: _asking(sample) for sample in samples}
     if not found:
-        raise InputError(f"{', '.join(sources)}: no conversation in it")
+        raise InputError(f"{', '.join(sources)}: no conversation found")
     return by_digest(found.values())
 
 
 def by_digest(conversations: Iterable[Conversation]) -> dict[str, Conversation]:
-    """Conversations by what tells each from all others, wherever it stands: what it asks.
+    """Conversations keyed by a digest of what they ask, wherever they are in the data.
 
-    The answers that are ignored are no part of it. Of equal ones the second is told by a number.
+    Answers that are ignored are not part of the digest. Repeats get a number appended.
     """
     counts = Counter[str]()
     found: dict[str, Conversation] = {}
@@ -63,11 +63,11 @@ def by_digest(conversations: Iterable[Conversation]) -> dict[str, Conversation]:
 
 
 def plan(chat: Chat) -> list[Message | None]:
-    """The turns of a conversation, None where the target is to answer.
+    """The turns of a conversation, with None where the target is to answer.
 
-    It answers where the assistant does, and a last question that nobody answered. Turns that call
-    tools stay, since the results behind them belong to them; other assistant turns that follow no
-    question are left out.
+    It answers where the assistant does, and a last question without an answer. Turns that call
+    tools are kept, since the results after them belong to them; other assistant turns that do not
+    follow a question are left out.
     """
     turns: list[Message | None] = []
     asked = False
@@ -85,7 +85,7 @@ def check_templates(
     conversations: Iterable[Conversation],
     render: Callable[[Sequence[Message], list[dict[str, Any]] | None], object],
 ) -> None:
-    """Render every conversation as it will be asked at its end, with dots for answers.
+    """Render every conversation up to its last question, with dots for answers.
 
     Raises `InputError` naming the first that the chat template refuses.
     """
@@ -110,9 +110,8 @@ async def regenerate(
 ) -> None:
     """Answer conversations, `concurrency` at a time, and write each as soon as it is finished.
 
-    conversations: by their digests.
-    Raises `InputError` naming the conversation that cannot be asked; those that are finished by
-    then are written.
+    conversations: keyed by their digests. Raises `InputError` naming a conversation that cannot be
+    asked; those finished by then are written.
     """
     waiting = iter(conversations.items())
 
@@ -133,7 +132,7 @@ async def regenerate(
 
 
 def _asking(sample: Sample) -> Conversation:
-    """The sample, if there is something to answer in it."""
+    """The sample, if it has something to answer. Raises `InputError` otherwise."""
     if isinstance(sample, Chat):
         if None not in plan(sample):
             raise InputError(f"{sample.place}: the conversation has no user turn to answer")
@@ -142,11 +141,11 @@ def _asking(sample: Sample) -> Conversation:
         if not sample.prompt:
             raise InputError(f"{sample.place}: the prompt is empty")
         return sample
-    raise InputError(f"{sample.place}: needs messages, conversations or prompt to answer")
+    raise InputError(f"{sample.place}: needs messages, conversations or a prompt to answer")
 
 
 def _question(conversation: Conversation) -> Any:
-    """What decides the answer, but for model and sampling."""
+    """What determines the answers, apart from model and sampling."""
     if isinstance(conversation, Completion):
         return conversation.prompt
     return [plan(conversation), conversation.tools]
@@ -164,7 +163,7 @@ async def _answer(
 
 
 async def _complete(text: Completion, answerer: Answerer, params: SamplingParams) -> Outcome:
-    """Continue a text; nothing is put behind it, so it may end anywhere."""
+    """Continue a text; nothing is appended to it, so it may end anywhere."""
     try:
         answer = await answerer.complete(text.prompt, _seeded(params, 0))
     except NoAnswerError as error:
@@ -174,9 +173,9 @@ async def _complete(text: Completion, answerer: Answerer, params: SamplingParams
 
 
 async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> Outcome:
-    """Answer turn after turn, up to the first for which the target has no whole answer.
+    """Answer turn by turn, up to the first turn for which the target has no complete answer.
 
-    Part of one would be rendered with an end of turn that the target did not write.
+    A partial answer would be rendered with an end of turn that the target did not write.
     """
     said: list[Message] = []
     tokens, answered, problem, cut = 0, 0, None, False
@@ -191,7 +190,7 @@ async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> O
             break
         if answer.cut:
             cut, limits = True, "--max-tokens or the context's end"
-            problem = f"{chat.place}: an answer was cut after {answer.tokens} tokens, by {limits}"
+            problem = f"{chat.place}: an answer was cut after {answer.tokens} tokens by {limits}"
             break
         said.append(answer.message)
         tokens, answered = tokens + answer.tokens, len(said)
@@ -202,6 +201,6 @@ async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> O
 
 
 def _seeded(params: SamplingParams, what: str | int) -> SamplingParams:
-    """A seed of its own for every conversation, and then for every turn, the same in every run."""
+    """Parameters with a seed for each conversation, or for each turn; the same in every run."""
     seed = zlib.crc32(f"{params.seed}:{what}".encode())
     return params.model_copy(update={"seed": seed})

@@ -1,1 +1,19 @@
-"""The trainer: from a target and text it generated to a drafter."""
+"""The trainer: from a target and text that it generated to a drafter.
+
+A run: recipe (its keys), prepare (everything before the first step), plan and work (what a run
+would take, for --dry-run), trainer (the loop), schedule (which rows and chains each step takes),
+snapshot (state to resume from), parallel and sharding (several GPUs).
+
+Data: sources (JSONL files and datasets), samples (what a line says), template (conversations to
+tokens), conversations (samples to documents), packing (documents to rows), digest.
+
+Target features: features (computed in every step), feature_cache and feature_format (kept on disk).
+
+P-EAGLE's pass: cod (which depths each anchor keeps), mask (which keys each query sees), partition
+(depth 0 once, deeper elements in segments), context (what segments share), attention.
+EAGLE-3's pass: unroll.
+
+Learning: initial (the drafter before step 0), loss, estimate (acceptance length without an engine),
+optimizer, adamw, product and lookup (weights and tables that sum their own gradients), transfer
+(index tensors to the device).
+"""

@@ -1,4 +1,4 @@
-"""AdamW that reads and writes its state once: clip, update and the copy that computes."""
+"""AdamW that reads and writes its state once to clip, update and copy the weights."""
 
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -10,26 +10,26 @@ from torch import Tensor, nn
 BETAS = 0.9, 0.95
 EPSILON = 1e-8
 LINE = 128
-"""Elements in a row of what is compiled: then the compiler knows that loads can be wide."""
+"""Length of the rows that parameters are viewed as, so the compiler can use wide loads."""
 
 
 class AdamW(torch.optim.Optimizer):
-    """Torch's AdamW, with the same state; on a GPU one kernel a parameter.
+    """Torch's AdamW, with the same state; on a GPU one kernel per parameter tensor.
 
-    Clipping, torch's own update and the copy one after the other move 42 bytes of a parameter, this
-    moves 30, and nothing else bounds an optimizer's step.
+    Clipping, torch's own update and the copy in sequence move 42 bytes per parameter; this moves
+    30, and nothing else bounds an optimizer's step.
     """
 
     def __init__(
         self, masters: Iterable[nn.Parameter], copies: dict[nn.Parameter, Tensor], decay: float
     ) -> None:
-        """copies: what computes in place of a master, where that is another tensor."""
+        """copies: the tensors that compute in place of their masters, where those differ."""
         super().__init__(masters, {"lr": 0.0, "weight_decay": decay})
         self._copies = copies
 
     @torch.no_grad()
     def step(self, scale: Tensor) -> None:  # type: ignore[override]
-        """Update the masters, all of which have a gradient. scale: [], of their gradients."""
+        """Update the masters, all of which have a gradient. scale: [], multiplies the gradients."""
         update = _compiled() if scale.is_cuda else _update
         for group in self.param_groups:
             states = [self._kept(master) for master in group["params"]]
@@ -42,7 +42,7 @@ class AdamW(torch.optim.Optimizer):
                 update(scale, *factors_there, *map(_lines, tensors))
 
     def _kept(self, master: nn.Parameter) -> dict[str, Tensor]:
-        """A master's state, with this step counted."""
+        """A master's state, with its step count advanced."""
         kept: dict[str, Tensor] = self.state[master]
         if not kept:
             kept["step"] = torch.zeros((), device="cpu")
@@ -52,7 +52,7 @@ class AdamW(torch.optim.Optimizer):
 
 
 def _factors(step: float, rate: float, decay: float) -> tuple[float, float, float]:
-    """What multiplies the weights, the mean, and the root of the squares' mean."""
+    """Factors of the weights, of the mean, and of the root of the mean of squares."""
     return 1 - rate * decay, rate / (1 - BETAS[0] ** step), 1 / sqrt(1 - BETAS[1] ** step)
 
 
@@ -67,8 +67,8 @@ def _update(
     square: Tensor,
     copy: Tensor | None = None,
 ) -> None:
-    """One step of one parameter, in place. The factors are tensors of one number each, since a
-    compiled function would be compiled anew for another number."""
+    """One step of one parameter, in place. The factors are one-element tensors, since a number
+    would make the compiler compile again for each new value."""
     gradient = gradient * scale
     mean.mul_(BETAS[0]).add_(gradient, alpha=1 - BETAS[0])
     square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
@@ -78,7 +78,7 @@ def _update(
 
 
 def _lines(tensor: Tensor) -> Tensor:
-    """[...] -> [numbers / LINE, LINE] where that divides them; the same memory."""
+    """[...] -> [elements / LINE, LINE] if LINE divides them; the same memory."""
     return tensor.detach().view(-1, gcd(tensor.numel(), LINE))
 
 

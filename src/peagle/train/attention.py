@@ -1,4 +1,4 @@
-"""Attention of a training pass: by a closed-form mask, beside dense parts that need none."""
+"""Attention in a training pass: under a closed-form mask, and dense parts that need none."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -8,23 +8,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.train.mask import BLOCK, Sight
+from peagle.train.mask import BLOCK, Visibility
 
 Weighed = tuple[Tensor, Tensor]
-"""What queries drew from some keys, [1, heads, queries, head_dim], and the log of the sum of their
-exponentiated scores, [1, heads, queries] in float32: enough to weigh it against other keys."""
+"""Attention over some keys, [1, heads, queries, head_dim], and the log-sum-exp of its scores,
+[1, heads, queries] in float32: enough to merge it with attention over other keys."""
 
 
 class Masked:
-    """Attention under a `Sight`: FlexAttention on a GPU, a matrix on a CPU.
+    """Attention under a `Visibility`: FlexAttention on a GPU, a matrix on a CPU.
 
-    On a GPU the numbers of queries and keys must be multiples of `BLOCK`.
+    On a GPU the numbers of queries and of keys must be multiples of `BLOCK`.
     """
 
-    def __init__(self, sight: Sight, device: torch.device) -> None:
+    def __init__(self, visibility: Visibility, device: torch.device) -> None:
         cuda = device.type == "cuda"
-        self._blocks = sight.block_mask(device) if cuda else None
-        self._matrix = None if cuda else sight.matrix(device)
+        self._blocks = visibility.block_mask(device) if cuda else None
+        self._matrix = None if cuda else visibility.matrix(device)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> Weighed:
         """query: [1, heads, queries, head_dim]; key, value: [1, kv_heads, keys, head_dim]."""
@@ -41,7 +41,7 @@ def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def merge(one: Weighed, other: Weighed) -> Tensor:
-    """What queries drew from two sets of keys, as if they were one."""
+    """Merge the attention over two sets of keys, as if they were one set."""
     share = torch.sigmoid(one[1] - other[1])[..., None].to(one[0].dtype)
     return torch.lerp(other[0], one[0], share)
 
@@ -49,21 +49,21 @@ def merge(one: Weighed, other: Weighed) -> Tensor:
 def add_dense(
     query: Tensor, rest: Weighed, rows: Sequence[slice], seen: Sequence[tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """Merge `rest` with what rows of queries draw from keys that they see whole.
+    """Merge `rest` with the attention of slices of queries over keys that they all see.
 
-    By the quickest kernel there is: FlexAttention reaches about half of the rate of cuDNN's
-    attention on Hopper, and most of a long sequence's work is such rectangles, the context before
-    an element's neighbourhood.
+    This uses the fastest kernel: FlexAttention reaches about half the rate of cuDNN's attention on
+    Hopper, and most of a long sequence's work is such rectangles, the context before an element's
+    neighbourhood.
 
-    rows: queries, none in two parts; seen: of each part, keys and values, shaped as in `Masked`.
+    rows: disjoint slices of the queries; seen: keys and values for each, shaped as in `Masked`.
     """
     drawn: Tensor = _AddDense.apply(query, *rest, rows, *(part for pair in seen for part in pair))
     return drawn
 
 
 class _AddDense(torch.autograd.Function):
-    """Keeps no gradient of a dense part's log-sum: given the merged output and log-sum, an
-    attention kernel's backward pass yields the gradient of its share of the merged softmax."""
+    """Needs no gradient of a dense part's log-sum: given the merged output and log-sum, a kernel's
+    backward pass yields the gradient of its share of the merged softmax."""
 
     @staticmethod
     def forward(
@@ -159,10 +159,10 @@ def _dense_backward(
 
 
 def _row_major(heads: Tensor) -> Tensor:
-    """The same values row by row in memory, head by head within a row.
+    """The same values laid out in memory row by row, and head by head within a row.
 
-    Slices of rows then have the strides of the whole. cuDNN keeps plans by the strides of query,
-    key and value alone: an output laid out otherwise than when a plan was made is read wrongly.
+    Slices of rows then have the strides of the whole. cuDNN caches plans by the strides of query,
+    key and value alone: an output with another layout than when the plan was made is misread.
     """
     return heads.transpose(1, 2).contiguous().transpose(1, 2)
 
@@ -213,8 +213,8 @@ def _flex() -> Any:
 
 
 def _flex_attention(query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Weighed:
-    """Rows come in blocks, [1, heads, blocks, BLOCK, head_dim], so that the compiler knows that
-    nothing is left over whatever their number: its backward kernel takes 15 % less time then."""
+    """Rows come in blocks, [1, heads, blocks, BLOCK, head_dim], so that the compiler knows that no
+    block is partial, whatever their number: its backward kernel then takes 15 % less time."""
     from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
     attended, aux = flex_attention(

@@ -12,23 +12,23 @@ from peagle.train.packing import Batch
 
 @dataclass(frozen=True)
 class Chains:
-    """The charged (anchor, depth) elements of a pass, on the CPU.
+    """The (anchor, depth) elements in the loss of a pass, on the CPU.
 
-    An element stands at position anchor + depth, where a drafter reads the next token (or, deeper
-    than 0, the mask token), and predicts the token after that one, number anchor + depth + 2.
-    Depth 0 also stands at every uncharged token of the batch, as context.
+    An element is at position anchor + depth, where a drafter reads the next token (or, deeper than
+    0, the mask token), and predicts the token after that one, number anchor + depth + 2. Depth 0
+    also runs at the batch's other tokens, as context.
     """
 
     lengths: Tensor
-    """[batch length] how many depths of each anchor are charged: 0 to K_train."""
+    """[batch length] how many depths of each anchor are in the loss: 0 to K_train."""
 
     @property
-    def charged(self) -> Tensor:
-        """Anchors charged at depth 0, ascending."""
+    def anchors(self) -> Tensor:
+        """Anchors of at least one element, ascending."""
         return self.lengths.nonzero().flatten()
 
     def deeper(self, anchors: slice = slice(None)) -> "Elements":
-        """The elements deeper than 0 of some anchors."""
+        """The elements of some anchors at depths above 0."""
         count = (self.lengths[anchors] - 1).clamp(min=0)
         ends = count.cumsum(0)
         which = torch.repeat_interleave(torch.arange(len(count)), count)
@@ -36,9 +36,9 @@ class Chains:
         return Elements(which + (anchors.start or 0), depths)
 
     def segments(self, limit: int, step: int = 1) -> Iterator["Elements"]:
-        """The deeper elements in about equal parts near `limit`, every chain in one part.
+        """The deeper elements in roughly equal parts near `limit`; no chain is split.
 
-        Parts but the last come to just under a multiple of `step`, so that padding adds little.
+        All parts but the last are just under a multiple of `step`, so that padding adds little.
         """
         ends = (self.lengths - 1).clamp(min=0).cumsum(0)
         total = int(ends[-1])
@@ -53,11 +53,11 @@ class Chains:
                 yield part
 
     def padded(self, length: int) -> "Chains":
-        """The same with nothing charged behind, for a batch of so many tokens."""
+        """The same for a batch padded to `length` tokens; no element is in the padding."""
         return Chains(torch.cat((self.lengths, self.lengths.new_zeros(length - len(self.lengths)))))
 
-    def weight(self, decay: float) -> float:
-        """Sum of decay**depth over all elements: what a mean loss is divided by."""
+    def loss_weight(self, decay: float) -> float:
+        """Sum of decay**depth over all elements: the divisor of a mean loss."""
         counts = torch.bincount(self.lengths)
         ends = torch.arange(len(counts), dtype=torch.float64)
         of_chain = ends if decay == 1.0 else (1 - decay**ends) / (1 - decay)
@@ -80,29 +80,29 @@ class Elements:
 
     @property
     def places(self) -> Tensor:
-        """Where the target predicts the token that each element is asked for.
+        """Positions at which the target predicts the token that each element has to predict.
 
-        The element of (anchor, depth) has read tokens up to anchor + depth + 1.
+        The element (anchor, depth) has read tokens up to anchor + depth + 1.
         """
         return self.anchors + self.depths + 1
 
     def padded(self, multiple: int) -> "Elements":
-        """The same with more at the end that nobody sees, up to a multiple of so many."""
+        """The same, padded to a multiple of `multiple` with elements that no other attends to."""
         missing = -len(self) % multiple
         anchors = torch.cat((self.anchors, self.anchors[-1:].expand(missing)))
         return Elements(anchors, torch.cat((self.depths, torch.ones(missing, dtype=torch.int64))))
 
 
 def depth_shares(depths: int, ratio: float, floor: float) -> list[float]:
-    """Share of the anchors that each depth keeps: r**d, never below the floor."""
+    """Share of the anchors that each depth keeps: ratio**depth, never below the floor."""
     return [max(ratio**depth, floor) if depth else 1.0 for depth in range(depths)]
 
 
 def sample_chains(batch: Batch, shares: list[float], generator: torch.Generator) -> Chains:
-    """Draw how deep each charged anchor goes; chains stay within a document's response.
+    """Draw how deep each anchor goes; chains stay within a document's response.
 
-    Every charged anchor gets one random rank and keeps depth d when the rank is within that depth's
-    share, so (a, d) always has (a, d - 1).
+    Every anchor gets one random rank and keeps depth d when the rank is within that depth's share,
+    so (a, d) always has (a, d - 1).
     """
     reach = reaches(batch)
     startable = (reach > 0).nonzero().flatten()
@@ -116,15 +116,15 @@ def sample_chains(batch: Batch, shares: list[float], generator: torch.Generator)
 
 
 def reaches(batch: Batch) -> Tensor:
-    """[length] how many depths an anchor could have: response tokens in a row from two past it."""
+    """[length] how many depths an anchor can have: consecutive response tokens from two past it."""
     length = len(batch)
     follows = batch.positions[1:] == batch.positions[:-1] + 1
-    going_on = batch.charged.clone()
-    going_on[:-1] &= batch.charged[1:] & follows
+    going_on = batch.loss_mask.clone()
+    going_on[:-1] &= batch.loss_mask[1:] & follows
     going_on[-1:] = False
     index = torch.arange(length)
     stops = torch.where(going_on, length, index).flip(0).cummin(0).values.flip(0)
-    runs = torch.where(batch.charged, stops - index + 1, 0)
+    runs = torch.where(batch.loss_mask, stops - index + 1, 0)
     reach = torch.zeros_like(runs)
     reach[:-2] = torch.where(follows[:-1] & follows[1:], runs[2:], 0)
     return reach

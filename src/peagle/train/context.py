@@ -1,4 +1,4 @@
-"""What segments of deeper elements read of the pass of depth 0, and the gradients they owe it."""
+"""What segments of deeper elements read from depth 0's pass, and the gradients they owe it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +11,19 @@ WHOLE = slice(None)
 
 @dataclass(frozen=True)
 class Shared:
-    """What the pass of depth 0 computed once for all segments."""
+    """What depth 0's pass computes once for all segments."""
 
     keys: list[Tensor]
-    """Of each layer [length, kv_heads, head_dim]."""
+    """Each layer's: [length, kv_heads, head_dim]."""
     values: list[Tensor]
     mask_embedding: Tensor
     """[1, hidden_size]"""
     mask_feature: Tensor
-    """[1, hidden_size] `mask_hidden` after `fc`."""
+    """[1, hidden_size]: `mask_hidden` after `fc`."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All keys, then all values, then the two of a mask slot."""
+        """All keys, all values, then a mask slot's embedding and feature."""
         return [*self.keys, *self.values, self.mask_embedding, self.mask_feature]
 
     def rows(self, layer: int, which: slice) -> tuple[Tensor, Tensor]:
@@ -33,14 +33,14 @@ class Shared:
 
 @dataclass(frozen=True)
 class Borrowed(Shared):
-    """The same, apart from the graph of depth 0: segments leave their gradients in `owed`."""
+    """The same, detached from depth 0's graph: segments leave their gradients in `owed`."""
 
     owed: list[Tensor]
-    """Of each of `tensors`, summed in float32."""
+    """Gradients of each of `tensors`, summed in float32."""
 
     @classmethod
     def of(cls, shared: Shared) -> "Borrowed":
-        """Nothing is owed yet."""
+        """A detached copy to which nothing is owed yet."""
         owed = [torch.zeros_like(tensor, dtype=torch.float32) for tensor in shared.tensors]
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in shared.tensors]
         layers = len(shared.keys)
@@ -48,7 +48,7 @@ class Borrowed(Shared):
         return cls(leaves[:layers], leaves[layers:-2], embedding, feature, owed)
 
     def gradients(self, shared: Shared) -> tuple[list[Tensor], list[Tensor]]:
-        """What of `shared` is learnt, and the gradients owed to it, in its dtype."""
+        """The tensors of `shared` that need gradients, and those owed to them, in their dtype."""
         pairs = zip(shared.tensors, self.owed, strict=True)
         learnt = [(tensor, owed.to(tensor.dtype)) for tensor, owed in pairs if tensor.requires_grad]
         return [tensor for tensor, _ in learnt], [owed for _, owed in learnt]
@@ -65,7 +65,7 @@ class Borrowed(Shared):
 class _Read(torch.autograd.Function):
     """Rows whose gradient goes straight to a float32 sum.
 
-    Torch's own would be as large as everything of which they are a part.
+    Torch's own gradient would be as large as the whole tensor that they are part of.
     """
 
     @staticmethod

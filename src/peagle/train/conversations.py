@@ -1,4 +1,4 @@
-"""Data -> documents: what was said, as the target's token ids, none longer than a row."""
+"""Samples -> documents: the target's token ids, no document longer than a row."""
 
 import itertools
 from collections import Counter
@@ -14,12 +14,12 @@ from peagle.train.template import ChatTemplate
 
 Overlong = Literal["cut", "split", "drop"]
 BATCH = 1024
-"""Samples that are encoded together."""
+"""How many samples are encoded together."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What the data came to."""
+    """Counts of what was read."""
 
     documents: int
     tokens: int
@@ -27,9 +27,9 @@ class Summary:
     cut: int
     """Samples that lost their end."""
     split: int
-    """Samples that became several documents, or the only piece that has a response."""
+    """Samples that became several documents, or one piece because only it has a response."""
     dropped: int
-    """Samples of which nothing is left: too long, or without two tokens of a response."""
+    """Samples left out: too long, or without two tokens of a response."""
 
     def __str__(self) -> str:
         return (
@@ -47,8 +47,8 @@ def read_documents(
 ) -> tuple[list[Document], Summary]:
     """Documents of at most `length` tokens, in the order of the data; each has a response.
 
-    `load_tokenizer` is called when a sample first needs the target's tokenizer; a sample of more
-    than `length` tokens is treated as `overlong` says. Raises `InputError` naming the line that
+    `load_tokenizer` is called when a sample first needs the target's tokenizer; `overlong` says
+    what happens to a sample of more than `length` tokens. Raises `InputError` naming the line that
     cannot be used.
     """
     documents: list[Document] = []
@@ -63,8 +63,8 @@ def read_documents(
             counts[overlong] += 1
     if not documents:
         raise InputError(
-            f"{', '.join(sources)}: of {counts['dropped']} samples none has two tokens of a "
-            f"response within row_length {length}; bring longer ones, or raise it"
+            f"{', '.join(sources)}: none of {counts['dropped']} samples has two tokens of a "
+            f"response within row_length {length}; use longer responses, or raise row_length"
         )
     return documents, _summary(documents, counts)
 
@@ -107,7 +107,7 @@ class Encoder:
         return self._template.encode(samples)
 
     def _completions(self, samples: Sequence[Completion]) -> list[Document]:
-        """Prompt and response are encoded apart, as they are when the response is generated."""
+        """Prompt and response are encoded separately, as when the response is generated."""
         prompts = self._ids([sample.prompt for sample in samples])
         responses = self._ids([_response(s) for s in samples], add_special_tokens=False)
         return [
@@ -140,7 +140,7 @@ def _token_ids(samples: Sequence[TokenIds]) -> list[Document]:
 def _response(sample: Completion) -> str:
     if sample.response is None:
         raise InputError(
-            f"{sample.place}: the prompt has no response; peagle regenerate writes them"
+            f"{sample.place}: the prompt has no response; peagle regenerate writes responses"
         )
     return sample.response
 
@@ -149,13 +149,13 @@ def _check_vocabulary(document: Document, vocab_size: int) -> None:
     largest = max(document.tokens, default=0)
     if largest >= vocab_size:
         raise InputError(
-            f"{document.source}: token id {largest}, outside the target's vocabulary of "
+            f"{document.source}: token id {largest} is outside the target's vocabulary of "
             f"{vocab_size}; use data and a tokenizer of this target"
         )
 
 
 def _piece(document: Document, start: int, stop: int) -> Document:
-    """Tokens from `start` to before `stop`, with what of the responses lies there."""
+    """Tokens `start` to `stop` - 1, with the parts of responses that lie there."""
     tokens = document.tokens[start:stop]
     clipped = (
         (max(first - start, 0), min(last - start, len(tokens)))

@@ -13,13 +13,13 @@ class Estimate:
     """How good a drafter is on text that it was not trained on."""
 
     accuracy: tuple[float, ...]
-    """Share of charged elements of each depth at which drafter and target agree."""
+    """Share of each depth's elements at which drafter and target agree."""
     acceptance_length: float
-    """Mean tokens a cycle emits when decoding walks through the text, as an engine does."""
+    """Mean tokens that a cycle emits when decoding walks through the text, as an engine does."""
 
     @classmethod
     def of(cls, agreement: Iterable[Tensor]) -> Self:
-        """What tables [anchors, depths] say: 1 agreed, 0 did not, -1 was not asked."""
+        """From tables [anchors, depths]: 1 agreed, 0 did not, -1 was not asked."""
         tables = list(agreement)
         right = torch.stack([(table == 1).sum(dim=0) for table in tables]).sum(dim=0)
         asked = torch.stack([(table >= 0).sum(dim=0) for table in tables]).sum(dim=0)
@@ -29,9 +29,9 @@ class Estimate:
 
 
 def cycles(agreement: Tensor) -> list[int]:
-    """What each cycle emits when decoding walks through the anchors of a table, in order.
+    """Tokens that each cycle emits when decoding walks through the anchors of a table, in order.
 
-    Where no whole chain was asked, the walk goes on by a token that no cycle has emitted.
+    Where no whole chain was asked, the walk advances by one token, which no cycle counts.
     """
     emitted = agreement.clamp(min=0).cumprod(dim=-1).sum(dim=-1) + 1
     emitted[(agreement < 0).any(dim=-1)] = 0

@@ -1,7 +1,7 @@
 """Hidden states of every packed row, computed once and kept in a directory.
 
 `manifest.json` says what they were made from. A shard is a safetensors file with the states of
-some rows; its name holds them and a checksum of its bytes, and it has that name when it is whole.
+some rows; its name holds those rows and a checksum of its bytes, and is given once it is whole.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
-from peagle.files import replacing, writing
+from peagle.files import replacing, unfinished, writing
 from peagle.models.decoder import Decoder
 from peagle.models.weights import read_json, safetensors_files
 from peagle.train.digest import digest
@@ -32,21 +32,21 @@ from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
 
 VERSION = 1
-"""Of the format."""
+"""Version of the format."""
 MANIFEST = "manifest.json"
 SHARD = 2**30
-"""About how many bytes a shard has; at least one row."""
+"""Approximate bytes of a shard, which has at least one row."""
 HEADER = 100 * 2**20
-"""The longest header of a safetensors file."""
+"""Longest header of a safetensors file, in bytes."""
 SAMPLES, SAMPLE = 256, 4096
-"""How many pieces of a file of weights tell it from another, and their bytes."""
+"""Number of pieces of a weights file that go into its fingerprint, and bytes of each."""
 
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Rows of one split that are in one file."""
+    """Rows of one split that share a file."""
 
     split: Split
     rows: range
@@ -58,7 +58,7 @@ class Shard:
 
 
 class FeatureCache:
-    """The directory, as it is filled: by every rank some shards."""
+    """The directory while it is filled, with some of the shards by each rank."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class FeatureCache:
         ]
 
     def missing(self, target: Path, tell: Tell) -> list[Shard]:
-        """The shards to compute; the others were read once, and are what was written.
+        """The shards to compute; all others were read once and match their checksums.
 
-        target: the target's directory. `tell` learns what there is to write. Raises `InputError`
-        for a directory of another making or without room.
+        target: the target's directory. `tell` is called with what is to be written. Raises
+        `InputError` for a directory that was made from something else or has too little room.
         """
         try:
             if self._ranks.first:
@@ -102,10 +102,10 @@ class FeatureCache:
         return missing
 
     def fill(self, missing: Sequence[Shard], target: Decoder, tell: Tell) -> None:
-        """Compute shards. `tell` learns of every tenth of them.
+        """Compute shards. `tell` is called after every tenth of them.
 
-        Raises `InputError` when the disk is full, or for states that are not finite; finished
-        shards stay.
+        Raises `InputError` when the disk is full, or for NaN or infinite states; finished shards
+        stay.
         """
         source = TargetFeatures(target, self._config.taps)
         own = [missing[index] for index in self._ranks.own(len(missing))]
@@ -118,7 +118,7 @@ class FeatureCache:
         self._ranks.wait()
 
     def features(self, dtype: torch.dtype) -> "CachedFeatures":
-        """What a full cache holds, to compute with in a dtype."""
+        """The features of a full cache, in the dtype to compute with."""
         found = self._found()
         files: dict[Split, list[Path]] = {split: [] for split in self._data}
         for shard in self._shards:
@@ -126,7 +126,7 @@ class FeatureCache:
         return CachedFeatures(files, self._rows_per_shard, self._device, dtype)
 
     def _claim(self, expected: Mapping[str, object]) -> None:
-        """Begin a directory, or check that this run continues it; unfinished files go."""
+        """Begin a directory, or check that this run continues it; removes unfinished files."""
         manifest = self._directory / MANIFEST
         self._directory.mkdir(parents=True, exist_ok=True)
         if not manifest.exists():
@@ -134,8 +134,8 @@ class FeatureCache:
             with replacing(manifest) as scratch:
                 scratch.write_text(json.dumps(expected, indent=2) + "\n", encoding="utf-8")
         self._compare(read_json(manifest), expected)
-        for unfinished in self._directory.glob("*.part"):
-            unfinished.unlink()
+        for left in self._directory.glob("*.part"):
+            left.unlink()
 
     def _refuse_foreign(self) -> None:
         files = (path.name for path in self._directory.iterdir())
@@ -155,7 +155,7 @@ class FeatureCache:
             )
 
     def _found(self) -> dict[str, Path]:
-        """Finished shards by the names of `Shard`."""
+        """Finished shards, by `Shard.name`."""
         files = self._directory.glob("*.safetensors")
         return {path.name.partition(".")[0]: path for path in files}
 
@@ -171,14 +171,14 @@ class FeatureCache:
         for path, found_sum in zip(paths, sums, strict=True):
             if path.name.split(".")[1] != found_sum:
                 path.unlink()
-                tell(f"{path} is damaged; its rows are computed again")
+                tell(f"{path} is damaged; its rows will be computed again")
 
     def _check_room(self, missing: Sequence[Shard], tell: Tell) -> None:
         wanted = self._row_bytes * sum(len(shard.rows) for shard in missing)
         free = shutil.disk_usage(self._directory).free
         tell(
-            f"features: {_size(wanted)} to write to {self._directory}, {_size(free)} are free; "
-            f"{len(self._shards) - len(missing)} of {len(self._shards)} shards are there"
+            f"features: {_size(wanted)} to write to {self._directory}, {_size(free)} free; "
+            f"{len(self._shards) - len(missing)} of {len(self._shards)} shards exist"
         )
         if wanted > free:
             raise InputError(
@@ -194,7 +194,7 @@ class FeatureCache:
         return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
     def _keep_step(self, missing: Sequence[Shard], source: TargetFeatures) -> None:
-        """Run what this rank has less to run: a sharded target runs on all ranks or on none."""
+        """Run idle passes if this rank has fewer: a sharded target runs on all ranks or on none."""
         size, of_pass = self._ranks.size, self._recipe.rows_per_pass
         counts = [
             sum(-(-len(shard.rows) // of_pass) for shard in missing[rank::size])
@@ -218,26 +218,22 @@ class FeatureCache:
         return {name: value.unflatten(0, (len(rows), -1)) for name, value in stored.items()}
 
     def _unreadable(self, documents: Sequence[Document], source: TargetFeatures) -> str:
-        """Which of them it is, where this rank can ask its target alone."""
+        """The document with states that are not finite, if this rank can run its target alone."""
         if self._recipe.shard_target and self._ranks.size > 1:
             return "one of " + ", ".join(document.source or "?" for document in documents)
         return (source.unreadable(documents) or documents[0]).source or "a document"
 
     def _write(self, shard: Shard, tensors: dict[str, Tensor]) -> None:
-        """Give a shard its name when all of it is on disk."""
-        scratch = self._directory / f"{shard.name}.{os.getpid()}.part"
-        advice = "make room, and the same command goes on with the shards that are missing"
-        try:
-            with writing(self._directory, advice):
-                save_file(tensors, scratch)
-                name = f"{shard.name}.{_checksum(scratch)}.safetensors"
-                os.replace(scratch, self._directory / name)
-        finally:
-            scratch.unlink(missing_ok=True)
+        """Give a shard its name once all of it is on disk."""
+        advice = "make room, and the same command continues with the missing shards"
+        place = self._directory / shard.name
+        with writing(self._directory, advice), unfinished(place, f".{os.getpid()}") as scratch:
+            save_file(tensors, scratch)
+            scratch.replace(f"{place}.{_checksum(scratch)}.safetensors")
 
 
 class CachedFeatures:
-    """The features of a full cache, read where they are mapped into memory."""
+    """The features of a full cache, memory-mapped."""
 
     def __init__(
         self,
@@ -251,7 +247,7 @@ class CachedFeatures:
         self._opened: dict[Path, Any] = {}
 
     def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
-        """Features of some rows; those of padding behind them are zeros."""
+        """Features of some rows; those of the padding after them are zeros."""
         stored = [self._row(split, row) for row in rows.tolist()]
         joined = {name: self._join([row[name] for row in stored], len(batch)) for name in stored[0]}
         return restore(joined, self._dtype)
@@ -270,7 +266,7 @@ class CachedFeatures:
         return {name: file.get_slice(name)[offset] for name in file.keys()}  # noqa: SIM118
 
     def _join(self, parts: Sequence[Tensor], length: int) -> Tensor:
-        """Rows end to end on the device, in a copy that nobody waits for."""
+        """Rows end to end on the device, copied asynchronously."""
         filled, cuda = sum(map(len, parts)), self._device.type == "cuda"
         shape = (length, *parts[0].shape[1:])
         joined = torch.empty(shape, dtype=parts[0].dtype, pin_memory=cuda)
@@ -280,14 +276,14 @@ class CachedFeatures:
 
 
 def cache_bytes(recipe: Recipe, config: DrafterConfig, rows: int) -> int:
-    """What the features of so many packed rows take on disk."""
+    """Bytes that the features of `rows` packed rows take on disk."""
     return rows * row_bytes(config, recipe.row_length, recipe.feature_dtype)
 
 
 def made_from(
     recipe: Recipe, target: Path, config: DrafterConfig, data: Mapping[Split, PackedRows]
 ) -> dict[str, object]:
-    """All that features depend on, by the names that a message gives them."""
+    """Everything that features depend on, keyed by the words an error uses for a mismatch."""
     described = json.dumps(read_json(target / "config.json"), sort_keys=True).encode()
     return {
         "format": VERSION,
@@ -301,7 +297,7 @@ def made_from(
 
 
 def _fingerprint(path: Path) -> bytes:
-    """What tells a file of weights from another without reading it whole."""
+    """Bytes that tell a weights file from another without reading it whole."""
     size = path.stat().st_size
     with path.open("rb") as file:
         header = min(int.from_bytes(file.read(8), "little"), HEADER)
@@ -318,5 +314,5 @@ def _checksum(path: Path) -> str:
 
 
 def _size(count: int) -> str:
-    """Bytes as a person reads them."""
+    """Bytes in a readable unit."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"

@@ -1,6 +1,6 @@
-"""How hidden states lie on disk: two bytes a number, or one byte and a scale for each slice.
+"""Hidden states on disk: two bytes a number, or one byte and a scale for each slice.
 
-A slice is one token's hidden states at one tapped layer, or its final ones.
+A slice is one token's hidden state at one tapped layer, or its final one.
 """
 
 import torch
@@ -13,19 +13,19 @@ from peagle.train.recipe import FeatureDType
 FLOAT8 = torch.float8_e4m3fn
 LARGEST = torch.finfo(FLOAT8).max
 LEAST_EXPONENT = -100
-"""Of a scale; what is smaller than it can hold is zero."""
+"""Least exponent of a scale; smaller values become zero."""
 SCALES = ".scales"
 
 
 def row_bytes(config: DrafterConfig, row_length: int, kind: FeatureDType) -> int:
-    """What one packed row takes."""
+    """Bytes of one packed row."""
     slices = row_length * (len(config.taps) + 1)
     numbers = slices * config.target_hidden_size
     return 2 * numbers if kind == "bfloat16" else numbers + 4 * slices
 
 
 def store(features: Features, kind: FeatureDType) -> dict[str, Tensor]:
-    """Features as named tensors [length, ...] on the CPU."""
+    """Features as named tensors, [length, ...] each, on the CPU."""
     states = {"tapped": features.tapped, "final": features.final}
     stored: dict[str, Tensor] = {}
     for name, value in states.items():
@@ -38,7 +38,7 @@ def store(features: Features, kind: FeatureDType) -> dict[str, Tensor]:
 
 
 def restore(stored: dict[str, Tensor], dtype: torch.dtype) -> Features:
-    """The inverse of `store`, in a dtype to compute with."""
+    """The inverse of `store`, in the dtype to compute with."""
     tapped, final = (
         dequantise(stored[name], stored[name + SCALES], dtype)
         if name + SCALES in stored
@@ -49,7 +49,7 @@ def restore(stored: dict[str, Tensor], dtype: torch.dtype) -> Features:
 
 
 def quantise(states: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """float8 numbers of the same shape, and float32 scales, one for `width` numbers each.
+    """float8 numbers of the same shape, and float32 scales, one for every `width` numbers.
 
     states: [length, slices * width]; scales: [length, slices]. A scale is a power of two, so that
     a number times its scale is exact in bfloat16; the largest number is between 224 and 448.

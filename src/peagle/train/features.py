@@ -1,4 +1,4 @@
-"""What a drafter learns from: the target's hidden states over a batch, computed in process."""
+"""The target's hidden states over a batch, which a drafter learns from, computed in process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from torch import Tensor
 from peagle.models.decoder import Decoder
 from peagle.ops.cached_attention import AttentionSpec
 from peagle.train.attention import Masked, causal
-from peagle.train.mask import Sight, rows_in_step
+from peagle.train.mask import Visibility, rows_in_step
 from peagle.train.packing import Batch, Document, pack
 from peagle.train.transfer import to_device
 
@@ -22,13 +22,13 @@ class Features:
     """Hidden states of a batch."""
 
     tapped: Tensor
-    """[length, feature_size] the residual streams that drafters read."""
+    """[length, feature_size]: the residual streams that drafters read."""
     final: Tensor
-    """[length, hidden_size] what the target's head turns into logits."""
+    """[length, hidden_size]: what the target's head turns into logits."""
 
     @property
     def finite(self) -> bool:
-        """Whether all are numbers; waits for the device."""
+        """Whether none is NaN or infinite; waits for the device."""
         return bool(self.tapped.isfinite().all() and self.final.isfinite().all())
 
 
@@ -36,15 +36,15 @@ class FeatureSource(Protocol):
     """Where the features of packed rows come from."""
 
     def __call__(self, split: Split, rows: Tensor, batch: Batch) -> Features:
-        """Features of some rows of a split; batch: those rows, end to end and perhaps padded."""
+        """Features of some rows of a split; batch: those rows, end to end, possibly padded."""
 
     def unreadable(self, documents: Sequence[Document]) -> Document | None:
-        """The first document of which the target's hidden states are not finite."""
+        """The first document whose hidden states are not finite, if any."""
 
 
 @dataclass(frozen=True)
 class TargetFeatures:
-    """Features by the target itself, whenever they are asked for."""
+    """Features computed by the target itself at every call."""
 
     target: Decoder
     taps: tuple[int, ...]
@@ -64,14 +64,14 @@ class TargetFeatures:
 
 
 class DocumentAttend:
-    """Attention of a batch's tokens, each to its document up to itself, in any layer."""
+    """Attention of a batch's tokens in any layer, each to its own document up to itself."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
         self._masked: Masked | None = None
         if not batch.one_document:
             length = len(batch)
-            sight = Sight(length, batch.starts, torch.arange(length))
-            self._masked = Masked(sight, device)
+            visibility = Visibility(length, batch.starts, torch.arange(length))
+            self._masked = Masked(visibility, device)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
@@ -87,7 +87,7 @@ class TargetAttend(DocumentAttend):
         super().__init__(batch, device)
         self._starts, self._device = batch.starts, device
         self._within: dict[int | None, Masked] = {}
-        """By window."""
+        """Keyed by window."""
 
     def __call__(
         self,
@@ -104,18 +104,18 @@ class TargetAttend(DocumentAttend):
             self._within[spec.window] = self._masked_within(spec.window)
         drawn, log_sum = self._within[spec.window](fold(query), fold(key), fold(value))
         if spec.sinks is not None:
-            share = torch.sigmoid(log_sum - spec.sinks[:, None])  # what sinks leave of a row's
+            share = torch.sigmoid(log_sum - spec.sinks[:, None])  # what sinks leave
             drawn = drawn * share[..., None].to(drawn.dtype)
         return unfold(drawn)
 
     def _masked_within(self, window: int | None) -> Masked:
         rows = torch.arange(len(self._starts))
         first = self._starts if window is None else self._starts.maximum(rows - window + 1)
-        return Masked(Sight(len(rows), first, rows), self._device)
+        return Masked(Visibility(len(rows), first, rows), self._device)
 
 
 def padded_for(device: torch.device, batch: Batch) -> Batch:
-    """A batch of a length that attention on the device can do."""
+    """The batch, padded to a length that attention on the device supports."""
     return batch.padded(rows_in_step(device))
 
 

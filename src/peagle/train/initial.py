@@ -1,10 +1,10 @@
-"""A drafter before its first step: shaped by the recipe, begun from the target's own weights."""
+"""A drafter before its first step: the recipe's sizes, the target's embeddings and head."""
 
 import torch
 from torch import nn
 
-from peagle.drafters.checkpoint import config_problems, default_taps
-from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.checkpoint import config_problems
+from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderConfig, Embedding
@@ -44,10 +44,10 @@ def drafter_config(recipe: Recipe, target: DecoderConfig) -> DrafterConfig:
 
 
 def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftModel:
-    """A drafter with the target's embeddings and head, everything else drawn by seed.
+    """A drafter with the target's embeddings and head, everything else drawn from the seed.
 
-    It computes in the target's dtype, except that embeddings to be trained are float32: of those a
-    batch reads few rows, so that a copy to compute with would only take room.
+    It computes in the target's dtype, except that embeddings to be trained are float32: a batch
+    reads few of their rows, so a copy to compute with would only take memory.
     """
     config = drafter_config(recipe, target.config)
     check_mask_token(recipe, rows)
@@ -58,7 +58,7 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
         nn.init.normal_(model.mask_hidden)
     kept = torch.arange(config.draft_vocab_size)
     if config.reduced_vocabulary:
-        counts = torch.bincount(rows.tokens[rows.charged], minlength=target.config.vocab_size)
+        counts = torch.bincount(rows.tokens[rows.loss_mask], minlength=target.config.vocab_size)
         kept = most_frequent(counts, config.draft_vocab_size)
         model.d2t = offsets(kept)
     with torch.no_grad():
@@ -82,7 +82,7 @@ def check_mask_token(recipe: Recipe, rows: PackedRows) -> None:
 
 
 def choose_trained(recipe: Recipe, model: DraftModel) -> None:
-    """Freeze what the recipe does not train; embeddings that it does are float32."""
+    """Freeze what the recipe does not train; embeddings that it trains become float32."""
     if not recipe.shares_embeddings:
         model.embed.float()
     model.embed.requires_grad_(not recipe.shares_embeddings)

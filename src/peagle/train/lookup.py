@@ -1,4 +1,4 @@
-"""Rows of a table that is trained, of which a batch reads few."""
+"""Rows of a trained table, of which a batch reads few."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from peagle.train.transfer import to_device
 
 
 def lookup(table: Tensor, rows: Tensor) -> Tensor:
-    """`table[rows]`, rows being on the CPU; a float32 table gets its gradient in place.
+    """`table[rows]`, with rows on the CPU; a float32 table gets its gradient in place.
 
-    Torch's own gradient is another whole table for every use: of Qwen3-8B's embeddings 2.5 GB that
+    Torch's own gradient is another whole table for every use: for Qwen3-8B's embeddings 2.5 GB that
     are cleared, written and added.
     """
     if table.dtype != torch.float32 or not table.requires_grad:
@@ -23,7 +23,7 @@ def lookup(table: Tensor, rows: Tensor) -> Tensor:
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of a table, each once, so that adding to them does not depend on an order."""
+    """Distinct rows of a table, so that adding to them does not depend on the order."""
 
     @staticmethod
     def forward(ctx: Any, table: Tensor, rows: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Loss of charged elements: the vocabulary is projected chunk by chunk, and for them alone."""
+"""The loss: logits are computed chunk by chunk, and only for the elements in it."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from peagle.ops.divergence import weigh
 from peagle.train.transfer import to_device
 
 CHUNK = 4096
-"""Elements whose logits are in memory at once."""
+"""Number of elements whose logits are in memory at once."""
 
 
 class Comparison:
@@ -30,8 +30,8 @@ class Comparison:
         """Sum of the weighted losses of some elements.
 
         hidden: [elements, hidden_size] the drafter's residual stream; final: [length, hidden_size]
-        the target's; places: [elements], on the CPU, where in `final` each element's target is;
-        weights: [elements].
+        the target's; places: [elements], on the CPU, the row of `final` for each element; weights:
+        [elements].
         """
         normed = self._model.norm(hidden)
         total: Tensor = _HeadLoss.apply(
@@ -41,19 +41,19 @@ class Comparison:
 
     @torch.no_grad()
     def agrees(self, hidden: Tensor, final: Tensor, places: Tensor) -> Tensor:
-        """[elements] bool: whether the drafter's most likely token is the target's, of all."""
+        """[elements] bool: whether the drafter's most likely token is the target's, out of all."""
         found = []
         (places,) = to_device(hidden.device, places)
         for part, place in zip(hidden.split(CHUNK), places.split(CHUNK), strict=True):
-            draft = self._model.target_ids(self._model.logits(part).argmax(dim=-1))
+            draft = self._model.most_likely(part)
             found.append(draft == self._target.head(final[place]).argmax(dim=-1))
         return torch.cat(found)
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Head and loss in one: a chunk's gradient is taken while its logits are there.
+    """Head and loss in one: a chunk's gradient is taken while its logits are in memory.
 
-    Chunks are of neighbouring places, so that the target's logits are computed about once a place.
+    Chunks have neighbouring places, so the target's logits are computed about once per place.
     """
 
     @staticmethod
@@ -80,7 +80,7 @@ class _HeadLoss(torch.autograd.Function):
             of_hidden[rows] = gradient @ head
             if of_head is not None:
                 of_head += gradient.mT @ x
-            del draft, target, gradient  # before the next chunk's are made
+            del draft, target, gradient  # before the next chunk's are allocated
         ctx.save_for_backward(of_hidden, of_head)
         ctx.dtype = head.dtype
         return total

@@ -11,44 +11,45 @@ from torch import Tensor
 from peagle.train.transfer import to_device
 
 BLOCK = 128
-"""Queries and keys of one block of a FlexAttention mask."""
+"""Number of queries, and of keys, in a block of a FlexAttention mask."""
 Blocks = NDArray[np.bool_]
-"""[query blocks, key blocks]. By NumPy, whose calls cost a tenth of torch's on so little."""
+"""[query blocks, key blocks]. In NumPy, whose calls cost a tenth of torch's at this size."""
 KINDS = ("kv", "q", "full_kv", "full_q")
-"""FlexAttention's lists of blocks: in part and whole, by query and by key."""
+"""FlexAttention's lists of blocks: partly and fully visible, by query and by key."""
 
 
 def rows_in_step(device: torch.device) -> int:
-    """Of what number queries and keys must be multiples: FlexAttention works on whole blocks."""
+    """The number that queries and keys come in multiples of: FlexAttention needs whole blocks."""
     return BLOCK if device.type == "cuda" else 1
 
 
 @dataclass(frozen=True)
-class Sight:
+class Visibility:
     """Two intervals of keys for every query; nothing of size queries x keys. On the CPU.
 
     An element sees the depth-0 elements of its document up to its own anchor, and the shallower
     elements of its own chain. With elements sorted by anchor and then depth, both are intervals:
-    one of the context's keys, one of the queries' own, which stand behind them.
+    one of the context's keys, one of the queries' own keys, which follow those.
     """
 
     context: int
-    """How many keys are the context's."""
+    """Number of context keys."""
     first: Tensor
     """[queries] first context key."""
     last: Tensor
-    """[queries] last context key; before the first where there is none."""
+    """[queries] last context key; before the first if there is none."""
     chain: Tensor | None = None
-    """[queries] first own key, counted from the first query; the last is the query's. None: the
+    """[queries] first own key, counted from the first query's; the last is the query's. None: the
     queries' keys are the context's."""
 
     @property
     def queries(self) -> int:
+        """Number of queries."""
         return self.first.shape[0]
 
     @property
     def keys(self) -> int:
-        """Keys of both kinds."""
+        """Number of keys of both kinds."""
         return self.context + (0 if self.chain is None else self.queries)
 
     def matrix(self, device: torch.device) -> Tensor:
@@ -60,7 +61,7 @@ class Sight:
         return seen
 
     def block_mask(self, device: torch.device) -> Any:
-        """FlexAttention's mask, its blocks found from the intervals."""
+        """FlexAttention's mask, with its blocks found from the intervals."""
         from torch.nn.attention.flex_attention import BlockMask
 
         full, partial = self._blocks()
@@ -90,7 +91,7 @@ class Sight:
         return rule
 
     def _blocks(self) -> tuple[Blocks, Blocks]:
-        """Blocks seen whole, and blocks seen in part."""
+        """Fully visible blocks, and partly visible ones."""
         begin = np.arange(0, self.keys, BLOCK)
         end = begin + BLOCK - 1
         first, last = _by_block(self.first), _by_block(self.last)
@@ -111,7 +112,7 @@ def _by_block(values: Tensor) -> NDArray[np.int64]:
 
 
 def _listed(blocks: Blocks) -> tuple[Tensor, Tensor]:
-    """Of each row: how many are set, and their columns in front. int32"""
+    """For each row, the number of set columns, and their indices first. int32"""
     row, column = np.nonzero(blocks)
     count = np.bincount(row, minlength=len(blocks))
     columns = np.zeros(blocks.shape, np.int32)

@@ -1,4 +1,4 @@
-"""The optimizer: Muon for the layers' matrices, AdamW for everything else, over float32 weights."""
+"""The optimizer: Muon for the layers' matrices, AdamW for the rest, over float32 weights."""
 
 from collections.abc import Iterable, Iterator
 
@@ -12,11 +12,11 @@ from peagle.train.recipe import Recipe
 
 
 class DraftOptimizer:
-    """Both optimizers at one learning rate; their state by parameter name, for the snapshot.
+    """Both optimizers at one learning rate; their state is named by parameter, for the snapshot.
 
-    Muon's updates are scaled to AdamW's size, so that one rate fits both. Parameters that compute
-    in bfloat16 have a float32 master, to which every backward pass adds its gradient: the model's
-    products do so themselves from here on.
+    Muon's updates are scaled to the size of AdamW's, so that one rate fits both. Parameters that
+    compute in bfloat16 have a float32 master, to which every backward pass adds its gradient: once
+    this exists, the model's linear layers do so themselves.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe) -> None:
@@ -38,14 +38,14 @@ class DraftOptimizer:
             self._parts.append(self._muon)
 
     def gradients(self) -> list[Tensor]:
-        """Of every master, in float32; zero where no backward pass came by."""
+        """Gradients of all masters, in float32; zero where no backward pass reached."""
         for master in self._masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
         return [master.grad for master in self._masters.values() if master.grad is not None]
 
     def step(self, learning_rate: float, clip: float) -> None:
-        """Update the weights from their gradients, clipped to a norm, and clear those."""
+        """Update the weights from their gradients, clipped to a norm, and clear the gradients."""
         gradients = self.gradients()
         scale = (clip / (torch.nn.utils.get_total_norm(gradients) + 1e-6)).clamp(max=1.0)
         for part in self._parts:
@@ -67,14 +67,14 @@ class DraftOptimizer:
         self._publish(masters)
 
     def state(self) -> dict[str, Tensor]:
-        """Masters as "parameter.master" and everything kept between steps as "parameter.key"."""
+        """Masters as "parameter.master", and all other state as "parameter.key"."""
         kept = {f"{name}.master": master.data for name, master in self._masters.items()}
         for name, key, value in self._kept():
             kept[f"{name}.{key}"] = value
         return kept
 
     def restore(self, tensors: dict[str, Tensor]) -> None:
-        """Put back what `state` gave, in the model too."""
+        """Restore what `state` returned, in the model too."""
         with torch.no_grad():
             for name, master in self._masters.items():
                 master.copy_(tensors.pop(f"{name}.master"))
@@ -109,7 +109,7 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
 
     def collect(computing: Tensor) -> None:
         if computing.grad is None:
-            assert master.grad is not None, "neither a product nor this hook was given a gradient"
+            assert master.grad is not None, "neither a product nor this hook received a gradient"
         elif master.grad is None:
             master.grad = computing.grad.float()
         else:
@@ -123,13 +123,13 @@ def _master(parameter: nn.Parameter) -> nn.Parameter:
 def _sum_in_products(
     model: nn.Module, masters: dict[Tensor, nn.Parameter]
 ) -> dict[nn.Parameter, Tensor]:
-    """Let products add gradients to their weights' masters'; returns these."""
+    """Let linear layers add gradients to those of their weights' masters; returns these sums."""
     summed = {}
     for layer in model.modules():
         if isinstance(layer, Linear) and layer.bias is None and layer.weight in masters:
             master = masters[layer.weight]
             assert layer.packed is None, "a model has one optimizer"
-            assert master not in summed, "a weight of two products"
+            assert master not in summed, "a weight is used by two layers"
             summed[master] = master.grad = torch.zeros_like(master)
             layer.packed = SummedProduct(layer.weight, summed[master])
     return summed

@@ -1,4 +1,4 @@
-"""Documents side by side in rows of one length, and the rows of one pass end to end."""
+"""Documents packed into rows of one length, and the rows of a pass end to end."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,9 +17,9 @@ class Document:
 
     tokens: tuple[int, ...]
     responses: tuple[tuple[int, int], ...]
-    """First and past-the-last token of every response; the others are context only."""
+    """First and past-the-last token of every response; other tokens are context only."""
     source: str = field(default="", compare=False)
-    """Where it was read, for messages."""
+    """Where it was read, for error messages."""
 
     @classmethod
     def answered(cls, tokens: Sequence[int], prompt_length: int) -> Self:
@@ -28,7 +28,7 @@ class Document:
 
     @property
     def prompt(self) -> tuple[int, ...]:
-        """What is before the first response."""
+        """The tokens before the first response."""
         return self.tokens[: self.responses[0][0]]
 
 
@@ -42,16 +42,16 @@ class Batch:
     tokens: Tensor
     positions: Tensor
     """Position within the document."""
-    charged: Tensor
+    loss_mask: Tensor
     """bool: whether the token is part of a response."""
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
 
     def padded(self, multiple: int) -> "Batch":
-        """The same with padding behind, up to a multiple of so many tokens."""
+        """The same, padded at its end to a multiple of `multiple` tokens."""
         missing = -len(self) % multiple
-        parts = (self.tokens, self.positions, self.charged)
+        parts = (self.tokens, self.positions, self.loss_mask)
         return Batch(*(torch.cat((part, part.new_zeros(missing))) for part in parts))
 
     @cached_property
@@ -61,8 +61,8 @@ class Batch:
 
     @property
     def one_document(self) -> bool:
-        """Whether everything that is learnt from is in the first document."""
-        return not self.starts[self.charged].any()
+        """Whether all tokens in the loss are in the first document."""
+        return not self.starts[self.loss_mask].any()
 
 
 @dataclass(frozen=True)
@@ -71,28 +71,28 @@ class PackedRows:
 
     tokens: Tensor
     positions: Tensor
-    charged: Tensor
+    loss_mask: Tensor
     documents: tuple[tuple[Document, ...], ...]
-    """What each row was made of."""
+    """The documents of each row."""
 
     @property
     def length(self) -> int:
-        """Tokens of a row."""
+        """Number of tokens in a row."""
         return self.tokens.shape[1]
 
     @property
     def digest(self) -> str:
-        """Tells these rows from others."""
-        parts = (self.tokens, self.positions, self.charged)
+        """A digest that tells these rows from others."""
+        parts = (self.tokens, self.positions, self.loss_mask)
         return digest(part.flatten().numpy().data for part in parts)
 
     def batch(self, rows: Tensor) -> Batch:
         """Some rows, end to end."""
-        parts = (self.tokens, self.positions, self.charged)
+        parts = (self.tokens, self.positions, self.loss_mask)
         return Batch(*(part[rows].flatten() for part in parts))
 
     def documents_of(self, rows: Tensor) -> list[Document]:
-        """What some rows were made of."""
+        """The documents of some rows."""
         return [document for row in rows.tolist() for document in self.documents[row]]
 
     def __len__(self) -> int:
@@ -113,7 +113,7 @@ def pack(documents: Sequence[Document], length: int) -> PackedRows:
     packed = PackedRows(
         tokens=torch.zeros(shape, dtype=torch.int64),
         positions=torch.zeros(shape, dtype=torch.int64),
-        charged=torch.zeros(shape, dtype=torch.bool),
+        loss_mask=torch.zeros(shape, dtype=torch.bool),
         documents=tuple(map(tuple, rows)),
     )
     for index, row in enumerate(rows):
@@ -128,5 +128,5 @@ def _fill(packed: PackedRows, row: int, documents: Sequence[Document]) -> None:
         packed.tokens[row, start:stop] = torch.tensor(document.tokens)
         packed.positions[row, start:stop] = torch.arange(stop - start)
         for first, last in document.responses:
-            packed.charged[row, start + first : start + last] = True
+            packed.loss_mask[row, start + first : start + last] = True
         start = stop

@@ -13,24 +13,24 @@ from torch import Tensor
 
 from peagle.errors import InputError
 
-MOMENT = 0.5
-"""Seconds."""
+LEAVE_SECONDS = 0.5
+"""How long a process waits after its last work before it leaves the group."""
 MEETING = ("RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What processes must be told beside how many they are, to meet."""
+"""Environment variables, besides WORLD_SIZE, that processes need to find each other."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that train together."""
+    """This process's place among those that train together."""
 
     rank: int = 0
     size: int = 1
 
     @classmethod
     def join(cls, device: torch.device) -> tuple[Self, torch.device]:
-        """Join the group that torchrun describes, if any; the device that is this rank's.
+        """Join the group that torchrun describes, if any; also returns this rank's device.
 
-        Raises `InputError` when it is described in part.
+        Raises `InputError` when torchrun's variables are incomplete.
         """
         size = _world_size()
         if size == 1:
@@ -39,7 +39,7 @@ class Ranks:
         needed += ["LOCAL_RANK"] if device.type == "cuda" else []
         if missing := [name for name in needed if name not in os.environ]:
             raise InputError(
-                f"WORLD_SIZE is {size}, and {', '.join(missing)} not set: start with torchrun, or "
+                f"WORLD_SIZE is {size}, but {', '.join(missing)} not set: start with torchrun, or "
                 "unset WORLD_SIZE to train alone"
             )
         if device.type == "cuda":
@@ -60,7 +60,7 @@ class Ranks:
         return range(self.rank, count, self.size)
 
     def idle(self, count: int) -> int:
-        """How many passes fewer this rank has than the busiest one, where they share so many."""
+        """How many of `count` passes fewer this rank runs than the busiest one."""
         return -(-count // self.size) - len(self.own(count))
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
@@ -73,7 +73,8 @@ class Ranks:
             work.wait()
 
     def ask(self, flag: bool, device: torch.device) -> Callable[[], bool]:
-        """Whether some rank says so, once called; it waits for no later work of the device."""
+        """A function that says whether any rank's flag is set; it waits for no later work of the
+        device."""
         said = torch.tensor(float(flag), device=device)
         self.add_up([said])
         if not said.is_cuda:
@@ -90,24 +91,24 @@ class Ranks:
         return answer
 
     def agree(self, facts: Mapping[str, str]) -> None:
-        """Raises `InputError` on every rank if one begins with anything else than the first.
+        """Raises `InputError` on every rank unless all begin with the same facts as the first.
 
-        facts: by what messages say of another.
+        facts: keyed by the words an error uses for a mismatch, such as "another recipe".
         """
         if self.size == 1:
             return
-        told: list[Mapping[str, str]] = [facts] * self.size
-        dist.all_gather_object(told, facts)
-        for rank, theirs in enumerate(told):
+        of_ranks: list[Mapping[str, str]] = [facts] * self.size
+        dist.all_gather_object(of_ranks, facts)
+        for rank, theirs in enumerate(of_ranks):
             for what, value in theirs.items():
-                if value != told[0][what]:
+                if value != of_ranks[0][what]:
                     raise InputError(
                         f"rank {rank} has {what} than rank 0; all need the same recipe and data, "
                         "and an output on a disk that all of them see"
                     )
 
     def wait(self) -> None:
-        """Until every rank is here."""
+        """Wait until every rank is here."""
         if self.size > 1:
             dist.barrier()
 
@@ -115,15 +116,15 @@ class Ranks:
 def _world_size() -> int:
     text = os.environ.get("WORLD_SIZE") or "1"
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"WORLD_SIZE {text} is no number of processes")
+        raise InputError(f"WORLD_SIZE {text} is not a number of processes")
     return int(text)
 
 
 def _leave() -> None:
-    """End the group a moment after its last work.
+    """Leave the group shortly after its last work.
 
-    Its threads let go of tensors just after the work is done. One that does so when the interpreter
-    has begun to end asks for a lock that nobody gives any more, which aborts the process.
+    Its threads release tensors just after the work is done. One that does so once the interpreter
+    has begun to shut down asks for a lock that it can no longer get, which aborts the process.
     """
-    time.sleep(MOMENT)
+    time.sleep(LEAVE_SECONDS)
     dist.destroy_process_group()

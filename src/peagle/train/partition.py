@@ -1,7 +1,7 @@
 """P-EAGLE's training pass: depth 0 once, the deeper elements in segments, the gradient exact.
 
 The paper's Algorithm 1 runs the depth-0 elements before a segment again for every segment. Since
-they attend to each other alone, here they run once: each segment attends to their keys and values,
+they attend only to each other, here they run once: each segment attends to their keys and values,
 the gradients on those are collected, and depth 0 is backpropagated last.
 """
 
@@ -21,29 +21,29 @@ from peagle.train.cod import Chains, Elements
 from peagle.train.context import Borrowed, Shared
 from peagle.train.features import DocumentAttend, Features, fold, unfold
 from peagle.train.lookup import lookup
-from peagle.train.mask import BLOCK, Sight, rows_in_step
+from peagle.train.mask import BLOCK, Visibility, rows_in_step
 from peagle.train.packing import Batch
 from peagle.train.transfer import to_device
 
 TILE = 2048
-"""Elements that see the same dense part of the context."""
+"""Number of elements that share a dense part of the context."""
 DENSE_ROWS, DENSE_KEYS = 128, 128
-"""Steps in which a dense part's sizes come."""
+"""A dense part's sizes are multiples of these."""
 DENSE_PAIRS = 2**20
-"""Pairs of a query and a key under which a dense part's calls cost more than it saves."""
+"""Query-key pairs below which a dense part's calls cost more than it saves."""
 VARIANTS = 64
-"""Of one function, compiled."""
-Charge = Callable[["Pass"], Tensor]
+"""Compiled variants allowed for one function."""
+PassLoss = Callable[["Pass"], Tensor]
 """The loss of a pass."""
 
 
 @dataclass(frozen=True)
 class Pass:
-    """Charged elements that went through the draft layers together, and what came out."""
+    """Elements in the loss that went through the draft layers together, and their output."""
 
     elements: Elements
     hidden: Tensor
-    """[elements, hidden_size] the residual stream."""
+    """[elements, hidden_size]: the residual stream."""
 
     def joined(self, other: "Pass") -> "Pass":
         """These elements, then the other's."""
@@ -65,12 +65,11 @@ class ParallelPass:
         limit: int,
         recompute: bool = False,
     ) -> None:
-        """Neither of the last two changes a result; both bound memory.
-
-        limit: deeper elements that run together; recompute: keep only the layers' inputs of depth
-        0, and run each layer again when its gradient is due.
+        """limit: about how many deeper elements run together; recompute: keep only the layers'
+        inputs at depth 0, and run each layer again for its gradient. Both bound memory, neither
+        changes a result.
         """
-        self.model, self._batch, self.features = model, batch, features
+        self._model, self._batch, self._features = model, batch, features
         self._chains, self._limit = chains, limit
         self._device = features.tapped.device
         self._call = _compiled() if self._device.type == "cuda" else call_plainly
@@ -83,10 +82,10 @@ class ParallelPass:
         for elements in self._segments():
             yield self._segment(elements, shared)
 
-    def backward(self, charge: Charge) -> Tensor:
+    def backward(self, loss_of: PassLoss) -> Tensor:
         """Add the gradient of the summed losses to the parameters'; returns that sum.
 
-        Never keeps more than depth 0 and one segment.
+        Never holds more than depth 0 and one segment.
         """
         first, shared = self._context()
         stream, borrowed = first.hidden.detach(), Borrowed.of(shared)
@@ -96,7 +95,7 @@ class ParallelPass:
             part = Pass(first.elements[rows], leaves[-1])
             if len(elements):
                 part = part.joined(self._segment(elements, borrowed))
-            losses.append(charge(part))
+            losses.append(loss_of(part))
             losses[-1].backward()
             losses[-1] = losses[-1].detach()
         learnt, gradients = borrowed.gradients(shared)
@@ -108,8 +107,7 @@ class ParallelPass:
         return torch.stack(losses).sum()
 
     def _shares(self, first: Elements) -> Iterator[tuple[slice, Elements]]:
-        """Segments, each with those of the depth-0 elements that stand at its anchors: most are
-        asked for the same tokens."""
+        """Segments, each with the depth-0 elements at its anchors: most predict the same tokens."""
         segments = list(self._segments()) or [self._chains.deeper()]
         stops = [*(int(s.anchors[-1]) + 1 for s in segments[:-1]), len(self._batch)]
         bounds = [0, *torch.searchsorted(first.anchors, torch.tensor(stops)).tolist()]
@@ -118,38 +116,42 @@ class ParallelPass:
     def _segments(self) -> Iterator[Elements]:
         return self._chains.segments(self._limit, rows_in_step(self._device))
 
-    def slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
-        """Embeddings and features of mask slots, [1, hidden_size] each: all have the same."""
+    def mask_slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
+        """Embeddings and projected features of the mask slots of some elements.
+
+        [1, hidden_size] each, since all slots are alike; benchmarks/training/mask_slots.py
+        overrides this with [elements, hidden_size], slots that differ.
+        """
         return shared.mask_embedding, shared.mask_feature
 
     def _context(self) -> tuple[Pass, Shared]:
-        """Depth 0 at every token, charged or not."""
-        model, batch = self.model, self._batch
-        charged = self._chains.charged
-        features = model.project(self.features.tapped)
-        mask_feature = model.project(model.mask_hidden[None])
+        """Depth 0 at every token, in the loss or not."""
+        model, batch = self._model, self._batch
+        anchors = self._chains.anchors
+        features = model.project(self._features.tapped)
+        mask_feature = model.mask_feature()
         tokens = torch.cat((batch.tokens.roll(-1), torch.tensor([model.config.mask_token_id])))
         embeddings = lookup(model.embed.weight, tokens).to(features.dtype)
-        positions, places = to_device(self._device, batch.positions, charged)
+        positions, places = to_device(self._device, batch.positions, anchors)
         attend = ContextAttend(batch, self._device)
         hidden = model.layers(
             embeddings[:-1], features, positions, attend, self._first_call, places
         )
-        first = Pass(Elements(charged, torch.zeros_like(charged)), hidden)
+        first = Pass(Elements(anchors, torch.zeros_like(anchors)), hidden)
         keys, values = zip(*attend.recorded, strict=True)
         return first, Shared(list(keys), list(values), embeddings[-1:], mask_feature)
 
     def _segment(self, elements: Elements, shared: Shared) -> Pass:
-        """Mask slots, told apart by their positions alone."""
+        """Run the elements of a segment; mask slots differ only by their positions."""
         rows = elements.padded(rows_in_step(self._device))
         (positions,) = to_device(self._device, self._batch.positions[rows.anchors] + rows.depths)
         attend = SegmentAttend(Reach.of(rows, self._batch), shared, self._device)
-        hidden = self.model.layers(*self.slots(rows, shared), positions, attend, self._call)
+        hidden = self._model.layers(*self.mask_slots(rows, shared), positions, attend, self._call)
         return Pass(elements, hidden[: len(elements)])
 
 
 class ContextAttend(DocumentAttend):
-    """Attention of depth 0, which keeps each layer's keys and values."""
+    """Attention at depth 0, which records each layer's keys and values."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
         super().__init__(batch, device)
@@ -157,7 +159,7 @@ class ContextAttend(DocumentAttend):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """As `DocumentAttend`; a layer that is recomputed comes a second time."""
+        """As `DocumentAttend`; a recomputed layer calls it a second time."""
         if layer == len(self.recorded):
             self.recorded.append((key, value))
         return super().__call__(layer, query, key, value)
@@ -165,7 +167,7 @@ class ContextAttend(DocumentAttend):
 
 @dataclass(frozen=True)
 class Dense:
-    """Elements and context tokens of which every one sees every other."""
+    """Elements and context tokens such that each element sees all of the tokens."""
 
     queries: slice
     keys: slice
@@ -173,21 +175,21 @@ class Dense:
 
 @dataclass(frozen=True)
 class Reach:
-    """What the elements of a segment see, cut in two: dense parts and the rest.
+    """What the elements of a segment see, split into dense parts and the rest.
 
-    Tile by tile, elements see the context from their document's start to near the tile's first
-    anchor whole. Sizes come in steps, since kernels are planned anew for each size.
+    All elements of a tile see the context from their document's start to near the tile's first
+    anchor. Sizes come in steps, since kernels are planned again for each new size.
     """
 
     dense: list[Dense]
     near: slice
-    """Context keys among which everything else is found."""
-    sight: Sight
+    """Range of context keys that contains everything else."""
+    visibility: Visibility
     """The rest: the near context, then the segment's own elements."""
 
     @classmethod
     def of(cls, elements: Elements, batch: Batch) -> "Reach":
-        """Find the parts."""
+        """Split what some elements see."""
         first = batch.starts[elements.anchors]
         dense = list(_tiles(elements.anchors, first))
         for part in dense:
@@ -196,11 +198,11 @@ class Reach:
         near = slice(int(first.min()) // BLOCK * BLOCK, min(-(-end // BLOCK) * BLOCK, len(batch)))
         own = torch.arange(len(elements)) - elements.depths + 1
         last = elements.anchors - near.start
-        return cls(dense, near, Sight(near.stop - near.start, first - near.start, last, own))
+        return cls(dense, near, Visibility(near.stop - near.start, first - near.start, last, own))
 
 
 def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
-    """Dense parts of some elements, given their anchors and where their documents start."""
+    """Dense parts of some elements, given their anchors and their documents' starts."""
     tiles, firsts, documents = range(0, len(anchors), TILE), anchors[::TILE], starts[::TILE]
     for tile, anchor, start in zip(tiles, firsts.tolist(), documents.tolist(), strict=True):
         sharing = int(np.searchsorted(starts.numpy(), start, side="right")) - tile
@@ -211,11 +213,11 @@ def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
 
 
 class SegmentAttend:
-    """Attention of a segment's elements to the context and to their own chains, in any layer."""
+    """Attention of a segment's elements in any layer, to the context and to their own chains."""
 
     def __init__(self, reach: Reach, shared: Shared, device: torch.device) -> None:
         self._reach, self._shared = reach, shared
-        self._masked = Masked(reach.sight, device)
+        self._masked = Masked(reach.visibility, device)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -232,17 +234,17 @@ class SegmentAttend:
 
 
 def _recomputed(call: LayerCall, *arguments: Any) -> Tensor:
-    """Call a layer without keeping what is inside it."""
+    """Call a layer without keeping its intermediate results."""
     result: Tensor = checkpoint(call, *arguments, use_reentrant=False)
     return result
 
 
 @cache
 def _compiled() -> LayerCall:
-    """Layers with their elementwise work fused, attention left as it is.
+    """Calls layers with their elementwise work fused, and attention unchanged.
 
-    First, middle and last layers, of depth 0 and deeper, with gradients and without: more variants
-    than the compiler makes by itself before it gives up.
+    First, middle and last layers, at depth 0 and deeper, with and without gradients: more variants
+    than the compiler makes by default before it gives up.
     """
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     return torch.compile(call_plainly, dynamic=True)

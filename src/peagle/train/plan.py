@@ -1,7 +1,7 @@
 """What a run would take, counted before it begins: parameters, elements, memory, operations.
 
-Of the target only its configuration is read; both models are built without values. All counts are
-of one device.
+Only the target's configuration is read; both models are built without values. All counts are for
+one device.
 """
 
 import copy
@@ -30,8 +30,8 @@ from peagle.train.initial import check_mask_token, choose_trained, drafter_confi
 from peagle.train.loss import CHUNK
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
+from peagle.train.prepare import read_rows
 from peagle.train.recipe import Recipe
-from peagle.train.run import read_rows
 from peagle.train.schedule import Schedule
 from peagle.train.work import Work
 
@@ -44,20 +44,20 @@ PARTS = {
     "norm": "head",
     "head": "head",
 }
-"""What a parameter belongs to, by the first word of its name."""
+"""The part that a parameter belongs to, by the first word of its name."""
 FLOAT32 = 4
 SCORES = 2
-"""Matrices of queries x keys that attention without FlexAttention keeps: scores and shares."""
+"""Matrices of queries x keys that attention keeps without FlexAttention: scores and weights."""
 LOGITS = {True: 2, False: 9}
 """Matrices of elements x vocabulary that exist at once, with compiled layers and without."""
 ATTAINED = {True: 0.6, False: 0.25}
-"""Share of a bare product's rate that a step reaches, with compiled layers (Qwen3-8B's sizes on an
-H200) and without (the bundled pair's on two cores)."""
+"""Share of a bare matrix product's rate that a step reaches, with compiled layers (Qwen3-8B's sizes
+on an H200) and without (the bundled pair's on two cores)."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Numbers that are trained, and that stay as they are."""
+    """Counts of trained and of frozen parameters."""
 
     trained: int
     frozen: int
@@ -65,7 +65,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run that has not begun."""
+    """A run that has not begun, and what it would take."""
 
     recipe: Recipe
     device: torch.device
@@ -79,7 +79,7 @@ class Plan:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """Read data and configuration. Raises `InputError` as the run itself would."""
+        """Read the data and the configuration. Raises `InputError` as the run itself would."""
         device = resolve_device(recipe.device)
         directory = model_directory(recipe.target, weights=False)
         config = read_target_config(directory)
@@ -94,28 +94,28 @@ class Plan:
 
     @property
     def config(self) -> DrafterConfig:
-        """The drafter's."""
+        """The drafter's configuration."""
         return self.model.config
 
     @property
     def dtype(self) -> torch.dtype:
-        """What the layers compute in."""
+        """The dtype that the layers compute in."""
         return self.model.fc.weight.dtype
 
     @property
     def compiled(self) -> bool:
-        """Whether layers are compiled and attention leaves out what is masked."""
+        """Whether layers are compiled and attention skips what is masked."""
         return self.device.type == "cuda"
 
     @property
     def capacity(self) -> int | None:
-        """Bytes of a GPU's memory."""
+        """Bytes of the GPU's memory; None on a CPU."""
         if self.device.type == "cpu":
             return None
         return torch.cuda.get_device_properties(self.device).total_memory
 
     def resolved(self) -> dict[str, Any]:
-        """Every key of the recipe with the value that the run takes."""
+        """Every key of the recipe with the value that the run uses."""
         shape = self.config.transformer
         return self.recipe.model_dump() | {
             "intermediate_size": shape.intermediate_size,
@@ -127,7 +127,7 @@ class Plan:
         }
 
     def parameters(self) -> dict[str, Parameters]:
-        """The drafter's, by part."""
+        """The drafter's parameters, by part."""
         trained: Counter[str] = Counter()
         frozen: Counter[str] = Counter()
         for name, parameter in self.model.named_parameters():
@@ -137,7 +137,7 @@ class Plan:
 
     @property
     def shares(self) -> list[float]:
-        """Share of the anchors charged at each depth."""
+        """Share of the anchors that each depth keeps."""
         return self._schedule.shares
 
     @property
@@ -146,13 +146,13 @@ class Plan:
 
     @cached_property
     def step(self) -> Work:
-        """An average step's work: the first's, on the rows and elements that it will draw."""
+        """An average step's work: that of the first, on the rows and elements that it will draw."""
         passes, chains = self._schedule.passes(0), self._schedule.chains(0)
         return self._work(self.training, passes, chains)
 
     @cached_property
     def evaluation(self) -> Work:
-        """An evaluation's work: whole chains on every row held out."""
+        """An evaluation's work: whole chains on every held-out row."""
         whole, generator = [1.0] * self.recipe.num_speculative_tokens, torch.Generator()
         passes = torch.arange(len(self.validation)).split(self.recipe.rows_per_pass)
         chains = [sample_chains(self.validation.batch(p), whole, generator) for p in passes]
@@ -164,7 +164,7 @@ class Plan:
 
     @property
     def disk(self) -> int:
-        """Bytes of the features that are kept on disk."""
+        """Bytes of the features kept on disk."""
         rows = len(self.training) + len(self.validation)
         return cache_bytes(self.recipe, self.config, rows) if self._cached else 0
 
@@ -173,7 +173,7 @@ class Plan:
         return self.recipe.features == "cached"
 
     def memory(self) -> dict[str, int]:
-        """Bytes at the fullest moment of a step, by what they are for."""
+        """Peak bytes of a step, by what they are for."""
         target = _bytes(self.target) - _bytes(self.target.layers) * self._cached
         if self.config.reduced_vocabulary:
             target += self.model.head.weight.nbytes  # the same rows of the target's head
@@ -190,7 +190,7 @@ class Plan:
         }
 
     def _state(self) -> dict[str, int]:
-        """What training keeps beside the weights, found by a step without values."""
+        """Bytes that training keeps besides the weights, found by a step without values."""
         optimizer = DraftOptimizer(copy.deepcopy(self.model), self.recipe)
         gradients = sum(gradient.nbytes for gradient in optimizer.gradients())
         optimizer.step(0.0, 1.0)
@@ -204,7 +204,7 @@ class Plan:
         return {"float32 weights": masters, "gradients": gradients, "optimizer": state}
 
     def _context_activations(self, tokens: int) -> int:
-        """Those of depth 0, and the gradients on its keys and values, in float32."""
+        """Bytes of depth 0's activations, and of float32 gradients on its keys and values."""
         shape = self.config.transformer
         keys_and_values = 2 * shape.num_key_value_heads * shape.head_dim
         layers = shape.num_hidden_layers
@@ -215,7 +215,7 @@ class Plan:
         return inputs + self._activations(tokens, tokens) // layers + gradients
 
     def _activations(self, elements: int, keys: int) -> int:
-        """Those of some elements that attend to so many keys, in all layers."""
+        """Bytes of the activations of some elements that attend to `keys` keys, in all layers."""
         shape = self.config.transformer
         numbers = shape.num_hidden_layers * kept_by_layer(shape, self.compiled)
         kept = elements * (numbers + 2 * shape.hidden_size) * self.dtype.itemsize
@@ -225,7 +225,7 @@ class Plan:
         return kept + scores * shape.num_hidden_layers
 
     def _logits(self) -> int:
-        """One chunk's; and the head's gradient, kept for depth 0 and for what runs now."""
+        """Bytes of one chunk's logits, and of two gradients of the head: depth 0's and a part's."""
         head, most = self.model.head.weight, max(self.step.largest_pass, self.step.largest_segment)
         matrix = min(most, CHUNK) * self.config.draft_vocab_size * self.dtype.itemsize
         gradients = 2 * head.numel() * FLOAT32 * head.requires_grad
@@ -244,7 +244,7 @@ class Plan:
         }
 
     def evaluation_operations(self) -> int:
-        """Those of one evaluation."""
+        """Operations of one evaluation."""
         work = self.evaluation
         return (
             self._target_operations(work) * (not self._cached)
@@ -253,7 +253,7 @@ class Plan:
         )
 
     def caching_operations(self) -> int:
-        """Those of features that are computed once, before the first step."""
+        """Operations of features that are computed once, before the first step."""
         rows = len(self.training) + len(self.validation)
         a_step = self._target_operations(self.step) * self._cached
         return a_step * rows // self.recipe.rows_per_step
@@ -265,15 +265,15 @@ class Plan:
         return 2 * work.tokens * _in_products(self.target.layers) + 4 * _width(shape) * pairs
 
     def _pairs_within(self, window: int | None, work: Work) -> int:
-        """Of a target's layer; plain attention computes what is before its window, too."""
+        """Pairs of a target's layer; plain attention also computes those before its window."""
         if window is None or not self.compiled:
             return work.target_pairs
         return min(work.target_pairs, window * work.tokens)
 
     def _layer_operations(self, work: Work, each: int) -> int:
-        """`each` for every parameter and element: 2 forward, 4 more for the gradients.
+        """`each` per parameter and element: 2 for the forward pass, 4 more for the gradients.
 
-        At most: context that is not charged ends at the last layer's attention.
+        An upper bound: context outside the loss ends at the last layer's attention.
         """
         shape = self.config.transformer
         elements = work.tokens + work.deeper
@@ -281,25 +281,25 @@ class Plan:
         return products + 2 * each * _width(shape) * shape.num_hidden_layers * work.draft_pairs
 
     def _head_operations(self, work: Work, each: int) -> int:
-        """The drafter's head on every element; the target's twice on every place."""
+        """The drafter's head on every element; the target's twice at every place."""
         head = self.model.head.weight.numel()
-        return each * sum(work.charged) * head + 2 * 2 * work.charged[0] * head
+        return each * sum(work.loss_elements) * head + 2 * 2 * work.loss_elements[0] * head
 
     def seconds(self, operations: int, rate: float) -> float:
-        """Time for some operations where a bare product reaches a rate."""
+        """Time for some operations, given the rate of a bare product."""
         return operations / (ATTAINED[self.compiled] * rate)
 
     @property
     def evaluations(self) -> int:
-        """How many the run makes."""
+        """Number of evaluations in the run."""
         return -(-self.recipe.steps // self.recipe.evaluate_every)
 
     def measure_rate(self, seconds: float = 0.3) -> float:
-        """Operations a second of the draft layers' largest product, measured on the device."""
+        """Operations per second of the draft layers' largest product, measured on the device."""
         weight = torch.randn(self.model.first.mlp.gate_up.weight.shape, dtype=self.dtype)
         rows = torch.randn(self.step.largest_pass, weight.shape[1], dtype=self.dtype)
         weight, rows = weight.to(self.device), rows.to(self.device)
-        done, start = -1, time.perf_counter()  # the first is for warming up
+        done, start = -1, time.perf_counter()  # the first one warms up
         while done < 1 or time.perf_counter() - start < seconds:
             F.linear(rows, weight)
             if self.compiled:
@@ -310,13 +310,12 @@ class Plan:
 
 
 def kept_by_layer(shape: DecoderConfig, compiled: bool) -> int:
-    """Numbers that one element leaves in a layer for its gradient.
+    """Numbers that one element keeps in a layer for its gradient.
 
-    With d, q, kv and m the widths of the stream, of queries, of keys and of the MLP: what goes into
-    both norms and comes out (4 d); queries, keys and values as projected, queries and keys turned
-    to their positions, and what attention drew (3 q + 3 kv); gate, up and their product (3 m).
-    Without compilation also what a norm is before its weight (2 d, and q + kv with QK norm) and
-    the gate's activation (m).
+    With d, q, kv and m the widths of the stream, of queries, of keys and of the MLP: inputs and
+    outputs of both norms (4 d); queries, keys and values as projected, queries and keys after RoPE,
+    and attention's output (3 q + 3 kv); gate, up and their product (3 m). Without compilation also
+    norms before their weights (2 d, and q + kv with QK norm) and the gate's activation (m).
     """
     q, kv = _width(shape), shape.num_key_value_heads * shape.head_dim
     kept = 4 * shape.hidden_size + 3 * (q + kv) + 3 * shape.intermediate_size
@@ -326,7 +325,7 @@ def kept_by_layer(shape: DecoderConfig, compiled: bool) -> int:
 
 
 def _width(shape: DecoderConfig) -> int:
-    """Of all query heads together."""
+    """Width of all query heads together."""
     return shape.num_attention_heads * shape.head_dim
 
 
@@ -335,12 +334,12 @@ def _bytes(module: nn.Module) -> int:
 
 
 def _in_products(*modules: nn.Module) -> int:
-    """Parameters that an element is multiplied by."""
+    """Number of parameters that an element is multiplied by."""
     return sum(_multiplied(part) for module in modules for part in module.modules())
 
 
 def _multiplied(part: nn.Module) -> int:
-    """Those of one part itself: of all its experts' weights, the share that an element meets."""
+    """Those of one part itself; of its experts' weights, the share that an element uses."""
     if isinstance(part, Linear):
         return part.weight.numel()
     if isinstance(part, Experts):

@@ -29,17 +29,17 @@ class Recipe(Config):
 
     num_hidden_layers: PositiveInt = 4
     intermediate_size: PositiveInt | None = None
-    """Unset is the target's."""
+    """Unset: the target's."""
     qk_norm: bool | None = None
-    """Qwen3-style layers (true) or Llama-style (false); unset is the target's style."""
+    """Qwen3-style layers (true) or Llama-style (false); unset: the target's style."""
     draft_vocab_size: PositiveInt | None = None
-    """Keep this many of the most frequent response tokens; unset keeps the whole vocabulary."""
+    """Keep this many of the most frequent response tokens; unset: keep the whole vocabulary."""
     taps: tuple[int, ...] | None = None
-    """Target layers read as features; unset is 2, N // 2, N - 3."""
+    """Target layers read as features; unset: 2, N // 2, N - 3."""
     train_embeddings: bool | None = None
     """Unset: P-EAGLE learns its own, as its mask token must; EAGLE-3 shares the target's."""
     train_head: bool = True
-    """The head starts as the target's; frozen, a step is quicker and takes less memory."""
+    """The head starts as the target's; with it frozen, a step is faster and takes less memory."""
     mask_token_id: NonNegativeInt | None = None
     """A token that never occurs in text; P-EAGLE only, and required there."""
     norm_before_residual: bool = False
@@ -56,13 +56,13 @@ class Recipe(Config):
     """Against the target's distribution, or against its most likely token."""
 
     shard_target: bool = False
-    """Under torchrun, each process keeps a part of every layer of the target (FSDP2)."""
+    """Under torchrun, each process keeps a part of every target layer (FSDP2)."""
     features: Literal["online", "cached"] = "online"
     """Hidden states of the target: computed at every step, or once and kept on disk."""
     feature_cache: UserPath | None = None
-    """Directory of the cached ones."""
+    """Directory of the cached features."""
     feature_dtype: FeatureDType = "bfloat16"
-    """What they are cached in; fp8 is half the size, with a scale for each token and layer."""
+    """Dtype of the cached features; fp8 is half the size, with a scale for each token and layer."""
 
     row_length: PositiveInt = 2048
     """Tokens in one packed row."""
@@ -77,13 +77,13 @@ class Recipe(Config):
     activation_checkpointing: bool = False
     """Recompute depth 0's layers for the gradient: a third of its time for most of its memory."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """muon: Muon for the layers' matrices, AdamW for the rest; quicker on small budgets."""
+    """muon: Muon for the layers' matrices, AdamW for the rest; learns faster on small budgets."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
     warmup_steps: NonNegativeInt = 50
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     gradient_clip: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     validation_documents: PositiveInt = 64
-    """Documents held out, drawn by seed; of a split sample all pieces are."""
+    """Documents held out, drawn by seed; all pieces of a split sample stay together."""
     evaluate_every: PositiveInt = 250
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     device: str = "auto"
@@ -108,14 +108,14 @@ class Recipe(Config):
 
     @property
     def shares_embeddings(self) -> bool:
-        """Whether the drafter's directory leaves the embeddings to the target's."""
+        """Whether the drafter uses the target's embeddings, and its directory has none."""
         if self.train_embeddings is None:
             return self.method == "eagle3"
         return not self.train_embeddings
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Self:
-        """Read a YAML recipe; each override is `key=value`, its value again YAML.
+        """Read a YAML recipe; each override is `key=value`, with a value in YAML.
 
         Raises `InputError` naming the file, the key or the override that is wrong.
         """
@@ -124,7 +124,7 @@ class Recipe(Config):
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise InputError(f"{path} cannot be read as YAML: {error}".replace("\n", " ")) from None
         if not isinstance(values, dict):
-            raise InputError(f"{path} must hold keys and values, one a line")
+            raise InputError(f"{path} must hold keys and values, one per line")
         for override in overrides:
             key, separator, value = override.partition("=")
             if not separator:
@@ -135,7 +135,7 @@ class Recipe(Config):
                 raise InputError(f"override {override!r}: {value!r} is not YAML") from None
         wrong = next((key for key in values if not isinstance(key, str)), None)
         if wrong is not None:
-            raise InputError(f"{path}: {wrong!r} is no key of a recipe")
+            raise InputError(f"{path}: {wrong!r} is not a key of a recipe")
         try:
             return cls(**values)
         except InputError as error:

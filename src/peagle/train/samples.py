@@ -1,4 +1,4 @@
-"""Samples: what one line of data says, whichever form it has."""
+"""Samples: what a line of data says, in any of its forms."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from peagle.errors import InputError
 from peagle.train.sources import read_records
 
 Message = dict[str, Any]
-"""`role` and `content`, both text, and whatever else the chat template may ask for."""
+"""`role` and `content`, both text, and whatever else the chat template may use."""
 ROLES = {
     "system": "system",
     "user": "user",
@@ -41,7 +41,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Text:
-    """A text that is a response from its beginning."""
+    """A text that is a response from its start."""
 
     place: str
     text: str
@@ -66,7 +66,7 @@ def read_samples(sources: Sequence[str]) -> Iterator[Sample]:
 
 
 def parse_sample(place: str, record: dict[str, Any]) -> Sample:
-    """What an object says; keys without a value count as absent. Raises `InputError`."""
+    """The sample in a JSON object; keys with null count as absent. Raises `InputError`."""
     value = _present(record)
     if value.keys() >= {"prompt_token_ids", "token_ids"}:
         return TokenIds(
@@ -84,13 +84,13 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
 
 
 def _present(value: dict[str, Any]) -> dict[str, Any]:
-    """Columns of a dataset are there in every row, if only as None."""
+    """An object without its null values: every row of a dataset has all columns."""
     return {key: item for key, item in value.items() if item is not None}
 
 
 def _messages(items: Any, key: str, place: str) -> tuple[Message, ...]:
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
-        raise InputError(f"{place}: {key} is not a list of objects, one a turn")
+        raise InputError(f"{place}: {key} is not a list of objects, one per turn")
     if not items:
         raise InputError(f"{place}: {key} is empty")
     return tuple(_message(_present(item), f"{place}: turn {n}") for n, item in enumerate(items, 1))

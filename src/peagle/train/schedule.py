@@ -1,4 +1,4 @@
-"""Which rows and chains each step takes: all that is random in a run, from its recipe alone."""
+"""Which rows and chains each step takes: all of a run's randomness, from its recipe alone."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -12,7 +12,7 @@ from peagle.train.recipe import Recipe
 
 
 class Schedule:
-    """The steps of a run over packed rows; a step's draws depend on no other step."""
+    """The steps of a run over packed rows; each step is drawn independently of the others."""
 
     def __init__(self, recipe: Recipe, rows: PackedRows) -> None:
         self._recipe, self._rows = recipe, rows
@@ -26,14 +26,14 @@ class Schedule:
         return depth_shares(recipe.num_speculative_tokens, ratio, recipe.cod_floor)
 
     def passes(self, step: int) -> Sequence[Tensor]:
-        """The step's rows, pass by pass: every epoch goes through all in an order of its own."""
+        """The step's rows, pass by pass; every epoch takes all rows in an order of its own."""
         count, wanted = len(self._rows), self._recipe.rows_per_step
         places = (divmod(place, count) for place in range(step * wanted, (step + 1) * wanted))
         rows = torch.stack([self._order(epoch)[offset] for epoch, offset in places])
         return rows.split(self._recipe.rows_per_pass)
 
     def chains(self, step: int) -> list[Chains]:
-        """The step's chains, pass by pass: one draw for all rows, however they are cut."""
+        """The step's chains, pass by pass: one draw for all rows, however they are divided."""
         passes = self.passes(step)
         generator = torch.Generator().manual_seed((self._recipe.seed << 32) + step)
         drawn = sample_chains(self._rows.batch(torch.cat(list(passes))), self.shares, generator)

@@ -14,10 +14,10 @@ from peagle.train.parallel import Ranks
 def load_sharded(
     directory: Path, dtype: torch.dtype, device: torch.device, ranks: Ranks
 ) -> Decoder:
-    """A target that a device never holds more of than its parts and the layer at work.
+    """A target of which a device holds only its parts of the layers and the layer that is running.
 
-    Embeddings, final norm and head are whole everywhere: the loss reads them. Every pass is one of
-    all ranks, which then gather a layer from each other just before it runs.
+    Embeddings, final norm and head are whole on every rank: the loss reads them. All ranks have to
+    run every pass together, since they gather each layer from one another just before it runs.
     """
     if ranks.size == 1:
         return load_decoder(directory, dtype, device)
@@ -27,6 +27,6 @@ def load_sharded(
     for layer in load_layers(directory, dtype, device):
         fully_shard(layer, mesh=mesh)
         decoder.layers.append(layer)
-    # The whole is its layers' root, so that the next one is gathered while one runs.
+    # With the decoder as root, the next layer is gathered while one runs.
     fully_shard(decoder, mesh=mesh, ignored_params=ends)
     return decoder

@@ -14,12 +14,12 @@ from peagle.files import replacing
 from peagle.train.optimizer import DraftOptimizer
 
 SNAPSHOT = "snapshot.safetensors"
-"""What stands behind the output's name."""
+"""What follows the output's name."""
 
 
 @dataclass
 class Progress:
-    """How far a run has come; all that is random in it follows from the seed and the step."""
+    """How far a run has come; all of its randomness follows from the seed and the step."""
 
     step: int = 0
     best_step: int = 0
@@ -34,9 +34,10 @@ def snapshot_path(output: Path) -> Path:
 def save_snapshot(
     path: Path, optimizer: DraftOptimizer, progress: Progress, origin: Mapping[str, str]
 ) -> None:
-    """Write a snapshot in one rename, so that an interruption leaves the one before.
+    """Write a snapshot in one rename, so that an interruption leaves the previous one.
 
-    origin: what it is from, by what messages say of another.
+    origin: what the run depends on, keyed by the words an error uses for a mismatch, such as
+    "another recipe".
     """
     kept: dict[str, Tensor] = optimizer.state()
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
@@ -45,24 +46,24 @@ def save_snapshot(
 
 
 def load_snapshot(path: Path, optimizer: DraftOptimizer, origin: Mapping[str, str]) -> Progress:
-    """Put a snapshot back. Raises `InputError` when it has another origin or is damaged."""
+    """Restore a snapshot. Raises `InputError` when it has another origin or is damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise InputError(
-            f"{path} is no usable snapshot ({error}); remove it to start anew"
+            f"{path} is not a usable snapshot ({error}); remove it to start over"
         ) from None
     for what, value in origin.items():
         if metadata.get(what) != value:
-            raise InputError(f"{path} is from {what}; change output, or remove it to start anew")
+            raise InputError(f"{path} is from {what}; change output, or remove it to start over")
     optimizer.restore(tensors)
     return Progress(**json.loads(metadata["progress"]))
 
 
 def kept_step(path: Path) -> int | None:
-    """The step that a run would go on from; None where there is no readable snapshot."""
+    """The step that a run would resume from; None if there is no readable snapshot."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}

@@ -9,9 +9,9 @@ from peagle.errors import InputError
 
 DATASET = "hf:"
 LOADERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
-"""What `datasets` calls the formats of single files."""
+"""Names that `datasets` gives the formats of single files."""
 Record = tuple[str, dict[str, Any]]
-"""Where an object is, as file:line, and the object."""
+"""An object and its place, as file:line."""
 
 
 def read_records(sources: Sequence[str]) -> Iterator[Record]:
@@ -37,7 +37,7 @@ def _read_file(path: str) -> Iterator[Record]:
 def _parse(line: bytes, place: str) -> dict[str, Any]:
     try:
         value = json.loads(line.decode("utf-8-sig"))
-        json.dumps(value, ensure_ascii=False).encode()  # an escape may be half a character
+        json.dumps(value, ensure_ascii=False).encode()  # an escape may be half of a surrogate pair
     except UnicodeError as error:
         raise InputError(f"{place}: not valid UTF-8 text: {error}") from None
     except json.JSONDecodeError as error:
@@ -56,13 +56,13 @@ def _read_dataset(source: str) -> Iterator[Record]:
             yield f"{source}:{number}", row
     except ModuleNotFoundError as error:
         raise InputError(f"{source} needs {error.name}; pip install peagle[data]") from None
-    except Exception as error:  # datasets and the hub raise a wide family, all meaning the same
+    except Exception as error:  # datasets and the hub raise many kinds of errors
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise InputError(f"{source} cannot be read: {reason}") from None
 
 
 def _load_dataset(name: str, split: str) -> Iterable[dict[str, Any]]:
-    """Rows as they come, without a copy of the whole on this machine."""
+    """Rows as they arrive, without a copy of the dataset on this machine."""
     from datasets import load_dataset  # slow to import, and an extra
 
     rows: Iterable[dict[str, Any]]

@@ -12,7 +12,7 @@ from peagle.train.packing import Document
 from peagle.train.samples import Chat, Message
 
 Span = tuple[int, int]
-"""First and past-the-last, in characters or tokens."""
+"""First and past-the-last, in characters or in tokens."""
 MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 PRIVATE_USE = range(0xE000, 0xF900)
 
@@ -21,15 +21,15 @@ class ChatTemplate:
     """Renders conversations as the target sees them, and finds what the assistant says in them.
 
     A response is what the target itself would write at that turn, its end-of-turn token included.
-    The template's own `{% generation %}` blocks say so; where it has none, each turn is what a
-    rendering through it adds to the prompt before it, or, where earlier turns look different once
-    more follows, what changes when another content stands in its place.
+    The template's own `{% generation %}` blocks mark it. In a template without them, a turn is what
+    rendering up to its end adds to the prompt before it; where earlier turns look different once
+    more follows, it is what changes when its content is replaced.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         if not tokenizer.is_fast:
             raise InputError(
-                f"{tokenizer.name_or_path}: its tokenizer cannot say where its tokens stand in a "
+                f"{tokenizer.name_or_path}: its tokenizer cannot tell the positions of tokens in a "
                 "text; add a tokenizer.json"
             )
         self._tokenizer = tokenizer
@@ -42,8 +42,8 @@ class ChatTemplate:
     def encode(self, chats: Sequence[Chat]) -> list[Document]:
         """Documents of conversations, in order; what follows the last assistant turn is left out.
 
-        Raises `InputError` naming the place of a conversation without an assistant turn, of one
-        that the template refuses, and of one whose turns cannot be found in the rendering.
+        Raises `InputError` naming the place of a conversation that has no assistant turn, that the
+        template refuses, or whose turns cannot be found in the rendering.
         """
         finished = [_up_to_the_last_answer(chat) for chat in chats]
         found = [self._find_turns(chat) for chat in finished]
@@ -60,23 +60,23 @@ class ChatTemplate:
         ]
 
     def _find_turns(self, chat: Chat) -> tuple[str, list[Span]]:
-        """The rendering of a conversation and, in characters, its responses."""
+        """The rendering of a conversation, and its responses in characters."""
         text = self._render(chat, chat.messages)
         if MARKS.search(str(self._tokenizer.chat_template)):
             return text, self._marked_turns(chat)
         if not self._shows_answers(chat, text):
-            raise self._unmarkable(chat, "it does not show all that the assistant says")
+            raise self._unmarkable(chat, "it does not show everything the assistant says")
         turns = []
         for index, message in enumerate(chat.messages):
             if message["role"] == "assistant":
                 turn = self._added_turn(chat, index, text) or self._altered_turn(chat, index, text)
                 if turn is None:
-                    raise self._unmarkable(chat, f"turn {index + 1} is not to be found in its text")
+                    raise self._unmarkable(chat, f"turn {index + 1} cannot be found in its text")
                 turns.append(turn)
         return text, turns
 
     def _marked_turns(self, chat: Chat) -> list[Span]:
-        """What stands in the template's own `{% generation %}` blocks."""
+        """What is in the template's own `{% generation %}` blocks."""
         from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
 
         variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, "tools": chat.tools}
@@ -89,7 +89,7 @@ class ChatTemplate:
         _, (blocks,) = rendered
         turns = [(start, stop) for start, stop in blocks if start < stop]
         if not turns:
-            raise self._unmarkable(chat, "its {% generation %} blocks hold nothing of this chat")
+            raise self._unmarkable(chat, "its {% generation %} blocks contain nothing of this chat")
         return turns
 
     def _shows_answers(self, chat: Chat, text: str) -> bool:
@@ -116,7 +116,7 @@ class ChatTemplate:
         return start, closed if text.endswith(self._special, start, closed) else stop
 
     def _altered_turn(self, chat: Chat, index: int, text: str) -> Span | None:
-        """Where `text` differs when a turn has another content, with the end-of-turn token."""
+        """Where `text` changes when a turn has other content, with the end-of-turn token."""
         other = _absent_from(text)
         altered = {**chat.messages[index], "content": other}
         messages = (*chat.messages[:index], altered, *chat.messages[index + 1 :])
@@ -127,7 +127,7 @@ class ChatTemplate:
         return len(before), self._end(chat, index, text, stop)
 
     def _end(self, chat: Chat, index: int, text: str, stop: int) -> int:
-        """Where a turn ends whose content ends at `stop`: behind its calls and its last token."""
+        """The end of a turn whose content ends at `stop`: after its tool calls and last token."""
         if _says(chat.messages[index]):
             closing = self._closing.match(text, stop)
             return closing.end() if closing else stop
@@ -136,7 +136,7 @@ class ChatTemplate:
         return max(stop, text.find(token, stop) + len(token))
 
     def _attempt(self, chat: Chat, messages: Sequence[Message], **variables: Any) -> str | None:
-        """The rendering of a part of a conversation; None where the template refuses that."""
+        """The rendering of part of a conversation; None if the template refuses that."""
         try:
             return self._render(chat, messages, **variables)
         except InputError:
@@ -159,7 +159,7 @@ class ChatTemplate:
 def tokens_within(offsets: Sequence[Span], characters: Span) -> Span:
     """The tokens that end within some characters.
 
-    `offsets` are the characters of each token, perhaps without the blank space around them.
+    offsets: the characters of each token, possibly without the whitespace around them.
     """
     start, stop = characters
     ends = itemgetter(1)
@@ -172,7 +172,7 @@ def _absent_from(text: str) -> str:
 
 
 def _says(message: Message) -> bool:
-    """Whether a turn is an answer in words; a call of tools may leave its content out."""
+    """Whether a turn is an answer in words; a tool call may have no content."""
     return message["role"] == "assistant" and "tool_calls" not in message
 
 
@@ -182,6 +182,6 @@ def _up_to_the_last_answer(chat: Chat) -> Chat:
         length -= 1
     if not length:
         raise InputError(
-            f"{chat.place}: the conversation has no assistant turn; peagle regenerate writes them"
+            f"{chat.place}: the conversation has no assistant turn; peagle regenerate adds them"
         )
     return Chat(chat.place, chat.messages[:length], chat.tools)

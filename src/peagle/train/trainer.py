@@ -20,7 +20,7 @@ from peagle.train.loss import Comparison
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import Batch, PackedRows
 from peagle.train.parallel import Ranks
-from peagle.train.partition import Charge, ParallelPass, Pass
+from peagle.train.partition import ParallelPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.snapshot import Progress, load_snapshot, save_snapshot, snapshot_path
@@ -29,31 +29,28 @@ from peagle.train.unroll import SequentialPass
 
 ALONE = Ranks()
 REPORT_EVERY = 10
-"""Steps."""
-MAKE_ROOM = "make room, and the same command goes on from the last snapshot, if there is one"
+"""Steps between reports of the loss."""
+MAKE_ROOM = "make room, and the same command resumes from the last snapshot, if there is one"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What the loop tells whoever watches."""
+    """What the loop reports to `watch`."""
 
     step: int
     loss: float
-    """Per charged element, since the last report."""
+    """Mean over the elements in the loss, since the last report."""
     estimate: Estimate | None
     """Set after an evaluation."""
     best: bool
-    """Whether this estimate is the best so far, and its drafter the one now in `output`."""
+    """Whether this estimate is the best so far, so that its drafter is now in `output`."""
 
 
 Watch = Callable[[Report], None]
 
 
 class Trainer:
-    """Trains one drafter by a recipe; `run` continues wherever the output's snapshot ends."""
-
-    parallel_pass: type[ParallelPass] = ParallelPass
-    """How a P-EAGLE drafter is run; a study of other mask slots puts its own here."""
+    """Trains one drafter by a recipe; `run` resumes from the output's snapshot."""
 
     def __init__(
         self,
@@ -82,8 +79,8 @@ class Trainer:
     def run(self, watch: Watch) -> Progress:
         """Train to the last step, or until `stop`.
 
-        Raises `InputError` when the loss is no longer a number, naming the documents, and when
-        ranks do not begin alike.
+        Raises `InputError` when the loss is NaN or infinite, naming the documents, and when ranks
+        do not begin with the same data, recipe and snapshot.
         """
         self._begin()
         losses: list[Tensor] = []
@@ -107,13 +104,15 @@ class Trainer:
         return self._progress
 
     def stop(self) -> None:
-        """End `run` after the step it is at, of several ranks after the next, with a snapshot; for
-        signal handlers."""
+        """End `run` with a snapshot after the current step, with several ranks after the next one.
+
+        For signal handlers.
+        """
         self._stopping = True
 
     def _begin(self) -> None:
-        """Go on from the snapshot; where there is none leave one, so that a drafter without is a
-        finished one, and a disk that is too small is met before the first step."""
+        """Resume from the snapshot. If there is none, write one, so that a drafter without a
+        snapshot is a finished one, and too small a disk is noticed before the first step."""
         begun = self._snapshot.exists()
         if begun:
             self._progress = load_snapshot(self._snapshot, self.optimizer, self._origin)
@@ -122,22 +121,23 @@ class Trainer:
             self._keep()
 
     def _told_to_stop(self) -> bool:
-        """What ranks said one step ago, since waiting for what they say now would idle them."""
+        """Whether any rank was told to stop one step ago: waiting for the current answer would idle
+        the devices."""
         if self._ranks.size == 1:
             return self._stopping
         told, self._asked = self._asked, self._ranks.ask(self._stopping, self._device)
         return told()
 
     def gradient(self, step: int) -> Tensor:
-        """Add up a step's gradient over passes and ranks; the share of each pass in its loss."""
+        """Add up a step's gradient over passes and ranks; returns each pass's share of the loss."""
         passes, chains = self._schedule.passes(step), self._schedule.chains(step)
-        weight = max(sum(drawn.weight(self.recipe.depth_decay) for drawn in chains), 1.0)
+        weight = max(sum(drawn.loss_weight(self.recipe.depth_decay) for drawn in chains), 1.0)
         losses = torch.zeros(len(passes), device=self._device)
         for index in self._ranks.own(len(passes)):
             batch = self._batch(self._training, passes[index])
             features = self._source("training", passes[index], batch)
             run = self._pass(batch, features, chains[index].padded(len(batch)))
-            losses[index] = run.backward(self._charge(features, weight))
+            losses[index] = run.backward(self._pass_loss(features, weight))
         sharded = self.recipe.shard_target and self.recipe.features == "online"
         if sharded and self._ranks.idle(len(passes)):
             # a sharded target runs on all ranks or on none
@@ -151,18 +151,18 @@ class Trainer:
         recipe = self.recipe
         if self.model.config.parallel:
             limits = recipe.elements_per_segment, recipe.activation_checkpointing
-            return self.parallel_pass(self.model, batch, features, chains, *limits)
+            return ParallelPass(self.model, batch, features, chains, *limits)
         return SequentialPass(self.model, batch, features, recipe.num_speculative_tokens)
 
-    def _charge(self, features: Features, weight: float) -> Charge:
-        """Losses of passes over a batch, as shares of a step's mean."""
+    def _pass_loss(self, features: Features, weight: float) -> PassLoss:
+        """The loss of passes over a batch, as a share of the step's mean."""
 
-        def charge(part: Pass) -> Tensor:
+        def loss_of(part: Pass) -> Tensor:
             (depths,) = to_device(self._device, part.elements.depths)
             weights = self.recipe.depth_decay ** depths.float() / weight
             return self._compare.loss(part.hidden, features.final, part.elements.places, weights)
 
-        return charge
+        return loss_of
 
     def _evaluate(self, watch: Watch, losses: list[Tensor]) -> None:
         mean, estimate = self._mean(losses), self.estimate()
@@ -178,7 +178,7 @@ class Trainer:
         watch(Report(self._progress.step, mean, estimate, best))
 
     def _keep(self) -> None:
-        """Write the snapshot that a later run goes on from."""
+        """Write the snapshot that a later run resumes from."""
         if self._ranks.first:
             with writing(self._snapshot, MAKE_ROOM):
                 save_snapshot(self._snapshot, self.optimizer, self._progress, self._origin)
@@ -186,7 +186,7 @@ class Trainer:
 
     @cached_property
     def _origin(self) -> dict[str, str]:
-        """Recipe and data, told apart from others that would compute something else."""
+        """Recipe and data, keyed by the words an error uses for a mismatch."""
         recipe = self.recipe.model_dump_json(exclude_defaults=True, exclude={"shard_target"})
         rows = f"{self._training.digest} {self.validation.digest}"
         return {"another recipe": recipe, "other data": rows}
@@ -197,9 +197,9 @@ class Trainer:
 
     @torch.no_grad()
     def agreement(self) -> Iterator[tuple[Batch, Tensor]]:
-        """Held-out batches, and whether drafter and target agree there, on whole chains everywhere.
+        """Held-out batches, each with whether drafter and target agree, on all whole chains.
 
-        [length, depths] of each anchor and depth: 1 they do, 0 they do not, -1 nothing to ask.
+        [length, depths] by anchor and depth: 1 they agree, 0 they do not, -1 nothing to predict.
         """
         depths = self.recipe.num_speculative_tokens
         whole, generator = [1.0] * depths, torch.Generator()
@@ -217,7 +217,7 @@ class Trainer:
         return padded_for(self._device, rows.batch(index))
 
     def _mean(self, losses: list[Tensor]) -> float:
-        """Mean of the collected losses, which it empties; one read from the device for all."""
+        """Mean of the collected losses, read from the device at once; empties the list."""
         table = torch.stack(losses).cpu()
         losses.clear()
         wrong = (~table.isfinite()).nonzero()
@@ -227,7 +227,7 @@ class Trainer:
         return float(table.sum(1).mean())
 
     def _refuse(self, step: int, index: int, loss: float) -> None:
-        """Name the documents of a pass, or those of them that the target itself cannot read."""
+        """Raise `InputError` naming a pass's documents, or the one whose states are not finite."""
         documents = self._training.documents_of(self._schedule.passes(step)[index])
         unreadable = self._source.unreadable(documents)
         if unreadable is not None:

@@ -1,4 +1,4 @@
-"""Small index tensors to the device that computes, in one copy that nobody waits for."""
+"""Moves small index tensors to the device that computes, in one asynchronous copy."""
 
 from functools import reduce
 
@@ -9,8 +9,8 @@ from torch import Tensor
 def to_device(device: torch.device, *tensors: Tensor) -> tuple[Tensor, ...]:
     """The same integer tensors on a device, as views of one.
 
-    A copy from pageable memory would make the host wait for everything that the device still has to
-    do; a pinned one does not.
+    A copy from pageable memory would make the host wait for all work queued on the device; one from
+    pinned memory does not.
     """
     if device.type == "cpu":
         return tensors

@@ -1,4 +1,4 @@
-"""EAGLE-3's training pass: depth by depth, each reading the output of the one before."""
+"""EAGLE-3's training pass: depth by depth, each reading the output of the previous one."""
 
 from collections.abc import Iterator
 
@@ -9,14 +9,14 @@ from peagle.drafters.model import DraftModel
 from peagle.train.attention import Masked, Weighed, merge
 from peagle.train.cod import Elements, reaches
 from peagle.train.features import Features, fold, unfold
-from peagle.train.mask import Sight
+from peagle.train.mask import Visibility
 from peagle.train.packing import Batch
-from peagle.train.partition import Charge, Pass
+from peagle.train.partition import Pass, PassLoss
 from peagle.train.transfer import to_device
 
 
 class SequentialPass:
-    """One batch through an EAGLE-3 drafter: its own unroll, every anchor at every depth."""
+    """One batch through an EAGLE-3 drafter: its own unroll, all anchors at all depths."""
 
     def __init__(self, model: DraftModel, batch: Batch, features: Features, depths: int) -> None:
         self._model, self._batch, self._features = model, batch, features
@@ -32,14 +32,14 @@ class SequentialPass:
         for depth in range(self._depths):
             following = tokens.roll(-depth - 1)
             hidden = self._model(following, inputs, positions + depth, attend)
-            charged = (reach > depth).nonzero().flatten()
-            elements = Elements(charged, torch.full_like(charged, depth))
-            yield Pass(elements, hidden[to_device(device, charged)[0]])
+            anchors = (reach > depth).nonzero().flatten()
+            elements = Elements(anchors, torch.full_like(anchors, depth))
+            yield Pass(elements, hidden[to_device(device, anchors)[0]])
             inputs = self._model.feedback(hidden)
 
-    def backward(self, charge: Charge) -> Tensor:
+    def backward(self, loss_of: PassLoss) -> Tensor:
         """Add the gradient of the summed losses to the parameters'; returns that sum."""
-        total = torch.stack([charge(part) for part in self.passes()]).sum()
+        total = torch.stack([loss_of(part) for part in self.passes()]).sum()
         total.backward()
         return total.detach()
 
@@ -49,7 +49,7 @@ class UnrollAttend:
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
         length = len(batch)
-        self._masked = Masked(Sight(length, batch.starts, torch.arange(length)), device)
+        self._masked = Masked(Visibility(length, batch.starts, torch.arange(length)), device)
         self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ class UnrollAttend:
 
 
 def _chain(query: Tensor, kept: list[tuple[Tensor, Tensor]]) -> Weighed:
-    """What each row draws from the keys of its own chain, which are those of the same row."""
+    """Attention of each row to the keys of its own chain, which are those of the same row."""
     keys, values = (torch.stack(parts, dim=2) for parts in zip(*kept, strict=True))
     rows, heads, head_dim = query.shape
     grouped = query.view(rows, keys.shape[1], -1, head_dim)

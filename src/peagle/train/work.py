@@ -1,4 +1,4 @@
-"""What some passes work on: elements, and how many of them at once."""
+"""The work of some passes: how many elements, and how many of them at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,25 +13,25 @@ from peagle.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class Work:
-    """What goes through the models, and how much of it at once."""
+    """How much goes through the models, and how much of it at once."""
 
     tokens: int
-    """Through the target, and as depth 0 through the draft layers."""
-    charged: tuple[int, ...]
-    """Elements of each depth that have a loss."""
+    """Tokens through the target, and as depth 0 through the draft layers."""
+    loss_elements: tuple[int, ...]
+    """Elements in the loss, by depth."""
     deeper: int
-    """Elements deeper than 0 that go through the draft layers, charged or not."""
+    """Elements deeper than 0 that go through the draft layers, in the loss or not."""
     target_pairs: int
     draft_pairs: int
     """Pairs of a query and a key, in one layer."""
     largest_pass: int
-    """Tokens."""
+    """Tokens of the largest pass."""
     largest_segment: int
     """Elements deeper than 0 whose activations are kept at once."""
 
     @classmethod
     def of(cls, recipe: Recipe, passes: Sequence[tuple[Batch, Chains]], dense: bool) -> Self:
-        """Count some passes. dense: attention computes what its mask hides, too."""
+        """Count some passes. dense: attention also computes what its mask hides."""
         depths = recipe.num_speculative_tokens
         through = [_through(recipe, chains) for _, chains in passes]
         segments = [_segment(recipe, len(chains.deeper())) for chains in through]
@@ -43,7 +43,7 @@ class Work:
         lengths = torch.cat([chains.lengths for _, chains in passes])
         return cls(
             tokens=len(lengths),
-            charged=tuple(int((lengths > depth).sum()) for depth in range(depths)),
+            loss_elements=tuple(int((lengths > depth).sum()) for depth in range(depths)),
             deeper=sum(len(chains.deeper()) for chains in through),
             target_pairs=sum(context),
             draft_pairs=sum(context) + sum(deeper),
@@ -53,14 +53,14 @@ class Work:
 
 
 def _through(recipe: Recipe, chains: Chains) -> Chains:
-    """What goes through the layers: EAGLE-3 unrolls every token to every depth."""
+    """The chains that go through the layers: EAGLE-3 unrolls every token to every depth."""
     if recipe.method == "peagle":
         return chains
     return Chains(torch.full_like(chains.lengths, recipe.num_speculative_tokens))
 
 
 def _segment(recipe: Recipe, deeper: int) -> int:
-    """Elements of the largest part of a pass; EAGLE-3's depths are kept together."""
+    """Elements of the largest segment of a pass; EAGLE-3's depths are kept together."""
     if recipe.method == "eagle3":
         return deeper
     return -(-deeper // max(-(-deeper // recipe.elements_per_segment), 1))
@@ -73,7 +73,7 @@ def _context_pairs(batch: Batch, dense: bool) -> int:
 
 
 def _deeper_pairs(batch: Batch, chains: Chains, segment: int | None) -> int:
-    """An element sees its anchor, what is before it, and its chain; or a segment sees all."""
+    """An element sees its document up to its anchor, and its chain; dense, it sees everything."""
     deeper = chains.deeper()
     if segment is not None:
         return len(deeper) * (len(batch) + segment)

@@ -1,4 +1,4 @@
-"""What is trained on, and what is held out."""
+"""What a run trains on, and what it holds out."""
 
 import random
 from collections.abc import Callable
@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from peagle.errors import InputError
 from peagle.train.packing import Document, PackedRows
+from peagle.train.prepare import prepare, split
 from peagle.train.recipe import Recipe
-from peagle.train.run import prepare, split
 
 LENGTH = 4
 
@@ -42,7 +42,7 @@ def test_pieces_of_a_sample_are_on_one_side(counts: list[int], held: int, seed: 
 
 
 def test_one_sample_is_not_divided():
-    with pytest.raises(InputError, match="9 documents of 1 samples, and whole samples of 2 are"):
+    with pytest.raises(InputError, match="leaves none of 9 documents in 1 samples"):
         split(pieces(0, 9), recipe(held=2))
 
 
@@ -54,7 +54,7 @@ def test_samples_read_twice_are_one():
 
 
 def test_whole_samples_are_drawn_as_ever():
-    """A run that an earlier version began goes on with the rows that it had."""
+    """A run begun by an earlier version resumes with the rows that it had."""
     documents = [piece for n in range(20) for piece in pieces(n, 1)]
     training, validation = split(documents, recipe(held=6, seed=3))
     order = list(documents)
@@ -65,7 +65,7 @@ def test_whole_samples_are_drawn_as_ever():
 def test_a_run_that_held_out_single_pieces_is_refused(
     recipe_for: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """An earlier version's, whose drafter would be compared by another measure from here on."""
+    """One of an earlier version, whose drafters would now be compared by another measure."""
 
     def by_piece(documents: list[Document], recipe: Recipe) -> tuple[PackedRows, PackedRows]:
         apart = [Document(d.tokens, d.responses, str(n)) for n, d in enumerate(documents)]
@@ -73,7 +73,7 @@ def test_a_run_that_held_out_single_pieces_is_refused(
 
     given = recipe_for(tmp_path / "out", row_length=30, overlong="split", steps=9)
     with monkeypatch.context() as patch:
-        patch.setattr("peagle.train.run.split", by_piece)
+        patch.setattr("peagle.train.prepare.split", by_piece)
         trainer = prepare(given)
     trainer.stop()
     assert trainer.run(lambda _: None).step == 1

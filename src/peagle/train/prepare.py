@@ -1,4 +1,4 @@
-"""A recipe made ready to run: target, documents, drafter and trainer."""
+"""Before the first step: a recipe's target, documents, drafter and trainer."""
 
 import itertools
 import random
@@ -29,14 +29,14 @@ from peagle.train.snapshot import snapshot_path
 from peagle.train.trainer import Trainer
 
 Place = tuple[Path, torch.dtype, torch.device]
-"""Where a target is read from, what it computes in, and where."""
+"""A target's directory, dtype and device."""
 Load = Callable[[Path, torch.dtype, torch.device], Decoder]
 
 
 def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: None) -> Trainer:
-    """Load and check everything that a run needs, before its first step; fill its feature cache.
+    """Load and check everything that a run needs before its first step, and fill its feature cache.
 
-    `tell` learns what the data came to, and what the cache takes and how far it is. Raises
+    `tell` is called with the data's summary, and with the cache's size and progress. Raises
     `InputError` for a target, data, output or cache that cannot be used.
     """
     _check_output(Path(recipe.output))
@@ -70,7 +70,7 @@ def _load_target(
 def _cached(
     cache: FeatureCache, place: Place, load: Load, tell: Callable[[str], None]
 ) -> tuple[Decoder, FeatureSource]:
-    """A target without its layers, and its features; with them only while there are some to add."""
+    """A target without layers, and its features; the layers are loaded only to fill the cache."""
     directory, dtype, device = place
     missing = cache.missing(directory, tell)
     if missing:
@@ -81,9 +81,9 @@ def _cached(
 def read_rows(
     recipe: Recipe, directory: Path, config: DecoderConfig
 ) -> tuple[PackedRows, PackedRows, Summary]:
-    """Rows to train on, rows held out, and what the data came to.
+    """Rows to train on, rows held out, and the data's summary.
 
-    Raises `InputError` for data that cannot be used and a row longer than the target's context.
+    Raises `InputError` for data that cannot be used, and for rows longer than the target's context.
     """
     if recipe.row_length > config.max_position_embeddings:
         raise InputError(
@@ -105,7 +105,7 @@ def read_rows(
 def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, PackedRows]:
     """Packed rows to train on and packed rows held out, drawn by the recipe's seed.
 
-    Pieces of one sample go to the same side: what was learnt of one tells about the others.
+    Pieces of one sample go to the same side, since one tells about the others.
     """
     by_sample: dict[str, list[Document]] = {}
     for document in documents:
@@ -117,27 +117,28 @@ def split(documents: Sequence[Document], recipe: Recipe) -> tuple[PackedRows, Pa
     held, kept = (list(itertools.chain(*side)) for side in (drawn[:samples], drawn[samples:]))
     if not kept:
         raise InputError(
-            f"{len(documents)} documents of {len(drawn)} samples, and whole samples of "
-            f"{recipe.validation_documents} are to be held out; bring more data or lower "
+            f"holding out {recipe.validation_documents} documents in whole samples leaves none of "
+            f"{len(documents)} documents in {len(drawn)} samples; use more data, or lower "
             "validation_documents"
         )
     return pack(kept, recipe.row_length), pack(held, recipe.row_length)
 
 
 def _check_chains(validation: PackedRows, depths: int) -> None:
-    """Acceptance length, by which the best drafter is chosen, is estimated on whole chains."""
+    """Raise `InputError` if no chain is whole: acceptance length, by which the best drafter is
+    chosen, is estimated on whole ones."""
     longest = int(reaches(validation.batch(torch.arange(len(validation)))).max())
     if longest < depths:
         raise InputError(
             f"the held-out responses are too short to estimate an acceptance length: the longest "
-            f"chain has {longest} of num_speculative_tokens {depths}; lower it, bring longer "
+            f"chain has {longest} of num_speculative_tokens {depths}; lower that, use longer "
             "responses, or raise validation_documents"
         )
 
 
 def _check_output(output: Path) -> None:
     if output.is_symlink():
-        raise InputError(f"output {output} is a link; name the directory that it is to be")
+        raise InputError(f"output {output} is a link; name the directory itself")
     kept = {"config.json", "model.safetensors"}
     foreign = [f.name for f in output.iterdir() if f.name not in kept] if output.is_dir() else []
     if foreign:
@@ -150,7 +151,7 @@ def _check_output(output: Path) -> None:
         )
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=output.parent).close()  # a name of its own, since ranks look at once
+        TemporaryFile(dir=output.parent).close()  # unique, since all ranks check at once
     except OSError as error:
         raise InputError(f"{output} cannot be written: {error.strerror}") from None
     if output.exists() and not output.is_dir():
