@@ -165,7 +165,7 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
     prefill = Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16))
     prefill.warm_up(40)
     assert not shapes
-    monkeypatch.setattr("peagle.engine.prefill.hopper", lambda cache: True)
+    monkeypatch.setattr("peagle.engine.prefill.on_hopper", lambda cache: True)
     prefill.warm_up(40)
     heads = {config.num_attention_heads for config in configs}
     assert {query[:3] for (query, _), _ in shapes} == {

@@ -134,7 +134,7 @@ def test_the_module_takes_the_kernels_where_they_serve(
 ):
     from peagle.ops.triton import moe as kernels
 
-    monkeypatch.setattr(reference, "serve", lambda x: True)
+    monkeypatch.setattr(reference, "has_kernels", lambda x: True)
     module = Experts(40, 24, 8, 3, normalize=True).requires_grad_(False)
     module.router.data, module.gate_up.data, module.down.data = made(8, 40, 24)
     module, x = module.to(device), torch.randn(4, 40).to(device)
