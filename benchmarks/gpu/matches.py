@@ -7,7 +7,7 @@ from typing import Any, Literal
 from peagle.bench.load import WARM_UP_TOKENS
 from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS, acceptance_rates
-from peagle.config import DraftLengths
+from peagle.config import DraftLengthMode
 from peagle.errors import InputError
 
 Side = Literal["peagle", "vllm"]
@@ -73,7 +73,7 @@ class Trial:
     concurrencies: tuple[int, ...]
     captured: int | None = None
     """Rows up to which vLLM captures graphs; None is its own choice."""
-    draft_length: DraftLengths = "fixed"
+    draft_length: DraftLengthMode = "fixed"
     """Whether ours may draft fewer than K tokens where that is faster."""
 
 

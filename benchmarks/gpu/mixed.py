@@ -32,7 +32,7 @@ from peagle.bench.measures import Measures, measure
 from peagle.bench.report import hardware, machine, result_file
 from peagle.bench.shapes import random_prompts, shape_of
 from peagle.bench.synthetic import SyntheticWorkload
-from peagle.config import DraftLengths, SamplingParams
+from peagle.config import DraftLengthMode, SamplingParams
 from peagle.errors import InputError
 from peagle.llm import LLM
 
@@ -91,7 +91,7 @@ def main(
     """Print tokens per second of every list, on each side."""
     chosen = Match.parse(match)
     mix = Mix(requests, in_flight, _two(prompts), _two(outputs), rounds)
-    kinds: tuple[DraftLengths, ...] = ("fixed", "auto") if chosen.k else ("fixed",)
+    kinds: tuple[DraftLengthMode, ...] = ("fixed", "auto") if chosen.k else ("fixed",)
     spawning = multiprocessing.get_context("spawn")
     found: dict[str, Any] = {}
     with result_file(out) as write:
@@ -111,7 +111,7 @@ def main(
         write(facts | found)
 
 
-def ours(match: Match, mix: Mix, dtype: Any, kind: DraftLengths) -> dict[str, list[float]]:
+def ours(match: Match, mix: Mix, dtype: Any, kind: DraftLengthMode) -> dict[str, list[float]]:
     """Output tokens per second and median time to first token of each list that counts."""
     longest = mix.prompt_tokens[1], mix.output_tokens[1]
     work = SyntheticWorkload(match.shape, match.acceptance_length, *longest, kind, dtype)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from peagle.errors import InputError
 
 DType = Literal["auto", "float32", "bfloat16"]
-DraftLengths = Literal["auto", "fixed"]
+DraftLengthMode = Literal["auto", "fixed"]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveInt = Annotated[int, Field(gt=0)]
 Temperature = Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)]
@@ -190,7 +190,7 @@ class EngineConfig(Config):
     pass of its own, with as many rows as its requests need. Unset is 8,192 on a GPU and 2,048 on a
     CPU, of which prompts may take 1,024; prompts may take all of a number that is given."""
     enable_prefix_caching: bool = True
-    draft_length: DraftLengths = "auto"
+    draft_length: DraftLengthMode = "auto"
     """auto: a cycle on a GPU drafts the number of tokens, up to K, that gives the most tokens per
     second at the current load; fixed: always K. A CPU always drafts K."""
     seed: int = 0

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from peagle.engine.draft_length import MIN_CYCLES, DraftLength, draft_lengths
+from peagle.engine.draft_length import MIN_CYCLES, DraftLength, candidate_lengths
 
 FLAT = {1: {1: 5.0, 3: 5.2, 7: 5.6}}
 """Seconds where rows cost next to nothing: one request."""
@@ -35,11 +35,11 @@ def changes(chosen: list[int]) -> int:
 
 
 def test_lengths():
-    assert draft_lengths(8) == (1, 3, 6, 8)
-    assert draft_lengths(7) == (1, 3, 7)
-    assert draft_lengths(2) == (1, 2)
-    assert draft_lengths(1) == (1,)
-    assert draft_lengths(0) == (0,)
+    assert candidate_lengths(8) == (1, 3, 6, 8)
+    assert candidate_lengths(7) == (1, 3, 7)
+    assert candidate_lengths(2) == (1, 2)
+    assert candidate_lengths(1) == (1,)
+    assert candidate_lengths(0) == (0,)
 
 
 @pytest.mark.parametrize(

@@ -426,7 +426,7 @@ def test_lengths_are_chosen_by_what_was_accepted(targets, trained):
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, params))
     engine = engine_of(targets["easy"], drafter, True)
     assert engine.executor.resident is not None
-    engine.executor.resident.length = Seeing({4: {1: 1.0, 3: 1.5, 4: 1.6}})
+    engine.executor.resident.chooser = Seeing({4: {1: 1.0, 3: 1.5, 4: 1.6}})
     requests = tiny.run(engine, PROMPTS, params)
     assert tiny.outputs(requests) == plain
     assert seen[0][0] == 4

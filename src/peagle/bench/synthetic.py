@@ -5,7 +5,7 @@ from typing import Any
 
 from peagle.bench.load import Case, Tokens
 from peagle.bench.shapes import random_engine, random_prompts, shape_of
-from peagle.config import DraftLengths, DType, EngineConfig, SamplingParams
+from peagle.config import DraftLengthMode, DType, EngineConfig, SamplingParams
 from peagle.errors import InputError
 from peagle.llm import LLM
 
@@ -48,7 +48,7 @@ class SyntheticWorkload:
     """Tokens that a cycle of K drafts emits on average, whatever the target says."""
     prompt_tokens: int
     max_tokens: int
-    draft_length: DraftLengths = "fixed"
+    draft_length: DraftLengthMode = "fixed"
     dtype: DType = "auto"
     device: str = "auto"
     rounds: int = 3

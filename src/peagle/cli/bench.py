@@ -9,7 +9,7 @@ from rich.console import Console
 
 from peagle.cli.options import Device, DTypeName, Eagle3, Peagle, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
-from peagle.config import DraftLengths
+from peagle.config import DraftLengthMode
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def bench(
     ] = None,
     prompt_tokens: Annotated[int, typer.Option(help="Prompt length with --shape.")] = 256,
     draft_length: Annotated[
-        DraftLengths,
+        DraftLengthMode,
         typer.Option(help="With --shape; auto: as many drafts, up to K, as are fastest."),
     ] = "fixed",
     target: Target = None,

@@ -10,7 +10,7 @@ import typer
 
 from peagle.cli.loading import choose_speculation, load_llm
 from peagle.cli.options import Device, DTypeName, Threads, use_threads
-from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, parse_json_option
+from peagle.config import DraftLengthMode, EngineConfig, SpeculativeConfig, parse_json_option
 from peagle.errors import InputError
 from peagle.pair import bundled
 from peagle.server import sagemaker
@@ -111,7 +111,7 @@ def serve(
         bool, typer.Option(help="Reuse the KV of shared prompt prefixes.")
     ] = True,
     draft_length: Annotated[
-        DraftLengths,
+        DraftLengthMode,
         typer.Option(help="auto: on a GPU, as many drafts, up to K, as are fastest."),
     ] = CONFIG.draft_length,
     seed: Annotated[int, typer.Option(help="Seed of requests without one.")] = CONFIG.seed,

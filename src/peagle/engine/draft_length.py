@@ -20,7 +20,7 @@ Seconds = Mapping[int, Mapping[int, float]]
 """Seconds of a cycle by number of requests, then of drafts."""
 
 
-def draft_lengths(k: int) -> tuple[int, ...]:
+def candidate_lengths(k: int) -> tuple[int, ...]:
     """The lengths to choose from for a drafter of K tokens: K, and candidates up to 3/4 of it."""
     return (*(count for count in CANDIDATES if 4 * count <= 3 * k), k)
 

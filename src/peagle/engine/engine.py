@@ -10,7 +10,7 @@ from peagle.engine.batch import Scheduled
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
-from peagle.engine.draft_length import draft_lengths
+from peagle.engine.draft_length import candidate_lengths
 from peagle.engine.executor import Executor
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.runner import CycleResult
@@ -67,7 +67,7 @@ class Engine:
                 f"K = {k} drafts do not fit into a context of {self.max_length} tokens"
             )
         self.pool = BlockPool(capacity.num_blocks)
-        lengths = draft_lengths(k) if config.draft_length == "auto" else (k,)
+        lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         self.executor = Executor(target, drafter, lengths, capacity, config.max_num_seqs, synthetic)
         self.scheduler = Scheduler(
             self.pool,

@@ -108,7 +108,7 @@ class ResidentRunner:
         self._longest_chunk = min(max_batched_tokens, table.slots.shape[1])
         self._pending = [1] * len(table.limits)
         """By table row: most positions that its next cycle can find unseen by the drafter."""
-        self.length: DraftLength | None = None
+        self.chooser: DraftLength | None = None
         """Chooses the number of drafts; None: always K."""
         self._flight: Flight | None = None
         self.refused: list[Scheduled] = []
@@ -125,13 +125,13 @@ class ResidentRunner:
         self._prompts.capture(self._graphs.pool)
         self._prefill.warm_up(self._longest_chunk)
         if len(self._graphs.lengths) > 1:
-            self.length = DraftLength(self._graphs.seconds_by_length())
+            self.chooser = DraftLength(self._graphs.seconds_by_length())
 
     def draft_length(self, requests: int) -> int:
         """Drafts of the next cycle, which has `requests` requests."""
-        if self.length is None or not requests:
+        if self.chooser is None or not requests:
             return self._graphs.lengths[-1]
-        return self.length.choose(requests)
+        return self.chooser.choose(requests)
 
     @property
     def filling(self) -> bool:
@@ -242,13 +242,13 @@ class ResidentRunner:
         if flight.arrived is not None:
             flight.arrived.synchronize()
         landed = _landed(flight)
-        if self.length is not None:
+        if self.chooser is not None:
             for item, result in landed:
                 if item.drafts:
-                    self.length.verified(item.drafts, result.accepted)
+                    self.chooser.verified(item.drafts, result.accepted)
             if flight.cycle is not None:
                 cycle = flight.cycle
-                self.length.took(cycle.requests, cycle.drafts, cycle.seconds)
+                self.chooser.took(cycle.requests, cycle.drafts, cycle.seconds)
         return landed
 
     def _fetch(self) -> tuple[Tensor, torch.cuda.Event | None]:
