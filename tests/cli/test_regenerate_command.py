@@ -69,7 +69,7 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, target, ch
     result = regenerate()
     assert result.code == 0
     assert result.err == ""
-    assert f"0 end early, 1 left out: {chats}:4: a prompt of" in result.out
+    assert f"1 left out\nfirst problem: {chats}:4: a prompt of" in result.out
     lines = {line["source"]: line for line in read(tmp_path / "out.jsonl")}
     assert lines.keys() == {f"{chats}:{number}" for number in (1, 2, 3)}
     first, second = (lines[f"{chats}:{number}"]["messages"] for number in (1, 2))
@@ -88,7 +88,7 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, target, ch
     answered = [turn["content"] for turn in (first[1], first[3], second[1])]
     assert [*answered, lines[f"{chats}:3"]["response"]] == answers
     again = regenerate()
-    assert (again.code, "3 were there already; 0 end early, 1 left out" in again.out) == (0, True)
+    assert (again.code, "3 were there already\n1 left out" in again.out) == (0, True)
 
 
 def test_a_run_that_answers_nothing_fails(regenerate, chats):
@@ -101,10 +101,12 @@ def test_a_run_that_answers_nothing_fails(regenerate, chats):
 def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_path):
     result = regenerate("--max-tokens", 1)
     assert result.code == 0
-    assert "; 0 end early, 3 left out: " in result.out
-    assert "; 2 of these at an answer that --max-tokens or the context's end cut" in result.out
+    assert "\n3 left out\n" in result.out
+    assert "\n2 of these at an answer that --max-tokens or the context's end cut" in result.out
     assert [line["source"] for line in read(tmp_path / "out.jsonl")] == [f"{chats}:3"]
-    assert f"1 were there already; 0 end early, 1 left out: {chats}:4: a prompt" in regenerate().out
+    assert (
+        f"1 were there already\n1 left out\nfirst problem: {chats}:4: a prompt" in regenerate().out
+    )
     assert len(read(tmp_path / "out.jsonl")) == 3
 
 
@@ -125,7 +127,7 @@ def test_a_second_run_does_what_is_left(regenerate, tmp_path):
     out.write_text(before + before[:20])
     result = regenerate("--limit", 3)
     assert result.out.startswith("2 conversations, ")
-    assert "; 1 were there already" in result.out
+    assert "\n1 were there already" in result.out
     assert out.read_text().startswith(before)
     assert len({line["source"] for line in read(out)}) == len(read(out)) == 3
 
@@ -142,7 +144,7 @@ def test_edited_data_is_answered_where_it_is_new_or_changed(peagle, stub, tmp_pa
     edited = write(data, *({"messages": [user(text)]} for text in ("new", "a", "B")), answered)
     result = peagle("regenerate", edited, *more)
     assert result.out.startswith("2 conversations, ")
-    assert "; 2 were there already; 1 not in this data stay\n" in result.out
+    assert "\n2 were there already\n1 that are not in this data stay\n" in result.out
     assert out.read_text().startswith(before)
     pairs = [[turn["content"] for turn in line["messages"]] for line in read(out)]
     assert sorted(pairs) == [[text, f"about {text}"] for text in ("B", "a", "b", "c", "new")]
@@ -172,7 +174,7 @@ def test_answers_of_another_model_or_sampling_are_not_mixed(peagle, chats, stub,
 def test_nothing_is_loaded_when_nothing_is_left(regenerate, monkeypatch):
     assert regenerate("--limit", 1).code == 0
     monkeypatch.setattr("peagle.cli.regenerate.load_llm", lambda *_: pytest.fail("loaded"))
-    assert regenerate("--limit", 1).out.startswith("0 conversations, 0 tokens, 0.0 tokens/s; 1 ")
+    assert regenerate("--limit", 1).out.startswith("0 conversations, 0 tokens, 0.0 tokens/s\n1 ")
 
 
 def test_an_endpoint_in_place_of_the_target(peagle, chats, stub, tmp_path, monkeypatch):
@@ -199,7 +201,7 @@ def test_a_conversation_that_a_server_refuses_is_left_out_and_named(peagle, chat
     result = peagle("regenerate", chats, *more, "--concurrency", 1)
     assert result.code == 0
     assert result.out.startswith("3 conversations, ")
-    why = f"0 end early, 1 left out: {chats}:4: {stub.url} refuses: 400 too long\n"
+    why = f"1 left out\nfirst problem: {chats}:4: {stub.url} refuses: 400 too long\n"
     assert result.out.endswith(why)
     stub.reply = lambda body: (401, {}, {"error": {"message": "no key"}})
     asked_before = len(stub.requests)

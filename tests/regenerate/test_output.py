@@ -95,8 +95,9 @@ def test_a_torn_first_line_is_begun_again(tmp_path: Path):
 
 
 def test_a_place_that_cannot_be_written(tmp_path: Path):
-    for path in (tmp_path, tmp_path / "absent" / "out.jsonl"):
-        with pytest.raises(InputError, match="cannot be written"), open_output(path, BY):
+    absent = tmp_path / "absent" / "out.jsonl"
+    for path, why in ((tmp_path, "it is not a file"), (absent, "there is no directory .*absent")):
+        with pytest.raises(InputError, match=f"cannot be written: {why}"), open_output(path, BY):
             pass
 
 

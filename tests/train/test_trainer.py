@@ -316,7 +316,9 @@ def interrupted(recipe_for, tmp_path: Path) -> Path:
 
 def test_a_snapshot_of_another_recipe_is_refused(recipe_for, interrupted: Path):
     recipe = recipe_for(interrupted.parent / "out", steps=22, evaluate_every=5)
-    with pytest.raises(InputError, match="is from another recipe; change output, or remove it"):
+    with pytest.raises(
+        InputError, match=r"another recipe \(steps was 21, is 22\); go back to that, "
+    ):
         prepare(recipe).run(print)
 
 
@@ -329,7 +331,7 @@ def test_a_snapshot_of_edited_data_is_refused(recipe_for, tmp_path: Path):
     trainer.stop()
     trainer.run(lambda _: None)
     data.write_text("\n".join(lines[::-1]))
-    with pytest.raises(InputError, match="is from other data; change output, or remove it"):
+    with pytest.raises(InputError, match="is from other data; go back to that, change output"):
         prepare(recipe).run(print)
 
 

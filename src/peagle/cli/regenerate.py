@@ -89,7 +89,7 @@ def regenerate(
     given = _sources(target, sources or [], endpoint, model)
     conversations = read_conversations(given, limit)
     use_threads(threads)
-    with open_output(output, _answered_by(model or target, params)) as file:
+    with open_output(output, _answered_by(model or str(Path(target)), params)) as file:
         waiting = {asked: one for asked, one in conversations.items() if asked not in file.done}
         tally = Tally(len(conversations) - len(waiting), len(file.done - conversations.keys()))
 
@@ -136,16 +136,17 @@ class Tally:
         return self.tokens / max(time.perf_counter() - self._start, 1e-9)
 
     def __str__(self) -> str:
-        line = f"{self.finished} conversations, {self.tokens} tokens, {self.speed:.1f} tokens/s"
-        if self.before:
-            line += f"; {self.before} were there already"
-        if self.others:
-            line += f"; {self.others} not in this data stay"
-        if self.problem:
-            line += f"; {self.shortened} end early, {self.skipped} left out: {self.problem}"
-        if self.cut:
-            line += f"; {self.cut} of these at an answer that --max-tokens or the context's end cut"
-        return line
+        counts = (
+            (self.before, "were there already"),
+            (self.others, "that are not in this data stay"),
+            (self.shortened, "end early"),
+            (self.skipped, "left out"),
+            (self.cut, "of these at an answer that --max-tokens or the context's end cut"),
+        )
+        speed = f"{self.tokens} tokens, {self.speed:.1f} tokens/s"
+        lines = [f"{self.finished} conversations, {speed}"]
+        lines += [f"{count} {what}" for count, what in counts if count]
+        return "\n".join([*lines, f"first problem: {self.problem}"] if self.problem else lines)
 
 
 def _sources(

@@ -105,8 +105,16 @@ def _mask_token_id(values: Mapping[str, Any]) -> int | None:
     return int(given[0]) if given else None
 
 
-def config_problems(config: DrafterConfig, target: DecoderConfig) -> list[str]:
-    """Everything in a drafter's configuration that does not fit its target, each with a fix."""
+def config_problems(
+    config: DrafterConfig,
+    target: DecoderConfig,
+    taps_key: str = TAPS_KEY,
+    mask_key: str = "pard_token and ptd_token_id",
+) -> list[str]:
+    """Everything in a drafter's configuration that does not fit its target, each with a fix.
+
+    taps_key, mask_key: where the configuration has its taps and its mask token.
+    """
     shape = config.transformer
     problems = []
     if config.target_hidden_size != target.hidden_size:
@@ -122,7 +130,7 @@ def config_problems(config: DrafterConfig, target: DecoderConfig) -> list[str]:
     if any(not 0 <= tap <= target.num_hidden_layers for tap in config.taps) or not config.taps:
         problems.append(
             f"its aux layers {list(config.taps)} are not all within the target's 0 to "
-            f"{target.num_hidden_layers}; correct eagle_aux_hidden_state_layer_ids"
+            f"{target.num_hidden_layers}; correct {taps_key}"
         )
     if len(set(config.taps)) != len(config.taps):
         problems.append(f"its aux layers {list(config.taps)} repeat; list each layer once")
@@ -130,7 +138,7 @@ def config_problems(config: DrafterConfig, target: DecoderConfig) -> list[str]:
     if mask is not None and not 0 <= mask < shape.vocab_size:
         problems.append(
             f"its mask token id {mask} is outside the vocabulary of {shape.vocab_size}; "
-            "set pard_token and ptd_token_id to the reserved id used in training"
+            f"set {mask_key} to the drafter's reserved id"
         )
     return problems
 

@@ -72,6 +72,8 @@ def open_output(path: Path, by: str) -> Iterator[Output]:
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} cannot be written: it is not a file")
+    if not path.parent.is_dir():
+        raise InputError(f"{path} cannot be written: there is no directory {path.parent}")
     try:
         file = path.open("ab", buffering=0)
     except OSError as error:

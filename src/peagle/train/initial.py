@@ -37,7 +37,7 @@ def drafter_config(recipe: Recipe, target: DecoderConfig) -> DrafterConfig:
         norm_before_residual=recipe.norm_before_residual,
         trained_tokens=recipe.num_speculative_tokens,
     )
-    problems = config_problems(config, target)
+    problems = config_problems(config, target, "taps", "mask_token_id")
     if problems:
         raise InputError("the recipe does not fit the target: " + "; ".join(problems))
     return config

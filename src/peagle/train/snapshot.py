@@ -57,9 +57,24 @@ def load_snapshot(path: Path, optimizer: DraftOptimizer, origin: Mapping[str, st
         ) from None
     for what, value in origin.items():
         if metadata.get(what) != value:
-            raise InputError(f"{path} is from {what}; change output, or remove it to start over")
+            raise InputError(
+                f"{path} is from {what}{_difference(metadata.get(what), value)}; go back to that, "
+                "change output, or remove the snapshot to start over"
+            )
     optimizer.restore(tensors)
     return Progress(**json.loads(metadata["progress"]))
+
+
+def _difference(before: str | None, now: str) -> str:
+    """Which values have changed, where both are JSON objects."""
+    try:
+        old, new = json.loads(before or ""), json.loads(now)
+    except ValueError:
+        return ""
+    unset = "the default"
+    changed = [key for key in {**old, **new} if old.get(key, unset) != new.get(key, unset)]
+    words = (f"{key} was {old.get(key, unset)}, is {new.get(key, unset)}" for key in changed)
+    return f" ({'; '.join(words)})"
 
 
 def kept_step(path: Path) -> int | None:
