@@ -171,7 +171,7 @@ def test_answers_of_another_model_or_sampling_are_not_mixed(peagle, chats, stub,
 
 def test_nothing_is_loaded_when_nothing_is_left(regenerate, monkeypatch):
     assert regenerate("--limit", 1).code == 0
-    monkeypatch.setattr("peagle.cli.regenerate.load_llm", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("peagle.cli.regenerate.open_async_llm", lambda *_: pytest.fail("loaded"))
     assert regenerate("--limit", 1).out.startswith("0 conversations, 0 tokens, 0.0 tokens/s; 1 ")
 
 
@@ -211,7 +211,7 @@ def test_a_conversation_that_a_server_refuses_is_left_out_and_named(peagle, chat
 
 def command(source, stub, out):
     arguments = [source, "--endpoint", stub.url, "--model", "m", "--concurrency", 3]
-    words = ["-m", "peagle.cli", "regenerate", *arguments, "--output", out]
+    words = ["-m", "peagle", "regenerate", *arguments, "--output", out]
     return [sys.executable, *map(str, words)]
 
 

@@ -39,7 +39,7 @@ class Process:
 
     def __init__(self, port: int, *flags: str) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "peagle.cli", "serve", "--port", str(port), *flags]
+        command = [sys.executable, "-m", "peagle", "serve", "--port", str(port), *flags]
         self.process = subprocess.Popen(
             command,
             stderr=subprocess.PIPE,

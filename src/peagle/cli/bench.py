@@ -96,6 +96,8 @@ def bench(
         return
     if random_weights or synthetic_acceptance is not None or draft_length != "fixed":
         raise InputError("--random-weights, --synthetic-acceptance and --draft-length need --shape")
+    from transformers import AutoTokenizer  # noqa: F401 (Ctrl-C during it leaves no file yet)
+
     given = tuple(load_prompts(prompts, limit))
     pair = choose_pair(_methods(methods), target, {"eagle3": eagle3, "peagle": peagle})
     workload = PromptWorkload(pair, given, max_tokens, dtype, device)

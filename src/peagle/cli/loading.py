@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from peagle.cli.interrupts import at_once
 from peagle.config import EngineConfig, SpeculativeConfig
 from peagle.errors import InputError
 from peagle.pair import bundled
 
 if TYPE_CHECKING:
+    from peagle.async_llm import AsyncLLM
     from peagle.llm import LLM
 
 
@@ -44,3 +46,13 @@ def load_llm(
     if llm.beyond_training:
         typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
     return llm
+
+
+def open_async_llm(
+    target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig
+) -> "AsyncLLM":
+    """Like `load_llm`, on the engine's own thread, which cannot be stopped while it loads."""
+    with at_once():
+        from peagle.async_llm import AsyncLLM
+
+        return AsyncLLM(lambda: load_llm(target, speculation, config))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from peagle.cli.loading import choose_speculation, load_llm
+from peagle.cli.loading import choose_speculation, open_async_llm
 from peagle.cli.options import Device, DTypeName, Threads, use_threads
 from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, parse_json_option
 from peagle.errors import InputError
@@ -199,11 +199,9 @@ def _serve(
         from peagle.server import run
     except ModuleNotFoundError as error:
         raise InputError(f"the server needs {error.name}; install peagle[serve]") from None
-    from peagle.async_llm import AsyncLLM
-
     run.end_on_sigterm()
     with run.bind(host, port) as listener:
-        llm = AsyncLLM(lambda: load_llm(target, speculation, config))
+        llm = open_async_llm(target, speculation, config)
         return run.serve(llm, settings, listener)
 
 
