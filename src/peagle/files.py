@@ -29,4 +29,5 @@ def writing(place: Path, advice: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{place} cannot be written: {error}; {advice}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{place} cannot be written: {reason}; {advice}") from None

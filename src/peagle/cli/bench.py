@@ -1,7 +1,7 @@
 """`peagle bench`: compare methods, K and concurrency on the same prompts."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,8 +10,10 @@ from rich.console import Console
 
 from peagle.cli.options import Device, DTypeName, Eagle3, Peagle, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
+from peagle.cli.tables import print_table
 from peagle.config import DraftLengths
 from peagle.errors import InputError
+from peagle.files import writing
 
 if TYPE_CHECKING:
     from peagle.bench.load import Case, PromptWorkload, Workload
@@ -79,6 +81,7 @@ def bench(
     from peagle.bench.pair import choose_pair
     from peagle.bench.prompts import load_prompts
     from peagle.bench.report import environment
+    from peagle.bench.shapes import shape_of
     from peagle.bench.synthetic import SyntheticWorkload
 
     cases = list_cases(
@@ -86,6 +89,7 @@ def bench(
     )
     use_threads(threads)
     if shape is not None:
+        shape_of(shape)  # an unknown one is refused first
         if target or eagle3 or peagle:
             raise InputError("--shape makes its own models; leave out --target, --eagle3, --peagle")
         acceptance = _acceptance(cases, random_weights, synthetic_acceptance)
@@ -130,7 +134,6 @@ def _run_shape(workload: "SyntheticWorkload", cases: "Sequence[Case]", json: Pat
 
     environment = machine() | hardware(workload.device, workload.dtype) | workload.describe()
     requests = sum(case.concurrency for case in cases) * workload.rounds
-    typer.echo(f"peagle: {workload.caption}", err=True)
     _run(workload, cases, environment, json, requests, workload.caption)
 
 
@@ -171,15 +174,19 @@ def _run(
     environment: dict[str, Any],
     json: Path | None,
     requests: int,
-    caption: str | None = None,
+    caption: str = "",
 ) -> None:
-    """Run all cases, write the result file and print the table."""
+    """Run all cases, print the table and write the result file, for which the disk may be full."""
     from peagle.bench.load import run_cases
     from peagle.bench.report import full_table, whole_file, write_result
 
-    with whole_file(json) if json is not None else nullcontext() as file:
+    with ExitStack() as files:
+        file = files.enter_context(whole_file(json)) if json is not None else None
         with progress_bar("requests", requests) as advance:
             runs = list(run_cases(workload, cases, advance))
-        if file is not None:
-            write_result(file, environment, runs)
-    Console().print(full_table(runs, caption))
+        print_table(Console(), full_table(runs))
+        typer.echo(caption, nl=bool(caption))
+        if json is not None and file is not None:
+            with writing(json, "the table holds what was measured"):
+                write_result(file, environment, runs)
+                files.close()
