@@ -2,12 +2,13 @@
 
 import sys
 
-from peagle.cli import interrupts
+from peagle.cli import interrupts, stdout
 
 
 def main() -> int:
     """Run the command line and return its exit code."""
     interrupts.install()
+    stdout.install()
     from peagle.cli.app import main
 
     return main()
