@@ -61,7 +61,11 @@ def wait_for(port: int) -> None:
 def test_command(page: str, command: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     program, *arguments = shlex.split(command)
     if program == "pip":
-        assert "peagle[serve,structured]" in arguments  # what `make` installs
+        assert ".[serve,structured]" in arguments  # part of what `make` installs
+        return
+    if program == ".":
+        assert arguments == [".venv/bin/activate"]
+        assert "VENV   := .venv\n" in (ROOT / "Makefile").read_text()
         return
     if program == "curl" or arguments[:1] == ["serve"]:
         port = request.getfixturevalue("port")

@@ -100,7 +100,7 @@ class SamplingParams(Config):
     logprobs: TopLogprobs | None = None
     """Log-probabilities of the chosen token and of this many of the most likely ones."""
     structured_outputs: StructuredOutputs | None = None
-    """The form that the output must have; needs the extra `peagle[structured]`."""
+    """The form that the output must have; needs the extra `structured`."""
     num_speculative_tokens: NonNegativeInt | None = None
     """K for this request: 0 turns speculation off; unset is the engine's K, also the maximum."""
 

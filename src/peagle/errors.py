@@ -6,3 +6,8 @@ class InputError(ValueError):
 
     Commands print it on one line and exit with code 2. Every other exception is a bug in peagle.
     """
+
+
+def lacking(what: str, extra: str) -> str:
+    """The message for a library that one of our extras brings; peagle is in no package index."""
+    return f"{what}; in peagle's checkout: pip install '.[{extra}]'"

@@ -1,6 +1,6 @@
 """Structured output: a JSON schema, regex, choice or grammar as a constraint on tokens.
 
-The grammars are llguidance's; it comes with the extra `peagle[structured]`.
+The grammars are llguidance's; it comes with the extra `structured`.
 """
 
 import json
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from peagle.config import StructuredOutputs
-from peagle.errors import InputError
+from peagle.errors import InputError, lacking
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -37,9 +37,7 @@ class GrammarCompiler:
         try:
             import llguidance.hf
         except ModuleNotFoundError:
-            raise InputError(
-                "structured outputs need llguidance; install peagle[structured]"
-            ) from None
+            raise InputError(lacking("structured outputs need llguidance", "structured")) from None
         if not end_tokens:
             raise InputError("structured outputs need a target that names its end of text")
         ends = list(end_tokens)

@@ -11,7 +11,7 @@ import typer
 from peagle.cli.loading import choose_speculation, open_async_llm
 from peagle.cli.options import Device, DTypeName, Threads, use_threads
 from peagle.config import DraftLengths, EngineConfig, SpeculativeConfig, parse_json_option
-from peagle.errors import InputError
+from peagle.errors import InputError, lacking
 from peagle.pair import bundled
 from peagle.server import sagemaker
 
@@ -198,7 +198,7 @@ def _serve(
     try:
         from peagle.server import run
     except ModuleNotFoundError as error:
-        raise InputError(f"the server needs {error.name}; install peagle[serve]") from None
+        raise InputError(lacking(f"the server needs {error.name}", "serve")) from None
     run.end_on_sigterm()
     with run.bind(host, port) as listener:
         llm = open_async_llm(target, speculation, config)

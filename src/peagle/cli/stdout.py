@@ -11,7 +11,7 @@ from peagle.errors import InputError
 class _Stdout(io.FileIO):
     """Raises `InputError` where the disk is full; typer ends quietly after a broken pipe."""
 
-    def write(self, data: Any, /) -> int | None:
+    def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except BrokenPipeError:
