@@ -30,6 +30,10 @@ LEXER_FUEL = 200_000
 64 KiB with hundreds of patterns and formats get by with it."""
 
 
+UNFIT = {"NoExtensionBias": "no text fits"}
+"""llguidance's word for it, in ours."""
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer; safe to call from several threads."""
 
@@ -77,8 +81,10 @@ class GrammarCompiler:
 
 
 def _complaint(matcher: "LLMatcher") -> str:
-    """What is wrong with a grammar."""
-    return f"structured outputs: {matcher.get_error().strip().splitlines()[0]}"
+    """What is wrong with a grammar, without the drawings of where."""
+    told, *more = matcher.get_error().strip().splitlines()
+    reasons = (line.removeprefix("error: ") for line in more if line.startswith("error: "))
+    return " ".join(["structured outputs:", UNFIT.get(told, told), *reasons])
 
 
 def _on_large_stack(work: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ def bad(pair, tmp_path_factory):
     root = tmp_path_factory.mktemp("bad")
     (root / "empty").mkdir()
     (root / "prompts.jsonl").write_text('{"prompt": "fine"}\n{"prompt": ')
-    (root / "long.txt").write_text("word " * 2000)
+    (root / "long.txt").write_text("x\n" + "word " * 2000)
     alter_config(pair.target, root / "other_architecture", architectures=["GPT2LMHeadModel"])
     alter_config(pair.peagle, root / "narrow", target_hidden_size=32)
     alter_config(pair.peagle, root / "vocabulary", vocab_size=299)
@@ -59,7 +59,11 @@ def refused(peagle):
         (["--prompt", "\udcff"], "not valid UTF-8"),
         (["--prompts", "absent.txt"], "absent.txt cannot be read"),
         (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
-        (["--prompts", "{bad}/long.txt"], "context holds 512"),
+        (
+            ["--prompts", "{bad}/long.txt"],
+            "long.txt:2 has 10000 tokens, but the context holds 512 with at least one of output; "
+            "shorten it\n",
+        ),
         (["--prompt", "x", "--top-k", "5"], "temperature 0 is greedy"),
         (["--prompt", "x", "--top-p", "0"], "top_p"),
         (["--prompt", "x", "--max-tokens", "0"], "max_tokens"),
@@ -139,6 +143,7 @@ def test_stdin_that_is_not_text(refused, pair, monkeypatch):
         (["--limit", "0"], "a limit of 0"),
         (["--max-tokens", "0"], "max_tokens"),
         (["--max-tokens", "500"], "context holds 512"),
+        (["--prompts", "{bad}/long.txt"], "long.txt:2 has 10000 tokens and 128 are to follow"),
         (["--methods", "none,medusa"], "'medusa' is none of none, eagle3, peagle"),
         (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
         (["--peagle", "{bad}/nan"], "NaN or infinite"),

@@ -140,11 +140,24 @@ def _read_stdin() -> str:
         raise InputError(f"stdin is not valid UTF-8 at byte {error.start}") from None
 
 
+def _encode(llm: "LLM", prompts: "Sequence[Prompt]") -> list[list[int]]:
+    """Token ids of all prompts. Raises `InputError` for the first that is too long."""
+    encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    most = llm.engine.max_length - 1
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if len(tokens) > most:
+            raise InputError(
+                f"{prompt.place} has {len(tokens)} tokens, but the context holds {most + 1} with "
+                "at least one of output; shorten it"
+            )
+    return encoded
+
+
 def _write_json(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
     """Print each prompt's line once it is finished, so that an interruption keeps it."""
-    encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    encoded = _encode(llm, prompts)
     completions: list[Completion] = []
     for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
         typer.echo(json.dumps(_record(prompt, completion)))
@@ -179,7 +192,7 @@ def _write_text(
 ) -> "Sequence[Completion]":
     """Print each text once it is finished, a single one as it is written; then the speed."""
     start = time.perf_counter()
-    encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    encoded = _encode(llm, prompts)
     completions: list[Completion] = []
     if len(encoded) == 1:
         completions = [_stream(llm, encoded[0], params)]
