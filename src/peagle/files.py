@@ -6,7 +6,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from peagle.errors import InputError
+from peagle.errors import InputError, reason
 
 
 @contextmanager
@@ -29,5 +29,4 @@ def writing(place: Path, advice: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(f"{place} cannot be written: {reason}; {advice}") from None
+        raise InputError(f"{place} cannot be written: {reason(error)}; {advice}") from None

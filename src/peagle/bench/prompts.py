@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError
+from peagle.errors import InputError, reason
 from peagle.models.tokenizer import render_chat
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
@@ -86,7 +86,7 @@ def _read(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        raise InputError(f"{path} cannot be read: {reason(error)}") from None
 
 
 def _from_json(line: str) -> Prompt:

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from peagle.cli.options import Device, DTypeName, Eagle3, Peagle, Target, Threads, use_threads
+from peagle.cli.options import (
+    Device,
+    DTypeName,
+    Eagle3,
+    Peagle,
+    Target,
+    Threads,
+    from_flags,
+    use_threads,
+)
 from peagle.cli.progress import progress_bar
 from peagle.cli.tables import print_table
 from peagle.config import DraftLengths
@@ -104,7 +113,8 @@ def bench(
 
     given = tuple(load_prompts(prompts, limit))
     pair = choose_pair(_methods(methods), target, {"eagle3": eagle3, "peagle": peagle})
-    workload = PromptWorkload(pair, given, max_tokens, dtype, device)
+    with from_flags():
+        workload = PromptWorkload(pair, given, max_tokens, dtype, device)
     _check(workload, cases)
     _run(workload, cases, environment(workload), json, len(cases) * len(workload.prompts))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peagle.cli.loading import choose_speculation, load_llm
-from peagle.cli.options import Device, DTypeName, Target, Threads, use_threads
+from peagle.cli.options import Device, DTypeName, Target, Threads, from_flags, use_threads
 from peagle.config import EngineConfig, SamplingParams, parse_json_option
 from peagle.errors import InputError
 
@@ -95,23 +95,24 @@ def generate(
 
     By default with the bundled pair. The text goes to stdout, a line about the speed to stderr.
     """
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-        stop_token_ids=tuple(stop_token_id or ()),
-        logit_bias=parse_json_option("--logit-bias", logit_bias or "{}", '{"42": -100}'),
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-    )
+    with from_flags(stop_token_ids="--stop-token-id"):
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+            stop=tuple(stop or ()),
+            stop_token_ids=tuple(stop_token_id or ()),
+            logit_bias=parse_json_option("--logit-bias", logit_bias or "{}", '{"42": -100}'),
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+        )
     if logprobs is not None and not as_json:
         raise InputError("--logprobs needs --json, which prints them")
     from peagle.llm import check_finished

@@ -6,7 +6,7 @@ import typer
 
 from peagle.cli.interrupts import at_once
 from peagle.config import EngineConfig, SpeculativeConfig
-from peagle.errors import InputError
+from peagle.errors import ConfigError, InputError
 from peagle.pair import bundled
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def choose_speculation(
     if config is not None:
         if drafter is not None or k is not None:
             raise InputError("give either --speculative-config or --drafter and --k")
-        return SpeculativeConfig.from_json(config)
+        return read_speculation(config)
     if k is not None and k < 1:
         raise InputError(
             f"--k {k}: give at least 1; --target DIRECTORY without --drafter does not speculate"
@@ -34,6 +34,14 @@ def choose_speculation(
             raise InputError("--k needs --drafter, since --target is not the bundled one")
         return None
     return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
+
+
+def read_speculation(text: str) -> SpeculativeConfig:
+    """The value of --speculative-config."""
+    try:
+        return SpeculativeConfig.from_json(text)
+    except ConfigError as error:
+        raise InputError(f"--speculative-config: {error.told()}") from None
 
 
 def load_llm(

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 
 from peagle.cli.interrupts import at_once
-from peagle.cli.loading import open_async_llm
-from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.cli.loading import open_async_llm, read_speculation
+from peagle.cli.options import Device, DTypeName, Threads, from_flags, use_threads
 from peagle.cli.progress import run_bar
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
@@ -82,11 +82,12 @@ def regenerate(
     from peagle.regenerate.run import read_conversations
     from peagle.regenerate.run import regenerate as answer
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    speculation = SpeculativeConfig.from_json(speculative_config) if speculative_config else None
-    config = EngineConfig(
-        dtype=dtype, device=device, max_model_len=max_model_len, max_num_seqs=concurrency
-    )
+    with from_flags(max_num_seqs="--concurrency"):
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        config = EngineConfig(
+            dtype=dtype, device=device, max_model_len=max_model_len, max_num_seqs=concurrency
+        )
+    speculation = read_speculation(speculative_config) if speculative_config else None
     given = _sources(target, sources or [], endpoint, model)
     conversations = read_conversations(given, limit)
     use_threads(threads)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as RoutingError
 
 from peagle.async_llm import EngineClosedError
-from peagle.errors import InputError
+from peagle.errors import ConfigError, InputError
 
 CLIENT_GONE = 499
 """nginx's status for a client that left; only the log shows it."""
@@ -75,6 +75,8 @@ def as_api_error(error: Exception) -> APIError:
     """The refusal for an exception; of an internal error the client learns nothing more."""
     if isinstance(error, APIError):
         return error
+    if isinstance(error, ConfigError):
+        return APIError(400, error.told())
     if isinstance(error, InputError):
         return APIError(400, str(error))
     if isinstance(error, EngineClosedError):
