@@ -131,7 +131,8 @@ def test_sigterm_lets_requests_finish(process: Process):
     events = [json.loads(line) for line in errors.splitlines()]
     said = [event["event"] for event in events]
     assert {f"serving peagle-demo on {process.url}", "draining", "request"} <= {*said}
-    assert all(event["request_id"] for event in events if event["event"] == "request")
+    requests = [event for event in events if event["event"] == "request"]
+    assert all(event["request_id"] and "aborted" not in event for event in requests)
 
 
 def test_a_killed_server_starts_again_as_if_nothing_had_been(process: Process, port: int):
@@ -167,8 +168,12 @@ def test_a_second_signal_ends_at_once(process: Process):
     process.process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     process.process.send_signal(signal.SIGINT)
-    process.process.communicate(timeout=5)
+    _, errors = process.process.communicate(timeout=5)
     assert process.process.returncode == 0
+    assert "ASGI" not in errors
+    events = [json.loads(line) for line in errors.splitlines()]
+    [request] = [event for event in events if event["event"] == "request"]
+    assert (request["status"], request["aborted"]) == (200, True)
 
 
 def test_sigterm_while_loading_ends_it(port: int):

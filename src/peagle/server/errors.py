@@ -83,8 +83,6 @@ def as_api_error(error: Exception) -> APIError:
         return closing()
     if isinstance(error, RequestValidationError):
         return _validation_error(error)
-    if isinstance(error, RoutingError):
-        return APIError(error.status_code, str(error.detail), headers=error.headers)
     return APIError(500, "internal error; the server's log has the request's id")
 
 
@@ -94,8 +92,24 @@ def register_errors(app: FastAPI) -> None:
     async def answer(_: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response
 
-    for kind in (APIError, InputError, EngineClosedError, RequestValidationError, RoutingError):
+    async def answer_lost(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RoutingError)
+        return _lost(request, error).response
+
+    for kind in (APIError, InputError, EngineClosedError, RequestValidationError):
         app.add_exception_handler(kind, answer)
+    app.add_exception_handler(RoutingError, answer_lost)
+
+
+def _lost(request: Request, error: RoutingError) -> APIError:
+    """The refusal of a request that no route takes, which it names."""
+    path, headers = request.url.path, error.headers or {}
+    if error.status_code == 404:
+        return APIError(404, f"there is no {path} here; /openapi.json lists the routes")
+    if error.status_code == 405:
+        message = f"{path} takes {headers.get('Allow')}, not {request.method}"
+        return APIError(405, message, headers=headers)
+    return APIError(error.status_code, str(error.detail), headers=headers)
 
 
 def _validation_error(error: RequestValidationError) -> APIError:

@@ -148,3 +148,9 @@ def set_up_log(form: LogFormat) -> None:
     handler.setFormatter(LineFormatter(as_json=form == "json"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's says more than ours on a request that was cut off."""
+    return not record.getMessage().startswith("ASGI callable returned without")
