@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -24,6 +25,8 @@ Examples:
   peagle generate --prompts questions.txt --temperature 0.8 --seed 1 --json
   echo "import os" | peagle generate --prompt -"""
 STDIN = "-"
+HEADING = 60
+"""Most characters of a prompt above its text."""
 DEFAULT = SamplingParams()
 
 
@@ -198,11 +201,18 @@ def _write_text(
     if len(encoded) == 1:
         completions = [_stream(llm, encoded[0], params)]
     else:
-        for completion in llm.completions(encoded, params):
-            typer.echo("\n" * bool(completions) + completion.text)
+        named = sys.stdout.isatty()
+        for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
+            heading = _heading(prompt) if named else ""
+            typer.echo("\n" * bool(completions) + heading + completion.text)
             completions.append(completion)
     typer.secho(_speed(completions, time.perf_counter() - start), err=True, dim=True)
     return completions
+
+
+def _heading(prompt: "Prompt") -> str:
+    """A line that says whose the text below it is."""
+    return typer.style(f"--- {shorten(prompt.text, HEADING, placeholder=' ...')}", dim=True) + "\n"
 
 
 def _stream(llm: "LLM", prompt: list[int], params: SamplingParams) -> "Completion":
