@@ -36,7 +36,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     assert ("serve.md", "peagle serve") in commands()
     with socket.create_server(("127.0.0.1", 0)) as free:
         number = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "peagle.cli", "serve", "--port", number]
+    command = [sys.executable, "-m", "peagle", "serve", "--port", number]
     process = subprocess.Popen(command, cwd=tmp_path_factory.mktemp("serve"))
     try:
         wait_for(int(number))
@@ -61,7 +61,11 @@ def wait_for(port: int) -> None:
 def test_command(page: str, command: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     program, *arguments = shlex.split(command)
     if program == "pip":
-        assert "peagle[serve,structured]" in arguments  # what `make` installs
+        assert ".[serve,structured]" in arguments  # part of what `make` installs
+        return
+    if program == ".":
+        assert arguments == [".venv/bin/activate"]
+        assert "VENV   := .venv\n" in (ROOT / "Makefile").read_text()
         return
     if program == "curl" or arguments[:1] == ["serve"]:
         port = request.getfixturevalue("port")
@@ -74,7 +78,7 @@ def test_command(page: str, command: str, tmp_path: Path, request: pytest.Fixtur
         assert dry.returncode == 0, f"{page}: {dry.stderr}"
         return
     assert program == "peagle", f"{page}: {command}"
-    done = run("-m", "peagle.cli", *arguments, cwd=tmp_path)
+    done = run("-m", "peagle", *arguments, cwd=tmp_path)
     assert done.returncode == 0, f"{page}: {done.stderr}"
     assert done.stdout.strip()
 

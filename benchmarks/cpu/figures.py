@@ -26,6 +26,7 @@ from peagle.bench.load import PromptWorkload, Run, best_of, list_cases, run_case
 from peagle.bench.pair import METHODS, choose_pair
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import environment
+from peagle.cli.script import run
 from peagle.files import whole_file
 
 KS = (3, 5, 7)
@@ -126,4 +127,4 @@ def _write(out: Path, facts: dict[str, Any], runs: Sequence[Run], peers: Sequenc
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -19,6 +19,7 @@ from vllm_peer import target_json
 
 from peagle.bench.shapes import random_drafter, random_target, shape_of
 from peagle.bench.synthetic import DRAFT_LAYERS
+from peagle.cli.script import run
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter
 from peagle.models.loading import decoder_rules
@@ -50,4 +51,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -23,9 +23,10 @@ from records import caption, cells, merge, read, table, write
 from sides import Vllm, attempt
 
 from peagle.bench.report import machine
+from peagle.cli.script import new_app
 from peagle.errors import InputError
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = new_app(__doc__)
 Out = Annotated[Path, typer.Option(help="Directory for the results.")]
 
 

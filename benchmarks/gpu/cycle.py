@@ -25,6 +25,7 @@ from traffic import cycle_bytes
 from peagle.bench.report import hardware, machine, result_file
 from peagle.bench.shapes import random_prompts
 from peagle.bench.synthetic import SyntheticWorkload
+from peagle.cli.script import run
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
 
@@ -181,4 +182,4 @@ def _line(name: str, kernel: Kernel, total: float) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

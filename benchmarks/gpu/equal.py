@@ -23,6 +23,7 @@ from peagle.bench.load import Case, PromptWorkload, list_cases, run_cases
 from peagle.bench.pair import METHODS, Pair, choose_pair
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import environment, result_file
+from peagle.cli.script import run
 from peagle.config import DType
 from peagle.models.tokenizer import load_tokenizer
 
@@ -114,4 +115,4 @@ def _equal(kept: dict[str, list[int]], whole: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

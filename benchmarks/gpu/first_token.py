@@ -20,6 +20,7 @@ from matches import METHODS
 from peagle.bench.report import hardware, machine, result_file
 from peagle.bench.shapes import random_engine, random_prompts
 from peagle.bench.synthetic import DRAFT_LAYERS, acceptance_rates
+from peagle.cli.script import run
 from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.engine import Engine
 
@@ -76,4 +77,4 @@ def first_token(engine: Engine, prompt: list[int]) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -32,6 +32,7 @@ from peagle.bench.measures import Measures, measure
 from peagle.bench.report import hardware, machine, result_file
 from peagle.bench.shapes import random_prompts, shape_of
 from peagle.bench.synthetic import SyntheticWorkload
+from peagle.cli.script import run
 from peagle.config import DraftLengthMode, SamplingParams
 from peagle.errors import InputError
 from peagle.llm import LLM
@@ -162,6 +163,6 @@ def _two(text: str) -> tuple[int, int]:
 
 if __name__ == "__main__":
     try:
-        typer.run(main)
+        run(main)
     except InputError as error:
         sys.exit(f"mixed.py: {error}")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from peagle.bench.report import hardware, machine, result_file
 from peagle.bench.shapes import random_target, shape_of
+from peagle.cli.script import run
 from peagle.models.decoder import Decoder
 from peagle.ops import residual
 
@@ -143,4 +144,4 @@ def _seconds(graph: torch.cuda.CUDAGraph) -> float:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

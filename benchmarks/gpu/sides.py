@@ -81,7 +81,7 @@ def _command(
 ) -> tuple[list[str], Mapping[str, str]]:
     if trial.side == "peagle":
         flags = bench_flags(trial, work, str(result))
-        return [sys.executable, "-m", "peagle.cli", *flags], os.environ
+        return [sys.executable, "-m", "peagle", *flags], os.environ
     job = scratch / "job.json"
     job.write_text(json.dumps(peer_job(trial, work)))
     return [str(vllm.python), str(PEER), str(job), str(result)], vllm.environment()

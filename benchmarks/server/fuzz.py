@@ -22,6 +22,7 @@ from client import ask
 from process import serve
 
 from peagle.bench.report import result_file
+from peagle.cli.script import run
 from peagle.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 ROUTES = ("/v1/completions", "/v1/chat/completions", "/invocations", "/tokenize", "/detokenize")
@@ -255,4 +256,4 @@ def _encoded(value: Any) -> Body:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

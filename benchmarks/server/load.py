@@ -24,6 +24,7 @@ from process import Server, serve
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import machine, result_file
+from peagle.cli.script import run
 from peagle.pair import bundled
 
 K, JOBS = 7, 200
@@ -196,4 +197,4 @@ def _result(found: Found, problems: list[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

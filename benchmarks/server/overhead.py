@@ -41,6 +41,7 @@ from process import bare, serve
 from peagle import LLM, AsyncLLM, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import machine, result_file
+from peagle.cli.script import run
 from peagle.pair import bundled
 
 K, SLOWER = 7, 1.05
@@ -362,4 +363,4 @@ def _row(case: Case, starts: Sequence[Found]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -31,7 +31,7 @@ class Server:
 
 def serve(flags: Sequence[str], log: Path) -> AbstractContextManager[Server]:
     """Start `peagle serve`, wait until it answers, and end it with SIGTERM."""
-    return _running([sys.executable, "-m", "peagle.cli", "serve", "--port"], flags, log, _healthy)
+    return _running([sys.executable, "-m", "peagle", "serve", "--port"], flags, log, _healthy)
 
 
 def bare(arguments: Sequence[str], log: Path) -> AbstractContextManager[Server]:

@@ -19,10 +19,11 @@ import typer
 from mask_slots import SLOTS
 from sweep import Arm, Sweep
 
+from peagle.cli.script import new_app
 from peagle.pair import bundled
 from peagle.train.recipe import Recipe
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = new_app(__doc__)
 RECIPES = Path(__file__).parents[2] / "recipes" / "demo"
 BASE = (
     f"target={bundled('target')}",

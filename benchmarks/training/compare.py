@@ -21,12 +21,13 @@ from sweep import Arm, K, Sweep
 from peagle import LLM, SamplingParams, SpeculativeConfig
 from peagle.bench.prompts import Prompt, load_prompts
 from peagle.bench.report import machine, result_file
+from peagle.cli.script import new_app
 from peagle.config import EngineConfig
 from peagle.llm import check_finished
 from peagle.pair import bundled
 from peagle.train.recipe import Recipe
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app = new_app(__doc__)
 EAGLE3 = {
     "method": "eagle3",
     "mask_token_id": None,

@@ -19,6 +19,7 @@ import typer
 from torch import Tensor, nn
 
 from peagle.bench.report import machine
+from peagle.cli.script import run
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.models.decoder import DecoderConfig
 from peagle.ops.linear import Linear
@@ -182,4 +183,4 @@ def _profiled(work: Work) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -1,25 +1,23 @@
 """Lossless P-EAGLE speculative decoding: train a drafter, check it, serve it, measure it."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
-from peagle.errors import InputError
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
+    from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
+    from peagle.errors import InputError
     from peagle.llm import LLM
 
 __all__ = ["LLM", "AsyncLLM", "EngineConfig", "InputError", "SamplingParams", "SpeculativeConfig"]
+MODULES = {"LLM": "peagle.llm", "AsyncLLM": "peagle.async_llm", "InputError": "peagle.errors"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import the engine on first use, so that `peagle --help` does not import torch."""
-    if name == "LLM":
-        from peagle.llm import LLM
+    """Import a name on first use: `peagle --help` needs no torch, and Ctrl-C must be handled first.
 
-        return LLM
-    if name == "AsyncLLM":
-        from peagle.async_llm import AsyncLLM
-
-        return AsyncLLM
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    Those that `MODULES` does not name are the configuration's.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(MODULES.get(name, "peagle.config")), name)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from peagle.errors import InputError
+from peagle.errors import ConfigError, InputError
 
 DType = Literal["auto", "float32", "bfloat16"]
 DraftLengthMode = Literal["auto", "fixed"]
@@ -33,10 +33,10 @@ class Config(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InputError(_one_line(type(self), error)) from None
+            raise ConfigError(type(self).__name__, _problems(type(self), error)) from None
 
 
-def _one_line(kind: type[Config], error: ValidationError) -> str:
+def _problems(kind: type[Config], error: ValidationError) -> list[tuple[str, str]]:
     problems = []
     for detail in error.errors(include_url=False):
         key = ".".join(str(part) for part in detail["loc"])
@@ -46,8 +46,8 @@ def _one_line(kind: type[Config], error: ValidationError) -> str:
             message = "no such key" + "".join(f"; did you mean {name}?" for name in near)
         if detail["type"] == "tuple_type":
             message = "give a list"
-        problems.append(f"{key}: {message}" if key else message)
-    return f"{kind.__name__}: " + "; ".join(problems)
+        problems.append((key, message))
+    return problems
 
 
 class StructuredOutputs(Config):
@@ -100,7 +100,7 @@ class SamplingParams(Config):
     logprobs: TopLogprobs | None = None
     """Log-probabilities of the chosen token and of this many of the most likely ones."""
     structured_outputs: StructuredOutputs | None = None
-    """The form that the output must have; needs the extra `peagle[structured]`."""
+    """The form that the output must have; needs the extra `structured`."""
     num_speculative_tokens: NonNegativeInt | None = None
     """K for this request: 0 turns speculation off; unset is the engine's K, also the maximum."""
 

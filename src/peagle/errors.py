@@ -1,8 +1,35 @@
 """The one exception type meant for the person who typed the command."""
 
+from collections.abc import Callable, Sequence
+
 
 class InputError(ValueError):
     """Something given to peagle cannot be used; the message says what is wrong and how to fix it.
 
     Commands print it on one line and exit with code 2. Every other exception is a bug in peagle.
     """
+
+
+class ConfigError(InputError):
+    """Values of a configuration cannot be used.
+
+    problems: of each value its key, which is empty where several disagree, and what is wrong.
+    """
+
+    def __init__(self, kind: str, problems: Sequence[tuple[str, str]]) -> None:
+        self._problems = problems
+        super().__init__(f"{kind}: {self.told()}")
+
+    def told(self, name: Callable[[str], str] = str) -> str:
+        """What is wrong, with the name of every key."""
+        return "; ".join(f"{name(key)}: {what}" if key else what for key, what in self._problems)
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, without the number and the file that the system adds."""
+    return getattr(error, "strerror", None) or str(error)
+
+
+def lacking(what: str, extra: str) -> str:
+    """The message for a library that one of our extras brings; peagle is in no package index."""
+    return f"{what}; in peagle's checkout: pip install '.[{extra}]'"

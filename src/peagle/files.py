@@ -9,7 +9,7 @@ from typing import TextIO
 
 from safetensors import SafetensorError
 
-from peagle.errors import InputError
+from peagle.errors import InputError, reason
 
 
 @contextmanager
@@ -82,4 +82,4 @@ def writing(place: Path, advice: str) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        raise InputError(f"{place} cannot be written: {error}; {advice}") from None
+        raise InputError(f"{place} cannot be written: {reason(error)}; {advice}") from None

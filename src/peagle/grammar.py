@@ -1,6 +1,6 @@
 """Structured output: a JSON schema, regex, choice or grammar as a constraint on tokens.
 
-The grammars are llguidance's; it comes with the extra `peagle[structured]`.
+The grammars are llguidance's; it comes with the extra `structured`.
 """
 
 import json
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from peagle.config import StructuredOutputs
-from peagle.errors import InputError
+from peagle.errors import InputError, lacking
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -30,6 +30,10 @@ LEXER_FUEL = 200_000
 64 KiB with hundreds of patterns and formats get by with it."""
 
 
+UNFIT = {"NoExtensionBias": "no text fits"}
+"""llguidance's word for it, in ours."""
+
+
 class GrammarCompiler:
     """Compiles grammars for one tokenizer; safe to call from several threads."""
 
@@ -37,9 +41,7 @@ class GrammarCompiler:
         try:
             import llguidance.hf
         except ModuleNotFoundError:
-            raise InputError(
-                "structured outputs need llguidance; install peagle[structured]"
-            ) from None
+            raise InputError(lacking("structured outputs need llguidance", "structured")) from None
         if not end_tokens:
             raise InputError("structured outputs need a target that names its end of text")
         ends = list(end_tokens)
@@ -79,8 +81,10 @@ class GrammarCompiler:
 
 
 def _complaint(matcher: "LLMatcher") -> str:
-    """What is wrong with a grammar."""
-    return f"structured outputs: {matcher.get_error().strip().splitlines()[0]}"
+    """What is wrong with a grammar, without the drawings of where."""
+    told, *more = matcher.get_error().strip().splitlines()
+    reasons = (line.removeprefix("error: ") for line in more if line.startswith("error: "))
+    return " ".join(["structured outputs:", UNFIT.get(told, told), *reasons])
 
 
 def _on_large_stack(work: Callable[[], T]) -> T:

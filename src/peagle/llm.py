@@ -158,7 +158,9 @@ class LLM:
             text.encode()
         except UnicodeEncodeError as error:
             raise InputError(f"the text is not valid Unicode: {error}") from None
-        ids: list[int] = self.tokenizer(text, add_special_tokens=add_special_tokens).input_ids
+        ids: list[int] = self.tokenizer(
+            text, add_special_tokens=add_special_tokens, verbose=False
+        ).input_ids
         return ids
 
     def generate(

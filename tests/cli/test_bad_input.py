@@ -15,7 +15,7 @@ def bad(pair, tmp_path_factory):
     root = tmp_path_factory.mktemp("bad")
     (root / "empty").mkdir()
     (root / "prompts.jsonl").write_text('{"prompt": "fine"}\n{"prompt": ')
-    (root / "long.txt").write_text("word " * 2000)
+    (root / "long.txt").write_text("x\n" + "word " * 2000)
     alter_config(pair.target, root / "other_architecture", architectures=["GPT2LMHeadModel"])
     alter_config(pair.peagle, root / "narrow", target_hidden_size=32)
     alter_config(pair.peagle, root / "vocabulary", vocab_size=299)
@@ -57,14 +57,19 @@ def refused(peagle):
         ([], "no prompt: give --prompt TEXT"),
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "\udcff"], "not valid UTF-8"),
-        (["--prompts", "absent.txt"], "absent.txt cannot be read"),
+        (["--prompts", "absent.txt"], "absent.txt cannot be read: No such file or directory\n"),
         (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
-        (["--prompts", "{bad}/long.txt"], "context holds 512"),
+        (
+            ["--prompts", "{bad}/long.txt"],
+            "long.txt:2 has 10000 tokens, but the context holds 512 with at least one of output; "
+            "shorten it\n",
+        ),
         (["--prompt", "x", "--top-k", "5"], "temperature 0 is greedy"),
-        (["--prompt", "x", "--top-p", "0"], "top_p"),
-        (["--prompt", "x", "--max-tokens", "0"], "max_tokens"),
+        (["--prompt", "x", "--top-p", "0"], "peagle: --top-p: Input should be greater than 0"),
+        (["--prompt", "x", "--max-tokens", "0"], "peagle: --max-tokens: "),
         (["--prompt", "x", "--max-tokens", "5", "--min-tokens", "6"], "min_tokens 6 is above"),
-        (["--prompt", "x", "--temperature", "nan"], "temperature"),
+        (["--prompt", "x", "--temperature", "nan"], "peagle: --temperature: "),
+        (["--prompt", "x", "--stop", ""], "peagle: --stop: String should"),
         (["--prompt", "x", "--logprobs", "5"], "--logprobs needs --json"),
         (["--prompt", "x", "--threads", "0"], "--threads 0"),
         (["--prompt", "x", "--logit-bias", "{{"], "--logit-bias is not JSON"),
@@ -74,7 +79,10 @@ def refused(peagle):
         (["--prompt", "x", "--drafter", "{pair.peagle}", "--k", "0"], "--k 0: give at least 1"),
         (["--prompt", "x", "--speculative-config", "{{"], "speculative config is not JSON"),
         (["--prompt", "x", "--speculative-config", "[]"], "must be a JSON object"),
-        (["--prompt", "x", "--speculative-config", '{{"model": "m", "modle": 1}}'], "modle"),
+        (
+            ["--prompt", "x", "--speculative-config", '{{"model": "m", "modle": 1}}'],
+            "peagle: --speculative-config: modle: no such",
+        ),
         (["--prompt", "x", "--speculative-config", "{{}}", "--k", "3"], "give either"),
         (["--prompt", "x", "--drafter", "{bad}/empty"], "no config.json"),
         (["--prompt", "x", "--drafter", "{bad}/narrow"], "features of width 32"),
@@ -137,8 +145,9 @@ def test_stdin_that_is_not_text(refused, pair, monkeypatch):
         (["--concurrency", "0"], "--concurrency 0"),
         (["--concurrency", "4", "--limit", "3"], "--concurrency 4 needs as many prompts"),
         (["--limit", "0"], "a limit of 0"),
-        (["--max-tokens", "0"], "max_tokens"),
+        (["--max-tokens", "0"], "peagle: --max-tokens: "),
         (["--max-tokens", "500"], "context holds 512"),
+        (["--prompts", "{bad}/long.txt"], "long.txt:2 has 10000 tokens and 128 are to follow"),
         (["--methods", "none,medusa"], "'medusa' is none of none, eagle3, peagle"),
         (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
         (["--peagle", "{bad}/nan"], "NaN or infinite"),

@@ -1,4 +1,5 @@
 import json
+import resource
 
 import pytest
 
@@ -28,6 +29,19 @@ def bench(peagle, pair):
     return run
 
 
+@pytest.fixture
+def limited_files():
+    """Limits the bytes of every file, as if the disk were full; None takes the limit away."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit(size):
+        soft = before[0] if size is None else size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, before[1]))
+
+    yield limit
+    limit(None)
+
+
 def test_the_result_file_and_the_table_hold_every_run(bench, tmp_path):
     out = tmp_path / "out.json"
     result = bench("--k", "2,3", "--concurrency", "1,2", "--json", out)
@@ -47,6 +61,26 @@ def test_the_result_file_and_the_table_hold_every_run(bench, tmp_path):
     rows = [line for line in result.out.splitlines() if line.strip().endswith("yes")]
     assert len(rows) == len(runs)
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_full_disk_takes_the_result_file_but_not_the_table(bench, tmp_path, limited_files):
+    out = tmp_path / "out.json"
+    limited_files(100)
+    result = bench("--methods", "none", "--json", out)
+    limited_files(None)
+    assert result.code == 2
+    message = f"peagle: {out} cannot be written: File too large; the table holds what was measured"
+    assert result.err.splitlines() == [message]
+    assert result.out.splitlines()[-2].split()[0] == "none"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("columns", [40, 60])
+def test_a_narrow_terminal_cuts_no_number(bench, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = bench("--methods", "none")
+    assert "…" not in result.out
+    assert len(result.out.splitlines()[-2].split()) == 10
 
 
 def test_without_none_there_is_nothing_to_compare_with(bench, tmp_path):

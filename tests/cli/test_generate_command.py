@@ -1,5 +1,6 @@
 import io
 import json
+import re
 
 import pytest
 
@@ -93,6 +94,17 @@ def test_prompts_come_from_options_stdin_and_files(generate, tmp_path, monkeypat
 def test_several_texts_are_printed_apart(generate, expected):
     result = generate("--prompt", PROMPT, "--prompt", PROMPT)
     assert result.out == f"{expected.text}\n\n{expected.text}\n"
+
+
+def test_on_a_terminal_each_text_comes_below_its_prompt(generate, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    long = "def other(\n    self,\n" + "    argument,\n" * 20
+    lines = re.sub(r"\x1b\[\d+m", "", generate("--prompt", PROMPT, "--prompt", long).out)
+    shown = [line for line in lines.splitlines() if line.startswith("---")]
+    assert shown == [
+        f"--- {PROMPT}",
+        "--- def other( self, argument, argument, argument, argument, ...",
+    ]
 
 
 @pytest.mark.parametrize("how", [[], ["--json"]])

@@ -173,7 +173,7 @@ def test_answers_of_another_model_or_sampling_are_not_mixed(peagle, chats, stub,
 
 def test_nothing_is_loaded_when_nothing_is_left(regenerate, monkeypatch):
     assert regenerate("--limit", 1).code == 0
-    monkeypatch.setattr("peagle.cli.regenerate.load_llm", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("peagle.cli.regenerate.open_async_llm", lambda *_: pytest.fail("loaded"))
     assert regenerate("--limit", 1).out.startswith("0 conversations, 0 tokens, 0.0 tokens/s\n1 ")
 
 
@@ -213,7 +213,7 @@ def test_a_conversation_that_a_server_refuses_is_left_out_and_named(peagle, chat
 
 def command(source, stub, out):
     arguments = [source, "--endpoint", stub.url, "--model", "m", "--concurrency", 3]
-    words = ["-m", "peagle.cli", "regenerate", *arguments, "--output", out]
+    words = ["-m", "peagle", "regenerate", *arguments, "--output", out]
     return [sys.executable, *map(str, words)]
 
 
@@ -280,8 +280,8 @@ BAD = [
     (["absent.jsonl"], "absent.jsonl cannot be read: No such file"),
     (["{chats}", "--endpoint", "http://x/v1"], "--endpoint and --model go together"),
     (["{chats}", "--model", "m"], "--endpoint and --model go together"),
-    (["{chats}", "--max-tokens", "0"], "max_tokens"),
-    (["{chats}", "--concurrency", "0"], "max_num_seqs"),
+    (["{chats}", "--max-tokens", "0"], "peagle: --max-tokens: "),
+    (["{chats}", "--concurrency", "0"], "peagle: --concurrency: "),
     (["{chats}", "--limit", "0"], "a limit of 0"),
     (["{chats}", "--threads", "0"], "--threads 0"),
     (["{chats}", "--speculative-config", "{{"], "speculative config is not JSON"),

@@ -197,7 +197,7 @@ class TestLog:
         result = peagle("train", recipe)
         assert (result.code, result.err) == (
             2,
-            "peagle: peagle train needs matplotlib; pip install peagle[train]\n",
+            "peagle: peagle train needs matplotlib; in peagle's checkout: pip install '.[train]'\n",
         )
 
 

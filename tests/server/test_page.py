@@ -123,7 +123,38 @@ def test_an_answer_that_fails_says_why(page: Chrome, server: Running):
 
 
 def test_errors_are_told_in_words(page: Chrome):
-    fill(page, "k", "99")
+    fill(page, "max-tokens", "0")
     page.find_element(By.ID, "run").click()
     assert finish(page) == "error"
-    assert "400: num_speculative_tokens 99 is above" in content(page, "error")
+    assert "400: max_tokens: Input should be greater" in content(page, "error")
+
+
+def test_an_error_is_in_sight_on_a_small_screen(page: Chrome):
+    before = page.get_window_size()
+    page.set_window_size(500, 800)
+    try:
+        fill(page, "max-tokens", "0")
+        page.find_element(By.ID, "prompt").send_keys(Keys.CONTROL, Keys.ENTER)
+        assert finish(page) == "error"
+        place = "document.getElementById('error').getBoundingClientRect()"
+        shown = page.execute_script(f"return {place}.top >= 0 && {place}.bottom <= innerHeight")
+    finally:
+        page.set_window_size(before["width"], before["height"])
+    assert shown
+
+
+def test_k_stops_at_the_servers_own(page: Chrome):
+    for given, kept in (("99", K), ("-3", 0), ("2.7", 2)):
+        fill(page, "k", given + Keys.TAB)
+        assert page.find_element(By.ID, "k").get_attribute("value") == str(kept)
+    fill(page, "k", "99" + Keys.CONTROL + Keys.ENTER)
+    assert finish(page) == "done"
+
+
+def test_the_fields_stand_in_one_line(page: Chrome):
+    fields = page.find_elements(By.CSS_SELECTOR, ".controls input, .controls select")
+    assert len({field.location["y"] for field in fields}) == 1
+
+
+def test_the_browser_asks_for_no_icon(page: Chrome):
+    assert page.find_element(By.CSS_SELECTOR, "link[rel=icon]").get_attribute("href") == "data:,"

@@ -96,12 +96,18 @@ def test_a_body_that_does_not_say_it_is_json_is_refused(server: Running, path: s
     assert "Content-Type: application/json" in found["error"]["message"]
 
 
-def test_a_client_that_leaves_frees_its_blocks_at_once(server: Running):
+def test_a_client_that_leaves_frees_its_blocks_at_once(
+    server: Running, caplog: pytest.LogCaptureFixture
+):
+    """And the log tells it from one that read all."""
     engine = server.service.llm.engine
-    connection = begin(server, LONG)
-    assert engine.busy
-    connection.close()
-    server.wait_until_idle(seconds=2)
+    with caplog.at_level("INFO", logger="peagle.server"):
+        connection = begin(server, LONG)
+        assert engine.busy
+        connection.close()
+        server.wait_until_idle(seconds=2)
+    [request] = [record for record in caplog.records if record.message == "request"]
+    assert request.aborted
     _, _, text = ask(server, "/metrics", b"", "GET")
     assert 'finished_reason="abort"' in text
 
@@ -300,14 +306,26 @@ def test_an_error_says_where_it_is(
     assert found["error"]["message"] == f"{field}: {message}"
 
 
+def test_values_that_disagree_are_told_without_our_names(server: Running):
+    body = {"prompt": PROMPT, "max_tokens": 5, "min_tokens": 6}
+    status, _, found = ask(server, "/v1/completions", body)
+    assert (status, found["error"]["message"]) == (400, "min_tokens 6 is above max_tokens 5")
+
+
 @pytest.mark.parametrize(
-    ("path", "method", "status"),
-    [("/nowhere", "GET", 404), ("/v1/completions", "GET", 405), ("/v1/models/x", "GET", 404)],
+    ("path", "method", "status", "message"),
+    [
+        ("/nowhere", "GET", 404, "there is no /nowhere here; /openapi.json lists the routes"),
+        ("/v1/completions", "GET", 405, "/v1/completions takes POST, not GET"),
+        ("/v1/models/x", "GET", 404, "the model 'x' does not exist here"),
+    ],
 )
-def test_unknown_routes_answer_in_openai_form(server: Running, path: str, method: str, status: int):
+def test_unknown_routes_answer_in_openai_form(
+    server: Running, path: str, method: str, status: int, message: str
+):
     found = ask(server, path, b"", method)
     assert found[0] == status
-    assert found[2]["error"]["code"] == status
+    assert (found[2]["error"]["code"], found[2]["error"]["message"]) == (status, message)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ class Process:
 
     def __init__(self, port: int, *flags: str) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "peagle.cli", "serve", "--port", str(port), *flags]
+        command = [sys.executable, "-m", "peagle", "serve", "--port", str(port), *flags]
         self.process = subprocess.Popen(
             command,
             stderr=subprocess.PIPE,
@@ -131,7 +131,8 @@ def test_sigterm_lets_requests_finish(process: Process):
     events = [json.loads(line) for line in errors.splitlines()]
     said = [event["event"] for event in events]
     assert {f"serving peagle-demo on {process.url}", "draining", "request"} <= {*said}
-    assert all(event["request_id"] for event in events if event["event"] == "request")
+    requests = [event for event in events if event["event"] == "request"]
+    assert all(event["request_id"] and "aborted" not in event for event in requests)
 
 
 def test_a_killed_server_starts_again_as_if_nothing_had_been(process: Process, port: int):
@@ -167,8 +168,12 @@ def test_a_second_signal_ends_at_once(process: Process):
     process.process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     process.process.send_signal(signal.SIGINT)
-    process.process.communicate(timeout=5)
+    _, errors = process.process.communicate(timeout=5)
     assert process.process.returncode == 0
+    assert "ASGI" not in errors
+    events = [json.loads(line) for line in errors.splitlines()]
+    [request] = [event for event in events if event["event"] == "request"]
+    assert (request["status"], request["aborted"]) == (200, True)
 
 
 def test_sigterm_while_loading_ends_it(port: int):
@@ -192,15 +197,19 @@ def listens(port: int) -> bool:
     ("flags", "words"),
     [
         (["--nonsense", "1"], "no such option: --nonsense"),
-        (["--max-model-len", "0"], "max_model_len"),
-        (["--gpu-memory-utilization", "2"], "gpu_memory_utilization"),
-        (["--chat-template", "/nowhere"], "/nowhere"),
+        (["--prot", "8001"], "no such option: --prot (did you mean --port?)"),
+        (["a", "--prot=8001"], "no such option: --prot (did you mean --port?)"),
+        (["a", "b"], "unexpected argument: b"),
+        (["--max-model-len", "0"], "peagle: --max-model-len: "),
+        (["--gpu-memory-utilization", "2"], "peagle: --gpu-memory-utilization: "),
+        (["--chat-template", "/nowhere"], "--chat-template /nowhere: No such file or directory"),
         (["--speculative-config", "{"], "not JSON"),
-        (["--host", "256.0.0.1"], "cannot listen"),
-        (["--api-key", ""], "api_keys"),
+        (["--host", "256.0.0.1"], "cannot listen on 256.0.0.1:"),
+        (["--api-key", ""], "peagle: --api-key: "),
+        (["--served-model-name", ""], "peagle: --served-model-name: "),
         (["--allowed-origins", "https://a"], "--allowed-origins is not JSON"),
-        (["--allowed-origins", "{}"], "allowed_origins: give a list"),
-        (["--allowed-origins", '["https://a/"]'], "allowed_origins.0"),
+        (["--allowed-origins", "{}"], "peagle: --allowed-origins: give a list"),
+        (["--allowed-origins", '["https://a/"]'], "peagle: --allowed-origins: "),
     ],
 )
 def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):
@@ -243,7 +252,8 @@ def test_a_taken_port_is_told_before_loading(port: int):
         failed = Process(port)
         _, errors = failed.process.communicate(timeout=60)
     assert failed.process.returncode == 2
-    assert f"cannot listen on 127.0.0.1:{port}" in errors
+    complaint = f"cannot listen on 127.0.0.1:{port}: Address already in use; give another --port"
+    assert complaint in errors
 
 
 def test_of_two_that_take_one_port_the_second_is_told(port: int):

@@ -39,7 +39,7 @@ def test_parts_are_found_however_the_text_is_cut(
     whole = before + "".join(map(written, calls)) + after
     places = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
     pieces = [whole[a:b] for a, b in itertools.pairwise(places)]
-    parser, text, found = ToolParser(), "", []
+    parser, text, found = ToolParser(only_calls=False), "", []
     for number, piece in enumerate(pieces, start=1):
         shown, new = parser.feed(piece, finished=number == len(pieces))
         text += shown
@@ -54,14 +54,24 @@ def test_arguments_are_told_as_they_were_written():
     """No number is rounded or too long to parse, and no duplicate key is lost."""
     text = '{"x": 12345678901234567890.5, "x": 1e999, "y": ' + "9" * 5000 + "}"
     call = f'<tool_call>\n{{"name": "f", "arguments": {text}}}\n</tool_call>'
-    _, [found] = ToolParser().feed(call, finished=True)
+    _, [found] = ToolParser(only_calls=True).feed(call, finished=True)
     assert found["function"] == {"name": "f", "arguments": text}
 
 
-def test_a_call_that_never_ends_is_text():
-    parser = ToolParser()
-    assert parser.feed('<tool_call>\n{"na', finished=False) == ("", [])
-    assert parser.feed("me", finished=True) == ('<tool_call>\n{"name', [])
+@pytest.mark.parametrize(
+    ("only_calls", "start", "rest", "shown"),
+    [
+        (True, '<tool_call>\n{"na', "me", ""),
+        (True, "<tool", "_c", ""),
+        (False, 'so: <tool_call>\n{"na', "me", "so: "),
+        (False, "a <", "t", "a <t"),
+    ],
+)
+def test_a_call_that_is_cut_is_dropped(only_calls: bool, start: str, rest: str, shown: str):
+    parser = ToolParser(only_calls)
+    before, _ = parser.feed(start, finished=False)
+    after, calls = parser.feed(rest, finished=True)
+    assert (before + after, calls) == (shown, [])
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_vllm_serves_the_bundled_pair(tmp_path: Path):
         "num_speculative_tokens": 7,
         "parallel_drafting": True,
     }
-    command = [sys.executable, "-m", "peagle.cli", "serve", *place, "--engine", "vllm"]
+    command = [sys.executable, "-m", "peagle", "serve", *place, "--engine", "vllm"]
     command += ["--speculative-config", json.dumps(config), *FLAGS, *VLLMS_OWN]
     log = tmp_path / "log"
     with log.open("w") as sink:

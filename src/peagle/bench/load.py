@@ -75,6 +75,10 @@ class Workload(Protocol):
         """The prompts of a case."""
         ...
 
+    def place(self, index: int) -> str:
+        """How messages name a prompt."""
+        ...
+
 
 @dataclass(frozen=True)
 class PromptWorkload:
@@ -98,6 +102,10 @@ class PromptWorkload:
     def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
         """All prompts, whatever the case."""
         return [prompt.token_ids(tokenizer) for prompt in self.prompts]
+
+    def place(self, index: int) -> str:
+        """The prompt's file and line."""
+        return self.prompts[index].place
 
     def open(self, method: str, k: int, concurrency: int) -> LLM:
         """The engine for a method that drafts exactly `k` tokens.
@@ -188,7 +196,7 @@ def _run_method(
     llm = workload.open(method, k, most)
     for case in cases:
         prompts = workload.tokens(case, llm.tokenizer)
-        _check_length(llm, prompts, workload.max_tokens)
+        _check_length(llm, workload, prompts)
         warm_up = workload.params(k, min(WARM_UP_TOKENS, workload.max_tokens))
         first = [(prompt, warm_up) for prompt in prompts[: case.concurrency]]
         check_finished(drive(llm, first, case.concurrency))
@@ -214,10 +222,12 @@ def _run_case(
     return Run(case, measures, tuple(c.token_ids for c in completions), None)
 
 
-def _check_length(llm: LLM, prompts: Sequence[Tokens], max_tokens: int) -> None:
-    longest = max(len(prompt) for prompt in prompts)
-    if longest + max_tokens > llm.engine.max_length:
+def _check_length(llm: LLM, workload: Workload, prompts: Sequence[Tokens]) -> None:
+    lengths = [len(prompt) for prompt in prompts]
+    longest = max(lengths)
+    if longest + workload.max_tokens > llm.engine.max_length:
         raise InputError(
-            f"the longest prompt has {longest} tokens and {max_tokens} are to follow, but the "
-            f"context holds {llm.engine.max_length}; lower --max-tokens or shorten the prompt"
+            f"{workload.place(lengths.index(longest))} has {longest} tokens and "
+            f"{workload.max_tokens} are to follow, but the context holds {llm.engine.max_length}; "
+            "lower --max-tokens or shorten the prompt"
         )

@@ -5,11 +5,11 @@ import itertools
 import json
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError
+from peagle.errors import InputError, reason
 from peagle.models.tokenizer import render_chat
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
@@ -23,6 +23,8 @@ class Prompt:
     text: str
     messages: tuple[Mapping[str, str], ...] = ()
     """The chat that `text` comes from, for a tokenizer with a chat template."""
+    place: str = "the prompt"
+    """How messages name it: FILE:LINE if it comes from a file."""
 
     def __post_init__(self) -> None:
         if not self.text:
@@ -33,11 +35,14 @@ class Prompt:
             raise InputError("the prompt is not valid UTF-8 text") from None
 
     def token_ids(self, tokenizer: Any) -> list[int]:
-        """Token ids, by the tokenizer's chat template if there are a chat and a template."""
+        """Token ids, by the tokenizer's chat template if there are a chat and a template.
+
+        Without transformers' warning of a long text: what the engine holds decides.
+        """
         if not (self.messages and tokenizer.chat_template):
-            return list(tokenizer(self.text).input_ids)
+            return list(tokenizer(self.text, verbose=False).input_ids)
         text = render_chat(tokenizer, self.messages, add_generation_prompt=True)
-        return list(tokenizer(text, add_special_tokens=False).input_ids)
+        return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
 def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
@@ -61,7 +66,7 @@ def _prompts(path: Path) -> Iterator[Prompt]:
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
             if line.strip():
-                yield parse(line)
+                yield replace(parse(line), place=f"{path}:{number}")
         except UnicodeDecodeError:
             raise InputError(f"{path}:{number}: not valid UTF-8") from None
         except InputError as error:
@@ -81,7 +86,7 @@ def _read(path: Path) -> bytes:
         data = path.read_bytes()
         return gzip.decompress(data) if path.suffix == ".gz" else data
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
+        raise InputError(f"{path} cannot be read: {reason(error)}") from None
 
 
 def _from_json(line: str) -> Prompt:

@@ -78,17 +78,16 @@ def speed_up(run: Run, runs: Sequence[Run]) -> float | None:
 
 def summary_table(runs: Sequence[Run]) -> Table:
     """One row per method: speed, acceptance, and whether the output is the same."""
-    table = _empty_table(("K", "tokens/s", "speed-up", "tokens/cycle", "same output"))
+    table = _empty_table(("K", "tokens/s", "speed-up", "acceptance length", "same text"))
     for run in runs:
         table.add_row(NAMES[run.case.method], *_speed_cells(run, runs), _identical(run))
     return table
 
 
-def full_table(runs: Sequence[Run], caption: str | None = None) -> Table:
+def full_table(runs: Sequence[Run]) -> Table:
     """One row per run, with its median latencies."""
     columns = ("K", "OTPS", "speed-up", "AL", "TTFT ms", "ITL ms", "E2E ms", "same")
     table = _empty_table(("C", *columns))
-    table.caption = caption
     for run in runs:
         found = run.measures
         medians = (timing.p50 for timing in (found.ttft_ms, found.itl_ms, found.e2e_ms))

@@ -101,6 +101,10 @@ class SyntheticWorkload:
         vocab_size = shape_of(self.shape).target.vocab_size
         return list(random_prompts(case.concurrency, self.prompt_tokens, vocab_size))
 
+    def place(self, index: int) -> str:
+        """All of them are alike."""
+        return "a prompt"
+
     def describe(self) -> dict[str, Any]:
         """The result file's part of this."""
         return {

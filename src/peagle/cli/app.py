@@ -3,13 +3,16 @@
 import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
 from peagle.cli import bench, check, demo, generate, regenerate, serve, train
+from peagle.cli.interrupts import INTERRUPTED
 from peagle.errors import InputError
 
-INPUT_ERROR, INTERRUPTED = 2, 130
+INPUT_ERROR = 2
 SPINS = "10000"
 """Turns for which a torch thread spins on its core while it waits for the others of a product.
 libgomp's default is thirty times as many, during which another busy process waits for the core, and
@@ -32,6 +35,24 @@ app.command(epilog=bench.EXAMPLE)(bench.bench)
 app.command(epilog=check.EXAMPLE)(check.check)
 app.command(epilog=regenerate.EXAMPLE)(regenerate.regenerate)
 app.command(epilog=train.EXAMPLE)(train.train)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"peagle {version('peagle')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Show the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of `peagle` itself; the help is the application's."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

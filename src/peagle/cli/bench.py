@@ -1,16 +1,28 @@
 """`peagle bench`: compare methods, K and concurrency on the same prompts."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from peagle.cli.options import Device, DTypeName, Eagle3, Peagle, Target, Threads, use_threads
+from peagle.cli.options import (
+    Device,
+    DTypeName,
+    Eagle3,
+    Peagle,
+    Target,
+    Threads,
+    from_flags,
+    use_threads,
+)
 from peagle.cli.progress import progress_bar
+from peagle.cli.tables import print_table
 from peagle.config import DraftLengthMode
 from peagle.errors import InputError
+from peagle.files import writing
 
 if TYPE_CHECKING:
     from peagle.bench.load import Case, PromptWorkload, Workload
@@ -78,6 +90,7 @@ def bench(
     from peagle.bench.pair import choose_pair
     from peagle.bench.prompts import load_prompts
     from peagle.bench.report import environment
+    from peagle.bench.shapes import shape_of
     from peagle.bench.synthetic import SyntheticWorkload
 
     cases = list_cases(
@@ -85,6 +98,7 @@ def bench(
     )
     use_threads(threads)
     if shape is not None:
+        shape_of(shape)  # an unknown one is refused first
         if target or eagle3 or peagle:
             raise InputError("--shape makes its own models; leave out --target, --eagle3, --peagle")
         acceptance = _acceptance(cases, random_weights, synthetic_acceptance)
@@ -95,9 +109,12 @@ def bench(
         return
     if random_weights or synthetic_acceptance is not None or draft_length != "fixed":
         raise InputError("--random-weights, --synthetic-acceptance and --draft-length need --shape")
+    from transformers import AutoTokenizer  # noqa: F401 (Ctrl-C during it leaves no file yet)
+
     given = tuple(load_prompts(prompts, limit))
     pair = choose_pair(_methods(methods), target, {"eagle3": eagle3, "peagle": peagle})
-    workload = PromptWorkload(pair, given, max_tokens, dtype, device)
+    with from_flags():
+        workload = PromptWorkload(pair, given, max_tokens, dtype, device)
     _check(workload, cases)
     _run(workload, cases, environment(workload), json, len(cases) * len(workload.prompts))
 
@@ -127,7 +144,6 @@ def _run_shape(workload: "SyntheticWorkload", cases: "Sequence[Case]", json: Pat
 
     environment = machine() | hardware(workload.device, workload.dtype) | workload.describe()
     requests = sum(case.concurrency for case in cases) * workload.rounds
-    typer.echo(f"peagle: {workload.caption}", err=True)
     _run(workload, cases, environment, json, requests, workload.caption)
 
 
@@ -168,14 +184,19 @@ def _run(
     environment: dict[str, Any],
     json: Path | None,
     requests: int,
-    caption: str | None = None,
+    caption: str = "",
 ) -> None:
-    """Run all cases, write the result file and print the table."""
+    """Run all cases, print the table and write the result file, for which the disk may be full."""
     from peagle.bench.load import run_cases
     from peagle.bench.report import full_table, result_file
 
-    with result_file(json) as write:
+    with ExitStack() as files:
+        write = files.enter_context(result_file(json))
         with progress_bar("requests", requests) as advance:
             runs = list(run_cases(workload, cases, advance))
-        write({"environment": environment, "runs": [run.as_json() for run in runs]})
-    Console().print(full_table(runs, caption))
+        print_table(Console(), full_table(runs))
+        typer.echo(caption, nl=bool(caption))
+        if json is not None:
+            with writing(json, "the table holds what was measured"):
+                write({"environment": environment, "runs": [run.as_json() for run in runs]})
+                files.close()

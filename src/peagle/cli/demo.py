@@ -8,6 +8,7 @@ from rich.text import Text
 
 from peagle.cli.options import Eagle3, Peagle, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
+from peagle.cli.tables import print_table
 
 if TYPE_CHECKING:
     from peagle.bench.load import PromptWorkload, Run
@@ -51,7 +52,9 @@ def _show_answer(console: Console, workload: "PromptWorkload") -> None:
     """Stream one completion, each token in the colour of where it came from."""
     llm, prompt = workload.open("peagle", K, concurrency=1), workload.prompts[0]
     drafted, own = ("accepted drafts", DRAFTED), ("the target's own tokens", OWN)
-    console.print(Text.assemble("P-EAGLE writes: ", drafted, ", ", own, "\n"))
+    coloured = console.color_system is not None and not console.no_color
+    legend = Text.assemble(" ", drafted, ", ", own) if coloured else ""
+    console.print(Text.assemble("P-EAGLE writes:", legend, "\n"))
     console.print(Text(prompt.text, PROMPT), end="", soft_wrap=True)
     params = workload.params(K, ANSWER_TOKENS)
     for chunk in llm.stream(prompt.token_ids(llm.tokenizer), params):
@@ -70,7 +73,7 @@ def _show_comparison(console: Console, workload: "PromptWorkload") -> None:
     from peagle.bench.report import summary_table
 
     rounds = _rounds(workload)
-    console.print(summary_table(best_of(rounds)))
+    print_table(console, summary_table(best_of(rounds)))
     console.print(
         f"greedy, {COMPARED_PROMPTS} prompts x {COMPARED_TOKENS} tokens, one at a time, "
         f"best of {len(rounds)}",
@@ -84,7 +87,8 @@ def _rounds(workload: "PromptWorkload") -> "list[list[Run]]":
     cases = [Case("none", 0, 1), Case("eagle3", K, 1), Case("peagle", K, 1)]
     start = time.perf_counter()
     rounds: list[list[Run]] = []
-    with progress_bar("measuring", ROUNDS * len(cases) * COMPARED_PROMPTS) as advance:
-        while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - start < PATIENCE):
+    while not rounds or (len(rounds) < ROUNDS and time.perf_counter() - start < PATIENCE):
+        what = f"measuring, round {len(rounds) + 1} of up to {ROUNDS}"
+        with progress_bar(what, len(cases) * COMPARED_PROMPTS) as advance:
             rounds.append(list(run_cases(workload, cases, advance)))
     return rounds

@@ -7,6 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from peagle.cli.tables import print_table
+
 if TYPE_CHECKING:
     from peagle.train.packing import PackedRows
     from peagle.train.plan import Plan
@@ -39,7 +41,7 @@ def _print(console: Console, title: str, rows: Iterable[Row], *columns: str) -> 
     for row in rows:
         table.add_row(*row)
     console.print(f"[bold]{title}[/]")
-    console.print(table)
+    print_table(console, table)
     console.print()
 
 

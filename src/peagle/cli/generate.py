@@ -4,12 +4,13 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from peagle.cli.loading import choose_speculation, load_llm
-from peagle.cli.options import Device, DTypeName, Target, Threads, use_threads
+from peagle.cli.options import Device, DTypeName, Target, Threads, from_flags, use_threads
 from peagle.config import EngineConfig, SamplingParams, parse_json_option
 from peagle.errors import InputError
 
@@ -24,6 +25,8 @@ Examples:
   peagle generate --prompts questions.txt --temperature 0.8 --seed 1 --json
   echo "import os" | peagle generate --prompt -"""
 STDIN = "-"
+HEADING = 60
+"""Most characters of a prompt above its text."""
 DEFAULT = SamplingParams()
 
 
@@ -95,23 +98,24 @@ def generate(
 
     By default with the bundled pair. The text goes to stdout, a line about the speed to stderr.
     """
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-        stop_token_ids=tuple(stop_token_id or ()),
-        logit_bias=parse_json_option("--logit-bias", logit_bias or "{}", '{"42": -100}'),
-        ignore_eos=ignore_eos,
-        logprobs=logprobs,
-    )
+    with from_flags(stop_token_ids="--stop-token-id"):
+        params = SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=min_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            presence_penalty=presence_penalty,
+            frequency_penalty=frequency_penalty,
+            seed=seed,
+            stop=tuple(stop or ()),
+            stop_token_ids=tuple(stop_token_id or ()),
+            logit_bias=parse_json_option("--logit-bias", logit_bias or "{}", '{"42": -100}'),
+            ignore_eos=ignore_eos,
+            logprobs=logprobs,
+        )
     if logprobs is not None and not as_json:
         raise InputError("--logprobs needs --json, which prints them")
     from peagle.llm import check_finished
@@ -140,11 +144,24 @@ def _read_stdin() -> str:
         raise InputError(f"stdin is not valid UTF-8 at byte {error.start}") from None
 
 
+def _encode(llm: "LLM", prompts: "Sequence[Prompt]") -> list[list[int]]:
+    """Token ids of all prompts. Raises `InputError` for the first that is too long."""
+    encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    most = llm.engine.max_length - 1
+    for prompt, tokens in zip(prompts, encoded, strict=True):
+        if len(tokens) > most:
+            raise InputError(
+                f"{prompt.place} has {len(tokens)} tokens, but the context holds {most + 1} with "
+                "at least one of output; shorten it"
+            )
+    return encoded
+
+
 def _write_json(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
     """Print each prompt's line once it is finished, so that an interruption keeps it."""
-    encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    encoded = _encode(llm, prompts)
     completions: list[Completion] = []
     for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
         typer.echo(json.dumps(_record(prompt, completion)))
@@ -179,16 +196,23 @@ def _write_text(
 ) -> "Sequence[Completion]":
     """Print each text once it is finished, a single one as it is written; then the speed."""
     start = time.perf_counter()
-    encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
+    encoded = _encode(llm, prompts)
     completions: list[Completion] = []
     if len(encoded) == 1:
         completions = [_stream(llm, encoded[0], params)]
     else:
-        for completion in llm.completions(encoded, params):
-            typer.echo("\n" * bool(completions) + completion.text)
+        named = sys.stdout.isatty()
+        for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
+            heading = _heading(prompt) if named else ""
+            typer.echo("\n" * bool(completions) + heading + completion.text)
             completions.append(completion)
     typer.secho(_speed(completions, time.perf_counter() - start), err=True, dim=True)
     return completions
+
+
+def _heading(prompt: "Prompt") -> str:
+    """A line that says whose the text below it is."""
+    return typer.style(f"--- {shorten(prompt.text, HEADING, placeholder=' ...')}", dim=True) + "\n"
 
 
 def _stream(llm: "LLM", prompt: list[int], params: SamplingParams) -> "Completion":

@@ -1,11 +1,13 @@
 """Options that several commands share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from peagle.config import DType
-from peagle.errors import InputError
+from peagle.errors import ConfigError, InputError
 
 Target = Annotated[
     str | None,
@@ -35,3 +37,25 @@ def use_threads(threads: int | None) -> None:
     if threads < 1:
         raise InputError(f"--threads {threads}: give at least 1")
     torch.set_num_threads(threads)
+
+
+@contextmanager
+def from_flags(**renamed: str) -> Iterator[None]:
+    """Let errors of a configuration made in the block name its flags.
+
+    renamed: the flags whose names are not those of their keys.
+    """
+
+    def flag(key: str) -> str:
+        field = key.partition(".")[0]
+        return renamed.get(field, flag_name(field))
+
+    try:
+        yield
+    except ConfigError as error:
+        raise InputError(error.told(flag)) from None
+
+
+def flag_name(parameter: str) -> str:
+    """The flag of a command's parameter."""
+    return "--" + parameter.replace("_", "-")

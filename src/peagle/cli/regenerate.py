@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from peagle.cli.loading import load_llm
-from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.cli.interrupts import at_once
+from peagle.cli.loading import open_async_llm, read_speculation
+from peagle.cli.options import Device, DTypeName, Threads, from_flags, use_threads
 from peagle.cli.progress import run_bar
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
@@ -81,11 +82,12 @@ def regenerate(
     from peagle.regenerate.run import read_conversations
     from peagle.regenerate.run import regenerate as answer
 
-    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-    speculation = SpeculativeConfig.from_json(speculative_config) if speculative_config else None
-    config = EngineConfig(
-        dtype=dtype, device=device, max_model_len=max_model_len, max_num_seqs=concurrency
-    )
+    with from_flags(max_num_seqs="--concurrency"):
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+        config = EngineConfig(
+            dtype=dtype, device=device, max_model_len=max_model_len, max_num_seqs=concurrency
+        )
+    speculation = read_speculation(speculative_config) if speculative_config else None
     given = _sources(target, sources or [], endpoint, model)
     conversations = read_conversations(given, limit)
     use_threads(threads)
@@ -98,7 +100,7 @@ def regenerate(
                 await answer(waiting, answerer, params, file, concurrency, show)
 
         if endpoint is not None and model is not None:
-            asyncio.run(_ask_endpoint(run, endpoint, model, concurrency))
+            _ask_endpoint(run, endpoint, model, concurrency)
         elif waiting:
             _ask_engine(run, waiting.values(), target, speculation, config)
     if tally.skipped and not tally.before and not tally.finished:
@@ -175,11 +177,10 @@ def _ask_engine(
     speculation: SpeculativeConfig | None,
     config: EngineConfig,
 ) -> None:
-    from peagle.async_llm import AsyncLLM
     from peagle.regenerate.engine import EngineAnswerer
     from peagle.regenerate.run import check_templates
 
-    llm = AsyncLLM(lambda: load_llm(target, speculation, config))
+    llm = open_async_llm(target, speculation, config)
     try:
         answerer = EngineAnswerer(llm)
         check_templates(conversations, answerer.render)
@@ -188,11 +189,15 @@ def _ask_engine(
         llm.close()
 
 
-async def _ask_endpoint(run: "Run", url: str, model: str, connections: int) -> None:
-    from peagle.regenerate.endpoint import open_endpoint
+def _ask_endpoint(run: "Run", url: str, model: str, connections: int) -> None:
+    with at_once():
+        from peagle.regenerate.endpoint import open_endpoint
 
-    async with open_endpoint(url, model, os.environ.get(KEY), connections) as answerer:
-        await run(answerer)
+    async def ask() -> None:
+        async with open_endpoint(url, model, os.environ.get(KEY), connections) as answerer:
+            await run(answerer)
+
+    asyncio.run(ask())
 
 
 @contextmanager

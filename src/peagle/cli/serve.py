@@ -3,15 +3,16 @@
 import inspect
 import os
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from peagle.cli.loading import choose_speculation, load_llm
-from peagle.cli.options import Device, DTypeName, Threads, use_threads
+from peagle.cli.loading import choose_speculation, open_async_llm
+from peagle.cli.options import Device, DTypeName, Threads, flag_name, from_flags, use_threads
 from peagle.config import DraftLengthMode, EngineConfig, SpeculativeConfig, parse_json_option
-from peagle.errors import InputError
+from peagle.errors import InputError, lacking, reason
 from peagle.pair import bundled
 from peagle.server import sagemaker
 
@@ -44,11 +45,7 @@ def with_environment(arguments: Sequence[str], environment: Mapping[str, str]) -
 def _switches() -> set[str]:
     """Our flags that also have a `--no-` form."""
     parameters = inspect.signature(serve).parameters.items()
-    return {_flag(name) for name, one in parameters if isinstance(one.default, bool)}
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+    return {flag_name(name) for name, one in parameters if isinstance(one.default, bool)}
 
 
 def _names_target(arguments: Sequence[str]) -> bool:
@@ -140,42 +137,56 @@ def serve(
 
     By default the bundled pair. The page at / shows which tokens the drafter wrote.
     """
+    ours = engine == "peagle"
     if target is not None and target.startswith("-"):
+        if ours:
+            raise _unknown(context, target)
         raise InputError(f"no such option: {target}; vLLM's own come after the target")
     speculation = choose_speculation(target, speculative_config)
     secret = None if api_key else _key_of(os.environ)
-    if engine == "vllm":
+    if not ours:
         _start_vllm(context, target, speculation, secret)
         return None
     if context.args:
-        raise InputError(f"no such option: {context.args[0]}")
+        raise _unknown(context, context.args[0])
     from peagle.server.settings import ServerSettings
 
-    settings = ServerSettings(
-        model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
-        api_keys=tuple(api_key or ()) if secret is None else (secret,),
-        allowed_origins=parse_json_option(
-            "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
-        ),
-        max_queue=max_queue,
-        drain_seconds=drain_seconds,
-        chat_template=_read_template(chat_template),
-        log_format=log_format,
-    )
-    config = EngineConfig(
-        dtype=dtype,
-        device=device,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        gpu_memory_utilization=gpu_memory_utilization,
-        kv_cache_memory=kv_cache_memory,
-        enable_prefix_caching=enable_prefix_caching,
-        draft_length=draft_length,
-        seed=seed,
-    )
+    with from_flags(model_names="--served-model-name", api_keys="--api-key"):
+        settings = ServerSettings(
+            model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
+            api_keys=tuple(api_key or ()) if secret is None else (secret,),
+            allowed_origins=parse_json_option(
+                "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
+            ),
+            max_queue=max_queue,
+            drain_seconds=drain_seconds,
+            chat_template=_read_template(chat_template),
+            log_format=log_format,
+        )
+        config = EngineConfig(
+            dtype=dtype,
+            device=device,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_memory=kv_cache_memory,
+            enable_prefix_caching=enable_prefix_caching,
+            draft_length=draft_length,
+            seed=seed,
+        )
     use_threads(threads)
     return _serve(target, speculation, config, settings, host, port)
+
+
+def _unknown(context: typer.Context, word: str) -> InputError:
+    """For a word that is left over, with the option that was perhaps meant."""
+    if not word.startswith("-"):
+        return InputError(f"unexpected argument: {word}")
+    word = word.partition("=")[0]
+    options = [option for parameter in context.command.params for option in parameter.opts]
+    near = get_close_matches(word, options, n=1)
+    return InputError(f"no such option: {word}" + "".join(f" (did you mean {n}?)" for n in near))
 
 
 def _key_of(environment: Mapping[str, str]) -> str | None:
@@ -198,12 +209,10 @@ def _serve(
     try:
         from peagle.server import run
     except ModuleNotFoundError as error:
-        raise InputError(f"the server needs {error.name}; install peagle[serve]") from None
-    from peagle.async_llm import AsyncLLM
-
+        raise InputError(lacking(f"the server needs {error.name}", "serve")) from None
     run.end_on_sigterm()
     with run.bind(host, port) as listener:
-        llm = AsyncLLM(lambda: load_llm(target, speculation, config))
+        llm = open_async_llm(target, speculation, config)
         return run.serve(llm, settings, listener)
 
 
@@ -213,7 +222,7 @@ def _read_template(path: Path | None) -> str | None:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--chat-template {path}: {error}") from None
+        raise InputError(f"--chat-template {path}: {reason(error)}") from None
 
 
 def _start_vllm(
@@ -236,7 +245,7 @@ def _given_flags(context: typer.Context) -> dict[str, Sequence[str]]:
         source = context.get_parameter_source(name)
         if name in KEEP or source is None or source.name == "DEFAULT":
             continue
-        flag = _flag(name)
+        flag = flag_name(name)
         if isinstance(value, bool):
             given[flag if value else sagemaker.turned_off(flag)] = ()
         else:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peagle.cli.training_log import Entry, Tracker, scalars
-from peagle.errors import InputError
+from peagle.errors import InputError, lacking
 
 if TYPE_CHECKING:
     from peagle.train.recipe import Recipe
@@ -31,7 +31,7 @@ class Tracking:
         if self.tensorboard:
             need("tensorboard", "--tensorboard")
         if self.wandb is not None:
-            need("wandb", "--wandb", "wandb")
+            need("wandb", "--wandb", ours=False)
 
     @contextmanager
     def open(self, directory: Path, recipe: "Recipe", step: int) -> Iterator[list[Tracker]]:
@@ -46,11 +46,12 @@ class Tracking:
             yield trackers
 
 
-def need(module: str, what: str, package: str = "peagle[train]") -> None:
-    """Raise `InputError` when a library that something needs is not installed."""
+def need(module: str, what: str, ours: bool = True) -> None:
+    """Raise `InputError` when a library is not installed; `ours` is one of the extra `train`."""
     found = find_spec(module)
     if found is None or found.origin is None:  # a directory ./wandb is not the library
-        raise InputError(f"{what} needs {module}; pip install {package}")
+        lack = f"{what} needs {module}"
+        raise InputError(lacking(lack, "train") if ours else f"{lack}; pip install {module}")
 
 
 @contextmanager

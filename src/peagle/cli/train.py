@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from peagle.cli.interrupts import INTERRUPTED
 from peagle.cli.progress import run_bar
 from peagle.errors import InputError
 
@@ -25,7 +26,6 @@ EXAMPLE = """\b
 Examples:
   peagle train recipe.yaml --dry-run
   peagle train recipe.yaml learning_rate=3e-4 steps=2000"""
-INTERRUPTED = 130
 LONG = 1e6
 """Seconds over which the remaining time is estimated: reports may be minutes apart."""
 

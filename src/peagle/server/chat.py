@@ -89,7 +89,7 @@ class ChatForm:
 
     def __init__(self, tokenizer: Any, body: ChatBody, use: ToolUse | None) -> None:
         self._tokenizer, self._body = tokenizer, body
-        self._parsers = [ToolParser() if use else None for _ in range(body.choices)]
+        self._parsers = [ToolParser(use.required) if use else None for _ in range(body.choices)]
         self._begun: set[int] = set()
 
     def choice(self, index: int, completion: Completion) -> Json:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as RoutingError
 
 from peagle.async_llm import EngineClosedError
-from peagle.errors import InputError
+from peagle.errors import ConfigError, InputError
 
 CLIENT_GONE = 499
 """nginx's status for a client that left; only the log shows it."""
@@ -75,14 +75,14 @@ def as_api_error(error: Exception) -> APIError:
     """The refusal for an exception; of an internal error the client learns nothing more."""
     if isinstance(error, APIError):
         return error
+    if isinstance(error, ConfigError):
+        return APIError(400, error.told())
     if isinstance(error, InputError):
         return APIError(400, str(error))
     if isinstance(error, EngineClosedError):
         return closing()
     if isinstance(error, RequestValidationError):
         return _validation_error(error)
-    if isinstance(error, RoutingError):
-        return APIError(error.status_code, str(error.detail), headers=error.headers)
     return APIError(500, "internal error; the server's log has the request's id")
 
 
@@ -92,8 +92,24 @@ def register_errors(app: FastAPI) -> None:
     async def answer(_: Request, error: Exception) -> JSONResponse:
         return as_api_error(error).response
 
-    for kind in (APIError, InputError, EngineClosedError, RequestValidationError, RoutingError):
+    async def answer_lost(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RoutingError)
+        return _lost(request, error).response
+
+    for kind in (APIError, InputError, EngineClosedError, RequestValidationError):
         app.add_exception_handler(kind, answer)
+    app.add_exception_handler(RoutingError, answer_lost)
+
+
+def _lost(request: Request, error: RoutingError) -> APIError:
+    """The refusal of a request that no route takes, which it names."""
+    path, headers = request.url.path, error.headers or {}
+    if error.status_code == 404:
+        return APIError(404, f"there is no {path} here; /openapi.json lists the routes")
+    if error.status_code == 405:
+        message = f"{path} takes {headers.get('Allow')}, not {request.method}"
+        return APIError(405, message, headers=headers)
+    return APIError(error.status_code, str(error.detail), headers=headers)
 
 
 def _validation_error(error: RequestValidationError) -> APIError:

@@ -20,7 +20,7 @@ OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
 """Routes that need no key: probes, scrapes and the page, which asks for the key itself."""
 QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
 """Requested every few seconds; not worth a line each."""
-FACTS = ("request_id", "method", "path", "status", "seconds", "client")
+FACTS = ("request_id", "method", "path", "status", "seconds", "client", "aborted")
 """What a log line holds besides its text."""
 GIVEN_ID = re.compile(r"[\w.-]{1,128}")
 log = logging.getLogger("peagle.server")
@@ -42,14 +42,15 @@ class AccessLog:
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        start, status = time.perf_counter(), 0
+        start, status, whole = time.perf_counter(), 0, False
 
         async def send_named(message: Message) -> None:
-            nonlocal status
+            nonlocal status, whole
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"].append((b"x-request-id", request_id.encode()))
             await send(message)
+            whole = message["type"] == "http.response.body" and not message.get("more_body")
 
         try:
             await self._app(scope, receive, send_named)
@@ -63,7 +64,8 @@ class AccessLog:
                 )
         finally:
             if scope["path"] not in QUIET_PATHS or status >= 500:
-                log.info("request", extra=_facts(scope, request_id, status, start))
+                facts = _facts(scope, request_id, status, start)
+                log.info("request", extra=facts if whole else facts | {"aborted": True})
 
 
 class BodyLimit:

@@ -1,6 +1,7 @@
 """The server's life: listen, serve, drain on SIGTERM, end."""
 
 import asyncio
+import errno
 import logging
 import os
 import signal
@@ -11,7 +12,7 @@ from types import FrameType
 import uvicorn
 
 from peagle.async_llm import AsyncLLM
-from peagle.errors import InputError
+from peagle.errors import InputError, reason
 from peagle.models.tokenizer import render_chat
 from peagle.server.app import create_app
 from peagle.server.connection import Connection
@@ -43,7 +44,9 @@ def bind(host: str, port: int) -> socket.socket:
         listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
-        raise InputError(f"cannot listen on {host}:{port}: {error}") from None
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        cure = "; give another --port, or 0 for a free one" if taken else ""
+        raise InputError(f"cannot listen on {host}:{port}: {reason(error)}{cure}") from None
     return listener
 
 
@@ -145,3 +148,9 @@ def set_up_log(form: LogFormat) -> None:
     handler.setFormatter(LineFormatter(as_json=form == "json"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's says more than ours on a request that was cut off."""
+    return not record.getMessage().startswith("ASGI callable returned without")

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from peagle.config import Config, NonNegativeInt, PositiveInt
 
+NonEmpty = Annotated[str, Field(min_length=1)]
 LogFormat = Literal["text", "json"]
 ORIGIN = r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$"
 """An origin as browsers send it: a scheme, a host and perhaps a port, without a path."""
@@ -32,9 +33,9 @@ class Limits(Config):
 class ServerSettings(Config):
     """How the server presents itself and what it accepts."""
 
-    model_names: Annotated[tuple[str, ...], Field(min_length=1)]
+    model_names: Annotated[tuple[NonEmpty, ...], Field(min_length=1)]
     """Names that requests may use for the model; answers carry the first."""
-    api_keys: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    api_keys: tuple[NonEmpty, ...] = ()
     """Any of them opens the API; without one it is open to all."""
     allowed_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = ()
     """Origins of web pages elsewhere that may call the API (CORS); "*" is any."""

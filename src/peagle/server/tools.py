@@ -71,14 +71,20 @@ class ToolUse:
 
 
 class ToolParser:
-    """Splits an answer as it comes into plain text and complete calls."""
+    """Splits an answer as it comes into plain text and complete calls.
 
-    def __init__(self) -> None:
+    only_calls: whether the answer may hold no text.
+    """
+
+    def __init__(self, only_calls: bool) -> None:
         self.calls = 0
-        self._held = ""
+        self._only_calls, self._held = only_calls, ""
 
     def feed(self, text: str, finished: bool) -> tuple[str, list[dict[str, Any]]]:
-        """The text and calls that are complete now; what may begin a call is held back."""
+        """The text and calls that are complete now; what may begin a call is held back.
+
+        A call that the end of the answer cut is dropped.
+        """
         self._held += text
         shown, calls = "", []
         while (start := self._held.find(TRIGGER)) >= 0:
@@ -88,8 +94,9 @@ class ToolParser:
             shown += self._held[:start]
             calls.append(self._call(self._held[start + len(TRIGGER) : stop]))
             self._held = self._held[stop + len(END) :]
-        keep = 0 if finished else _possible_start(self._held)
-        cut = len(self._held) - keep
+        cut = len(self._held) - _possible_start(self._held)
+        if finished and not self._only_calls and TRIGGER not in self._held:
+            cut = len(self._held)
         shown, self._held = shown + self._held[:cut], self._held[cut:]
         return shown, calls
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError
+from peagle.errors import InputError, lacking
 
 DATASET = "hf:"
 LOADERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -55,7 +55,7 @@ def _read_dataset(source: str) -> Iterator[Record]:
         for number, row in enumerate(_load_dataset(name, split or "train"), start=1):
             yield f"{source}:{number}", row
     except ModuleNotFoundError as error:
-        raise InputError(f"{source} needs {error.name}; pip install peagle[data]") from None
+        raise InputError(lacking(f"{source} needs {error.name}", "data")) from None
     except Exception as error:  # datasets and the hub raise many kinds of errors
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise InputError(f"{source} cannot be read: {reason}") from None

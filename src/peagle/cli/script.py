@@ -1,0 +1,28 @@
+"""Scripts of benchmarks/ as commands, with help and errors in plain text."""
+
+from collections.abc import Callable
+from typing import Any
+
+import typer
+
+
+def run(main: Callable[..., Any]) -> None:
+    """Run a script's function as a command; its help is the first line of the script."""
+    about = main.__globals__["__doc__"]
+    app = new_app(about)
+    app.command(help=_first_line(about))(main)
+    app()
+
+
+def new_app(about: str | None) -> typer.Typer:
+    """An application without commands; its help is the first line of the script's docstring."""
+    return typer.Typer(
+        help=_first_line(about),
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+    )
+
+
+def _first_line(about: str | None) -> str:
+    return (about or "").partition("\n")[0]

@@ -1,0 +1,39 @@
+"""Standard output that says in a line why it cannot be written, and that can hold any text."""
+
+import io
+import os
+import sys
+from typing import Any
+
+from peagle.errors import InputError
+
+
+class _Stdout(io.FileIO):
+    """Raises `InputError` where the disk is full; typer ends quietly after a broken pipe."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._discard()
+            raise InputError(f"stdout cannot be written: {error.strerror}") from None
+
+    def _discard(self) -> None:
+        """Send nowhere what is left, which Python writes at its end."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+
+
+def install() -> None:
+    """Replace `sys.stdout`; what its encoding does not have is written as an escape."""
+    before = sys.stdout
+    if before is not None:
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Stdout(before.fileno(), "w", closefd=False)),
+            encoding=before.encoding,
+            errors="backslashreplace" if before.errors == "strict" else before.errors,
+            line_buffering=before.isatty(),
+        )
