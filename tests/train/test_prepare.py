@@ -77,5 +77,5 @@ def test_a_run_that_held_out_single_pieces_is_refused(
         trainer = prepare(given)
     trainer.stop()
     assert trainer.run(lambda _: None).step == 1
-    with pytest.raises(InputError, match="is from other data; change output, or remove it"):
+    with pytest.raises(InputError, match="is from other data; go back to that, change output"):
         prepare(given).run(lambda _: None)
