@@ -147,11 +147,11 @@ def _read_stdin() -> str:
 def _encode(llm: "LLM", prompts: "Sequence[Prompt]") -> list[list[int]]:
     """Token ids of all prompts. Raises `InputError` for the first that is too long."""
     encoded = [prompt.token_ids(llm.tokenizer) for prompt in prompts]
-    most = llm.engine.max_length - 1
+    held = llm.engine.max_length
     for prompt, tokens in zip(prompts, encoded, strict=True):
-        if len(tokens) > most:
+        if len(tokens) >= held:
             raise InputError(
-                f"{prompt.place} has {len(tokens)} tokens, but the context holds {most + 1} with "
+                f"{prompt.place} has {len(tokens)} tokens, but the context holds {held} with "
                 "at least one of output; shorten it"
             )
     return encoded

@@ -209,7 +209,7 @@ async def _collect(job: Job) -> list[Completion]:
 async def _worded(form: Form, job: Job, head: Json, wanted: StreamOptions) -> AsyncIterator[bytes]:
     """Chunks as events, then the usage if requested; an error becomes the last event."""
     done: dict[int, Completion] = {}
-    written = 0
+    prompt, written = job.prompt_tokens, 0
     try:
         async for index, chunk in job.chunks:
             choice = form.delta(index, chunk)
@@ -219,7 +219,7 @@ async def _worded(form: Form, job: Job, head: Json, wanted: StreamOptions) -> As
             words: Json = {**head, "choices": [choice]}
             if wanted.continuous_usage_stats:
                 written += len(chunk.token_ids)
-                words["usage"] = _counts(job.prompt_tokens, written)
+                words["usage"] = _counts(prompt, written)
             yield event(words)
     except Exception as error:
         refusal = as_api_error(error)
