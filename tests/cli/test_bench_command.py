@@ -1,7 +1,10 @@
 import json
 import resource
+from unittest import mock
 
 import pytest
+
+from peagle.cli.options import use_threads
 
 RUN_KEYS = {
     "method",
@@ -100,6 +103,19 @@ def test_threads_are_set_and_recorded(bench, tmp_path):
     finally:
         torch.set_num_threads(before)
     assert json.loads(out.read_text())["environment"]["threads"] == 1
+
+
+@pytest.mark.parametrize(("cores", "used"), [(1, 1), (2, 2), (7, 7), (8, 7), (16, 14), (64, 56)])
+def test_some_of_many_cores_are_left_to_others(monkeypatch, cores: int, used: int):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    with mock.patch("torch.get_num_threads", return_value=cores):
+        with mock.patch("torch.set_num_threads") as chosen:
+            use_threads(None)
+        chosen.assert_called_once_with(used)
+        monkeypatch.setenv("OMP_NUM_THREADS", str(cores))
+        with mock.patch("torch.set_num_threads") as chosen:
+            use_threads(None)
+        chosen.assert_called_once_with(cores)
 
 
 def test_k_beyond_training_is_a_warning(bench):
