@@ -39,24 +39,6 @@ def test_impossible_sampling_parameters_are_named(values, message: str):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("values", "plain"),
-    [
-        ({}, True),
-        ({"max_tokens": 4, "stop": ("x",), "seed": 3}, True),
-        ({"temperature": 0.1}, False),
-        ({"repetition_penalty": 1.1}, False),
-        ({"presence_penalty": 0.1}, False),
-        ({"frequency_penalty": 0.1}, False),
-        ({"logit_bias": {1: 1.0}}, False),
-        ({"min_tokens": 1}, False),
-        ({"logprobs": 0}, False),
-    ],
-)
-def test_when_the_next_token_is_simply_the_argmax(values, plain: bool):
-    assert SamplingParams(**values).plain_greedy == plain
-
-
 def test_values_are_frozen():
     with pytest.raises(Exception, match="frozen"):
         SamplingParams().temperature = 1.0  # type: ignore[misc]

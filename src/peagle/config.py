@@ -19,7 +19,8 @@ MinP = Annotated[float, Field(ge=0.0, le=1.0)]
 RepetitionPenalty = Annotated[float, Field(ge=0.01, le=100.0)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-TopLogprobs = Annotated[int, Field(ge=0, le=20)]
+MAX_LOGPROBS = 20
+TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 NO_PENALTIES = (1.0, 0.0, 0.0)
 """Repetition, presence and frequency penalties that change nothing."""
 
@@ -89,8 +90,7 @@ class SamplingParams(Config):
     logit_bias: dict[int, Bias] = {}
     """Token id -> value added to its logit."""
     seed: int | None = None
-    """Same seed, same tokens, whatever the batch, with or without speculation. On a GPU, requests
-    with `needs_host` sample in float64 and the others in float32, so a near-tie may differ."""
+    """Same seed, same tokens, whatever the batch, with or without speculation."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
@@ -129,21 +129,6 @@ class SamplingParams(Config):
     def penalized(self) -> bool:
         """Whether logits depend on the tokens that came before."""
         return self.penalties != NO_PENALTIES
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether the host changes or reads a row's logits."""
-        return bool(
-            self.logit_bias
-            or self.min_tokens
-            or self.logprobs is not None
-            or self.structured_outputs is not None
-        )
-
-    @property
-    def plain_greedy(self) -> bool:
-        """Whether the next token is simply the argmax of the target's logits."""
-        return self.temperature == 0.0 and not (self.penalized or self.needs_host)
 
 
 class SpeculativeConfig(Config):

@@ -126,7 +126,7 @@ class GrammarConstraint:
     """One request's place in its grammar."""
 
     def __init__(self, matcher: "LLMatcher", vocab_size: int) -> None:
-        self._unused, self._vocab_size = matcher, vocab_size
+        self._unused, self._bytes = matcher, -(-vocab_size // 8)
         self._matcher = matcher.deep_copy()
         self._taken: list[int] = []
         self._masked, self._fault = 0, ""
@@ -135,7 +135,7 @@ class GrammarConstraint:
         """Why the grammar failed: it may turn out too complex only as the output grows."""
 
     def allowed(self, drafts: Sequence[int]) -> Tensor:
-        """The grammar's masks along the drafts, as far as it follows them: [K + 1, vocab] bool.
+        """The grammar's masks along the drafts, as far as it follows them: [K + 1, bytes] uint8.
 
         Where it is too complex, any token is allowed: a request that takes one there has failed.
         """
@@ -146,7 +146,7 @@ class GrammarConstraint:
             self._go_back()
         else:
             self._matcher.rollback(len(masks) - 1)
-        anything = torch.ones(self._vocab_size, dtype=torch.bool)
+        anything = torch.full((self._bytes,), 255, dtype=torch.uint8)
         return torch.stack(masks + [anything] * (len(drafts) + 1 - len(masks)))
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -172,10 +172,9 @@ class GrammarConstraint:
         return masks
 
     def _mask(self) -> Tensor:
-        """Tokens allowed next: [vocab] bool."""
-        packed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
-        bits = packed[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
-        return bits.view(-1)[: self._vocab_size].bool()
+        """Tokens allowed next, a bit each: [bytes] uint8."""
+        mask = bytearray(self._matcher.compute_bitmask()[: self._bytes])
+        return torch.frombuffer(mask, dtype=torch.uint8)
 
     def _go_back(self) -> None:
         """Return to the end of the output: after an error, even among drafts, rollback fails."""

@@ -1,12 +1,10 @@
 from dataclasses import replace
-from unittest import mock
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.drafters.drafter import Span
-from peagle.engine import kv_cache
 from peagle.engine.batch import tile_rows
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
@@ -62,16 +60,6 @@ def test_attention_that_knows_windows_and_sinks_is_the_same_without_any(counts: 
         torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
 
 
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
-def test_where_kernels_attend_the_same_is_attended_to(counts: list[int]):
-    plain = attended([9, 2, 7], counts)
-    with mock.patch.object(kv_cache, "has_kernels", return_value=True) as asked:
-        other = attended([9, 2, 7], counts)
-    asked.assert_called()
-    for one, two in zip(plain, other, strict=True):
-        torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
-
-
 def test_long_spans_are_cut_into_tiles():
     table = RequestTable(2, 80, BLOCK, torch.device("cpu"))
     for row, first in ((table.admit(), 0), (table.admit(), 20)):
@@ -85,5 +73,3 @@ def test_long_spans_are_cut_into_tiles():
     assert rows.positions.tolist() == [*range(3, 40), 50, 51]
     assert rows.writes.tolist() == [*range(83, 120), 50, 51]
     assert rows.most == 16
-    columns = (rows.requests, rows.starts, rows.firsts, rows.counts)
-    assert all(column.is_contiguous() for column in columns), "kernels read them one by one"

@@ -66,7 +66,6 @@ def test_penalties_are_the_plain_runners(targets, trained, method: str, at_once:
         for on, params in ((False, PENALIZED), (True, PENALIZED), (True, PENALIZED[2]))
     )
     assert tiny.outputs(resident) == tiny.outputs(plain)
-    assert all(request.may_be_resident for request in resident)
     changed = [
         one != other for one, other in zip(*map(tiny.outputs, (resident, free)), strict=True)
     ]
@@ -131,7 +130,7 @@ def test_requests_that_need_the_host_run_beside_those_that_do_not(targets, train
         for on in (False, True)
     )
     assert tiny.outputs(mixed) == tiny.outputs(plain)
-    assert [r.may_be_resident for r in mixed] == [False, True, True, False]
+    assert [request.speculation for request in mixed] == [request.speculation for request in plain]
 
 
 @pytest.mark.parametrize("resident", [False, True])
@@ -251,7 +250,7 @@ def test_nobody_waits_for_the_first_tokens_of_others(targets, trained, begun):
     engine.add("a", PROMPTS[1], how)
     engine.step()
     engine.step()
-    assert begun == [["a"], ["cycle of 1"]]
+    assert begun == [["host", "a"], []]
     assert host.output_length == 2
     tiny.finish(engine)
 
@@ -375,7 +374,7 @@ def test_a_step_that_raises_loses_nobodys_tokens(targets, trained, monkeypatch):
         raise RuntimeError
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.executor.plain, "run", broken)
+        patch.setattr(ResidentRunner, "land", broken)
         with pytest.raises(RuntimeError):
             engine.step()
     tiny.finish(engine)

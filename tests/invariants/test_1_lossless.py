@@ -50,6 +50,8 @@ class Case:
     prefix_caching: bool
     resident: bool
     """Whether the cycle runs as it does on a GPU, on state that stays on the device."""
+    hosted: tuple[bool, ...]
+    """Per request, whether the host takes part in the choice of its tokens."""
 
 
 @st.composite
@@ -72,6 +74,7 @@ def cases(draw: st.DrawFn) -> Case:
         max_num_seqs=draw(st.sampled_from([1, 3, 64])),
         prefix_caching=draw(st.booleans()),
         resident=draw(st.booleans()),
+        hosted=tuple(draw(st.lists(st.booleans(), min_size=len(batch), max_size=len(batch)))),
     )
 
 
@@ -126,12 +129,14 @@ TIGHT = Case(
     max_num_seqs=64,
     prefix_caching=False,
     resident=False,
+    hosted=(False, False, False),
 )
 
 
 @settings(max_examples=120)
 @example(TIGHT)
 @example(replace(TIGHT, resident=True))
+@example(replace(TIGHT, resident=True, hosted=(True, False, True)))
 @given(cases())
 def test_speculation_changes_no_token(targets, trained, drafter_of, plain, case: Case):
     """Any drafter, K, batch, chunk size, room and cache state; the second round hits the cache."""
@@ -145,7 +150,10 @@ def test_speculation_changes_no_token(targets, trained, drafter_of, plain, case:
             draft_vocab=case.draft_vocab,
         )
     engine = engine_of(targets[case.family], drafter, case)
-    params = [SamplingParams(max_tokens=NEW, num_speculative_tokens=k) for k in case.ks]
+    params = [
+        SamplingParams(max_tokens=NEW, num_speculative_tokens=k, logprobs=0 if hosted else None)
+        for k, hosted in zip(case.ks, case.hosted, strict=True)
+    ]
     expected = [plain(case.family, prompt) for prompt in case.prompts]
     for _ in range(2):
         assert tiny.outputs(tiny.run(engine, case.prompts, params)) == expected

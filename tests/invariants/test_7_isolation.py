@@ -1,7 +1,7 @@
 """Invariant 7: a request that fails, is cancelled or is malformed leaves the others alone."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 import tiny
@@ -29,12 +29,16 @@ MALFORMED = [
 
 
 def start(
-    targets, trained, method: str, tight: bool, resident: bool = False
+    targets, trained, method: str, tight: bool, resident: bool = False, hosted: Sequence[int] = ()
 ) -> tuple[Engine, list[Request]]:
     room = {"kv_cache_memory": 130 * 640, "max_model_len": 64} if tight else {}
     config = tiny.engine_config(block_size=4, max_num_batched_tokens=40, **room)
     engine = tiny.engine(targets["easy"].decoder, trained[method].drafter, 4, resident, config)
-    return engine, [engine.add(f"r{i}", prompt, GREEDY) for i, prompt in enumerate(PROMPTS)]
+    asked = GREEDY.model_copy(update={"logprobs": 1})
+    return engine, [
+        engine.add(f"r{i}", prompt, asked if i in hosted else GREEDY)
+        for i, prompt in enumerate(PROMPTS)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +54,12 @@ def expected(targets) -> list[list[int]]:
     method=st.sampled_from(["peagle", "eagle3"]),
     tight=st.booleans(),
     resident=st.booleans(),
+    hosted=st.sets(st.integers(0, 4)),
 )
 def test_aborts_and_malformed_requests(
-    targets, trained, expected, aborts, malformed, method: str, tight: bool, resident: bool
+    targets, trained, expected, aborts, malformed, method: str, tight: bool, resident: bool, hosted
 ):
-    engine, requests = start(targets, trained, method, tight, resident)
+    engine, requests = start(targets, trained, method, tight, resident, hosted)
     for step in range(500):
         for index in aborts.get(step, ()):
             engine.abort(f"r{index}")

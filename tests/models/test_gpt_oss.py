@@ -157,8 +157,8 @@ def test_a_gpu_writes_what_a_cpu_writes(targets, tmp_path: Path):
     on_cpu = Engine(targets["gpt_oss"].decoder, None, 0, config)
     expected = tiny.outputs(tiny.run(on_cpu, prompts, how))
     assert tiny.outputs(tiny.run(engine, prompts, how)) == expected
-    sampled = how.model_copy(update={"logprobs": 1})  # which the plain runner serves
-    assert tiny.outputs(tiny.run(engine, prompts, sampled)) == expected
+    hosted = how.model_copy(update={"logprobs": 1})
+    assert tiny.outputs(tiny.run(engine, prompts, hosted)) == expected
 
 
 @on_a_gpu

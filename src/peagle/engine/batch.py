@@ -114,7 +114,6 @@ def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
         for span in spans
         for start in range(span.start, span.start + span.count, TILE)
     ]
-    # one by one: rows of one tensor are aligned or not, and a kernel is compiled for each case
     columns = zip(*tiles, strict=True)
     requests, starts, counts = (upload(column, table.slots.device) for column in columns)
     positions, writes = places(table, spans)

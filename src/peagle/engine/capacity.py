@@ -51,14 +51,15 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
 def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: int, k: int) -> int:
     """Bytes of a step's largest tensors: layer products, drafter features, logits, token counts.
 
-    Captured prompts have theirs apart from those of prompts launched kernel by kernel.
+    Captured prompts have theirs apart from those of prompts launched kernel by kernel. Logits exist
+    up to four times: in a graph, where the host edits them, and twice for log-probabilities.
     """
     config = target.config
     inner = max(config.intermediate_size, config.moe_intermediate_size * config.num_experts_per_tok)
     features = 0 if drafter is None else drafter.model.config.feature_size
     width = 3 * inner + 8 * config.hidden_size + 2 * features
     captured = min(rows, SIZES[-1])
-    logits = 2 * requests * (k + 1) * config.vocab_size
+    logits = 4 * requests * (k + 1) * config.vocab_size
     counts = requests * config.vocab_size * torch.int32.itemsize
     return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts
 

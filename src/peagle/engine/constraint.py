@@ -15,9 +15,10 @@ class Constraint(Protocol):
         ...
 
     def allowed(self, drafts: Sequence[int]) -> Tensor:
-        """Tokens allowed after the output and 0, 1, ... of `drafts`: [len(drafts) + 1, vocab] bool.
+        """Tokens allowed after the output and 0, 1, ... of `drafts`: [drafts + 1, bytes] uint8.
 
-        Rows after a draft that is not allowed are never used.
+        A bit for each token of the vocabulary, the lowest of a byte first. Rows after a draft that
+        is not allowed are never used.
         """
         ...
 

@@ -121,7 +121,6 @@ class Engine:
         request = Request(request_id, list(prompt), params, seed & MAX_SEED, k, constraint)
         ends = () if params.ignore_eos else self.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))
-        request.may_be_resident = self.executor.can_be_resident(params)
         self._added += 1
         self._requests[request_id] = request
         self.scheduler.add(request)
@@ -158,6 +157,7 @@ class Engine:
         try:
             work = [] if self._awaits_first_tokens else self._schedule()
             outputs = [self._advance(*done) for done in self.executor.run(work)]
+            outputs += [self._advance(*done) for done in self.executor.land()]
         except BaseException:
             for request in reversed(list(self.scheduler.running)):
                 self.scheduler.preempt(request)
@@ -211,7 +211,7 @@ class Engine:
             request.drafter_computed += len(request.features)
         request.features = result.features
         request.computed += item.rows - item.drafts + result.accepted
-        if request.may_be_resident:
+        if self.executor.resident is not None:
             request.drafter_computed = request.computed - len(result.tokens)
         request.speculation.record(item.drafts, result.accepted)
         new, reason = _until_end(request, result.tokens, self.max_length)

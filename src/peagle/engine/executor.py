@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import torch
 
-from peagle.config import SamplingParams
 from peagle.drafters.drafter import Drafter
 from peagle.engine.batch import Scheduled
 from peagle.engine.capacity import Capacity
@@ -17,7 +16,7 @@ from peagle.models.decoder import Decoder
 
 
 class Executor:
-    """Runs each request on the plain runner, or on the resident one where the device has it.
+    """Runs all requests on the resident runner where the device has it, else on the plain one.
 
     lengths: the draft lengths that a cycle may have, ascending, K last. Raises `InputError` for
     synthetic acceptance on a GPU whose kernels do not cover the model, and where Triton finds no C
@@ -53,10 +52,6 @@ class Executor:
             )
             _capture(self.resident)
 
-    def can_be_resident(self, params: SamplingParams) -> bool:
-        """Whether the device can choose the tokens of such a request without the host."""
-        return self.resident is not None and not params.needs_host
-
     def draft_length(self, requests: int) -> int | None:
         """Drafts of a cycle of so many resident requests; None: each request's own K."""
         return None if self.resident is None else self.resident.draft_length(requests)
@@ -68,13 +63,16 @@ class Executor:
 
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Start the work; return the results of it, or of the step before on the device."""
-        done: list[tuple[Scheduled, CycleResult]] = []
         self.refused = []
-        if self.resident is not None:
-            done += self.resident.run([item for item in work if item.request.may_be_resident])
-            self.refused += self.resident.refused
-            work = [item for item in work if not item.request.may_be_resident]
-        return done + self._run_plain(work) if work else done
+        if self.resident is None:
+            return self._run_plain(work) if work else []
+        done = self.resident.run(work)
+        self.refused = self.resident.refused
+        return done
+
+    def land(self) -> list[tuple[Scheduled, CycleResult]]:
+        """Results of the work just started on which the next choice of tokens depends."""
+        return [] if self.resident is None else self.resident.land()
 
     def _run_plain(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Where memory is short nothing has happened yet: the next step repeats what can run."""
@@ -85,7 +83,7 @@ class Executor:
             if not chunks:
                 raise
             torch.cuda.empty_cache()
-            self.refused += chunks
+            self.refused = chunks
             return []
 
     @torch.inference_mode()

@@ -1,20 +1,23 @@
 """The cycle, captured by batch size and draft length, so that the host launches it in one call."""
 
 import bisect
+import functools
 import statistics
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from peagle.drafters.resident import CycleShape
-from peagle.engine.resident_cycle import ResidentCycle
+from peagle.engine.resident_cycle import Proposal, ResidentCycle
 from peagle.engine.upload import upload
 from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling
 
 Run = Callable[[], None]
+Result = TypeVar("Result")
 TILE_TIMINGS = 15
 """Cycles in the median by which tiles are chosen."""
 LENGTH_TIMINGS = 5
@@ -54,8 +57,8 @@ class CycleGraphs:
             for size in self.sizes
         }
         self._filled: dict[int, list[int]] = {}
-        self._captured: dict[tuple[int, int], Run] = {}
-        """By (size, drafts)."""
+        self._captured: dict[tuple[str, int, int], Callable[[], Any]] = {}
+        """By part of the cycle, size and drafts."""
         self.pool: Any = None
         """Memory that all graphs share, since they run one after another."""
 
@@ -63,7 +66,7 @@ class CycleGraphs:
         """Capture every size and length."""
         for size in reversed(self.sizes):
             for drafts in reversed(self.lengths):
-                self._prepared(size, drafts)
+                self._prepared(self._once, size, drafts)
 
     def dummy_run(self, size: int) -> None:
         """One uncaptured cycle of full length whose requests are all spare."""
@@ -72,9 +75,9 @@ class CycleGraphs:
 
     def seconds(self, size: int) -> float:
         """Seconds of such a cycle when captured, on rows that no request has yet."""
-        run = partial(self._once, size, _steady(self.lengths[-1]))
+        run = functools.partial(self._once, size, _steady(self.lengths[-1]))
         try:
-            graph = captured(run, self._state.computed.device, None)
+            graph, _ = captured(run, self._state.computed.device, None)
             return self._timed(graph.replay, size, TILE_TIMINGS)
         finally:
             torch.cuda.empty_cache()  # the graph's memory does not come back by itself
@@ -83,7 +86,8 @@ class CycleGraphs:
         """Seconds of captured cycles on rows that no request has yet, by size and length."""
         return {
             size: {
-                d: self._timed(self._prepared(size, d), size, LENGTH_TIMINGS) for d in self.lengths
+                d: self._timed(self._prepared(self._once, size, d), size, LENGTH_TIMINGS)
+                for d in self.lengths
             }
             for size in self.sizes
         }
@@ -94,15 +98,30 @@ class CycleGraphs:
 
     def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
         """One cycle for some rows of the request table; whether it was captured."""
-        size = self.sizes[bisect.bisect_left(self.sizes, len(rows))]
-        filled = [*rows, *[self._spare] * (size - len(rows))]
+        size = self._size_for(rows)
         fits = shape.pending <= _steady(shape.drafts).pending
-        once = partial(self._once, size, shape)
-        run: Run = self._prepared(size, shape.drafts) if fits else once
-        if self._filled.get(size) != filled:
-            self._fill(size, filled)
+        once = functools.partial(self._once, size, shape)
+        run = self._prepared(self._once, size, shape.drafts) if fits else once
+        self._pad(rows)
         run()
         return fits
+
+    def propose(self, rows: Sequence[int], shape: CycleShape) -> Proposal:
+        """The same up to the target's logits, for the rows and padding; `accept` ends it.
+
+        All of it stays until the next cycle or prompt runs. Captured when it is first asked for:
+        most engines need few sizes of it, or none.
+        """
+        size = self._size_for(rows)
+        fits = shape.pending <= _steady(shape.drafts).pending
+        once = functools.partial(self._propose, size, shape)
+        run = self._prepared(self._propose, size, shape.drafts) if fits else once
+        self._pad(rows)
+        return run()
+
+    def accept(self, rows: Sequence[int], proposal: Proposal) -> None:
+        """Choose tokens by logits that may have been edited, and accept the drafts that agree."""
+        self._cycle.accept(self._state, self._pad(rows), proposal, self._sampling)
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
         """The median over idle rows, which get different tokens: these decide on experts."""
@@ -114,30 +133,66 @@ class CycleGraphs:
         self._state.pending[self._requests[size]] = 1
         return statistics.median(_seconds(replay) for _ in range(count))
 
-    def _prepared(self, size: int, drafts: int) -> Run:
-        if (size, drafts) not in self._captured:
-            self._captured[size, drafts] = self._capture(size, drafts)
-        return self._captured[size, drafts]
+    def _prepared(
+        self, part: Callable[[int, CycleShape], Result], size: int, drafts: int
+    ) -> Callable[[], Result]:
+        """A part of the cycle, captured when it is first asked for."""
+        key = part.__name__, size, drafts
+        if key not in self._captured:
+            run = functools.partial(part, size, _steady(drafts))
+            self._captured[key] = self._capture(run, size)
+        return self._captured[key]
 
-    def _capture(self, size: int, drafts: int) -> Run:
-        run = partial(self._once, size, _steady(drafts))
+    def _capture(self, run: Callable[[], Result], size: int) -> Callable[[], Result]:
         if not self._requests[size].is_cuda:
             return run
         self._fill(size, [self._spare] * size)
-        graph = captured(run, self._state.computed.device, self.pool)
+        graph, found = captured(run, self._state.computed.device, self.pool)
         self.pool = self.pool or graph.pool()
-        return graph.replay
+
+        def replay() -> Result:
+            graph.replay()
+            return found
+
+        return replay
+
+    def _propose(self, size: int, shape: CycleShape) -> Proposal:
+        proposal = self._cycle.propose(self._state, self._requests[size], shape)
+        kept = self._logits[: len(proposal.logits)].copy_(proposal.logits)
+        return replace(proposal, logits=kept)
+
+    @functools.cached_property
+    def _logits(self) -> Tensor:
+        """What `propose` returns: one place for all sizes, whose graphs would keep one each."""
+        head = self._cycle.target.head.weight
+        return head.new_empty(self.sizes[-1] * (self.lengths[-1] + 1), len(head))
 
     def _once(self, size: int, shape: CycleShape) -> None:
         self._cycle.run(self._state, self._requests[size], shape, self._sampling)
+
+    def _size_for(self, rows: Sequence[int]) -> int:
+        return self.sizes[bisect.bisect_left(self.sizes, len(rows))]
+
+    def _pad(self, rows: Sequence[int]) -> Tensor:
+        """Rows of the table on the device, padded: [size]."""
+        size = self._size_for(rows)
+        filled = [*rows, *[self._spare] * (size - len(rows))]
+        if self._filled.get(size) != filled:
+            self._fill(size, filled)
+        return self._requests[size]
 
     def _fill(self, size: int, rows: list[int]) -> None:
         self._requests[size].copy_(upload(rows, self._requests[size].device))
         self._filled[size] = rows
 
 
-def captured(run: Run, device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
-    """A graph of what `run` launches, with its memory from `pool`; None: a pool of its own."""
+def captured(
+    run: Callable[[], Result], device: torch.device, pool: Any
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A graph of what `run` launches, with its memory from `pool`, and what `run` returned in it.
+
+    pool: None is one of its own.
+    """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     try:
@@ -147,8 +202,8 @@ def captured(run: Run, device: torch.device, pool: Any) -> torch.cuda.CUDAGraph:
         torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
-        run()
-    return graph
+        found = run()
+    return graph, found
 
 
 def _steady(drafts: int) -> CycleShape:

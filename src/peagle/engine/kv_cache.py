@@ -11,8 +11,7 @@ from peagle.engine.request_table import RequestTable
 from peagle.models.decoder import Attend, DecoderConfig
 from peagle.ops import cached_attention
 from peagle.ops.attention import attend, causal_bias, paged_attention, write_kv
-from peagle.ops.cached_attention import AttentionSpec, PassRows, supports_head_dim
-from peagle.ops.triton import has_kernels
+from peagle.ops.cached_attention import AttentionSpec, PassRows
 
 
 def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
@@ -35,10 +34,7 @@ class KVCache:
         shape = (layers, 2, slots + 1, heads, config.head_dim)
         self._table = table
         self.tensor = torch.zeros(shape, dtype=dtype, device=table.slots.device)
-        shared = AttentionSpec(config.num_attention_heads, heads, config.head_dim)
-        self._shared_spec = None if config.per_layer_attention else shared
-        kernels_cover = has_kernels(self.tensor) and supports_head_dim(config.head_dim)
-        self._tiled = config.per_layer_attention or kernels_cover
+        self._per_layer_attention = config.per_layer_attention
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero some blocks: attention gives hidden positions a weight of 0, which NaN survives."""
@@ -48,9 +44,9 @@ class KVCache:
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""
-        if self._tiled:
+        if self._per_layer_attention:
             tiles = tile_rows(self._table, spans)
-            return tiles.positions, TiledAttend(self.tensor, tiles, self._shared_spec)
+            return tiles.positions, TiledAttend(self.tensor, tiles)
         if len(spans) == 1:
             run = self._table.contiguous_from(spans[0].row)
             if run is not None:
@@ -93,26 +89,15 @@ class ContiguousAttend:
 
 
 class TiledAttend:
-    """The same by `cached_attention`: where layers have windows or sinks, and on a GPU.
+    """The same where layers have windows or sinks, which come with the call."""
 
-    There torch's own attention plans a kernel for each context length, some 50 ms a step.
-    """
-
-    def __init__(self, cache: Tensor, rows: PassRows, shared: AttentionSpec | None) -> None:
-        """shared: the spec of every layer; None: each call brings its layer's."""
-        self._layers, self._rows, self._shared_spec = cache.unbind(), rows, shared
+    def __init__(self, cache: Tensor, rows: PassRows) -> None:
+        self._layers, self._rows = cache.unbind(), rows
 
     def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        spec: AttentionSpec | None = None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
     ) -> Tensor:
         """As `PagedAttend`."""
-        spec = spec or self._shared_spec
-        assert spec is not None, "layers that differ bring their own spec"
         write_kv(self._layers[layer], self._rows.writes, key, value)
         attended = cached_attention.attend(query, spec, self._layers[layer], self._rows)
         return attended.view(query.shape)

@@ -38,9 +38,7 @@ class PromptGraph:
 
     def capture(self, pool: Any) -> None:
         """Capture it, with memory from a pool that nothing else uses while it runs."""
-        passes: list[PromptEnds] = []
-        graph = captured(lambda: passes.append(self._pass()), self._inputs.device, pool)
-        self._replayed = graph, passes[-1]
+        self._replayed = captured(self._pass, self._inputs.device, pool)
 
     def run(self, chunks: Sequence[Scheduled]) -> PromptEnds:
         """The ends of the chunks that complete; valid until the next graph of the pool runs."""

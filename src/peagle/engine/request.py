@@ -113,8 +113,6 @@ class Request:
         """Blocks that the pool knows by their hash."""
         self.row = -1
         """The request's row in the request table while it runs."""
-        self.may_be_resident = False
-        """Whether the device can choose its tokens without the host."""
         self.resident = False
         """Whether its newest tokens live on the device, so that a step needs none from here."""
         self.ahead = 0
@@ -166,6 +164,13 @@ class Request:
     def speculates(self) -> bool:
         """Whether a drafter works for this request."""
         return self.k > 0
+
+    @property
+    def needs_host(self) -> bool:
+        """Whether the host changes or reads the logits of its next tokens."""
+        too_short = self.output_length < self.params.min_tokens and bool(self.stop_ids)
+        asked = bool(self.params.logit_bias) or self.params.logprobs is not None
+        return too_short or asked or self.constraint is not None
 
     def admit(self, row: int) -> None:
         """Start to run in a row of the request table, after the prefix that is `computed`."""

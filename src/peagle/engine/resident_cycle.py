@@ -47,6 +47,18 @@ class PromptEnds:
     """[ends, hidden_size], projected; None without a drafter."""
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """A cycle up to the target's logits."""
+
+    drafts: Tensor
+    """[requests, drafts]"""
+    logits: Tensor
+    """[requests * (drafts + 1), vocab]"""
+    features: Tensor | None
+    """[requests * (drafts + 1), hidden_size], projected; None without a drafter."""
+
+
 class ResidentCycle:
     """Target, drafter and their caches, run for any rows of the request table."""
 
@@ -68,12 +80,22 @@ class ResidentCycle:
         self, state: ResidentState, requests: Tensor, shape: CycleShape, sampling: Sampling
     ) -> None:
         """Draft, verify and accept for some requests. requests: [requests] table rows."""
+        self.accept(state, requests, self.propose(state, requests, shape), sampling)
+
+    def propose(self, state: ResidentState, requests: Tensor, shape: CycleShape) -> Proposal:
+        """Drafts, and what the target makes of them."""
         drafts = self.draft(state, requests, shape)
-        logits, features = self.verify(state, requests, drafts)
+        return Proposal(drafts, *self.verify(state, requests, drafts))
+
+    def accept(
+        self, state: ResidentState, requests: Tensor, proposal: Proposal, sampling: Sampling
+    ) -> None:
+        """Choose tokens, which penalizes the logits in place, and accept drafts that agree."""
+        drafts, logits = proposal.drafts, proposal.logits
         penalize(logits, drafts, state.penalties, requests)
         chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
-        chosen = chosen.view(len(requests), shape.drafts + 1)
-        settle(state, requests, drafts, chosen, features, self.synthetic)
+        chosen = chosen.view(len(requests), drafts.shape[1] + 1)
+        settle(state, requests, drafts, chosen, proposal.features, self.synthetic)
 
     def draft(self, state: ResidentState, requests: Tensor, shape: CycleShape) -> Tensor:
         """[requests, drafts] tokens."""

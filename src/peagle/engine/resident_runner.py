@@ -1,8 +1,8 @@
-"""Requests that the device runs by itself: steps are launched, and read one step behind."""
+"""Requests whose state is on the device: steps are launched, and read one step behind."""
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,16 +15,14 @@ from peagle.engine.graph import CycleGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.prefill import Prefill
 from peagle.engine.prompt_graphs import PromptGraphs
+from peagle.engine.request import TokenLogprobs
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import PromptEnds, ResidentCycle
+from peagle.engine.resident_cycle import ResidentCycle
+from peagle.engine.resident_requests import ResidentRequests
 from peagle.engine.runner import CycleResult
-from peagle.engine.upload import upload
+from peagle.engine.sampler import edit, logprobs
 from peagle.models.decoder import Decoder
-from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import supports_head_dim
-from peagle.ops.penalties import penalize
-from peagle.ops.resident import ResidentState
-from peagle.ops.sampling import Sampling, sample_requests
 from peagle.ops.triton import AVAILABLE, kernels
 
 
@@ -71,13 +69,19 @@ class Flight:
     cycle: LaunchedCycle | None
     prompts_alone: bool
     """Whether it has prompt chunks only."""
+    hosted: bool
+    """Whether the host took part in it."""
+    logits: Mapping[str, Tensor]
+    """[rows, vocab] by request id, of those that want log-probabilities."""
 
 
 class ResidentRunner:
-    """Runs requests whose tokens the device chooses; the host launches without waiting for tokens.
+    """Runs requests whose newest tokens are on the device, so that the host launches without them.
 
     A step is one captured cycle for all requests after their prompt, then the prompt chunks, which
-    are captured where they are short. Its results are returned by the next call.
+    are captured where they are short. Its results are returned by the next call. Where the host
+    takes part in the choice for one of the requests, the cycle stops in between, and `land` returns
+    the results, on which the next choice depends.
     """
 
     def __init__(
@@ -98,16 +102,12 @@ class ResidentRunner:
         tensors = (of_target.tensor, None if of_drafter is None else of_drafter.tensor)
         cycle = ResidentCycle(target, drafting, tensors, synthetic)
         width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
-        features = target.embed.weight.new_zeros(len(table.limits), lengths[-1] + 1, width)
-        vocab = target.config.vocab_size
-        self._state = ResidentState.empty(table.slots, table.limits, features, vocab)
-        self._sampling = Sampling.empty(len(table.limits), features.device)
-        self._graphs = CycleGraphs(cycle, self._state, self._sampling, spare, lengths)
+        self._requests = ResidentRequests(target, width, lengths[-1], table)
+        state, sampling = self._requests.state, self._requests.sampling
+        self._graphs = CycleGraphs(cycle, state, sampling, spare, lengths)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)
         self._longest_chunk = min(max_batched_tokens, table.slots.shape[1])
-        self._pending = [1] * len(table.limits)
-        """By table row: most positions that its next cycle can find unseen by the drafter."""
         self.chooser: DraftLength | None = None
         """Chooses the number of drafts; None: always K."""
         self._flight: Flight | None = None
@@ -117,7 +117,7 @@ class ResidentRunner:
     @torch.inference_mode()
     def capture(self) -> None:
         """Choose tiles, capture graphs and build plans, before the first request."""
-        device = self._state.computed.device
+        device = self._requests.state.computed.device
         if device.type != "cuda":
             return
         kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
@@ -141,46 +141,49 @@ class ResidentRunner:
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Launch a step; return the results of the one before, of requests that still run."""
+        self._table.flush()
         self.refused = []
         flight, self._flight = self._flight, self._launch(work) if work else None
         return [] if flight is None else self._land(flight)
 
+    @torch.inference_mode()
+    def land(self) -> list[tuple[Scheduled, CycleResult]]:
+        """The results of the step just launched, if the host takes part in it; else nothing."""
+        flight = self._flight
+        if flight is None or not flight.hosted:
+            return []
+        self._flight = None
+        return self._land(flight)
+
     def _launch(self, work: Sequence[Scheduled]) -> Flight:
-        self._table.flush()
         chunks = [item for item in work if not item.request.resident]
         cycles = [item for item in work if item.request.resident]
-        cycle = self._cycle(cycles) if cycles else None
+        hosted = any(item.completes and item.request.needs_host for item in work)
+        logits: dict[str, Tensor] = {}
+        cycle = self._cycle(cycles, logits) if cycles else None
         # after the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
-        self.refused = self._start(chunks) if chunks else []
+        self.refused = self._start(chunks, logits) if chunks else []
         work = [item for item in work if item not in self.refused]
         for item in work:
             item.request.launch(item.rows, item.completes)
         admissions = tuple(item.request.admissions for item in work)
-        return Flight(tuple(work), admissions, *self._fetch(), cycle, not cycles)
+        return Flight(tuple(work), admissions, *self._fetch(), cycle, not cycles, hosted, logits)
 
-    def _cycle(self, work: list[Scheduled]) -> LaunchedCycle | None:
-        rows = [item.request.row for item in work]
+    def _cycle(self, work: list[Scheduled], logits: dict[str, Tensor]) -> LaunchedCycle | None:
+        """Run a cycle; its times are known only where the host takes no part in it."""
         drafts = self._graphs.length_for(max(item.drafts for item in work))
-        shape = CycleShape(drafts, max(self._pending[row] for row in rows))
-        launched = self._timed(rows, shape)
-        for row in rows:
-            self._pending[row] = drafts + 1
-        return launched
+        shape = self._requests.next_shape(work, drafts)
+        rows = [item.request.row for item in work]
+        if not any(item.request.needs_host for item in work):
+            return self._timed(rows, shape)
+        proposal = self._graphs.propose(rows, shape)
+        alike = [replace(item, rows=drafts + 1, drafts=drafts) for item in work]
+        logits.update(_edited(alike, proposal.logits, proposal.drafts.flatten()))
+        self._graphs.accept(rows, proposal)
+        return None
 
-    def _timed(self, rows: list[int], shape: CycleShape) -> LaunchedCycle | None:
-        """Run and time a cycle; None if it was not captured, since its time is not typical then."""
-        if not self._state.computed.is_cuda:
-            self._graphs.run(rows, shape)
-            return None
-        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        started.record()
-        replayed = self._graphs.run(rows, shape)
-        ended.record()
-        cycle = LaunchedCycle(len(rows), shape.drafts, started, ended)
-        return cycle if replayed else None
-
-    def _start(self, chunks: list[Scheduled]) -> list[Scheduled]:
-        """Run chunks, and move requests whose prompt is complete to the cycle.
+    def _start(self, chunks: list[Scheduled], logits: dict[str, Tensor]) -> list[Scheduled]:
+        """Run prompt chunks, and move requests whose prompt is complete to the cycle.
 
         Returns all chunks if the device has no memory for them.
         """
@@ -189,54 +192,25 @@ class ResidentRunner:
             ends = self._prefill.run(chunks)
             begun = [item for item in chunks if item.completes]
             if begun:
-                self._enter(begun, ends)
+                nothing = torch.empty(0, dtype=torch.int64, device=ends.logits.device)
+                logits.update(_edited(begun, ends.logits, nothing))
+                self._requests.begin(begun, ends)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             return chunks
         return []
 
-    def _enter(self, begun: list[Scheduled], ends: PromptEnds) -> None:
-        """Move requests whose prompt is complete to the cycle, with their first token."""
-        for item in begun:
-            self._pending[item.request.row] = 1
-        rows = self._write_settings(begun)
-        self._penalize(begun, ends.logits, rows)
-        greedy, positions = argmax(ends.logits), self._state.computed
-        first = sample_requests(ends.logits, greedy, self._sampling, rows, positions)
-        self._state.begin(rows, first, ends.features)
-
-    def _write_settings(self, begun: list[Scheduled]) -> Tensor:
-        """Write what requests bring into their table rows, which are returned: [requests]."""
-        state, sampling = self._state, self._sampling
-        whole, real = (
-            upload([*zip(*map(numbers, begun), strict=True)], state.computed.device)
-            for numbers in (_whole_numbers, _real_numbers)
-        )
-        rows, stops, ks, seeds, top_ks = whole
-        temperatures, top_ps, min_ps, *rates = real
-        for column, values in (
-            (state.computed, stops),
-            (state.ks, ks),
-            (sampling.seeds, seeds),
-            (sampling.top_k, top_ks),
-            (sampling.temperature, temperatures),
-            (sampling.top_p, top_ps),
-            (sampling.min_p, min_ps),
-            (state.penalties.rates, torch.stack(rates, dim=1)),
-        ):
-            column.index_copy_(0, rows, values)
-        return rows
-
-    def _penalize(self, begun: list[Scheduled], logits: Tensor, rows: Tensor) -> None:
-        """Count the tokens of requests with penalties, and penalize the first logits of all."""
-        penalties = self._state.penalties
-        for item in begun:
-            request = item.request
-            if request.params.penalized:
-                known = upload(request.tokens, rows.device)
-                prompt, output = known[: request.prompt_length], known[request.prompt_length :]
-                penalties.begin(request.row, prompt, output)
-        penalize(logits, rows.new_empty(len(rows), 0), penalties, rows)
+    def _timed(self, rows: list[int], shape: CycleShape) -> LaunchedCycle | None:
+        """Run and time a cycle; None if it was not captured, since its time is not typical then."""
+        if not self._requests.state.computed.is_cuda:
+            self._graphs.run(rows, shape)
+            return None
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
+        replayed = self._graphs.run(rows, shape)
+        ended.record()
+        cycle = LaunchedCycle(len(rows), shape.drafts, started, ended)
+        return cycle if replayed else None
 
     def _land(self, flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
         if flight.arrived is not None:
@@ -253,7 +227,7 @@ class ResidentRunner:
 
     def _fetch(self) -> tuple[Tensor, torch.cuda.Event | None]:
         """Start to copy all results to the host."""
-        results = self._state.results
+        results = self._requests.state.results
         if not results.is_cuda:
             return results.clone(), None
         host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
@@ -263,26 +237,44 @@ class ResidentRunner:
         return host, arrived
 
 
-def _whole_numbers(item: Scheduled) -> tuple[int, ...]:
-    request = item.request
-    return request.row, item.stop, request.k, request.seed, max(request.params.top_k, 0)
+def _edited(work: Sequence[Scheduled], logits: Tensor, drafts: Tensor) -> dict[str, Tensor]:
+    """Edit logits in place; returns what they were, by request id, for log-probabilities.
 
-
-def _real_numbers(item: Scheduled) -> tuple[float, ...]:
-    params = item.request.params
-    numbers = (params.temperature, params.top_p, params.min_p, *params.penalties)
-    return tuple(map(float, numbers))
+    logits: [sum(drafts + 1), vocab]; drafts: [sum(drafts)]; then of padding.
+    """
+    counts = [item.drafts + 1 for item in work]
+    rows = logits[: sum(counts)]
+    shares = zip(work, rows.split(counts), strict=True)
+    kept = {
+        item.request.id: share.clone()
+        for item, share in shares
+        if item.request.params.logprobs is not None
+    }
+    edit(rows, work, drafts)
+    return kept
 
 
 def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
-    results = flight.results.tolist()
-    landed = []
+    results, tokens = flight.results.tolist(), {}
     for item, admissions in zip(flight.work, flight.admissions, strict=True):
         request = item.request
         if request.row < 0 or request.admissions != admissions or request.finish_reason:
             continue
         request.land(item.rows, item.completes)
-        accepted, *tokens = results[request.row]
-        new = tokens[: accepted + 1] if item.completes else []
-        landed.append((item, CycleResult(new, accepted if new else 0, None, [])))
-    return landed
+        accepted, *emitted = results[request.row]
+        tokens[item] = emitted[: accepted + 1] if item.completes else []
+    scores = _scores(flight.logits, tokens)
+    return [
+        (item, CycleResult(new, max(len(new) - 1, 0), None, scores.get(item.request.id, [])))
+        for item, new in tokens.items()
+    ]
+
+
+def _scores(
+    logits: Mapping[str, Tensor], tokens: Mapping[Scheduled, list[int]]
+) -> dict[str, list[TokenLogprobs]]:
+    """Log-probabilities by request id."""
+    asked = {item.request: new for item, new in tokens.items() if item.request.id in logits}
+    rows = [logits[request.id] for request in asked]
+    scores = logprobs([*asked], rows, [*asked.values()])
+    return {request.id: own for request, own in zip(asked, scores, strict=True)}

@@ -120,11 +120,10 @@ def _accept(work: Sequence[Scheduled], drafts: Tensor, logits: Tensor) -> dict[s
         return {}
     chosen = choose(logits, sampled, drafts)
     emitted, accepted = accept(drafts, chosen, [item.drafts for item in sampled])
-    scored = logits.split([item.drafts + 1 for item in sampled])
-    return {
-        item.request.id: Verdict(tokens, count, logprobs(item.request, rows, tokens))
-        for item, tokens, count, rows in zip(sampled, emitted, accepted, scored, strict=True)
-    }
+    requests = [item.request for item in sampled]
+    scores = logprobs(requests, logits.split([item.drafts + 1 for item in sampled]), emitted)
+    verdicts = map(Verdict, emitted, accepted, scores)
+    return {request.id: verdict for request, verdict in zip(requests, verdicts, strict=True)}
 
 
 def _results(

@@ -1,12 +1,15 @@
-"""Which token each sampled row takes, by its request's sampling parameters."""
+"""What the host has to say about tokens: which each row takes, edited logits, log-probabilities."""
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from peagle.config import MAX_LOGPROBS
 from peagle.engine.batch import Scheduled
 from peagle.engine.request import Request, TokenLogprobs
+from peagle.engine.upload import upload
 from peagle.ops.argmax import argmax
 from peagle.ops.penalties import Penalties, penalize
 from peagle.ops.sampling import Sampling, sample
@@ -14,64 +17,99 @@ from peagle.ops.sampling import Sampling, sample
 AT_ONCE = 32
 """Rows that are sampled together: each takes 60 bytes a token of the vocabulary meanwhile."""
 
+TopScores = tuple[tuple[int, float], ...]
+"""(token id, log-probability), most likely first."""
+
 
 def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
     """A token for every sampled row. logits: [sum(drafts + 1), vocab]; drafts: [sum(drafts)]."""
-    if all(item.request.params.plain_greedy for item in work):
+    requests = [item.request for item in work]
+    if any(request.needs_host or request.params.penalized for request in requests):
+        logits = logits.clone()
+        edit(logits, work, drafts)
+        _penalize(logits, work, drafts)
+    if all(request.params.temperature == 0 for request in requests):
         return argmax(logits)
-    shares = logits.split([item.drafts + 1 for item in work])
-    proposals = drafts.split([item.drafts for item in work])
-    processed = [
-        _processed(item.request, share, proposal)
-        for item, share, proposal in zip(work, shares, proposals, strict=True)
-    ]
     places = [item.request.total + i for item in work for i in range(item.drafts + 1)]
-    positions = torch.tensor(places, device=logits.device).split(AT_ONCE)
-    rows = torch.cat(processed).split(AT_ONCE)
+    positions = upload(places, logits.device).split(AT_ONCE)
     settings = _sampling(work, logits.device).split(AT_ONCE)
+    rows = logits.split(AT_ONCE)
     return torch.cat([sample(*part) for part in zip(rows, settings, positions, strict=True)])
 
 
-def logprobs(request: Request, logits: Tensor, tokens: Sequence[int]) -> list[TokenLogprobs]:
-    """Log-probabilities of emitted tokens and of the most likely ones; none unless asked for.
+def edit(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> None:
+    """Apply bias, form and least length in place. logits, drafts: as in `choose`."""
+    bound = any(item.request.constraint is not None for item in work)
+    proposed = iter(drafts.tolist() if bound else [])
+    shares = logits.split([item.drafts + 1 for item in work])
+    for item, rows in zip(work, shares, strict=True):
+        request, params = item.request, item.request.params
+        own = list(itertools.islice(proposed, item.drafts))
+        if params.logit_bias:
+            ids = upload([*params.logit_bias], rows.device)
+            values = upload([*params.logit_bias.values()], rows.device).to(rows.dtype)
+            rows.index_add_(1, ids, values.expand(len(rows), -1))
+        if request.constraint is not None:
+            bits = request.constraint.allowed(own).to(rows.device)
+            rows.masked_fill_(~_unpacked(bits, rows.shape[1]), float("-inf"))
+        missing = params.min_tokens - request.output_length
+        if missing > 0 and request.stop_ids:
+            stops = upload(sorted(request.stop_ids), rows.device)
+            rows[:missing].index_fill_(1, stops, float("-inf"))
 
-    logits: [rows, vocab], the first of which chose `tokens`.
+
+def logprobs(
+    requests: Sequence[Request], logits: Sequence[Tensor], tokens: Sequence[Sequence[int]]
+) -> list[list[TokenLogprobs]]:
+    """For each request those of its emitted tokens; none unless asked for.
+
+    logits: [rows, vocab] of each request, the first of which chose its `tokens`.
     """
-    count = request.params.logprobs
-    if count is None:
-        return []
-    scores = logits[: len(tokens)].float().log_softmax(dim=-1)
-    values, ids = scores.topk(count)
-    chosen = scores[torch.arange(len(tokens)), torch.tensor(tokens, device=scores.device)].tolist()
-    pairs = [
-        tuple(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)
-    ]
-    return [TokenLogprobs(score, top) for score, top in zip(chosen, pairs, strict=True)]
+    found: list[list[TokenLogprobs]] = [[] for _ in requests]
+    asked = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
+    if asked:
+        rows = torch.cat([logits[i][: len(tokens[i])] for i in asked])
+        scored = iter(_scored(rows, [token for i in asked for token in tokens[i]]))
+        for i in asked:
+            count, own = requests[i].params.logprobs or 0, itertools.islice(scored, len(tokens[i]))
+            found[i] = [TokenLogprobs(score, top[:count]) for score, top in own]
+    return found
 
 
-def _processed(request: Request, logits: Tensor, drafts: Tensor) -> Tensor:
-    """Bias, minimum length and penalties, each row seeing the drafts before it as output."""
-    params = request.params
-    if params.logit_bias:
-        ids = torch.tensor(list(params.logit_bias), device=logits.device)
-        values = torch.tensor(list(params.logit_bias.values()), device=logits.device)
-        logits = logits.index_add(1, ids, values.to(logits.dtype).expand(len(logits), -1))
-    if request.constraint is not None:
-        allowed = request.constraint.allowed(drafts.tolist()).to(logits.device)
-        logits = logits.masked_fill(~allowed, float("-inf"))
-    missing = params.min_tokens - request.output_length
-    if missing > 0 and request.stop_ids:
-        logits = logits.clone()
-        logits[:missing, sorted(request.stop_ids)] = float("-inf")
-    if params.penalized:
-        logits = logits.clone()
-        penalties = Penalties.none(1, logits.shape[1], logits.device)
-        penalties.rates[0] = torch.tensor(params.penalties)
-        known = torch.tensor(request.tokens, device=logits.device)
-        penalties.begin(0, known[: request.prompt_length], known[request.prompt_length :])
-        alone = torch.zeros(1, dtype=torch.int64, device=logits.device)
-        penalize(logits, drafts[None], penalties, alone)
-    return logits
+def _scored(rows: Tensor, tokens: Sequence[int]) -> list[tuple[float, TopScores]]:
+    """Log-probability of a token for each row, and of the most likely ones.
+
+    Always of as many, so that equal ones are not another request's choice.
+    """
+    count = min(MAX_LOGPROBS, rows.shape[1])
+    chosen, parts = upload(tokens, rows.device).clamp(min=0), []  # -1: the row is NaN
+    for logits, ids in zip(rows.split(AT_ONCE), chosen.split(AT_ONCE), strict=True):
+        scores = logits.float().log_softmax(dim=-1)
+        parts.append((scores.gather(1, ids[:, None])[:, 0], *scores.topk(count)))
+    own, values, tops = (torch.cat(column).tolist() for column in zip(*parts, strict=True))
+    pairs = (tuple(zip(*row, strict=True)) for row in zip(tops, values, strict=True))
+    return list(zip(own, pairs, strict=True))
+
+
+def _unpacked(bits: Tensor, count: int) -> Tensor:
+    """The first `count` bits of each row, the lowest of a byte first. bits: [rows, bytes] uint8."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return (bits[:, :, None] >> places & 1).flatten(1)[:, :count].bool()
+
+
+def _penalize(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> None:
+    """Penalize in place. logits, drafts: as in `choose`."""
+    shares = logits.split([item.drafts + 1 for item in work])
+    proposals = drafts.split([item.drafts for item in work])
+    for item, rows, proposed in zip(work, shares, proposals, strict=True):
+        request, params = item.request, item.request.params
+        if params.penalized:
+            penalties = Penalties.none(1, rows.shape[1], rows.device)
+            penalties.rates[0] = torch.tensor(params.penalties)
+            known = torch.tensor(request.tokens, device=rows.device)
+            penalties.begin(0, known[: request.prompt_length], known[request.prompt_length :])
+            alone = torch.zeros(1, dtype=torch.int64, device=rows.device)
+            penalize(rows, proposed[None], penalties, alone)
 
 
 def _sampling(work: Sequence[Scheduled], device: torch.device) -> Sampling:
