@@ -200,6 +200,27 @@ def test_prompts_that_cannot_be_used(llm: LLM, prompt, message: str):
     with pytest.raises(InputError, match=message):
         next(llm.stream(prompt, HOW))
 
+    @pytest.mark.parametrize("method", ["none", "peagle"])
+    @pytest.mark.parametrize("arrival", range(1, 7))
+    def test_in_a_step_in_flight_when_another_begins_that_needs_the_host(
+        self, pair: TinyPair, method: str, arrival: int
+    ):
+        whole = made(pair, method).generate([PROMPTS[3]], HOW)[0]
+        how = HOW.model_copy(update={"stop": (whole.text[1:3],)})
+        expected = made(pair, method).generate([PROMPTS[3]], how)[0]
+        with tiny.resident(True):
+            llm = made(pair, method)
+        chunks: list[Chunk] = []
+        ids = [llm.submit(llm.prepare(PROMPTS[3], how))]
+        for _ in range(arrival):
+            chunks += llm.step()
+        ids.append(llm.submit(llm.prepare("y", HOW.model_copy(update={"logprobs": 0}))))
+        while llm.engine.busy:
+            chunks += llm.step()
+        done = {chunk.request_id: chunk.completion for chunk in chunks if chunk.completion}
+        assert [done[name].finish_reason for name in ids] == ["stop", "length"]
+        assert (done[ids[0]].text, done[ids[0]].token_ids) == (expected.text, expected.token_ids)
+
 
 class TestPair:
     @pytest.mark.parametrize(("trained", "k"), [(5, 5), (None, 7)])

@@ -280,7 +280,8 @@ def finish(engine: Engine) -> None:
     for _ in range(10_000):
         if not engine.busy:
             break
-        engine.step()
+        told = [output.request_id for output in engine.step()]
+        assert len(set(told)) == len(told), "a step has one result for a request"
     assert not engine.busy, "the engine makes no progress"
     engine.pool.check()
     assert engine.pool.free_blocks == engine.pool.num_blocks

@@ -125,17 +125,29 @@ def test_a_form_is_kept_along_the_drafts(targets, trained, method: str, temperat
 
 
 def test_a_step_with_one_of_them_brings_its_results(targets, trained):
-    """Those of the others in it, too, and of the step before; other steps bring theirs later."""
+    """Those of the others in it, too, and what was in flight comes before: one result a step."""
     engine = engine_of(targets, trained, "peagle", True)
     device = engine.add("device", PROMPTS[1], SamplingParams(max_tokens=60))
     came = []
-    for place in range(5):
+    for place in range(6):
         if place == 3:
             engine.add("hosted", PROMPTS[0], SamplingParams(max_tokens=2, logprobs=0))
         came.append([output.request_id for output in engine.step()])
     together = ["device", "hosted"]
-    assert came == [[], ["device"], [], ["device", *together], together]
+    assert came == [[], ["device"], [], ["device"], together, together]
     assert device.ahead == 0
+    tiny.finish(engine)
+
+
+def test_one_that_waits_for_room_does_not_hold_up_the_device(targets, trained):
+    engine = engine_of(targets, trained, "peagle", True, max_num_seqs=1)
+    engine.add("device", PROMPTS[1], SamplingParams(max_tokens=60))
+    engine.add("hosted", PROMPTS[0], SamplingParams(max_tokens=2, logprobs=0))
+    for _ in range(3):
+        engine.step()
+    assert engine.executor.in_flight
+    came = [[output.request_id for output in engine.step()] for _ in range(4)]
+    assert came == [["device"]] * 4
     tiny.finish(engine)
 
 

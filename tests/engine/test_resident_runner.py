@@ -368,13 +368,14 @@ def test_a_step_that_raises_loses_nobodys_tokens(targets, trained, monkeypatch):
     one = engine.add("one", PROMPTS[0], how)
     for _ in range(4):
         engine.step()
-    engine.add("other", PROMPTS[0], SamplingParams(max_tokens=9, logprobs=1))
+    engine.add("other", PROMPTS[0], SamplingParams(max_tokens=9))
 
     def broken(*_: object) -> None:
         raise RuntimeError
 
     with monkeypatch.context() as patch:
-        patch.setattr(ResidentRunner, "land", broken)
+        patch.setattr(Prefill, "run", broken)
+        assert engine.executor.in_flight
         with pytest.raises(RuntimeError):
             engine.step()
     tiny.finish(engine)

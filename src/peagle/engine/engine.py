@@ -155,9 +155,8 @@ class Engine:
         When it raises, requests keep their tokens and are computed again from the start.
         """
         try:
-            work = [] if self._awaits_first_tokens else self._schedule()
+            work = [] if self._awaits_results else self._schedule()
             outputs = [self._advance(*done) for done in self.executor.run(work)]
-            outputs += [self._advance(*done) for done in self.executor.land()]
         except BaseException:
             for request in reversed(list(self.scheduler.running)):
                 self.scheduler.preempt(request)
@@ -165,11 +164,21 @@ class Engine:
         return outputs + self._make_room()
 
     @property
-    def _awaits_first_tokens(self) -> bool:
-        """Whether to launch nothing now, since all requests are on the last chunk of their prompt.
+    def _awaits_results(self) -> bool:
+        """Whether to launch nothing now, but to read first what the device works on.
 
-        Their first tokens then come sooner by the time of a launch, and requests that arrive
-        meanwhile join the next step: a burst of prompts takes a pass or two in all, not one each.
+        The host's part in a choice depends on all tokens before it.
+        """
+        needed = self.executor.in_flight and self.scheduler.may_need_host
+        return needed or self._awaits_first_tokens
+
+    @property
+    def _awaits_first_tokens(self) -> bool:
+        """Whether all requests are on the last chunk of their prompt.
+
+        With nothing launched behind it their first tokens come sooner by the time of a launch, and
+        requests that arrive meanwhile join the next step: a burst of prompts takes a pass or two in
+        all, not one each.
         """
         queue = self.scheduler
         alone = not queue.waiting and queue.resident == len(queue.running)

@@ -57,6 +57,11 @@ class Executor:
         return None if self.resident is None else self.resident.draft_length(requests)
 
     @property
+    def in_flight(self) -> bool:
+        """Whether the device works on a step whose results were not returned yet."""
+        return self.resident is not None and self.resident.in_flight
+
+    @property
     def filling(self) -> bool:
         """Whether the device works on prompts and on nothing else."""
         return self.resident is not None and self.resident.filling
@@ -69,10 +74,6 @@ class Executor:
         done = self.resident.run(work)
         self.refused = self.resident.refused
         return done
-
-    def land(self) -> list[tuple[Scheduled, CycleResult]]:
-        """Results of the work just started on which the next choice of tokens depends."""
-        return [] if self.resident is None else self.resident.land()
 
     def _run_plain(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
         """Where memory is short nothing has happened yet: the next step repeats what can run."""

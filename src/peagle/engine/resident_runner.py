@@ -80,8 +80,8 @@ class ResidentRunner:
 
     A step is one captured cycle for all requests after their prompt, then the prompt chunks, which
     are captured where they are short. Its results are returned by the next call. Where the host
-    takes part in the choice for one of the requests, the cycle stops in between, and `land` returns
-    the results, on which the next choice depends.
+    takes part in the choice for one of the requests, the cycle stops in between, and its results
+    are returned at once, since the next choice depends on them.
     """
 
     def __init__(
@@ -134,26 +134,29 @@ class ResidentRunner:
         return self.chooser.choose(requests)
 
     @property
+    def in_flight(self) -> bool:
+        """Whether the results of a step are still to be read."""
+        return self._flight is not None
+
+    @property
     def filling(self) -> bool:
         """Whether the step in flight has prompt chunks only."""
         return self._flight is not None and self._flight.prompts_alone
 
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[tuple[Scheduled, CycleResult]]:
-        """Launch a step; return the results of the one before, of requests that still run."""
+        """Launch a step; return the results of the one before, of requests that still run.
+
+        A step in which the host takes part returns its own, and is not launched behind another.
+        """
         self._table.flush()
         self.refused = []
-        flight, self._flight = self._flight, self._launch(work) if work else None
+        launched = self._launch(work) if work else None
+        if launched is not None and launched.hosted:
+            assert self._flight is None, "its choices depend on what is in flight"
+            return self._land(launched)
+        flight, self._flight = self._flight, launched
         return [] if flight is None else self._land(flight)
-
-    @torch.inference_mode()
-    def land(self) -> list[tuple[Scheduled, CycleResult]]:
-        """The results of the step just launched, if the host takes part in it; else nothing."""
-        flight = self._flight
-        if flight is None or not flight.hosted:
-            return []
-        self._flight = None
-        return self._land(flight)
 
     def _launch(self, work: Sequence[Scheduled]) -> Flight:
         chunks = [item for item in work if not item.request.resident]

@@ -39,23 +39,35 @@ def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
 
 def edit(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> None:
     """Apply bias, form and least length in place. logits, drafts: as in `choose`."""
-    bound = any(item.request.constraint is not None for item in work)
-    proposed = iter(drafts.tolist() if bound else [])
     shares = logits.split([item.drafts + 1 for item in work])
     for item, rows in zip(work, shares, strict=True):
         request, params = item.request, item.request.params
-        own = list(itertools.islice(proposed, item.drafts))
         if params.logit_bias:
             ids = upload([*params.logit_bias], rows.device)
             values = upload([*params.logit_bias.values()], rows.device).to(rows.dtype)
             rows.index_add_(1, ids, values.expand(len(rows), -1))
-        if request.constraint is not None:
-            bits = request.constraint.allowed(own).to(rows.device)
-            rows.masked_fill_(~_unpacked(bits, rows.shape[1]), float("-inf"))
         missing = params.min_tokens - request.output_length
         if missing > 0 and request.stop_ids:
             stops = upload(sorted(request.stop_ids), rows.device)
             rows[:missing].index_fill_(1, stops, float("-inf"))
+    if any(item.request.constraint is not None for item in work):
+        _keep_to_forms(shares, work, drafts.tolist())
+
+
+def _keep_to_forms(
+    shares: Sequence[Tensor], work: Sequence[Scheduled], drafts: Sequence[int]
+) -> None:
+    """Rule out, in place, what forms do not allow. shares: [drafts + 1, vocab] of each request."""
+    proposed, bound, masks = iter(drafts), [], []
+    for item, rows in zip(work, shares, strict=True):
+        own = list(itertools.islice(proposed, item.drafts))
+        if item.request.constraint is not None:
+            bound.append(rows)
+            masks.append(item.request.constraint.allowed(own))
+    bits = torch.cat(masks).to(bound[0].device)
+    forbidden = ~_unpacked(bits, bound[0].shape[1])
+    for rows, mask in zip(bound, forbidden.split([len(rows) for rows in bound]), strict=True):
+        rows.masked_fill_(mask, float("-inf"))
 
 
 def logprobs(

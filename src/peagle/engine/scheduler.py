@@ -1,5 +1,6 @@
 """Which requests take part in a step, with how many rows, holding which blocks."""
 
+import itertools
 from collections import deque
 from dataclasses import dataclass
 
@@ -71,6 +72,12 @@ class Scheduler:
     def resident(self) -> int:
         """Requests whose newest tokens live on the device."""
         return sum(request.resident for request in self.running)
+
+    @property
+    def may_need_host(self) -> bool:
+        """Whether the host may take part in a choice of tokens in the next step."""
+        next_in_line = itertools.islice(self.waiting, self.table.free_rows)
+        return any(request.needs_host for request in (*self.running, *next_in_line))
 
     def schedule(self, drafts: int | None = None) -> list[Scheduled]:
         """This step's work; empty where all that is left is in flight or was preempted.
