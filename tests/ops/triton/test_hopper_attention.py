@@ -1,4 +1,4 @@
-"""What of Hopper's attention needs no GPU: which passes it takes, and how it divides them."""
+"""Around Hopper's attention, on any machine: which passes it takes, and how it divides them."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from paged_rows import pass_rows, spec_of
+from paged_rows import on, pass_rows, spec_of
 
 
 def taken(
@@ -55,7 +55,8 @@ def parts_of(starts: list[int], room: int, least: int = 4, kv_heads: int = 8) ->
 
     rows = pass_rows([0] * len(starts), [4] * len(starts), 4)
     rows = replace(rows, starts=torch.tensor(starts), limits=torch.tensor(starts) + 4)
-    found = divide(rows, kv_heads, 64, least, room).tolist()
+    where = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    found = divide(on(where, rows), kv_heads, 64, least, room).tolist()
     assert len(found) == most_items(len(starts), kv_heads, room)
     counts = [0] * len(starts)
     for request, _, parts in found:
