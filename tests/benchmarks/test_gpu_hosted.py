@@ -1,4 +1,5 @@
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ def test_every_way_has_its_row(tmp_path: Path):
     out = tmp_path / "hosted.json"
     flags = ["--shape", "tiny", "--concurrency", "1,2", "--max-tokens", "6", "--rounds", "1"]
     command = [sys.executable, str(SCRIPT), *flags, "--out", str(out)]
-    subprocess.run(command, check=True, capture_output=True)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
+    assert done.returncode == 0, done.stderr
     result = json.loads(out.read_text())
     assert (result["shape"], result["max_tokens"]) == ("tiny", 6)
     kinds = [(row["requests"], row["way"], row["one_in"]) for row in result["rows"]]
