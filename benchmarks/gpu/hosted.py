@@ -71,7 +71,7 @@ def main(
             enable_prefix_caching=False,
             draft_length="fixed",
         )
-        rates = acceptance_rates(k, acceptance) if k else None
+        rates = acceptance_rates(k, acceptance)
         engine = random_engine(shape, method, k, DRAFT_LAYERS.get(method, 0), rates, config)
         rows = [
             measure(engine, level, way, every, max_tokens, rounds)

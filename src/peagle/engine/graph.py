@@ -98,13 +98,8 @@ class CycleGraphs:
 
     def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
         """One cycle for some rows of the request table; whether it was captured."""
-        size = self._size_for(rows)
-        fits = shape.pending <= _steady(shape.drafts).pending
-        once = functools.partial(self._once, size, shape)
-        run = self._prepared(self._once, size, shape.drafts) if fits else once
-        self._pad(rows)
-        run()
-        return fits
+        self._run(self._once, rows, shape)
+        return _fits(shape)
 
     def propose(self, rows: Sequence[int], shape: CycleShape) -> Proposal:
         """The same up to the target's logits, for the rows and padding; `accept` ends it.
@@ -112,12 +107,7 @@ class CycleGraphs:
         All of it stays until the next cycle or prompt runs. Captured when it is first asked for:
         most engines need few sizes of it, or none.
         """
-        size = self._size_for(rows)
-        fits = shape.pending <= _steady(shape.drafts).pending
-        once = functools.partial(self._propose, size, shape)
-        run = self._prepared(self._propose, size, shape.drafts) if fits else once
-        self._pad(rows)
-        return run()
+        return self._run(self._propose, rows, shape)
 
     def accept(self, rows: Sequence[int], proposal: Proposal) -> None:
         """Choose tokens by logits that may have been edited, and accept the drafts that agree."""
@@ -132,6 +122,16 @@ class CycleGraphs:
         self._state.computed[self._requests[size]] = 1
         self._state.pending[self._requests[size]] = 1
         return statistics.median(_seconds(replay) for _ in range(count))
+
+    def _run(
+        self, part: Callable[[int, CycleShape], Result], rows: Sequence[int], shape: CycleShape
+    ) -> Result:
+        """A part of the cycle, captured if that fits; rows come after a capture, which pads."""
+        size = self._size_for(rows)
+        once = functools.partial(part, size, shape)
+        run = self._prepared(part, size, shape.drafts) if _fits(shape) else once
+        self._pad(rows)
+        return run()
 
     def _prepared(
         self, part: Callable[[int, CycleShape], Result], size: int, drafts: int
@@ -209,6 +209,11 @@ def captured(
 def _steady(drafts: int) -> CycleShape:
     """A cycle after one of the same length, or a shorter one."""
     return CycleShape(drafts, drafts + 1)
+
+
+def _fits(shape: CycleShape) -> bool:
+    """Whether a captured cycle has room for what is pending."""
+    return shape.pending <= _steady(shape.drafts).pending
 
 
 def _seconds(replay: Run) -> float:

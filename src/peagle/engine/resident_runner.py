@@ -69,8 +69,6 @@ class Flight:
     cycle: LaunchedCycle | None
     prompts_alone: bool
     """Whether it has prompt chunks only."""
-    hosted: bool
-    """Whether the host took part in it."""
     logits: Mapping[str, Tensor]
     """[rows, vocab] by request id, of those that want log-probabilities."""
 
@@ -151,17 +149,15 @@ class ResidentRunner:
         """
         self._table.flush()
         self.refused = []
-        launched = self._launch(work) if work else None
-        if launched is not None and launched.hosted:
+        if any(item.completes and item.request.needs_host for item in work):
             assert self._flight is None, "its choices depend on what is in flight"
-            return self._land(launched)
-        flight, self._flight = self._flight, launched
+            return self._land(self._launch(work))
+        flight, self._flight = self._flight, self._launch(work) if work else None
         return [] if flight is None else self._land(flight)
 
     def _launch(self, work: Sequence[Scheduled]) -> Flight:
         chunks = [item for item in work if not item.request.resident]
         cycles = [item for item in work if item.request.resident]
-        hosted = any(item.completes and item.request.needs_host for item in work)
         logits: dict[str, Tensor] = {}
         cycle = self._cycle(cycles, logits) if cycles else None
         # after the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
@@ -170,7 +166,7 @@ class ResidentRunner:
         for item in work:
             item.request.launch(item.rows, item.completes)
         admissions = tuple(item.request.admissions for item in work)
-        return Flight(tuple(work), admissions, *self._fetch(), cycle, not cycles, hosted, logits)
+        return Flight(tuple(work), admissions, *self._fetch(), cycle, not cycles, logits)
 
     def _cycle(self, work: list[Scheduled], logits: dict[str, Tensor]) -> LaunchedCycle | None:
         """Run a cycle; its times are known only where the host takes no part in it."""

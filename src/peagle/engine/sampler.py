@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -16,9 +17,6 @@ from peagle.ops.sampling import Sampling, sample
 
 AT_ONCE = 32
 """Rows that are sampled together: each takes 60 bytes a token of the vocabulary meanwhile."""
-
-TopScores = tuple[tuple[int, float], ...]
-"""(token id, log-probability), most likely first."""
 
 
 def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
@@ -84,11 +82,11 @@ def logprobs(
         scored = iter(_scored(rows, [token for i in asked for token in tokens[i]]))
         for i in asked:
             count, own = requests[i].params.logprobs or 0, itertools.islice(scored, len(tokens[i]))
-            found[i] = [TokenLogprobs(score, top[:count]) for score, top in own]
+            found[i] = [replace(entry, top=entry.top[:count]) for entry in own]
     return found
 
 
-def _scored(rows: Tensor, tokens: Sequence[int]) -> list[tuple[float, TopScores]]:
+def _scored(rows: Tensor, tokens: Sequence[int]) -> list[TokenLogprobs]:
     """Log-probability of a token for each row, and of the most likely ones.
 
     Always of as many, so that equal ones are not another request's choice.
@@ -100,7 +98,7 @@ def _scored(rows: Tensor, tokens: Sequence[int]) -> list[tuple[float, TopScores]
         parts.append((scores.gather(1, ids[:, None])[:, 0], *scores.topk(count)))
     own, values, tops = (torch.cat(column).tolist() for column in zip(*parts, strict=True))
     pairs = (tuple(zip(*row, strict=True)) for row in zip(tops, values, strict=True))
-    return list(zip(own, pairs, strict=True))
+    return list(map(TokenLogprobs, own, pairs))
 
 
 def _unpacked(bits: Tensor, count: int) -> Tensor:
