@@ -29,11 +29,14 @@ from peagle.engine.engine import Engine
 PROMPT_TOKENS = 256
 WAYS: dict[str, dict[str, Any]] = {
     "device alone": {},
+    "sampled": {"temperature": 0.7, "top_p": 0.9},
     "bias": {"logit_bias": {1: 0.0}},
     "log-probabilities": {"logprobs": 5},
     "grammar": {},
     "sampled, bias": {"logit_bias": {1: 0.0}, "temperature": 0.7, "top_p": 0.9},
 }
+ALONE = "device alone", "sampled"
+"""Ways in which the host takes no part."""
 IDS = itertools.count()
 
 
@@ -78,7 +81,7 @@ def main(
             for level in levels
             for way in WAYS
             for every in (1, 8)
-            if every == 1 or (level > 1 and way != "device alone")
+            if every == 1 or (level > 1 and way not in ALONE)
         ]
         facts = machine() | hardware("auto", "auto") | {"shape": shape, "method": method}
         write(facts | {"max_tokens": max_tokens, "rows": rows})

@@ -17,6 +17,6 @@ def test_every_way_has_its_row(tmp_path: Path):
     result = json.loads(out.read_text())
     assert (result["shape"], result["max_tokens"]) == ("tiny", 6)
     kinds = [(row["requests"], row["way"], row["one_in"]) for row in result["rows"]]
-    assert len(kinds) == len(set(kinds)) == 5 + 5 + 4
+    assert len(kinds) == len(set(kinds)) == 6 + 6 + 4
     assert (2, "grammar", 8) in kinds
     assert all(row["tokens_per_second"] > 0 < row["step_ms"] for row in result["rows"])

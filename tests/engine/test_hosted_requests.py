@@ -10,12 +10,13 @@ from torch import Tensor
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.batch import Scheduled
+from peagle.engine.download import Download
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.prefill import Prefill
 from peagle.engine.request import Request
-from peagle.engine.resident_cycle import Proposal
+from peagle.engine.resident_cycle import Verified
 from peagle.engine.sampler import edit, logprobs
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
@@ -152,13 +153,13 @@ def test_one_that_waits_for_room_does_not_hold_up_the_device(targets, trained):
 
 
 def test_the_device_goes_on_alone_once_enough_tokens_are_there(targets, trained, monkeypatch):
-    lengths, propose = [], CycleGraphs.propose
+    lengths, verify = [], CycleGraphs.verify
 
-    def noted(self: CycleGraphs, *args) -> Proposal:
+    def noted(self: CycleGraphs, *args) -> Verified:
         lengths.append(request.output_length)
-        return propose(self, *args)
+        return verify(self, *args)
 
-    monkeypatch.setattr(CycleGraphs, "propose", noted)
+    monkeypatch.setattr(CycleGraphs, "verify", noted)
     engine = engine_of(targets, trained, "peagle", True)
     how = SamplingParams(max_tokens=30, min_tokens=9, stop_token_ids=(1,))
     request = engine.add("one", PROMPTS[0], how)
@@ -171,7 +172,7 @@ def test_the_device_goes_on_alone_once_enough_tokens_are_there(targets, trained,
 
 
 @pytest.mark.parametrize("call", [1, 2, 4])
-def test_an_error_between_the_halves_loses_nobodys_tokens(targets, trained, call: int):
+def test_an_error_between_the_parts_loses_nobodys_tokens(targets, trained, call: int):
     class Failing(EvenOnly):
         calls = 0
 
@@ -220,8 +221,29 @@ def test_a_forms_bits_are_tokens_lowest_first(vocab: int):
 
     request = Request("", [1], SamplingParams(), 0, 0, These())
     logits = torch.zeros(1, vocab)
-    edit(logits, [Scheduled(request, 1, 0, 0, True)], torch.empty(0, dtype=torch.int64))
+    edit(logits, [Scheduled(request, 1, 0, 0, True)], Download(torch.empty(0)))
     assert logits[0].isfinite().nonzero().flatten().tolist() == sorted(allowed)
+
+
+def test_forms_look_at_the_drafts_while_the_target_does(targets, trained, monkeypatch):
+    """Masks are computed after the verification was launched, and edits wait for nothing of it."""
+    seen: list[str] = []
+    verify, accept = CycleGraphs.verify, CycleGraphs.accept
+
+    class Seeing(EvenOnly):
+        def allowed(self, drafts: Sequence[int]) -> Tensor:
+            seen.append(f"masks along {len(drafts)}")
+            return super().allowed(drafts)
+
+    def noted(name: str, run):
+        return lambda *args: (seen.append(name), run(*args))[1]
+
+    monkeypatch.setattr(CycleGraphs, "verify", noted("verify", verify))
+    monkeypatch.setattr(CycleGraphs, "accept", noted("accept", accept))
+    engine = engine_of(targets, trained, "peagle", True)
+    engine.add("bound", PROMPTS[0], SamplingParams(max_tokens=2, ignore_eos=True), Seeing())
+    tiny.finish(engine)
+    assert seen[:4] == ["masks along 0", "verify", "masks along 4", "accept"]
 
 
 def test_preempted_ones_continue_where_they_were(targets, trained):
@@ -286,7 +308,7 @@ def test_prompts_without_memory_come_in_smaller_chunks(targets, trained, monkeyp
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
-def test_captured_halves_give_what_the_plain_runner_gives(method: str):
+def test_captured_parts_give_what_the_plain_runner_gives(method: str):
     """Batches of several sizes, requests that come and go, a prompt beyond the captured sizes."""
     k, layers = (0, 0) if method == "none" else (4, 2)
     params = [*params_of(method), SamplingParams(max_tokens=20), SamplingParams(max_tokens=7)]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.resident import CycleShape
-from peagle.engine.resident_cycle import Proposal, ResidentCycle
+from peagle.engine.resident_cycle import ResidentCycle, Verified
 from peagle.engine.upload import upload
 from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling
@@ -101,17 +101,26 @@ class CycleGraphs:
         self._run(self._once, rows, shape)
         return _fits(shape)
 
-    def propose(self, rows: Sequence[int], shape: CycleShape) -> Proposal:
-        """The same up to the target's logits, for the rows and padding; `accept` ends it.
+    def draft(self, rows: Sequence[int], shape: CycleShape) -> Tensor:
+        """A cycle's drafts [rows and padding, drafts]; `verify` and `accept` go on from there.
 
-        All of it stays until the next cycle or prompt runs. Captured when it is first asked for:
-        most engines need few sizes of it, or none.
+        These parts are captured when they are first asked for: most engines need few sizes of them,
+        or none.
         """
-        return self._run(self._propose, rows, shape)
+        if self._cycle.drafter is None:
+            return self._drafts.view(self.sizes[-1], 0)
+        return self._run(self._draft, rows, shape)
 
-    def accept(self, rows: Sequence[int], proposal: Proposal) -> None:
+    def verify(self, rows: Sequence[int], drafts: int) -> Verified:
+        """What the target makes of the drafts, which have just been made for the same rows.
+
+        All of it stays until the next cycle or prompt runs.
+        """
+        return self._run(self._verify, rows, _steady(drafts))
+
+    def accept(self, rows: Sequence[int], verified: Verified) -> None:
         """Choose tokens by logits that may have been edited, and accept the drafts that agree."""
-        self._cycle.accept(self._state, self._pad(rows), proposal, self._sampling)
+        self._cycle.accept(self._state, self._pad(rows), verified, self._sampling)
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
         """The median over idle rows, which get different tokens: these decide on experts."""
@@ -156,14 +165,24 @@ class CycleGraphs:
 
         return replay
 
-    def _propose(self, size: int, shape: CycleShape) -> Proposal:
-        proposal = self._cycle.propose(self._state, self._requests[size], shape)
-        kept = self._logits[: len(proposal.logits)].copy_(proposal.logits)
-        return replace(proposal, logits=kept)
+    def _draft(self, size: int, shape: CycleShape) -> Tensor:
+        drafts = self._cycle.draft(self._state, self._requests[size], shape)
+        return self._drafts[: drafts.numel()].view(drafts.shape).copy_(drafts)
+
+    def _verify(self, size: int, shape: CycleShape) -> Verified:
+        drafts = self._drafts[: size * shape.drafts].view(size, shape.drafts)
+        verified = self._cycle.verify(self._state, self._requests[size], drafts)
+        kept = self._logits[: len(verified.logits)].copy_(verified.logits)
+        return replace(verified, logits=kept)
+
+    @functools.cached_property
+    def _drafts(self) -> Tensor:
+        """What `draft` returns, where `verify` finds it."""
+        return self._requests[self.sizes[-1]].new_zeros(self.sizes[-1] * self.lengths[-1])
 
     @functools.cached_property
     def _logits(self) -> Tensor:
-        """What `propose` returns: one place for all sizes, whose graphs would keep one each."""
+        """What `verify` returns: one place for all sizes, whose graphs would keep one each."""
         head = self._cycle.target.head.weight
         return head.new_empty(self.sizes[-1] * (self.lengths[-1] + 1), len(head))
 

@@ -48,8 +48,8 @@ class PromptEnds:
 
 
 @dataclass(frozen=True)
-class Proposal:
-    """A cycle up to the target's logits."""
+class Verified:
+    """Drafts, and what the target makes of them."""
 
     drafts: Tensor
     """[requests, drafts]"""
@@ -80,22 +80,8 @@ class ResidentCycle:
         self, state: ResidentState, requests: Tensor, shape: CycleShape, sampling: Sampling
     ) -> None:
         """Draft, verify and accept for some requests. requests: [requests] table rows."""
-        self.accept(state, requests, self.propose(state, requests, shape), sampling)
-
-    def propose(self, state: ResidentState, requests: Tensor, shape: CycleShape) -> Proposal:
-        """Drafts, and what the target makes of them."""
         drafts = self.draft(state, requests, shape)
-        return Proposal(drafts, *self.verify(state, requests, drafts))
-
-    def accept(
-        self, state: ResidentState, requests: Tensor, proposal: Proposal, sampling: Sampling
-    ) -> None:
-        """Choose tokens, which penalizes the logits in place, and accept drafts that agree."""
-        drafts, logits = proposal.drafts, proposal.logits
-        penalize(logits, drafts, state.penalties, requests)
-        chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
-        chosen = chosen.view(len(requests), drafts.shape[1] + 1)
-        settle(state, requests, drafts, chosen, proposal.features, self.synthetic)
+        self.accept(state, requests, self.verify(state, requests, drafts), sampling)
 
     def draft(self, state: ResidentState, requests: Tensor, shape: CycleShape) -> Tensor:
         """[requests, drafts] tokens."""
@@ -103,10 +89,8 @@ class ResidentCycle:
             return torch.empty(len(requests), 0, dtype=torch.int64, device=requests.device)
         return self.drafter.propose(state, requests, shape, self.open_drafter)
 
-    def verify(
-        self, state: ResidentState, requests: Tensor, drafts: Tensor
-    ) -> tuple[Tensor, Tensor | None]:
-        """Logits [requests * (drafts + 1), vocab] and projected features of the same rows."""
+    def verify(self, state: ResidentState, requests: Tensor, drafts: Tensor) -> Verified:
+        """What the target makes of drafts [requests, drafts]."""
         norm = self.layers.layers[0].input_norm
         embedding = self.target.embed.weight
         rows, x, scaled = verify_inputs(state, requests, drafts, embedding, norm.weight, norm.eps)
@@ -115,8 +99,18 @@ class ResidentCycle:
         _, last = self.layers(x, first, self.open_target(rows), taps)
         logits = residual.linear(last, self.target.head)
         if taps is None or self.drafter is None:
-            return logits, None
-        return logits, self.drafter.model.project(taps.into)
+            return Verified(drafts, logits, None)
+        return Verified(drafts, logits, self.drafter.model.project(taps.into))
+
+    def accept(
+        self, state: ResidentState, requests: Tensor, verified: Verified, sampling: Sampling
+    ) -> None:
+        """Choose tokens, which penalizes the logits in place, and accept drafts that agree."""
+        drafts, logits = verified.drafts, verified.logits
+        penalize(logits, drafts, state.penalties, requests)
+        chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
+        chosen = chosen.view(len(requests), drafts.shape[1] + 1)
+        settle(state, requests, drafts, chosen, verified.features, self.synthetic)
 
     def fill(self, prompts: PromptRows, attention: Attention) -> PromptEnds:
         """Write the keys and values of prompt rows into both caches.

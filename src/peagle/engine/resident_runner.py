@@ -10,6 +10,7 @@ from torch import Tensor
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.resident import CycleShape, resident_drafter
 from peagle.engine.batch import Scheduled
+from peagle.engine.download import Download
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.kv_cache import KVCache
@@ -63,9 +64,8 @@ class Flight:
     work: tuple[Scheduled, ...]
     admissions: tuple[int, ...]
     """`Request.admissions` of each, at the launch."""
-    results: Tensor
-    """[table rows, K + 2], in host memory once `arrived` has happened."""
-    arrived: torch.cuda.Event | None
+    results: Download
+    """[table rows, K + 2]"""
     cycle: LaunchedCycle | None
     prompts_alone: bool
     """Whether it has prompt chunks only."""
@@ -166,7 +166,8 @@ class ResidentRunner:
         for item in work:
             item.request.launch(item.rows, item.completes)
         admissions = tuple(item.request.admissions for item in work)
-        return Flight(tuple(work), admissions, *self._fetch(), cycle, not cycles, logits)
+        results = Download(self._requests.state.results)
+        return Flight(tuple(work), admissions, results, cycle, not cycles, logits)
 
     def _cycle(self, work: list[Scheduled], logits: dict[str, Tensor]) -> LaunchedCycle | None:
         """Run a cycle; its times are known only where the host takes no part in it."""
@@ -175,10 +176,11 @@ class ResidentRunner:
         rows = [item.request.row for item in work]
         if not any(item.request.needs_host for item in work):
             return self._timed(rows, shape)
-        proposal = self._graphs.propose(rows, shape)
+        proposed = Download(self._graphs.draft(rows, shape).flatten())
+        verified = self._graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
         alike = [replace(item, rows=drafts + 1, drafts=drafts) for item in work]
-        logits.update(_edited(alike, proposal.logits, proposal.drafts.flatten()))
-        self._graphs.accept(rows, proposal)
+        logits.update(_edited(alike, verified.logits, proposed))
+        self._graphs.accept(rows, verified)
         return None
 
     def _start(self, chunks: list[Scheduled], logits: dict[str, Tensor]) -> list[Scheduled]:
@@ -191,8 +193,7 @@ class ResidentRunner:
             ends = self._prefill.run(chunks)
             begun = [item for item in chunks if item.completes]
             if begun:
-                nothing = torch.empty(0, dtype=torch.int64, device=ends.logits.device)
-                logits.update(_edited(begun, ends.logits, nothing))
+                logits.update(_edited(begun, ends.logits, Download(torch.empty(0))))
                 self._requests.begin(begun, ends)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
@@ -212,8 +213,6 @@ class ResidentRunner:
         return cycle if replayed else None
 
     def _land(self, flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
-        if flight.arrived is not None:
-            flight.arrived.synchronize()
         landed = _landed(flight)
         if self.chooser is not None:
             for item, result in landed:
@@ -224,19 +223,8 @@ class ResidentRunner:
                 self.chooser.took(cycle.requests, cycle.drafts, cycle.seconds)
         return landed
 
-    def _fetch(self) -> tuple[Tensor, torch.cuda.Event | None]:
-        """Start to copy all results to the host."""
-        results = self._requests.state.results
-        if not results.is_cuda:
-            return results.clone(), None
-        host = torch.empty(results.shape, dtype=results.dtype, pin_memory=True)
-        host.copy_(results, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-        return host, arrived
 
-
-def _edited(work: Sequence[Scheduled], logits: Tensor, drafts: Tensor) -> dict[str, Tensor]:
+def _edited(work: Sequence[Scheduled], logits: Tensor, drafts: Download) -> dict[str, Tensor]:
     """Edit logits in place; returns what they were, by request id, for log-probabilities.
 
     logits: [sum(drafts + 1), vocab]; drafts: [sum(drafts)]; then of padding.

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from peagle.config import MAX_LOGPROBS
 from peagle.engine.batch import Scheduled
+from peagle.engine.download import Download
 from peagle.engine.request import Request, TokenLogprobs
 from peagle.engine.upload import upload
 from peagle.ops.argmax import argmax
@@ -24,7 +25,7 @@ def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
     requests = [item.request for item in work]
     if any(request.needs_host or request.params.penalized for request in requests):
         logits = logits.clone()
-        edit(logits, work, drafts)
+        edit(logits, work, Download(drafts))
         _penalize(logits, work, drafts)
     if all(request.params.temperature == 0 for request in requests):
         return argmax(logits)
@@ -35,8 +36,11 @@ def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
     return torch.cat([sample(*part) for part in zip(rows, settings, positions, strict=True)])
 
 
-def edit(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> None:
-    """Apply bias, form and least length in place. logits, drafts: as in `choose`."""
+def edit(logits: Tensor, work: Sequence[Scheduled], drafts: Download) -> None:
+    """Apply bias, form and least length in place. logits, drafts: as in `choose`.
+
+    Only forms wait for the drafts, and nothing waits for the logits.
+    """
     shares = logits.split([item.drafts + 1 for item in work])
     for item, rows in zip(work, shares, strict=True):
         request, params = item.request, item.request.params
@@ -62,7 +66,7 @@ def _keep_to_forms(
         if item.request.constraint is not None:
             bound.append(rows)
             masks.append(item.request.constraint.allowed(own))
-    bits = torch.cat(masks).to(bound[0].device)
+    bits = upload(torch.cat(masks), bound[0].device)
     forbidden = ~_unpacked(bits, bound[0].shape[1])
     for rows, mask in zip(bound, forbidden.split([len(rows) for rows in bound]), strict=True):
         rows.masked_fill_(mask, float("-inf"))

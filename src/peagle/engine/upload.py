@@ -1,4 +1,4 @@
-"""Small tensors from the host to the device, without waiting for what runs there."""
+"""Tensors from the host to the device, without waiting for what runs there."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 
-def upload(values: Sequence[Any], device: torch.device) -> Tensor:
-    """A tensor of numbers, copied in stream order; a plain copy would wait for the stream."""
-    kind = None if values else torch.int64
+def upload(values: Sequence[Any] | Tensor, device: torch.device) -> Tensor:
+    """Numbers, copied in stream order; a plain copy would wait for the stream."""
+    if not isinstance(values, Tensor):
+        values = torch.tensor(values, dtype=None if values else torch.int64)
     if device.type != "cuda":
-        return torch.tensor(values, dtype=kind, device=device)
-    return torch.tensor(values, dtype=kind, pin_memory=True).to(device, non_blocking=True)
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
