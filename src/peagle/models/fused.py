@@ -102,9 +102,8 @@ class FusedLayers:
         if isinstance(mlp, MLP):
             links = Links(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
             return residual.chain(attended, stream, links, live)
-        stream, _ = residual.add(attended, attention.out, stream, layer.post_norm)
-        stream = stream + mlp(residual.normed(stream, layer.post_norm).x)
-        x = residual.normed(stream, norm)
+        stream, x = residual.add(attended, attention.out, stream, layer.post_norm)
+        stream, x = residual.add_mixture(x, mlp, stream, norm)
         return stream, x, None if qkv is None else residual.linear(x, qkv)
 
 

@@ -112,10 +112,12 @@ class Experts(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         mixture: Mixture = kernels("moe").moe if has_kernels(x) else moe
-        weights = self.router, self.gate_up, self.down
-        return mixture(x, *weights, self.top_k, self.normalize, self._clamped())
+        return mixture(x, *self.form())
 
-    def _clamped(self) -> Clamped | None:
-        if self.limit is None:
-            return None
-        return Clamped(self.router_bias, self.gate_up_bias, self.down_bias, self.limit)
+    def form(self) -> tuple[Tensor, Tensor, Tensor, int, bool, Clamped | None]:
+        """What `moe` takes after its rows."""
+        clamped = None
+        if self.limit is not None:
+            biases = self.router_bias, self.gate_up_bias, self.down_bias
+            clamped = Clamped(*biases, self.limit)
+        return self.router, self.gate_up, self.down, self.top_k, self.normalize, clamped

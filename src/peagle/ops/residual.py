@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
+from peagle.ops.moe import Experts
 from peagle.ops.norm import RMSNorm, rms_norm
 from peagle.ops.swiglu import swiglu
 from peagle.ops.triton import has_kernels, kernels, on_hopper
@@ -100,6 +101,18 @@ def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor
     if has_kernels(x):
         return _add_fast(x, layer, stream, norm)
     total = stream + F.linear(x, layer.weight, layer.bias)
+    return total, normed(total, norm)
+
+
+def add_mixture(
+    x: Normed, experts: Experts, stream: Tensor, norm: RMSNorm
+) -> tuple[Tensor, Normed]:
+    """`stream + experts(x)`, and the same under the next norm. stream: [rows, hidden_size]."""
+    if has_kernels(x.x):
+        form = experts.form()
+        total, out = kernels("moe").add(x, stream, norm.weight, norm.eps, *form)
+        return total, Normed(out, None, norm.eps)
+    total = stream + experts(x.x)
     return total, normed(total, norm)
 
 

@@ -100,28 +100,29 @@ types = dict.fromkeys(("gate_up", "of_result", "out"), BF16)
 compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
 experts = {"EXPERTS": 128, "BLOCK_E": 128}
 ints = dict.fromkeys(("order", "blocks", "count", "chosen"), "*i32")
-types = {"logits": BF16, "weights": BF16, **ints}
-choice = {**experts, "TOP_K": 8, "NORMALIZE": True}
-compiled("routing", "_route_few_kernel", types, {**choice, "BLOCK_R": 16})
-compiled("routing", "_route_kernel", types, {**choice, "BLOCK_R": 4})
-compiled("routing", "_layout_kernel", types, {**experts, "BLOCK_M": 64, "CHUNK": 4096})
-types = dict.fromkeys(("x", "weight", "bias", "out", "weights"), BF16) | ints
-sizes = {"COLUMNS": 768, "DEPTH": 2048, "TOP_K": 8, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 128}
-for bias in (False, True):
-    form = {**sizes, "BIAS": bias, "LIMIT": 7.0, "ALPHA": 1.702}
-    compiled("moe", "_gate_up_kernel", types, form)
-    compiled("moe", "_down_kernel", types, form)
+sizes = {**experts, "BLOCK_M": 64, "CHUNK": 4096, "OVERLAP": True}
+compiled("routing", "_layout_kernel", ints, sizes)
+types = dict.fromkeys(("x", "weight", "logits", "bias", "weights"), BF16) | ints
+types |= dict.fromkeys(("squares", "partial", "scales"), F32)
+types |= {"arrivals": "*i32", "eps": "fp32"}
+choice = {**experts, "DEPTH": 2048, "PARTS": 128, "TOP_K": 8, "NORMALIZE": True}
+pieces = {"SPLITS": 8, "SHARE": 256, "COLUMNS": 16, "FEW": 16}
+for form, rows in ((False, 1), (True, 16)):
+    flags = {"SCALED": form, "BIAS": form, "BLOCK_R": rows}
+    flags["OVERLAP"] = form
+    compiled("routing", "_route_kernel", types, {**choice, **flags})
+    compiled("routing", "_route_few_kernel", types, {**choice, **pieces, **flags})
+types = dict.fromkeys(("x", "weight", "bias", "out", "weights"), BF16) | ints | {"scales": F32}
+for form, top_k, columns, depth in ((False, 8, 768, 2048), (True, 4, 2880, 2880)):
+    sizes = {"COLUMNS": columns, "DEPTH": depth, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 128}
+    gates = {"TOP_K": top_k, "SCALED": form, "LIMIT": 7.0, "ALPHA": 1.702}
+    compiled("moe", "_gate_up_kernel", types, {**sizes, "BIAS": form, **gates})
+    compiled("moe", "_down_kernel", types, {**sizes, "BIAS": form, "OVERLAP": form})
+types = dict.fromkeys(("stream", "outputs", "weight", "total", "out"), BF16)
+compiled("moe", "_add_kernel", types, {"TOP_K": 8, "BLOCK": 2048, "OVERLAP": True}, num_warps=8)
 types = {"draft": BF16, "target": BF16, "which": INT, "weights": F32, "losses": F32}
 for kl in (False, True):
     compiled("divergence", "_weigh", types, {"KL": kl, "BLOCK": 4096})
-
-types = dict.fromkeys(("x", "weight", "bias", "out", "weights"), BF16)
-types |= dict.fromkeys(("order", "blocks", "count"), "*i32")
-sizes = {"COLUMNS": 2880, "DEPTH": 2880, "TOP_K": 4, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 128}
-for bias in (False, True):
-    flags = {"BIAS": bias, "LIMIT": 7.0, "ALPHA": 1.702}
-    for name in ("_gate_up_kernel", "_down_kernel"):
-        compiled("moe", name, types, {**sizes, **flags})
 
 from triton.experimental.gluon._runtime import GluonASTSource
 from peagle.ops.triton import chain, hopper_attention, wide_gate

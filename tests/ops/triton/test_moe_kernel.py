@@ -4,11 +4,13 @@ from torch import Tensor
 
 from peagle.ops import moe as reference
 from peagle.ops.moe import Clamped, Experts
+from peagle.ops.norm import RMSNorm, rms_norm
+from peagle.ops.residual import Normed, add_mixture
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHAPES = [(6, 2), (5, 5), (24, 4), (1, 1)]
 """Experts and how many of them a row has."""
-ROWS = [0, 1, 5, 16, 17, 33]
+ROWS = [0, 1, 5, 16, 17, 33, 70]
 """Up to 16 all are routed at once, and an expert's fit one block."""
 
 
@@ -116,7 +118,8 @@ def test_blocks_cover_every_pair_once(
 
     monkeypatch.setattr(kernels, "CHUNK", 64)
     logits = torch.randn(rows, 12).to(device)
-    routing = kernels.route(logits, 4, True, block)
+    router = kernels.Router(torch.eye(12, device=device), None, 4, True)
+    routing = kernels.route(Normed(logits, None, 0.0), router, block)
     assert sorted(routing.order.tolist()) == list(range(rows * 4))
     chosen = logits.softmax(dim=-1).topk(4).indices.flatten()
     laid, count = 0, int(routing.count)
@@ -140,6 +143,49 @@ def test_the_module_takes_the_kernels_where_they_serve(
     module, x = module.to(device), torch.randn(4, 40).to(device)
     expected = kernels.moe(x, module.router, module.gate_up, module.down, 3, True)
     assert torch.equal(module(x), expected)
+
+
+@pytest.mark.parametrize("rows", ROWS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_sum_with_a_stream_and_its_norm(device: torch.device, rows: int, scaled: bool):
+    """As in a layer: a stream's squares come in parts, in rows of a tile."""
+    from peagle.ops.triton import moe as kernels
+    from peagle.ops.triton.tiles import padded
+
+    scaled = scaled and rows <= 64
+    stream, before = (torch.randn(rows, 40).to(device) for _ in range(2))
+    norms = [torch.rand(40).to(device) + 0.5 for _ in range(2)]
+    weights = tuple(weight.to(device) for weight in made(6, 40, 17))
+    clamped = clamp(weights) if rows % 2 else None
+    normed = rms_norm(before, norms[0], 1e-5)
+    x = Normed(normed, None, 1e-5)
+    if scaled:
+        squares = torch.zeros(3, padded(rows), device=device)
+        parts = (before[:, :16], before[:, 16:32], before[:, 32:])
+        squares[:, :rows] = torch.stack([part.square().sum(dim=1) for part in parts])
+        x = Normed(before * norms[0], squares, 1e-5)
+    total, out = kernels.add(x, stream, norms[1], 1e-6, *weights, 2, True, clamped)
+    expected = stream + reference.moe(normed, *weights, 2, True, clamped)
+    torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(out, rms_norm(expected, norms[1], 1e-6), atol=1e-5, rtol=1e-5)
+
+
+def test_a_layer_s_mixture_is_the_same_with_kernels(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+):
+    from peagle.ops import residual
+
+    experts = Experts(40, 24, 8, 3, normalize=True).requires_grad_(False)
+    experts.router.data, experts.gate_up.data, experts.down.data = made(8, 40, 24)
+    experts, norm = experts.to(device), RMSNorm(40, 1e-6).to(device).requires_grad_(False)
+    x, stream = (torch.randn(5, 40).to(device) for _ in range(2))
+    total = stream + reference.moe(x, *experts.form())
+    for fast in (False, True):
+        monkeypatch.setattr(residual, "has_kernels", lambda x, fast=fast: fast)
+        found, normed = add_mixture(Normed(x, None, 1e-6), experts, stream, norm)
+        torch.testing.assert_close(found, total, atol=1e-5, rtol=1e-5)
+        expected = rms_norm(total, norm.weight, 1e-6)
+        torch.testing.assert_close(normed.x, expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

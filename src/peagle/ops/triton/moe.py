@@ -1,4 +1,4 @@
-"""A mixture of experts in a few launches: route, gate and up of every expert, down, sum.
+"""A mixture of experts in four launches: route, gate and up of every expert, down, sum and norm.
 
 A *pair* is one row at one of its experts: row * top_k + choice. Pairs are ordered by expert and cut
 into *blocks* of pairs of one expert; a program multiplies one block by a strip of that expert's
@@ -14,10 +14,11 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
 from peagle.ops.moe import ALPHA, Clamped
-from peagle.ops.triton.routing import Routing, route
+from peagle.ops.residual import Normed
+from peagle.ops.triton.launch import announce, begin, overlap, wait
+from peagle.ops.triton.routing import Router, Routing, route
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Tiles:
 
 # With few pairs an expert, reading weights takes all the time: strips are thin, so that many are
 # under way. With many the tensor cores take it: tiles are large, so that each read serves often.
-FEW = Tiles(16, Strip(16, 128, 4, 4), Strip(32, 128, 4, 4))
+FEW = Tiles(16, Strip(32, 128, 4, 4), Strip(64, 128, 4, 4))
 SOME = Tiles(64, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
 MANY = Tiles(128, Strip(128, 64, 8, 3), Strip(128, 64, 8, 3))
 
@@ -65,15 +66,84 @@ def moe(
     gate_up: [experts, 2 * inner, hidden], gate before up; down: [experts, hidden, inner]. The
     weights must be contiguous.
     """
-    rows, (experts, hidden, inner) = len(x), down.shape
-    tiles = tiles_for(rows * top_k / experts, x.dtype)
-    logits = F.linear(x, router_weight, None if clamped is None else clamped.router)
-    routing = route(logits, top_k, normalize, tiles.block)
-    activated = x.new_empty(rows * top_k, inner)
-    _launch(_gate_up_kernel, tiles.gate_up, routing, x.contiguous(), gate_up, activated, clamped)
-    outputs = x.new_empty(rows * top_k, hidden)
-    _launch(_down_kernel, tiles.down, routing, activated, down, outputs, clamped)
-    return outputs.view(rows, top_k, hidden).sum(dim=1)
+    router = _router(router_weight, top_k, normalize, clamped)
+    outputs = _outputs(Normed(x.contiguous(), None, 0.0), router, gate_up, down, clamped)
+    return outputs.view(len(x), top_k, x.shape[1]).sum(dim=1)
+
+
+def add(
+    x: Normed,
+    stream: Tensor,
+    norm_weight: Tensor,
+    norm_eps: float,
+    router_weight: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    top_k: int,
+    normalize: bool,
+    clamped: Clamped | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`stream + moe(x)`, and that normed: [rows, hidden] both."""
+    router = _router(router_weight, top_k, normalize, clamped)
+    outputs = _outputs(x, router, gate_up, down, clamped)
+    total, out = torch.empty_like(stream), torch.empty_like(stream)
+    rows, width = stream.shape
+    block = triton.next_power_of_2(width)
+    _add_kernel[(rows,)](
+        stream,
+        outputs,
+        norm_weight,
+        total,
+        out,
+        width,
+        norm_eps,
+        TOP_K=top_k,
+        BLOCK=block,
+        **overlap(stream),
+        num_warps=8 if block > 1024 else 4,
+    )
+    return total, out
+
+
+def _router(weight: Tensor, top_k: int, normalize: bool, clamped: Clamped | None) -> Router:
+    return Router(weight, None if clamped is None else clamped.router, top_k, normalize)
+
+
+def _outputs(
+    x: Normed, router: Router, gate_up: Tensor, down: Tensor, clamped: Clamped | None
+) -> Tensor:
+    """What every pair's expert makes of it, weighed: [pairs, hidden]."""
+    rows, (experts, hidden, inner) = len(x.x), down.shape
+    tiles = tiles_for(rows * router.top_k / experts, x.x.dtype)
+    routing = route(x, router, tiles.block)
+    activated = x.x.new_empty(rows * router.top_k, inner)
+    _launch(
+        _gate_up_kernel,
+        tiles.gate_up,
+        routing,
+        x.x,
+        gate_up,
+        None if clamped is None else clamped.gate_up,
+        routing.scales,
+        activated,
+        TOP_K=router.top_k,
+        SCALED=routing.scales is not None,
+        LIMIT=0.0 if clamped is None else clamped.limit,
+        ALPHA=ALPHA,
+    )
+    outputs = x.x.new_empty(rows * router.top_k, hidden)
+    _launch(
+        _down_kernel,
+        tiles.down,
+        routing,
+        activated,
+        down,
+        None if clamped is None else clamped.down,
+        routing.weights,
+        outputs,
+        **overlap(activated),
+    )
+    return outputs
 
 
 def tiles_for(pairs_an_expert: float, dtype: torch.dtype) -> Tiles:
@@ -90,31 +160,32 @@ def _launch(
     routing: Routing,
     x: Tensor,
     weight: Tensor,
+    bias: Tensor | None,
+    factors: Tensor | None,
     out: Tensor,
-    clamped: Clamped | None,
+    **form: Any,
 ) -> None:
-    """Fill out [pairs, columns] from x [rows or pairs, depth] and weight [experts, ..., depth]."""
-    columns, bias = out.shape[1], weight
-    if clamped is not None:
-        bias = clamped.gate_up if kernel is _gate_up_kernel else clamped.down
+    """Fill out [pairs, columns] from x [rows or pairs, depth] and weight [experts, ..., depth].
+
+    factors: of rows or of pairs, whatever the kernel takes; form: what it is compiled with.
+    """
+    columns = out.shape[1]
     kernel[(triton.cdiv(columns, strip.columns), len(routing.blocks))](
         x,
         weight,
-        bias,
+        out if bias is None else bias,
         out,
-        routing.weights,
+        out if factors is None else factors,
         routing.order,
         routing.blocks,
         routing.count,
         COLUMNS=columns,
         DEPTH=weight.shape[2],
-        TOP_K=routing.top_k,
-        BIAS=clamped is not None,
-        LIMIT=0.0 if clamped is None else clamped.limit,
-        ALPHA=ALPHA,
+        BIAS=bias is not None,
         BLOCK_M=routing.block,
         BLOCK_N=strip.columns,
         BLOCK_K=strip.depth * 2 // max(2, x.element_size()),
+        **form,
         num_warps=strip.warps,
         num_stages=strip.stages,
     )
@@ -143,13 +214,14 @@ def _gate_up_kernel(
     weight,
     bias,
     out,
-    weights,
+    scales,
     order,
     blocks,
     count,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
     TOP_K: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     LIMIT: tl.constexpr,
     ALPHA: tl.constexpr,
@@ -159,11 +231,13 @@ def _gate_up_kernel(
 ):
     """silu(x @ gate.T) * (x @ up.T) of a block's pairs. x: [rows, depth]; out: [places, columns]
 
-    BIAS: with a bias and `clamped_swiglu` instead.
+    SCALED: the products times a number per row; BIAS: with a bias and `clamped_swiglu` instead. A
+    plain launch: after it, everything launched before is done.
     """
-    if tl.program_id(1) >= tl.load(count):
-        return
+    blocks_there = tl.load(count)
     expert, place, real = _block(blocks, tl.program_id(1), BLOCK_M)
+    if tl.program_id(1) >= blocks_there:
+        return
     row = tl.load(order + place) // TOP_K
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     step = tl.arange(0, BLOCK_K)
@@ -179,6 +253,10 @@ def _gate_up_kernel(
         gate = tl.dot(rows, part, gate, input_precision="ieee")
         part = _read(gate_at + (COLUMNS * DEPTH + k), inside[:, None], DEPTH % BLOCK_K == 0)
         up = tl.dot(rows, part, up, input_precision="ieee")
+    if SCALED:
+        scale = tl.load(scales + row)[:, None]
+        gate *= scale
+        up *= scale
     if BIAS:
         gate += tl.load(bias + own).to(tl.float32)[None, :]
         up += tl.load(bias + own + COLUMNS).to(tl.float32)[None, :]
@@ -203,24 +281,28 @@ def _down_kernel(
     count,
     COLUMNS: tl.constexpr,
     DEPTH: tl.constexpr,
-    TOP_K: tl.constexpr,
     BIAS: tl.constexpr,
-    LIMIT: tl.constexpr,
-    ALPHA: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """(x @ down.T) * router weight of a block's pairs. x: [places, depth]; out: [pairs, columns]"""
-    if tl.program_id(1) >= tl.load(count):
-        return
+    announce(OVERLAP)
+    # the routing is there since the gate's launch
+    blocks_there = tl.load(count)
     expert, place, real = _block(blocks, tl.program_id(1), BLOCK_M)
+    if tl.program_id(1) >= blocks_there:
+        return
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     step = tl.arange(0, BLOCK_K)
     x_at = x + place[:, None] * DEPTH + step[None, :]
     own = expert * COLUMNS + tl.minimum(column, COLUMNS - 1)
     down_at = weight + own[None, :] * DEPTH + step[:, None]
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    pair = tl.load(order + place).to(tl.int64)
+    factor = tl.load(weights + pair).to(tl.float32)[:, None]
+    wait(OVERLAP)
     for k in range(0, DEPTH, BLOCK_K):
         inside = step < DEPTH - k
         rows = _read(x_at + k, inside[None, :], DEPTH % BLOCK_K == 0)
@@ -228,7 +310,37 @@ def _down_kernel(
         total = tl.dot(rows, part, total, input_precision="ieee")
     if BIAS:
         total += tl.load(bias + own).to(tl.float32)[None, :]
-    pair = tl.load(order + place).to(tl.int64)
-    total *= tl.load(weights + pair).to(tl.float32)[:, None]
+    total *= factor
     out_at = out + pair[:, None] * COLUMNS + column[None, :]
     tl.store(out_at, total, mask=real[:, None] & (column < COLUMNS)[None, :])
+
+
+@triton.jit
+def _add_kernel(
+    stream,
+    outputs,
+    weight,
+    total,
+    out,
+    width,
+    eps,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """A row's stream and the sum of its pairs' outputs, and that normed."""
+    begin(OVERLAP)
+    row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
+    inside = column < width
+    kind = total.dtype.element_ty
+    mixed = tl.zeros([BLOCK], tl.float32)
+    for choice in tl.static_range(TOP_K):
+        at = outputs + (row * TOP_K + choice) * width + column
+        mixed += tl.load(at, mask=inside, other=0.0).to(tl.float32)
+    before = tl.load(stream + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    value = (before + mixed.to(kind).to(tl.float32)).to(kind)
+    tl.store(total + row * width + column, value, mask=inside)
+    value = value.to(tl.float32)
+    factor = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
+    scale = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, (value * factor * scale).to(kind), mask=inside)

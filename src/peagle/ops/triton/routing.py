@@ -1,12 +1,21 @@
 """Every row's experts, and pairs laid out in blocks of one expert (words as in `moe.py`)."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from torch.nn import functional as F
 
+from peagle.ops.residual import Normed
+from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
+
+FEW = 16
+"""Rows that one program can lay out: an expert's fit one block."""
+SHARE, COLUMNS = 256, 16
+"""Inputs and outputs of the router that one program multiplies where rows are few."""
 ROUTED = 4
 """Rows that one program routes where they are many."""
 CHUNK = 4096
@@ -14,11 +23,25 @@ CHUNK = 4096
 
 
 @dataclass(frozen=True)
+class Router:
+    """How rows choose their experts; see `peagle.ops.moe.route`."""
+
+    weight: Tensor
+    """[experts, hidden]"""
+    bias: Tensor | None
+    """[experts]"""
+    top_k: int
+    normalize: bool
+
+
+@dataclass(frozen=True)
 class Routing:
-    """Where every pair goes, on the device; int32 but for the weights."""
+    """Where every pair goes, on the device; int32 but for the weights and scales."""
 
     weights: Tensor
     """[pairs] the router's, in the rows' type"""
+    scales: Tensor | None
+    """[rows] float32, what rows still have to be multiplied by; None: nothing"""
     order: Tensor
     """[pairs] by expert, those of one expert by row"""
     blocks: Tensor
@@ -36,31 +59,139 @@ def most_blocks(pairs: int, experts: int, block: int) -> int:
     return begun + (pairs - begun) // block
 
 
-def route(logits: Tensor, top_k: int, normalize: bool, block: int) -> Routing:
-    """Every row's experts, and the blocks that they make. logits: [rows, experts], contiguous."""
-    rows, experts = logits.shape
-    pairs = rows * top_k
-    order = logits.new_empty(pairs, dtype=torch.int32)
-    blocks = logits.new_empty(most_blocks(pairs, experts, block), 3, dtype=torch.int32)
-    count = logits.new_empty(1, dtype=torch.int32)
-    routing = Routing(logits.new_empty(pairs), order, blocks, count, top_k, block)
-    sizes = {"EXPERTS": experts, "BLOCK_E": max(32, triton.next_power_of_2(experts))}
-    choice = {**sizes, "TOP_K": top_k, "NORMALIZE": normalize}
-    laid = (order, blocks, count)
-    if rows <= block:  # then no expert has more than one block
-        _route_few_kernel[(1,)](logits, routing.weights, *laid, rows, BLOCK_R=block, **choice)
-        return routing
-    chosen, programs = torch.empty_like(order), triton.cdiv(rows, ROUTED)
-    _route_kernel[(programs,)](logits, routing.weights, chosen, rows, BLOCK_R=ROUTED, **choice)
-    _layout_kernel[(experts,)](
-        chosen, *laid, pairs, BLOCK_M=block, CHUNK=CHUNK, **sizes, num_warps=8
-    )
+def route(x: Normed, router: Router, block: int) -> Routing:
+    """Every row's experts, and the blocks that they make. x: [rows, hidden], contiguous.
+
+    block: at least `FEW`.
+    """
+    rows, experts = len(x.x), len(router.weight)
+    pairs = rows * router.top_k
+    weights, order = x.x.new_empty(pairs), x.x.new_empty(pairs, dtype=torch.int32)
+    blocks = order.new_empty(most_blocks(pairs, experts, block), 3)
+    scales = None if x.squares is None else x.squares.new_empty(rows)
+    routing = Routing(weights, scales, order, blocks, order.new_empty(1), router.top_k, block)
+    if rows <= FEW:
+        _route_few(x, router, routing)
+    else:
+        _route_many(x, router, routing)
     return routing
+
+
+def _route_few(x: Normed, router: Router, routing: Routing) -> None:
+    """All in one launch."""
+    (rows, depth), form = x.x.shape, _form(x, router)
+    splits = triton.cdiv(depth, SHARE)
+    partial = torch.empty(splits, FEW, form["BLOCK_E"], device=x.x.device, dtype=torch.float32)
+    _route_few_kernel[(triton.cdiv(len(router.weight), COLUMNS), splits)](
+        x.x,
+        router.weight,
+        partial,
+        counters(x.x.device, 1),
+        *_behind(x, router, routing),
+        routing.weights,
+        routing.order,
+        routing.blocks,
+        routing.count,
+        rows,
+        SPLITS=splits,
+        SHARE=SHARE,
+        COLUMNS=COLUMNS,
+        FEW=FEW,
+        BLOCK_R=triton.next_power_of_2(max(rows, 1)),
+        **form,
+        **overlap(x.x),
+    )
+
+
+def _route_many(x: Normed, router: Router, routing: Routing) -> None:
+    """The router's product, each row's choice, each expert's layout."""
+    (rows, _), experts = x.x.shape, len(router.weight)
+    chosen, form = torch.empty_like(routing.order), _form(x, router)
+    _route_kernel[(triton.cdiv(rows, ROUTED),)](
+        F.linear(x.x, router.weight),
+        chosen,
+        *_behind(x, router, routing),
+        routing.weights,
+        rows,
+        BLOCK_R=ROUTED,
+        **form,
+        **overlap(x.x),
+    )
+    _layout_kernel[(experts,)](
+        chosen,
+        routing.order,
+        routing.blocks,
+        routing.count,
+        len(chosen),
+        EXPERTS=experts,
+        BLOCK_E=form["BLOCK_E"],
+        BLOCK_M=routing.block,
+        CHUNK=CHUNK,
+        **overlap(x.x),
+        num_warps=8,
+    )
+
+
+def _behind(x: Normed, router: Router, routing: Routing) -> tuple[Any, ...]:
+    """What is applied to the router's product: squares and their sizes, scales to fill, a bias."""
+    unused = router.weight
+    bias = unused if router.bias is None else router.bias
+    if x.squares is None:
+        return unused, 0, 0, x.eps, unused, bias
+    return x.squares, *x.squares.shape, x.eps, routing.scales, bias
+
+
+def _form(x: Normed, router: Router) -> dict[str, Any]:
+    """What the kernels that choose experts are compiled with."""
+    experts = len(router.weight)
+    return {
+        "DEPTH": x.x.shape[1],
+        "PARTS": 1 if x.squares is None else triton.next_power_of_2(len(x.squares)),
+        "SCALED": x.squares is not None,
+        "BIAS": router.bias is not None,
+        "EXPERTS": experts,
+        "BLOCK_E": max(32, triton.next_power_of_2(experts)),
+        "TOP_K": router.top_k,
+        "NORMALIZE": router.normalize,
+    }
+
+
+@triton.jit
+def _finished(
+    logits,
+    squares,
+    parts,
+    held,
+    eps,
+    scales,
+    bias,
+    row,
+    rows,
+    DEPTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    """The router's logits [R, BLOCK_E] from its product; stores what scales the rows."""
+    if SCALED:
+        part = tl.arange(0, PARTS)
+        at = squares + part[:, None] * held + row[None, :]
+        there = (part < parts)[:, None] & (row < rows)[None, :]
+        found = tl.load(at, mask=there, other=0.0)
+        scale = tl.rsqrt(tl.sum(found, axis=0) / DEPTH + eps)
+        tl.store(scales + row, scale, mask=row < rows)
+        logits *= scale[:, None]
+    if BIAS:
+        expert = tl.arange(0, BLOCK_E)
+        logits += tl.load(bias + expert, mask=expert < EXPERTS, other=0.0).to(tl.float32)[None, :]
+    return logits
 
 
 @triton.jit
 def _choose(
-    logits,
+    scores,
     weights,
     row,
     rows,
@@ -69,12 +200,14 @@ def _choose(
     TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
 ):
-    """Store the weights of some rows' pairs; of [R, BLOCK_E] which are pairs, and their numbers."""
+    """Store the weights of some rows' pairs; of [R, BLOCK_E] which are pairs, and their numbers.
+
+    scores: [R, BLOCK_E] the router's logits, rounded to the rows' type: of experts that are close
+    to each other this decides.
+    """
     expert = tl.arange(0, BLOCK_E)[None, :]
     real = expert < EXPERTS
-    at = logits + row[:, None] * EXPERTS + expert
-    scores = tl.load(at, mask=real & (row[:, None] < rows), other=0.0).to(tl.float32)
-    scores = tl.where(real, scores, float("-inf"))
+    scores = tl.where(real, scores.to(weights.dtype.element_ty).to(tl.float32), float("-inf"))
     scores = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     scores /= tl.sum(scores, axis=1)[:, None]
     # a row that is not a number still gets experts, all different, and only its own result is lost
@@ -96,20 +229,65 @@ def _choose(
 
 @triton.jit(do_not_specialize=["rows"])
 def _route_few_kernel(
-    logits,
+    x,
+    weight,
+    partial,
+    arrivals,
+    squares,
+    parts,
+    held,
+    eps,
+    scales,
+    bias,
     weights,
     order,
     blocks,
     count,
     rows,
+    SPLITS: tl.constexpr,
+    SHARE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    FEW: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_E: tl.constexpr,
     TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """Weights and layout of all rows at once, when an expert's pairs fit a block."""
+    """The router's product in pieces; the program that ends last adds them and lays pairs out."""
+    announce(OVERLAP)
+    row, expert = tl.arange(0, FEW), tl.arange(0, BLOCK_E)
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    step = tl.program_id(1) * SHARE + tl.arange(0, SHARE)
+    inside = (step < DEPTH)[:, None] & (column < EXPERTS)[None, :]
+    w = tl.load(weight + column[None, :] * DEPTH + step[:, None], mask=inside, other=0.0)
+    wait(OVERLAP)
+    inside = (row < rows)[:, None] & (step < DEPTH)[None, :]
+    a = tl.load(x + row[:, None] * DEPTH + step[None, :], mask=inside, other=0.0)
+    product = tl.dot(a, w, input_precision="ieee")
+    piece = partial + (tl.program_id(1) * FEW + row)[:, None] * BLOCK_E + column[None, :]
+    tl.store(piece, product, mask=(row < rows)[:, None])
+    tl.debug_barrier()
+    if tl.atomic_add(arrivals, 1, sem="acq_rel") != tl.num_programs(0) * SPLITS - 1:
+        return
+    tl.store(arrivals, 0)
+    tl.debug_barrier()
     row = tl.arange(0, BLOCK_R)
+    logits = tl.zeros([BLOCK_R, BLOCK_E], tl.float32)
+    at = partial + row[:, None] * BLOCK_E + expert[None, :]
+    inside = (row < rows)[:, None] & (expert < EXPERTS)[None, :]
+    for split in tl.static_range(SPLITS):
+        piece = at + split * FEW * BLOCK_E
+        logits += tl.load(piece, mask=inside, other=0.0, cache_modifier=".cg")
+    logits = _finished(
+        logits, squares, parts, held, eps, scales, bias, row, rows, DEPTH, PARTS, SCALED, BIAS,
+        EXPERTS, BLOCK_E,
+    )  # fmt: skip
     taken, pair = _choose(logits, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
     ones = taken.to(tl.int32)
     pairs = tl.sum(ones, axis=0)
@@ -117,7 +295,7 @@ def _route_few_kernel(
     tl.store(order + first[None, :] + tl.cumsum(ones, axis=0) - ones, pair, mask=taken)
     asked = (pairs > 0).to(tl.int32)
     block = blocks + 3 * (tl.cumsum(asked, axis=0) - asked)
-    tl.store(block, tl.arange(0, BLOCK_E), mask=pairs > 0)
+    tl.store(block, expert, mask=pairs > 0)
     tl.store(block + 1, first, mask=pairs > 0)
     tl.store(block + 2, first + pairs, mask=pairs > 0)
     tl.store(count, tl.sum(asked, axis=0))
@@ -126,20 +304,38 @@ def _route_few_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def _route_kernel(
     logits,
-    weights,
     chosen,
+    squares,
+    parts,
+    held,
+    eps,
+    scales,
+    bias,
+    weights,
     rows,
+    BLOCK_R: tl.constexpr,
+    DEPTH: tl.constexpr,
+    PARTS: tl.constexpr,
+    SCALED: tl.constexpr,
+    BIAS: tl.constexpr,
     EXPERTS: tl.constexpr,
     BLOCK_E: tl.constexpr,
     TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
-    BLOCK_R: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
-    """The weight and the expert of every pair of BLOCK_R rows."""
+    """The weight and the expert of every pair of BLOCK_R rows. logits: the router's product."""
+    begin(OVERLAP)
     row = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    taken, pair = _choose(logits, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
-    expert = tl.arange(0, BLOCK_E)[None, :] + tl.zeros(pair.shape, tl.int32)
-    tl.store(chosen + pair, expert, mask=taken)
+    expert = tl.arange(0, BLOCK_E)[None, :]
+    inside = (expert < EXPERTS) & (row < rows)[:, None]
+    scores = tl.load(logits + row[:, None] * EXPERTS + expert, mask=inside, other=0.0)
+    scores = _finished(
+        scores.to(tl.float32), squares, parts, held, eps, scales, bias, row, rows, DEPTH, PARTS,
+        SCALED, BIAS, EXPERTS, BLOCK_E,
+    )  # fmt: skip
+    taken, pair = _choose(scores, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
+    tl.store(chosen + pair, expert + tl.zeros(pair.shape, tl.int32), mask=taken)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -153,8 +349,10 @@ def _layout_kernel(
     BLOCK_E: tl.constexpr,
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One expert's part of the order, and its blocks. chosen: [pairs] experts."""
+    begin(OVERLAP)
     own, each, place = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, CHUNK)
     counts = tl.zeros([BLOCK_E], tl.int32)
     start = 0
