@@ -45,9 +45,11 @@ def test_rows_do_not_depend_on_their_number():
     """So that verifying many rows gives the numbers that decoding one row gives."""
     layer = made(torch.bfloat16, bias=False)
     layer.pack()
-    x = torch.randn(40, 48)
-    for rows in (1, 2, 8, 15, 40):
-        assert torch.equal(layer(x[:rows]), layer(x)[:rows])
+    avx2 = torch.backends.cpu.get_cpu_capability() == "AVX2"
+    x = torch.randn(200 if avx2 else 40, 48)
+    whole = layer(x)
+    for rows in range(200) if avx2 else (1, 2, 8, 15):
+        assert torch.equal(layer(x[:rows]), whole[:rows]), rows
 
 
 def test_only_weights_that_lose_nothing_fit_half():

@@ -65,7 +65,9 @@ def test_sizes_of_several_steps_and_strips(device: torch.device, hidden: int, in
     assert_equal_to_the_reference(x, weights, 2, normalize=True)
 
 
-@pytest.mark.parametrize(("rows", "tiles"), [(9, "FEW"), (100, "SOME"), (300, "MANY")])
+@pytest.mark.parametrize(
+    ("rows", "tiles"), [(9, "FEW"), (60, "SEVERAL"), (100, "SOME"), (300, "MANY")]
+)
 def test_half_the_bytes_and_every_size_of_tile(device: torch.device, rows: int, tiles: str):
     """In float16; the interpreter computes bfloat16 wrongly."""
     from peagle.ops.triton import moe as kernels

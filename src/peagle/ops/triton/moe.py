@@ -47,6 +47,7 @@ class Tiles:
 # With few pairs an expert, reading weights takes all the time: strips are thin, so that many are
 # under way. With many the tensor cores take it: tiles are large, so that each read serves often.
 FEW = Tiles(16, Strip(32, 128, 4, 4), Strip(64, 128, 4, 4))
+SEVERAL = Tiles(32, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
 SOME = Tiles(64, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
 MANY = Tiles(128, Strip(128, 64, 8, 3), Strip(128, 64, 8, 3))
 
@@ -151,6 +152,8 @@ def tiles_for(pairs_an_expert: float, dtype: torch.dtype) -> Tiles:
     # exact float32 products run outside the tensor cores, where large tiles outgrow the registers
     if pairs_an_expert <= 8 or dtype == torch.float32:
         return FEW
+    if pairs_an_expert <= 16:
+        return SEVERAL
     return SOME if pairs_an_expert <= 64 else MANY
 
 

@@ -107,8 +107,11 @@ def _route_many(x: Normed, router: Router, routing: Routing) -> None:
     """The router's product, each row's choice, each expert's layout."""
     (rows, _), experts = x.x.shape, len(router.weight)
     chosen, form = torch.empty_like(routing.order), _form(x, router)
+    bias = None
+    if x.squares is None:  # the product is rounded once, with its bias
+        bias, form["BIAS"] = router.bias, False
     _route_kernel[(triton.cdiv(rows, ROUTED),)](
-        F.linear(x.x, router.weight),
+        F.linear(x.x, router.weight, bias),
         chosen,
         *_behind(x, router, routing),
         routing.weights,
