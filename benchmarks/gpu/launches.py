@@ -15,7 +15,7 @@ GROUPS = {
         r"^_(part|merge|sample|penalize|count_emitted|settle)$|_inputs$|argmax|arg_max"
     ),
     "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",
-    "norms, elementwise": r"norm|silu|elementwise|reduce",
+    "norms, elementwise": r"^_add_kernel|norm|silu|elementwise|reduce",
 }
 """In order: a kernel belongs to the first group whose pattern its name contains."""
 OTHER = "other"
