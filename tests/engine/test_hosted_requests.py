@@ -152,6 +152,35 @@ def test_one_that_waits_for_room_does_not_hold_up_the_device(targets, trained):
     tiny.finish(engine)
 
 
+def test_one_that_waits_for_blocks_holds_the_device_up_once(targets, trained):
+    small = {"kv_cache_memory": 1 << 17, "max_model_len": 64, "enable_prefix_caching": False}
+    engine = engine_of(targets, trained, "peagle", True, **small)
+    engine.add("device", [(7 * j) % tiny.MASK for j in range(34)], SamplingParams(max_tokens=30))
+    for _ in range(3):
+        engine.step()
+    long = [j % tiny.MASK for j in range(62)]
+    engine.add("hosted", long, SamplingParams(max_tokens=2, logprobs=0))
+    came = [[output.request_id for output in engine.step()] for _ in range(7)]
+    assert engine.stats.waiting == 1
+    assert came == [["device"], [], *[["device"]] * 5]
+    tiny.finish(engine)
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_long_prompt_of_one_of_them_does_not_hold_up_the_device(targets, trained, first: bool):
+    """But once, when it comes: not by its chunks, nor while it waits behind those of another."""
+    engine = engine_of(targets, trained, "peagle", True, max_num_batched_tokens=8)
+    engine.add("device", PROMPTS[1], SamplingParams(max_tokens=60))
+    for _ in range(3):
+        engine.step()
+    hosted = SamplingParams(max_tokens=2, logprobs=0)
+    engine.add("one", [j % tiny.MASK for j in range(80)], hosted if first else SamplingParams())
+    engine.add("another", PROMPTS[2], SamplingParams() if first else hosted)
+    came = [[output.request_id for output in engine.step()] for _ in range(9)]
+    assert [output for output in came if "device" not in output] == [[]]
+    tiny.finish(engine)
+
+
 def test_the_device_goes_on_alone_once_enough_tokens_are_there(targets, trained, monkeypatch):
     lengths, verify = [], CycleGraphs.verify
 

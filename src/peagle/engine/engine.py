@@ -185,7 +185,8 @@ class Engine:
         return alone and self.executor.filling
 
     def _schedule(self) -> list[Scheduled]:
-        return self.scheduler.schedule(self.executor.draft_length(self.scheduler.resident))
+        drafts = self.executor.draft_length(self.scheduler.resident)
+        return self.scheduler.schedule(drafts, host=not self.executor.in_flight)
 
     def _make_room(self) -> list[RequestOutput]:
         """Reschedule prompt chunks for which a step had no memory, and make later ones smaller.

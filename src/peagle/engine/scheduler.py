@@ -2,6 +2,7 @@
 
 import itertools
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from peagle.engine.batch import Scheduled
@@ -58,6 +59,8 @@ class Scheduler:
         self.prefix_caching = prefix_caching
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
+        self._stuck: tuple[Request, int] | None = None
+        """Who was last refused blocks at the head of the line, and how many were free then."""
         self.preemptions = 0
         self.prefix_queries = 0
         """Tokens looked up in the prefix cache: all of admitted requests'."""
@@ -76,13 +79,44 @@ class Scheduler:
     @property
     def may_need_host(self) -> bool:
         """Whether the host may take part in a choice of tokens in the next step."""
-        next_in_line = itertools.islice(self.waiting, self.table.free_rows)
-        return any(request.needs_host for request in (*self.running, *next_in_line))
+        return any(
+            request.needs_host and self._may_complete(request)
+            for request in (*self.running, *self._next_in_line())
+        )
 
-    def schedule(self, drafts: int | None = None) -> list[Scheduled]:
+    def _may_complete(self, request: Request) -> bool:
+        """Whether a step may bring a request to a choice of tokens, not just further in its prompt.
+
+        How much a waiting one finds in the prefix cache is not known before.
+        """
+        fits = request.total - request.furthest <= self._prompt_rows
+        return fits or request.resident or request.status is Status.WAITING
+
+    def _next_in_line(self) -> Iterable[Request]:
+        """Who may be admitted in the next step.
+
+        Nobody while prompts that have begun take all its rows, nor until the head of the line finds
+        more blocks free than when it was refused some.
+        """
+        begun = sum(item.total - item.furthest for item in self.running if not item.resident)
+        if not self.waiting or begun >= self._prompt_rows:
+            return ()
+        if self._stuck is not None:
+            request, free = self._stuck
+            if self.waiting[0] is request and self.pool.free_blocks <= free:
+                return ()
+        return itertools.islice(self.waiting, self.table.free_rows)
+
+    @property
+    def _prompt_rows(self) -> int:
+        """Most rows of prompts in a step."""
+        return min(self.max_batched_tokens, self.max_prompt_tokens)
+
+    def schedule(self, drafts: int | None = None, host: bool = True) -> list[Scheduled]:
         """This step's work; empty where all that is left is in flight or was preempted.
 
-        drafts: most drafts of a resident request; None: its own K.
+        drafts: most drafts of a resident request; None: its own K. host: whether the host may take
+        part in choices; if not, `may_need_host` must be false.
         """
         budget = Budget(self.max_batched_tokens, self.max_prompt_tokens, drafts)
         work: list[Scheduled] = []
@@ -96,6 +130,8 @@ class Scheduler:
         short_of_blocks = any(request.status is Status.WAITING for request in before)
         while self.waiting and self.table.free_rows and not short_of_blocks:
             request = self.waiting[0]
+            if request.needs_host and not host:
+                break
             item = self._admit(request, budget) if budget.left(request) else None
             if item is None:
                 break
@@ -160,6 +196,7 @@ class Scheduler:
         if fresh is None:
             self.pool.release(blocks)
             request.forget_cache()
+            self._stuck = request, self.pool.free_blocks
             return None
         self.waiting.popleft()
         self.running.append(request)
