@@ -10,6 +10,7 @@ from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import PromptEnds, PromptRows, ResidentCycle
 from peagle.engine.upload import upload
+from peagle.ops.moe import Experts
 from peagle.ops.triton import on_hopper
 
 ROW_MULTIPLE, MULTIPLE_FROM = 128, 1024
@@ -44,18 +45,22 @@ class Prefill:
         return self._cycle.fill(PromptRows(*given), attention)
 
     def warm_up(self, most: int) -> None:
-        """Build cuDNN's plans for single prompts of up to `most` tokens.
+        """Compile experts for passes of up to `most` tokens, and plan single prompts as long.
 
-        Call it on the engine's thread, since plans belong to a thread. Only Hopper with 16-bit
-        numbers uses them; without cuDNN, attention may have no memory for long prompts.
+        Call it on the engine's thread, since cuDNN's plans belong to a thread. Only Hopper with
+        16-bit numbers uses them; without cuDNN, attention may have no memory for long prompts.
         """
         cycle = self._cycle
+        mlps = (layer.mlp for layer in cycle.layers.layers)
+        if experts := next((mlp for mlp in mlps if isinstance(mlp, Experts)), None):
+            experts.warm_up(most)
         parts = [(cycle.layers, cycle.target_cache)]
         if cycle.drafter is not None and cycle.drafter_cache is not None:
             parts.append((cycle.drafter.layers, cycle.drafter_cache))
+        longest = min(most, self._table.slots.shape[1])
         for layers, cache in parts:
             if on_hopper(cache) and cache.dtype.itemsize == 2 and layers.specs[0].full:
-                warm_up(layers.specs[0], cache[0], most)
+                warm_up(layers.specs[0], cache[0], longest)
 
 
 def _ends(chunks: Sequence[Scheduled]) -> list[int]:

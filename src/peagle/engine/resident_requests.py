@@ -22,12 +22,12 @@ class ResidentRequests:
 
     def __init__(self, target: Decoder, width: int, most_drafts: int, table: RequestTable) -> None:
         """width: of projected features."""
-        weight, positions = target.embed.weight, len(table.limits)
-        features = weight.new_zeros(positions, most_drafts + 1, width)
+        weight, rows = target.embed.weight, len(table.limits)
+        features = weight.new_zeros(rows, most_drafts + 1, width)
         vocab = target.config.vocab_size
         self.state = ResidentState.empty(table.slots, table.limits, features, vocab)
-        self.sampling = Sampling.empty(positions, weight.device)
-        self._pending = [1] * positions
+        self.sampling = Sampling.empty(rows, weight.device)
+        self._pending = [1] * rows
         """Most positions that a request's next cycle can find unseen by the drafter."""
 
     def next_shape(self, work: Sequence[Scheduled], drafts: int) -> CycleShape:

@@ -105,7 +105,7 @@ class ResidentRunner:
         self._graphs = CycleGraphs(cycle, state, sampling, spare, lengths)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)
-        self._longest_chunk = min(max_batched_tokens, table.slots.shape[1])
+        self._most_rows = max_batched_tokens
         self.chooser: DraftLength | None = None
         """Chooses the number of drafts; None: always K."""
         self._flight: Flight | None = None
@@ -121,7 +121,7 @@ class ResidentRunner:
         kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
         self._graphs.capture()
         self._prompts.capture(self._graphs.pool)
-        self._prefill.warm_up(self._longest_chunk)
+        self._prefill.warm_up(self._most_rows)
         if len(self._graphs.lengths) > 1:
             self.chooser = DraftLength(self._graphs.seconds_by_length())
 

@@ -70,9 +70,10 @@ class FusedLayers:
         """The residual stream [rows, hidden_size] after the last layer, and its final norm.
 
         `first` is the input of the first layer's q, k, v product. `reads` are the rows to return,
-        None for all: the others stop at the last layer's keys and values, after which `taps` keep
-        nothing. With empty `reads` both results are empty. `live`: as in `residual.gated`.
+        None for all: the others stop at the last layer's keys and values, so that no tap may come
+        after it. With empty `reads` both results are empty. `live`: as in `residual.gated`.
         """
+        assert reads is None or taps is None or taps.layers[-1] < len(self.layers)
         if taps is not None:
             taps.keep(0, stream)
         x = first

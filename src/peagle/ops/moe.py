@@ -114,6 +114,11 @@ class Experts(Part):
         mixture: Mixture = kernels("moe").moe if has_kernels(x) else moe
         return mixture(x, *self.form())
 
+    def warm_up(self, most_rows: int) -> None:
+        """Compile a GPU's kernels now, which the first large pass would else stand still for."""
+        if has_kernels(self.down):
+            kernels("moe").warm_up(self, most_rows)
+
     def form(self) -> tuple[Tensor, Tensor, Tensor, int, bool, Clamped | None]:
         """What `moe` takes after its rows."""
         clamped = None

@@ -127,7 +127,8 @@ def _add_fast(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[
 
 
 def _product(x: Normed, layer: Linear) -> Tensor:
+    if x.squares is None:
+        return F.linear(x.x, layer.weight, layer.bias)
     product = F.linear(x.x, layer.weight)
-    if x.squares is not None:
-        product = (product * x.scale()).to(product.dtype)
+    product = (product * x.scale()).to(product.dtype)
     return product if layer.bias is None else product + layer.bias

@@ -1,4 +1,4 @@
-"""A mixture of experts in four launches: route, gate and up of every expert, down, sum and norm.
+"""A mixture of experts: route (one launch, three for many rows), gate and up, down, sum and norm.
 
 A *pair* is one row at one of its experts: row * top_k + choice. Pairs are ordered by expert and cut
 into *blocks* of pairs of one expert; a program multiplies one block by a strip of that expert's
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.moe import ALPHA, Clamped
+from peagle.ops.moe import ALPHA, Clamped, Experts
 from peagle.ops.residual import Normed
 from peagle.ops.triton.launch import announce, begin, overlap, wait
 from peagle.ops.triton.routing import Router, Routing, route
@@ -50,6 +50,8 @@ FEW = Tiles(16, Strip(32, 128, 4, 4), Strip(64, 128, 4, 4))
 SEVERAL = Tiles(32, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
 SOME = Tiles(64, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
 MANY = Tiles(128, Strip(128, 64, 8, 3), Strip(128, 64, 8, 3))
+MOST_PAIRS = ((8, FEW), (16, SEVERAL), (64, SOME))
+"""Up to how many pairs an expert each but the largest is used."""
 
 
 def moe(
@@ -150,11 +152,19 @@ def _outputs(
 def tiles_for(pairs_an_expert: float, dtype: torch.dtype) -> Tiles:
     """The tiles for so many pairs if all experts were chosen equally often."""
     # exact float32 products run outside the tensor cores, where large tiles outgrow the registers
-    if pairs_an_expert <= 8 or dtype == torch.float32:
+    if dtype == torch.float32:
         return FEW
-    if pairs_an_expert <= 16:
-        return SEVERAL
-    return SOME if pairs_an_expert <= 64 else MANY
+    return next((tiles for most, tiles in MOST_PAIRS if pairs_an_expert <= most), MANY)
+
+
+def warm_up(experts: Experts, most_rows: int) -> None:
+    """Compile what passes of up to `most_rows` rows need, whatever the size of their tiles."""
+    form = experts.form()
+    router_weight, _, down, top_k, *_ = form
+    for pairs_an_expert, _ in MOST_PAIRS:
+        rows = pairs_an_expert * len(router_weight) // top_k + 1
+        if rows <= most_rows:
+            moe(down.new_zeros(rows, down.shape[1]), *form)
 
 
 def _launch(

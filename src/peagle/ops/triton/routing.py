@@ -104,7 +104,10 @@ def _route_few(x: Normed, router: Router, routing: Routing) -> None:
 
 
 def _route_many(x: Normed, router: Router, routing: Routing) -> None:
-    """The router's product, each row's choice, each expert's layout."""
+    """The router's product, each row's choice, each expert's layout.
+
+    A product that is scaled afterwards is rounded twice in this way, in `_route_few` once.
+    """
     (rows, _), experts = x.x.shape, len(router.weight)
     chosen, form = torch.empty_like(routing.order), _form(x, router)
     bias = None
@@ -214,8 +217,7 @@ def _choose(
     scores = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     scores /= tl.sum(scores, axis=1)[:, None]
     # a row that is not a number still gets experts, all different, and only its own result is lost
-    scores = tl.where(scores == scores, scores, 0.0)
-    left = tl.where(real, scores, -1.0)
+    left = tl.where(real, tl.where(scores == scores, scores, 0.0), -1.0)
     choice = tl.zeros(scores.shape, tl.int32)
     for index in tl.static_range(TOP_K):
         best = expert == tl.argmax(left, axis=1)[:, None]
@@ -228,6 +230,21 @@ def _choose(
     pair = row[:, None] * TOP_K + choice - 1
     tl.store(weights + pair, kept, mask=taken)
     return taken, pair
+
+
+@triton.jit
+def _lay_out(taken, pair, order, blocks, count, BLOCK_E: tl.constexpr):
+    """Store the order of [R, BLOCK_E] pairs, of which some are taken, and a block per expert."""
+    expert, ones = tl.arange(0, BLOCK_E), taken.to(tl.int32)
+    pairs = tl.sum(ones, axis=0)
+    first = tl.cumsum(pairs, axis=0) - pairs
+    tl.store(order + first[None, :] + tl.cumsum(ones, axis=0) - ones, pair, mask=taken)
+    asked = (pairs > 0).to(tl.int32)
+    block = blocks + 3 * (tl.cumsum(asked, axis=0) - asked)
+    tl.store(block, expert, mask=pairs > 0)
+    tl.store(block + 1, first, mask=pairs > 0)
+    tl.store(block + 2, first + pairs, mask=pairs > 0)
+    tl.store(count, tl.sum(asked, axis=0))
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -292,16 +309,7 @@ def _route_few_kernel(
         EXPERTS, BLOCK_E,
     )  # fmt: skip
     taken, pair = _choose(logits, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
-    ones = taken.to(tl.int32)
-    pairs = tl.sum(ones, axis=0)
-    first = tl.cumsum(pairs, axis=0) - pairs
-    tl.store(order + first[None, :] + tl.cumsum(ones, axis=0) - ones, pair, mask=taken)
-    asked = (pairs > 0).to(tl.int32)
-    block = blocks + 3 * (tl.cumsum(asked, axis=0) - asked)
-    tl.store(block, expert, mask=pairs > 0)
-    tl.store(block + 1, first, mask=pairs > 0)
-    tl.store(block + 2, first + pairs, mask=pairs > 0)
-    tl.store(count, tl.sum(asked, axis=0))
+    _lay_out(taken, pair, order, blocks, count, BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["rows"])
