@@ -37,3 +37,14 @@ def test_wide_gates_are_told_how_many_rows_are_live(
     assert asked == [live] * on_hopper
     residual.gated(Normed(x, torch.ones(1, 5), 1e-6), layer, live)
     assert len(asked) == on_hopper  # not where the norm is still to be divided by
+
+
+def test_a_product_with_a_bias_is_rounded_once() -> None:
+    torch.manual_seed(0)
+    layer = Linear(64, 96, bias=True).bfloat16().requires_grad_(False)
+    torch.nn.init.normal_(layer.weight)
+    torch.nn.init.normal_(layer.bias, std=8)
+    x = torch.randn(40, 64).bfloat16()
+    found = residual.linear(Normed(x, None, 1e-6), layer)
+    exact = (x.double() @ layer.weight.double().T + layer.bias.double()).bfloat16()
+    assert (found == exact).double().mean() > 0.99
