@@ -1,4 +1,10 @@
-"""Logits -> processed distribution -> token, with randomness keyed by (seed, position)."""
+"""Logits -> processed distribution -> token, with randomness keyed by (seed, position, token).
+
+A token is drawn by a race: each one of the vocabulary arrives after an exponential time divided by
+its probability, and the first is a draw from the distribution. Since a token's time depends on
+nothing but its own key, logits that round otherwise change a draw only where two arrive together;
+a number looked up in the cumulative distribution would move with every token before it.
+"""
 
 from dataclasses import dataclass
 
@@ -9,6 +15,7 @@ from peagle.ops.argmax import argmax
 from peagle.ops.triton import has_kernels, kernels
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_SHORT_1, _SHORT_2 = 0x7FEB352D, 0x846CA68B
 
 
 @dataclass(frozen=True)
@@ -44,8 +51,8 @@ def sample_requests(
 
     logits: [rows, vocab], the same number of rows for each request; greedy: [rows] argmax;
     requests: [requests] rows of the table; firsts: [table rows], position in its sequence of the
-    token of a request's first row. The kernel works in float32: its token may differ where a draw,
-    or the edge of min-p or top-p, is closer to another token than float32 can tell.
+    token of a request's first row. The kernel works in float32: its token may differ where two
+    arrive, or the edge of min-p or top-p lies, closer together than float32 can tell.
     """
     if has_kernels(logits):
         found: Tensor = kernels("sampling").sample_requests(logits, greedy, table, requests, firsts)
@@ -69,7 +76,8 @@ def _drawn(logits: Tensor, greedy: Tensor, rows: Sampling, positions: Tensor) ->
     settled = (rows.temperature == 0) | (greedy < 0)
     if bool(settled.all()):
         return greedy
-    drawn = draw(distribution(logits, rows), uniforms(rows.seeds, positions))
+    times = exponentials(rows.seeds, positions, logits.shape[1])
+    drawn = draw(distribution(logits, rows), times)
     return torch.where(settled, greedy, drawn)
 
 
@@ -98,22 +106,26 @@ def _keep_top(scaled: Tensor, rows: Sampling) -> Tensor:
     return torch.empty_like(ordered).scatter_(-1, order, ordered)
 
 
-def draw(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Inverse transform: the first token whose cumulative probability exceeds u * total.
+def draw(probabilities: Tensor, times: Tensor) -> Tensor:
+    """The token that arrives first: the least of `times` over `probabilities`. Both [rows, vocab].
 
     A row of NaN gives some token, too.
     """
-    cumulative = probabilities.cumsum(dim=-1)
-    threshold = uniform[:, None].to(cumulative.dtype) * cumulative[:, -1:]
-    tokens = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
-    return tokens.clamp(max=probabilities.shape[-1] - 1)
+    return (probabilities / times).argmax(dim=-1)
 
 
-def uniforms(seeds: Tensor, positions: Tensor) -> Tensor:
-    """A number in [0, 1) for each (seed, position): splitmix64, 53 bits. Both int64, [rows]."""
-    state = _mix(seeds + _signed(_GOLDEN)) + positions * _signed(_GOLDEN)
-    bits = _shift(_mix(state), 11)
-    return bits.double() * 2.0**-53
+def exponentials(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
+    """Exponential times, above 0, of each (seed, position)'s tokens. [rows, vocab] float32.
+
+    seeds, positions: [rows] int64. A row's key is splitmix64's; a token's 31 bits are two rounds
+    of a 32-bit mixer, one for each half of the key. Small times, which win, keep all of float32's
+    bits.
+    """
+    key = _mix(_mix(seeds + _signed(_GOLDEN)) + positions * _signed(_GOLDEN))
+    low, high = (part.to(torch.int32)[:, None] for part in (key, key >> 32))
+    bits = _mix_short(torch.arange(vocab, dtype=torch.int32, device=seeds.device) ^ low)
+    bits = _mix_short(bits ^ high) & 0x7FFFFFFF
+    return ((bits.float() + 0.5) * -(2.0**-31)).log1p().neg()
 
 
 def _mix(state: Tensor) -> Tensor:
@@ -122,9 +134,19 @@ def _mix(state: Tensor) -> Tensor:
     return state ^ _shift(state, 31)
 
 
+def _mix_short(state: Tensor) -> Tensor:
+    """lowbias32 of C. Wellons's hash prospector; in place. int32"""
+    state ^= _shift(state, 16)
+    state *= _SHORT_1
+    state ^= _shift(state, 15)
+    state *= _SHORT_2 - (1 << 32)
+    state ^= _shift(state, 16)
+    return state
+
+
 def _shift(state: Tensor, bits: int) -> Tensor:
-    # int64 shifts drag the sign along; a 64-bit mixer needs zeros
-    return (state >> bits) & ((1 << (64 - bits)) - 1)
+    # shifts of signed numbers drag the sign along; a mixer needs zeros
+    return (state >> bits) & ((1 << (8 * state.element_size() - bits)) - 1)
 
 
 def _signed(value: int) -> int:

@@ -2,7 +2,8 @@
 
 One program a row. A logit's key is its own bits, turned so that keys order as logits do. The edge
 of a filter is the largest key at and above which there is enough, found two bits a pass over a row;
-of the tokens at an edge the first ones stay, as a stable sort would have it.
+of the tokens at an edge the first ones stay, as a stable sort would have it. One more pass finds
+which of those that stay arrives first.
 """
 
 import torch
@@ -77,9 +78,9 @@ def _sample(
         wanted = top_k.to(tl.float32)
         edge, above = _edge(own, vocab, top, temperature, floor, wanted, True, BITS, BLOCK)
         ties = wanted - above
-    share = _share(_value(edge, BITS), top, temperature, floor)
-    total = _above(own, vocab, top, temperature, floor, edge, BITS, BLOCK) + ties * share
     if top_p < 1:
+        share = _share(_value(edge, BITS), top, temperature, floor)
+        total = _above(own, vocab, top, temperature, floor, edge, BITS, BLOCK) + ties * share
         wanted = top_p * total
         found, above = _edge(own, vocab, top, temperature, floor, wanted, False, BITS, BLOCK)
         if found >= edge:
@@ -87,10 +88,8 @@ def _sample(
             first = tl.maximum(tl.ceil((wanted - above) / share), 1.0)
             ties = tl.where(found == edge, tl.minimum(ties, first), first)
             edge = found
-            total = above + ties * share
-    position = tl.load(firsts + request) + row % count
-    drawn = _uniform(tl.load(seeds + request), position) * total
-    token = _drawn(own, vocab, top, temperature, floor, edge, ties, share, drawn, BITS, BLOCK)
+    race = _race(tl.load(seeds + request), tl.load(firsts + request) + row % count)
+    token = _first(own, vocab, top, temperature, floor, edge, ties, race, BITS, BLOCK)
     tl.store(out + row, tl.where(token < 0, best, token))
 
 
@@ -138,7 +137,7 @@ def _edge(
 
 @triton.jit
 def _above(own, vocab, top, temperature, floor, edge, BITS: tl.constexpr, BLOCK: tl.constexpr):
-    """The shares above an edge, summed as `_drawn` does."""
+    """The sum of the shares above an edge."""
     total = tl.zeros([], tl.float32)
     for begin in range(0, vocab, BLOCK):
         key, share = _read(own, begin, vocab, top, temperature, floor, BITS, BLOCK)
@@ -147,7 +146,7 @@ def _above(own, vocab, top, temperature, floor, edge, BITS: tl.constexpr, BLOCK:
 
 
 @triton.jit
-def _drawn(
+def _first(
     own,
     vocab,
     top,
@@ -155,29 +154,26 @@ def _drawn(
     floor,
     edge,
     ties,
-    share,
-    drawn,
+    race,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The first token that stays and up to which there is more than was drawn; -1 for none."""
-    before = tl.zeros([], tl.float32)
+    """The token that arrives first of those that stay; -1 for none."""
+    fastest = tl.zeros([], tl.float32)
     token = tl.full([], -1, tl.int32)
     for begin in range(0, vocab, BLOCK):
         key, shares = _read(own, begin, vocab, top, temperature, floor, BITS, BLOCK)
-        at_edge = (key == edge).to(tl.float32)
-        tied = tl.minimum(tl.sum(at_edge, 0), ties)
-        behind = before + tl.sum(tl.where(key > edge, shares, 0.0), 0) + tied * share
-        if (token < 0) & (behind > drawn):
-            stays = (key > edge) | ((at_edge > 0) & (tl.cumsum(at_edge, 0) <= ties))
-            shares = tl.where(stays, shares, 0.0)
-            column = begin + tl.arange(0, BLOCK)
-            reached = (before + tl.cumsum(shares, 0) > drawn) & (shares > 0)
-            token = tl.min(tl.where(reached, column, vocab), 0)
-            if token == vocab:  # sums in another order ended just below
-                token = tl.max(tl.where(shares > 0, column, -1), 0)
-        before = behind
-        ties -= tied
+        stays = key > edge
+        if ties > 0:
+            at_edge = (key == edge).to(tl.float32)
+            stays = stays | ((at_edge > 0) & (tl.cumsum(at_edge, 0) <= ties))
+            ties -= tl.minimum(tl.sum(at_edge, 0), ties)
+        column = begin + tl.arange(0, BLOCK)
+        speed = tl.where(stays, shares / _time(race, column), 0.0)
+        best = tl.max(speed, 0)
+        if best > fastest:
+            fastest = best
+            token = tl.min(tl.where(speed == best, column, vocab), 0)
     return token
 
 
@@ -210,12 +206,22 @@ def _share(value, top, temperature, floor):
 
 
 @triton.jit
-def _uniform(seed, position):
-    """The reference's number, cut to 24 bits."""
+def _race(seed, position):
+    """A row's key, as in the reference."""
     golden: tl.constexpr = 0x9E3779B97F4A7C15
     state = _mix(seed.to(tl.uint64, bitcast=True) + golden)
-    state += position.to(tl.uint64, bitcast=True) * golden
-    return (_mix(state) >> 40).to(tl.float32) * (1.0 / 16777216)
+    return _mix(state + position.to(tl.uint64, bitcast=True) * golden)
+
+
+@triton.jit
+def _time(race, tokens):
+    """The reference's exponential times, but for the last bits. Small ones by their series, since
+    1 less a small number is none of float32's."""
+    bits = _mix_short(tokens.to(tl.uint32) ^ race.to(tl.uint32))
+    bits = _mix_short(bits ^ (race >> 32).to(tl.uint32)) & 0x7FFFFFFF
+    share = (bits.to(tl.float32) + 0.5) * (1.0 / 2147483648)
+    series = share * (1.0 + share * (0.5 + share * (1.0 / 3)))
+    return tl.where(share < 1.0 / 64, series, -tl.log(1.0 - share))
 
 
 @triton.jit
@@ -223,3 +229,10 @@ def _mix(state):
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9
     state = (state ^ (state >> 27)) * 0x94D049BB133111EB
     return state ^ (state >> 31)
+
+
+@triton.jit
+def _mix_short(state):
+    state = (state ^ (state >> 16)) * 0x7FEB352D
+    state = (state ^ (state >> 15)) * 0x846CA68B
+    return state ^ (state >> 16)
