@@ -166,8 +166,10 @@ def _first(
         stays = key > edge
         if ties > 0:
             at_edge = (key == edge).to(tl.float32)
-            stays = stays | ((at_edge > 0) & (tl.cumsum(at_edge, 0) <= ties))
-            ties -= tl.minimum(tl.sum(at_edge, 0), ties)
+            tied = tl.sum(at_edge, 0)
+            if tied > 0:
+                stays = stays | ((at_edge > 0) & (tl.cumsum(at_edge, 0) <= ties))
+                ties -= tl.minimum(tied, ties)
         column = begin + tl.arange(0, BLOCK)
         speed = tl.where(stays, shares / _time(race, column), 0.0)
         best = tl.max(speed, 0)
