@@ -73,6 +73,13 @@ def test_a_place_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path, 
         pytest.fail("the block began")
 
 
+def test_the_home_of_nobody_is_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = Path("~nobody-of-this-name/out.json")
+    with pytest.raises(InputError, match="cannot be written: No such file"), whole_file(place):
+        pytest.fail("the block began")
+
+
 def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real.json")
     with whole_file(tmp_path / "link") as file:

@@ -67,7 +67,7 @@ def whole_file(path: Path) -> Iterator[TextIO]:
 def _writable(path: Path) -> Path:
     """The file that a path leads to. Raises `InputError` for one that may not be replaced."""
     try:
-        place = path.expanduser().resolve()
+        place = Path(os.path.expanduser(path)).resolve()  # unlike Path's leaves ~nobody as it is
         replaceable = not place.exists() or (place.is_file() and os.access(place, os.W_OK))
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None

@@ -95,6 +95,7 @@ class LLM:
     ) -> None:
         config = config or EngineConfig()
         directory = model_directory(str(target))
+        defaults = sampling_defaults(directory)
         device = resolve_device(config.device)
         dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
@@ -107,7 +108,7 @@ class LLM:
             drafter = drafter_for(model)
             k = speculative_config.num_speculative_tokens or model.config.default_k
         engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))
-        self._open(engine, tokenizer, sampling_defaults(directory))
+        self._open(engine, tokenizer, defaults)
 
     @classmethod
     def over(cls, engine: Engine, tokenizer: Any) -> Self:

@@ -21,6 +21,8 @@ def bad(pair, tmp_path_factory):
     alter_config(pair.peagle, root / "vocabulary", vocab_size=299)
     alter_config(pair.peagle, root / "taps", eagle_aux_hidden_state_layer_ids=[1, 2, 9])
     alter_config(pair.peagle, root / "mask", ptd_token_id=300, pard_token=300)
+    suggesting = shutil.copytree(pair.target, root / "suggesting")
+    (suggesting / "generation_config.json").write_text('{"top_k": -2}')
     truncated = shutil.copytree(pair.target, root / "truncated") / "model.safetensors"
     truncated.write_bytes(truncated.read_bytes()[:-64])
     nan = shutil.copytree(pair.peagle, root / "nan") / "model.safetensors"
@@ -109,6 +111,7 @@ def test_generate(refused, pair, bad, options, complaint):
         ),
         ("truncated", "damaged or cut short"),
         ("pickled", "pickle files are never loaded"),
+        ("suggesting", "suggesting/generation_config.json: top_k: "),
         ("prompts.jsonl", "is a file"),
     ],
 )
@@ -151,7 +154,8 @@ def test_stdin_that_is_not_text(refused, pair, monkeypatch):
         (["--methods", "none,medusa"], "'medusa' is none of none, eagle3, peagle"),
         (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
         (["--peagle", "{bad}/nan"], "NaN or infinite"),
-        (["--peagle", "{pair.eagle3}"], "is an EAGLE-3 drafter"),
+        (["--peagle", "{pair.eagle3}"], "is an EAGLE-3 drafter; give it as --eagle3"),
+        (["--eagle3", "{pair.peagle}"], "is a P-EAGLE drafter; give it as --peagle"),
         (["--target", "{bad}/truncated"], "damaged or cut short"),
     ],
 )

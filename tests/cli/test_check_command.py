@@ -37,8 +37,11 @@ def test_a_target_that_would_not_load_is_told_as_well(peagle, pair, tmp_path):
     del tensors["model.norm.weight"]
     save_file(tensors, target / "model.safetensors")
     (target / "tokenizer.json").unlink()
+    (target / "generation_config.json").write_text('{"eos_token_id": "0", "top_p": 0}')
     result = peagle("check", pair.peagle, "--target", target)
     assert result.code == 2
-    weights, tokenizer = result.err.splitlines()
+    weights, tokenizer, ends, sampling = result.err.splitlines()
     assert "missing tensors: model.norm.weight" in weights
     assert "has no usable tokenizer" in tokenizer
+    assert "generation_config.json: eos_token_id 0 must be a token id" in ends
+    assert "generation_config.json: top_p: " in sampling

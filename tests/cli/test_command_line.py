@@ -55,6 +55,15 @@ def test_ctrl_c_ends_with_a_word_and_code_130(peagle, pair, tmp_path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ctrl_c_before_a_command_begins(peagle, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("peagle.cli.app.app", interrupted)
+    result = peagle("demo")
+    assert (result.code, result.out, result.err) == (130, "", "peagle: interrupted\n")
+
+
 def test_a_defect_of_ours_is_not_dressed_up_as_the_users(peagle, pair, monkeypatch):
     def broken(*arguments):
         raise ZeroDivisionError

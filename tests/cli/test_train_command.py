@@ -126,6 +126,10 @@ class TestDryRun:
         assert any(line.startswith("features, once ") for line in lines)
         assert not cache.exists()
 
+    def test_a_short_runs_warm_up(self, peagle, recipe):
+        result = peagle("train", recipe, "--dry-run", "warmup_steps=50")
+        assert "warmup_steps 15" in [" ".join(line.split()) for line in result.out.splitlines()]
+
     def test_what_the_run_would_refuse_is_refused(self, peagle, recipe):
         result = peagle("train", recipe, "--dry-run", "row_length=300")
         assert (result.code, result.out) == (2, "")
@@ -278,7 +282,7 @@ class TestStopping:
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
         assert peagle("train", recipe).code == 0
         found = entries(recipe)
-        assert [entry["step"] for entry in found] == REPORTED
+        assert [entry["step"] for entry in found] == [10, 20, 25, 30]
         assert found[-1]["accuracy"] == list(whole[-1].estimate.accuracy)
 
     def test_sigterm_does_too(self, peagle, recipe, at_step):
@@ -368,6 +372,16 @@ class TestTrackers:
         shutil.rmtree(recipe.parent / "out")
         peagle("train", recipe, "--wandb", "mine", "steps=10")
         assert wandb.told[-3]["id"] != begun[0]["id"]
+
+    def test_what_a_refused_run_is_not_told_of(self, peagle, recipe, at_step, wandb):
+        at_step(15, interrupt)
+        peagle("train", recipe)
+        shutil.rmtree(recipe.parent / "out.run")
+        result = peagle("train", recipe, "steps=40", "--wandb", "mine", "--tensorboard")
+        assert result.code == 2
+        assert "is from another recipe" in result.err
+        assert not wandb.told
+        assert not (recipe.parent / "out.run").exists()
 
     def test_what_wandb_refuses_is_said(self, peagle, recipe, wandb):
         result = peagle("train", recipe, "--wandb", "closed")

@@ -145,6 +145,14 @@ def test_the_method_it_is_to_run_as_is_compared(peagle, target, parallel, compla
     problems = diagnose(peagle, target, parallel).problems
     assert len(problems) == (complaint is not None)
     assert all(complaint in problem for problem in problems)
+    assert all(problem.endswith("; give it as --peagle") for problem in problems)
+
+
+def test_hundreds_of_broken_tensors_are_a_few_and_a_count(peagle):
+    set_tensors(peagle, **{f"x{i:03}": torch.full((1,), torch.nan) for i in range(200)})
+    problems = diagnose(peagle).problems
+    assert "NaN or infinite values in x000, x001, x002, x003 and 196 more; use" in problems[0]
+    assert "unexpected tensors: x000, x001, x002, x003 and 196 more; export" in problems[1]
 
 
 def test_every_problem_is_found_at_once(peagle, target):

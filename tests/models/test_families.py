@@ -26,6 +26,12 @@ def change_config(directory: Path, change: Callable[[Values], object]) -> None:
     file.write_text(json.dumps(values))
 
 
+def scale_rope(**changes: object) -> Callable[[Values], object]:
+    """YaRN with some values of its own."""
+    values = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, **changes}
+    return lambda c: c.update(rope_parameters=values)
+
+
 CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "architecture",
@@ -42,6 +48,24 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
         "target: rope scaling longrope is not supported; peagle supports default, linear, llama3, "
         "yarn",
     ),
+    ("rope base", scale_rope(rope_theta=1.0), "rope theta is 1.0; it must be a number above 1"),
+    ("rope factor", scale_rope(factor=0.0), "rope factor is 0.0; it must be a number above 0"),
+    ("no rope factor", scale_rope(factor=float("nan")), "rope factor is nan"),
+    (
+        "rope length",
+        scale_rope(original_max_position_embeddings=-8),
+        "rope original_max_position is -8",
+    ),
+    ("rope low", scale_rope(low_freq_factor=0), "rope low_freq_factor is 0.0"),
+    ("rope high", scale_rope(high_freq_factor=float("inf")), "rope high_freq_factor is inf"),
+    ("rope fast", scale_rope(beta_fast=-1), "rope beta_fast is -1.0"),
+    ("rope slow", scale_rope(beta_slow=-1), "rope beta_slow is -1.0"),
+    (
+        "rope scale",
+        scale_rope(attention_factor="much"),
+        "a value of the wrong kind: could not conv",
+    ),
+    ("no rope scale", scale_rope(attention_factor=0), "rope attention_factor is 0.0"),
     ("activation", lambda c: c.update(hidden_act="gelu"), "hidden_act gelu is not supported"),
     (
         "window",

@@ -1,10 +1,13 @@
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from chat_templates import assistant, byte_tokenizer, user
+from tiny_pair import save_tokenizer
 
 from peagle.errors import InputError
-from peagle.models.tokenizer import render_chat, template_turns
+from peagle.models.tokenizer import load_tokenizer, render_chat, template_turns
 
 
 def called(arguments: Any) -> dict[str, Any]:
@@ -46,3 +49,16 @@ def test_templates_see_the_object():
     assert render_chat(byte_tokenizer(template), [called('{"x": 1, "y": 2}')]) == "x=1 y=2 "
     with pytest.raises(InputError, match="the chat template refuses this: "):
         render_chat(byte_tokenizer(template), [called("no JSON")])
+
+
+@pytest.mark.parametrize("kind", ["xlnet", ["llama"]])
+def test_a_tokenizer_that_another_family_would_need(tmp_path: Path, kind: object):
+    save_tokenizer(tmp_path)
+    values = {"model_type": kind, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(InputError) as caught:
+        load_tokenizer(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path}: model_type {kind} is not supported; peagle runs llama, qwen3, qwen3_moe, "
+        "gpt_oss"
+    )

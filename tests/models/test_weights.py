@@ -32,18 +32,30 @@ def test_a_path_that_is_nothing(name: str):
         model_directory(name)
 
 
+def test_the_home_of_nobody():
+    with pytest.raises(InputError, match=r"^~nobody-of-that-name/model: Could not determine home"):
+        model_directory("~nobody-of-that-name/model")
+
+
 def test_a_path_that_is_a_file(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="is a file; give the model's directory"):
         model_directory(str(tmp_path / "file"))
 
 
-def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (OSError("no route to host\nmore lines"), "no route to host"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: Exception, why: str):
     def fail(*args: object, **kwargs: object) -> None:
-        raise OSError("no route to host\nmore lines")
+        raise error
 
     monkeypatch.setattr(weights, "snapshot_download", fail)
-    with pytest.raises(InputError, match=r"fetching it from the hub failed: no route to host$"):
+    with pytest.raises(InputError, match=rf"fetching it from the hub failed: {why}$"):
         model_directory("owner/name")
 
 
@@ -67,6 +79,8 @@ def test_a_hub_that_answers_with_safetensors_only(monkeypatch: pytest.MonkeyPatc
         (b"{", "cannot be read as JSON"),
         (b"\xff\xfe", "cannot be read as JSON"),
         (b"[1]", "must hold a JSON object"),
+        pytest.param(b"[" * 100_000, "cannot be read as JSON", id="deep"),
+        pytest.param(b'{"a": %s}' % (b"9" * 5000), "cannot be read as JSON", id="long number"),
     ],
 )
 def test_json_that_is_none(tmp_path: Path, content: bytes | None, message: str):
@@ -89,6 +103,21 @@ def test_a_shard_that_the_index_names_and_is_missing(tmp_path: Path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file({"a": torch.ones(1)}, tmp_path / "one.safetensors")
     with pytest.raises(InputError, match=r"lacks the weight files two\.safetensors"):
+        safetensors_files(tmp_path)
+
+
+@pytest.mark.parametrize("files", [{"a": None}, {"a": ["one.safetensors"]}, ["a"], None])
+def test_an_index_that_names_no_files(tmp_path: Path, files: object):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": files}))
+    with pytest.raises(InputError, match=r"index\.json: weight_map must name a file for each"):
+        safetensors_files(tmp_path)
+
+
+def test_a_shard_whose_name_is_too_long(tmp_path: Path):
+    index = {"weight_map": {"a": "x" * 5000}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(InputError, match="lacks the weight files xxx"):
         safetensors_files(tmp_path)
 
 
@@ -156,4 +185,21 @@ def test_every_problem_is_named_in_one_message():
     assert str(caught.value) == (
         "it does not match its config.json: missing tensors: b; unexpected tensors: z; "
         "q has shape [2, 4], expected [2, 3]"
+    )
+
+
+def test_hundreds_of_problems_are_a_few_and_a_count():
+    module = nn.Linear(3, 600)
+    rules = [
+        TensorRule("weight", tuple(f"w{i}" for i in range(600)), (1,) * 600),
+        TensorRule("bias", tuple(f"b{i}" for i in range(600)), (1,) * 600),
+    ]
+    tensors = {f"{letter}{i}": torch.ones(1, 2) for letter in "wx" for i in range(600)}
+    with pytest.raises(InputError) as caught:
+        assemble(module, rules, tensors)
+    assert str(caught.value) == (
+        "it does not match its config.json: missing tensors: b0, b1, b10, b100 and 596 more; "
+        "unexpected tensors: x0, x1, x10, x100 and 596 more; w0 has shape [1, 2], expected [1, 3]; "
+        "w1 has shape [1, 2], expected [1, 3]; w10 has shape [1, 2], expected [1, 3]; "
+        "w100 has shape [1, 2], expected [1, 3] and 596 more"
     )

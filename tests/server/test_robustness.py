@@ -1,6 +1,6 @@
 """Hostile, vanishing and too many clients; each test checks the engine afterwards."""
 
-import contextlib
+import asyncio
 import json
 import socket
 import threading
@@ -8,10 +8,12 @@ import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import uvicorn
 from conftest import KEY, NAME, Running, start
+from uvicorn.server import ServerState
 
 from peagle import SamplingParams
 from peagle.server.connection import Connection
@@ -184,8 +186,15 @@ def test_a_head_after_a_large_body_does_not_count_the_body(server: Running):
     assert seen.count(b"HTTP/1.1 200") == 2
 
 
-@pytest.mark.parametrize("line", [b"X-Long: " + b"a" * 1000, b"X-Many: a\r\n" * 100])
-def test_a_head_without_an_end_is_refused(line: bytes):
+@pytest.mark.parametrize(
+    ("begin", "line"),
+    [
+        (b"GET / HTTP/1.1\r\n", b"X-Long: " + b"a" * 1000),
+        (b"GET / HTTP/1.1\r\n", b"X-Many: a\r\n" * 100),
+        (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n", b"X-Many: a\r\n" * 100),
+    ],
+)
+def test_a_head_or_trailer_without_an_end_is_refused(begin: bytes, line: bytes):
     """Connections as in `peagle serve`, over an application that answers everything."""
     config = uvicorn.Config(_fine, http=Connection, log_config=None, lifespan="off", ws="none")
     running, listener = uvicorn.Server(config), socket.create_server(("127.0.0.1", 0))
@@ -196,15 +205,43 @@ def test_a_head_without_an_end_is_refused(line: bytes):
         for _ in range(3):
             connection.sendall(whole)
             assert connection.recv(1000).startswith(b"HTTP/1.1 204")
-        connection.sendall(b"GET / HTTP/1.1\r\n")
-        with contextlib.suppress(ConnectionError):
-            for _ in range(1000):
-                connection.sendall(line)
-        with contextlib.suppress(ConnectionError):
-            assert connection.recv(1000).startswith(b"HTTP/1.1 400")
-            assert connection.recv(1000) == b""
+        connection.sendall(begin)
+        with pytest.raises(ConnectionError):
+            connection.sendall(line * 20_000)
     running.should_exit = True
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("sent", "words"),
+    [
+        (b"GET / HTTP/1.1\r\nX: " + b"a" * 65_550, "longer than 65536 bytes"),
+        (b"no request\r\n\r\n", "Invalid HTTP request"),
+    ],
+)
+def test_what_is_no_request_is_refused_in_openai_form(sent: bytes, words: str):
+    written, transport = bytearray(), Mock(asyncio.Transport)
+    transport.write, transport.is_closing.return_value = written.extend, False
+    config = uvicorn.Config(_fine, lifespan="off", log_config=None)
+    connection = Connection(config, ServerState(), {}, Mock(asyncio.AbstractEventLoop))
+    connection.connection_made(transport)
+    connection.data_received(sent)
+    assert transport.close.called
+    head, _, body = bytes(written).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert f"content-length: {len(body)}" in head.decode().split("\r\n")
+    error = json.loads(body)["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", 400)
+    assert words in error["message"]
+
+
+def test_a_long_head_is_refused_even_if_it_is_read_at_once(server: Running):
+    """A read takes up to 256 KiB."""
+    for size, expected in ((65_000, 200), (65_537, 400), (100_000, 400)):
+        status, headers, found = ask(server, "/version", b"", "GET", X="a" * size)
+        assert (status, "x-request-id" in headers) == (expected, True)
+    assert found["error"]["message"] == "the request's head is longer than 65536 bytes"
+    assert ask(server, "/version?" + "a" * 65_537, b"", "GET")[0] == 400
 
 
 async def _fine(scope: Any, receive: Any, send: Any) -> None:
@@ -224,8 +261,6 @@ def test_a_large_body_is_refused_before_it_is_read(small: Running):
 
 
 def test_draining_refuses_new_requests_and_ends_old_ones(small: Running):
-    import asyncio
-
     connection = begin(small, LONG)
     service = small.service
     thread = threading.Thread(target=lambda: asyncio.run(service.drain()))

@@ -27,6 +27,16 @@ def written(arguments: dict[str, Any]) -> str:
     return f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(arguments)}}}\n</tool_call>'
 
 
+def fed(parser: ToolParser, pieces: list[str]) -> tuple[str, list[dict[str, Any]]]:
+    """The text and calls of an answer that comes in pieces."""
+    text, calls = "", []
+    for number, piece in enumerate(pieces, start=1):
+        shown, new = parser.feed(piece, finished=number == len(pieces))
+        text += shown
+        calls += new
+    return text, calls
+
+
 @given(
     before=TEXTS,
     calls=st.lists(CALLS, max_size=3),
@@ -39,15 +49,34 @@ def test_parts_are_found_however_the_text_is_cut(
     whole = before + "".join(map(written, calls)) + after
     places = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
     pieces = [whole[a:b] for a, b in itertools.pairwise(places)]
-    parser, text, found = ToolParser(only_calls=False), "", []
-    for number, piece in enumerate(pieces, start=1):
-        shown, new = parser.feed(piece, finished=number == len(pieces))
-        text += shown
-        found += new
-    assert text == before + after
+    parser = ToolParser(only_calls=False)
+    text, found = fed(parser, pieces)
+    assert text == (before.rstrip() + after.rstrip() if calls else before + after)
     assert [json.loads(call["function"]["arguments"]) for call in found] == calls
     assert parser.calls == len(calls)
     assert len({call["id"] for call in found}) == len(calls)
+
+
+@given(text=TEXTS, only_calls=st.booleans(), end=st.integers(0, 150))
+def test_an_answer_is_the_same_whole_and_by_the_letter(text: str, only_calls: bool, end: int):
+    """Also one that is cut."""
+    whole = (f"{text}\n{written({'x': 1})}\n \n{written({})}\n")[:end]
+    (shown, calls), (streamed, came) = (
+        fed(ToolParser(only_calls), pieces) for pieces in ([whole], [*whole, ""])
+    )
+    assert shown == streamed
+    assert [call["function"] for call in calls] == [call["function"] for call in came]
+
+
+@pytest.mark.parametrize(
+    ("only_calls", "between", "shown"),
+    [(True, "\n", ""), (False, " \n", ""), (False, "\nso ", "\nso")],
+)
+def test_white_space_between_calls_is_no_text(only_calls: bool, between: str, shown: str):
+    parser = ToolParser(only_calls)
+    pieces = [written({}), between[:1], between[1:], written({"x": 1}), "\n"]
+    text, calls = fed(parser, pieces)
+    assert (text, len(calls)) == (shown, 2)
 
 
 def test_arguments_are_told_as_they_were_written():
@@ -63,7 +92,7 @@ def test_arguments_are_told_as_they_were_written():
     [
         (True, '<tool_call>\n{"na', "me", ""),
         (True, "<tool", "_c", ""),
-        (False, 'so: <tool_call>\n{"na', "me", "so: "),
+        (False, 'so: <tool_call>\n{"na', "me", "so:"),
         (False, "a <", "t", "a <t"),
     ],
 )

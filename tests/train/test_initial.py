@@ -77,6 +77,7 @@ def test_a_reduced_vocabulary_is_that_of_the_responses(targets, recipe_for, tmp_
     ("changes", "message"),
     [
         ({"mask_token_id": 3}, r"mask_token_id 3 occurs in the data \(\); choose an unused id"),
+        ({"draft_vocab_size": 97}, "97 is above the target's vocabulary of 96; lower it"),
         ({"mask_token_id": 96}, "outside the vocabulary of 96; set mask_token_id to"),
         ({"taps": (1, 5)}, r"aux layers \[1, 5\] are not all within .*; correct taps$"),
         ({"taps": (1, 1)}, r"aux layers \[1, 1\] repeat"),
@@ -85,3 +86,12 @@ def test_a_reduced_vocabulary_is_that_of_the_responses(targets, recipe_for, tmp_
 def test_recipes_that_do_not_fit(targets, recipe_for, tmp_path: Path, changes, message: str):
     with pytest.raises(InputError, match=message):
         initial_drafter(recipe_for(tmp_path / "out", **changes), targets["easy"].decoder, ROWS)
+
+
+def test_padding_is_not_the_mask_token(targets, recipe_for, tmp_path: Path):
+    recipe, target = recipe_for(tmp_path / "out", mask_token_id=0), targets["easy"].decoder
+    assert not ROWS.tokens.all(), "no padding"
+    assert initial_drafter(recipe, target, ROWS).config.mask_token_id == 0
+    data = pack([Document.answered((1, 2), 1), Document((3, 0), ((1, 2),), "a:2")], 3)
+    with pytest.raises(InputError, match=r"mask_token_id 0 occurs in the data \(a:2\)"):
+        initial_drafter(recipe, target, data)

@@ -271,6 +271,21 @@ def test_it_refuses_what_the_run_refuses(recipe_for, tmp_path: Path, changes, co
             begin(recipe_for(tmp_path / "out", **changes))
 
 
+def test_an_output_that_the_run_refuses(recipe_for, tmp_path: Path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "model.safetensors").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    trainer = prepare(recipe_for(tmp_path / "begun"))
+    trainer.stop()
+    trainer.run(lambda _: None)
+    outputs = {"out": "holds a finished drafter", "link": "is a link", "begun": "another recipe"}
+    for name, complaint in outputs.items():
+        for begin in (Plan.of, prepare):
+            with pytest.raises(InputError, match=complaint):
+                begin(recipe_for(tmp_path / name, seed=1))
+    assert Plan.of(recipe_for(tmp_path / "begun")).step.tokens
+
+
 def test_a_mask_token_in_the_data(recipe_for, tmp_path: Path):
     data = tmp_path / "data.jsonl"
     line = json.dumps({"prompt_token_ids": [1], "token_ids": [2, tiny.MASK, 3, 4, 5, 6]})

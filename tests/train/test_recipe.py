@@ -1,11 +1,15 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from peagle.errors import InputError
 from peagle.train.recipe import Recipe
 
 ENOUGH = "target: t\ndata: [a.jsonl]\noutput: out\nmask_token_id: 1\nsteps: 10\n"
+
+
+EAGLE3 = ENOUGH.replace("mask_token_id: 1", "method: eagle3")
 
 
 def load(tmp_path: Path, text: str, *overrides: str) -> Recipe:
@@ -27,10 +31,21 @@ def test_the_projects_own_recipes_are_valid(path: Path):
 
 def test_who_shares_the_targets_embeddings(tmp_path: Path):
     """P-EAGLE learns its own, because of the mask token; EAGLE-3 need not."""
-    eagle3 = ENOUGH.replace("mask_token_id: 1", "method: eagle3")
     assert not load(tmp_path, ENOUGH).shares_embeddings
-    assert load(tmp_path, eagle3).shares_embeddings
-    assert not load(tmp_path, eagle3, "train_embeddings=true").shares_embeddings
+    assert load(tmp_path, EAGLE3).shares_embeddings
+    assert not load(tmp_path, EAGLE3, "train_embeddings=true").shares_embeddings
+
+
+def test_a_recipe_that_repeats_defaults_is_the_same(tmp_path: Path):
+    """As the one that is written beside a run does."""
+    for text in (ENOUGH, EAGLE3):
+        recipe = load(tmp_path, text)
+        assert load(tmp_path, yaml.safe_dump(recipe.model_dump(mode="json"))) == recipe
+
+
+@pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (10, 5), (50, 25), (51, 50)])
+def test_a_short_run_warms_up_for_half_of_its_steps(tmp_path: Path, steps: int, warmup: int):
+    assert load(tmp_path, ENOUGH, f"steps={steps}").warmup == warmup
 
 
 def test_the_repositorys_recipes_are_valid():
@@ -61,6 +76,12 @@ BAD = [
     (ENOUGH, ("elements_per_segment=0",), "elements_per_segment: "),
     (ENOUGH, ("overlong=wrap",), "overlong: "),
     (ENOUGH, ("method=medusa",), "method: "),
+    (ENOUGH, ("taps=[]",), "taps: "),
+    (ENOUGH + "seed: 2024-13-45", (), "cannot be read as YAML: month must be in 1..12"),
+    (ENOUGH, ("seed=2024-13-45",), "override 'seed=2024-13-45': '2024-13-45' is not YAML"),
+    (ENOUGH, ("warmup_steps=10",), "warmup_steps 10 is not below steps 10, .* lower it"),
+    (EAGLE3, ("cod_ratio=0.7",), "method eagle3 makes no use of cod_ratio; leave"),
+    (EAGLE3, ("cod_floor=0.1", "activation_checkpointing=true"), "of cod_floor, activation_checkp"),
     (ENOUGH, ("features=cached",), "cached features need feature_cache, a directory"),
     (ENOUGH, ("feature_cache=c",), "have no effect on online features"),
     (ENOUGH, ("feature_dtype=fp8",), "have no effect on online features"),

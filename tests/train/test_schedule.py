@@ -36,5 +36,5 @@ def test_how_rows_are_cut_into_passes_changes_no_draw(rows_per_pass: int, step: 
 
 def test_eagle3_drops_nothing():
     plain = {"method": "eagle3", "mask_token_id": None, "num_speculative_tokens": 3}
-    assert schedule(**plain, cod_ratio=0.5).shares == [1.0, 1.0, 1.0]
+    assert schedule(**plain).shares == [1.0, 1.0, 1.0]
     assert schedule(num_speculative_tokens=3, cod_ratio=0.5).shares == [1.0, 0.5, 0.25]

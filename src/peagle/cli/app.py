@@ -64,6 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     try:
         code = app(given or ["--help"], prog_name="peagle", standalone_mode=False)
+    except KeyboardInterrupt:  # before the command begins, which typer makes an exit of
+        code = INTERRUPTED
     except InputError as error:
         return _end(str(error), INPUT_ERROR)
     except typer.TyperException as error:

@@ -209,15 +209,20 @@ def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def method_problems(
-    config: DrafterConfig, tensors: Mapping[str, Tensor], parallel: bool | None
+    config: DrafterConfig,
+    tensors: Mapping[str, Tensor],
+    parallel: bool | None,
+    as_eagle3: str = "set parallel_drafting to false",
+    as_peagle: str = "set parallel_drafting to true",
 ) -> list[str]:
-    """What is wrong if the files are not the kind of drafter they are to run as."""
+    """What is wrong if the files are not the kind of drafter they are to run as.
+
+    as_eagle3, as_peagle: how the user says what it is to run as.
+    """
     if parallel and MASK_HIDDEN not in tensors:
-        return [
-            "it has no mask_hidden, so it is an EAGLE-3 drafter; set parallel_drafting to false"
-        ]
+        return [f"it has no mask_hidden, so it is an EAGLE-3 drafter; {as_eagle3}"]
     if parallel is False and MASK_HIDDEN in tensors:
-        return ["it has mask_hidden, so it is a P-EAGLE drafter; set parallel_drafting to true"]
+        return [f"it has mask_hidden, so it is a P-EAGLE drafter; {as_peagle}"]
     if MASK_HIDDEN in tensors and not config.parallel:
         return ["it has mask_hidden but no mask token id; set pard_token and ptd_token_id"]
     return []

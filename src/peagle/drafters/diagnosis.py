@@ -28,9 +28,10 @@ from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.errors import InputError
 from peagle.models.decoder import DecoderConfig
 from peagle.models.families import read_target_config
+from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import check_decoder
 from peagle.models.tokenizer import load_tokenizer
-from peagle.models.weights import finite, mismatches, safetensors_files
+from peagle.models.weights import finite, mismatches, safetensors_files, shortened
 
 T = TypeVar("T")
 UNKNOWN_TARGET = DecoderConfig(
@@ -62,8 +63,9 @@ def diagnose(
 ) -> Diagnosis:
     """Examine a drafter, alone or beside the target it is meant for.
 
-    parallel: how it is to run: True as P-EAGLE, False as EAGLE-3, None as whatever it is. Never
-    raises `InputError`: what cannot be read is one of the problems.
+    parallel: how it is to run: True as P-EAGLE, False as EAGLE-3 (as the flags --peagle and
+    --eagle3 say), None as whatever it is. Never raises `InputError`: what cannot be read is one of
+    the problems.
     """
     problems: list[str] = []
     shape = None
@@ -77,7 +79,8 @@ def diagnose(
     if config is None:
         return Diagnosis(_weight_facts(tensors), tuple(problems), None)
     if tensors:
-        problems += method_problems(config, tensors, parallel)
+        flags = "give it as --eagle3", "give it as --peagle"
+        problems += method_problems(config, tensors, parallel, *flags)
         config = effective_config(config, tensors)
     shape = shape or _implied_target(config)
     problems += config_problems(config, shape)
@@ -93,6 +96,8 @@ def target_problems(directory: Path) -> list[str]:
     if _attempt(lambda: read_target_config(directory), []) is not None:
         _attempt(lambda: check_decoder(directory), problems)
         _attempt(lambda: load_tokenizer(directory), problems)
+        _attempt(lambda: end_tokens(directory, None), problems)
+        _attempt(lambda: sampling_defaults(directory), problems)
     return problems
 
 
@@ -132,7 +137,7 @@ def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:
     broken = [name for name, value in tensors.items() if not finite(value)]
     if broken:
         problems.append(
-            f"NaN or infinite values in {', '.join(broken)}; use a checkpoint from before training "
+            f"NaN or infinite values in {shortened(broken)}; use a checkpoint from before training "
             "diverged"
         )
     return tensors

@@ -1,5 +1,6 @@
 """Hugging Face configurations of each target family -> our decoder's."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -208,7 +209,8 @@ def rope_config(values: Mapping[str, Any], source: str) -> RopeConfig:
         known = ", ".join(ROPE_KINDS)
         raise InputError(f"{source}: rope scaling {kind} is not supported; peagle supports {known}")
     given = scaling.get("original_max_position_embeddings")
-    return RopeConfig(
+    scale = scaling.get("attention_factor")
+    rope = RopeConfig(
         theta=float(scaling.get("rope_theta") or values.get("rope_theta", 10000.0)),
         kind=kind,
         factor=float(scaling.get("factor", 1.0)),
@@ -217,6 +219,11 @@ def rope_config(values: Mapping[str, Any], source: str) -> RopeConfig:
         high_freq_factor=float(scaling.get("high_freq_factor", 4.0)),
         beta_fast=float(scaling.get("beta_fast") or 32.0),
         beta_slow=float(scaling.get("beta_slow") or 1.0),
-        attention_factor=scaling.get("attention_factor"),
+        attention_factor=None if scale is None else float(scale),
         truncate=bool(scaling.get("truncate", True)),
     )
+    for name, value in vars(rope).items():
+        least = 1 if name == "theta" else 0  # yarn divides by its logarithm
+        if type(value) in (int, float) and not least < value < math.inf:
+            raise InputError(f"{source}: rope {name} is {value}; it must be a number above {least}")
+    return rope

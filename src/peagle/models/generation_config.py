@@ -3,31 +3,54 @@
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
+from peagle.config import Config, MinP, RepetitionPenalty, Temperature, TopK, TopP
+from peagle.errors import ConfigError, InputError
 from peagle.models.weights import read_json
 
-SUGGESTED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Sampling parameters for which a target may suggest a value."""
+
+class Suggestions(Config):
+    """Sampling parameters for which a target may suggest a value."""
+
+    model_config = ConfigDict(strict=True)
+
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
 
 
 def end_tokens(directory: Path, own: int | None) -> tuple[int, ...]:
     """The target's end-of-text ids, as vLLM finds them: from its generation config, else its
     config, and `own`, the tokenizer's, which may be all that a fine-tune has changed."""
-    ends: list[Any] = [] if own is None else [own]
+    ends = [] if own is None else [own]
     for name in ("generation_config.json", "config.json"):
         if (directory / name).exists():
             ids = read_json(directory / name).get("eos_token_id")
             if ids is not None:
-                ends += ids if isinstance(ids, list) else [ids]
+                ends += _token_ids(ids, directory / name)
                 break
-    return tuple(dict.fromkeys(map(int, ends)))
+    return tuple(dict.fromkeys(ends))
+
+
+def _token_ids(value: Any, path: Path) -> list[int]:
+    ids: list[Any] = value if isinstance(value, list) else [value]
+    if not all(type(token) is int for token in ids):
+        raise InputError(f"{path}: eos_token_id {value} must be a token id or a list of them")
+    return ids
 
 
 def sampling_defaults(directory: Path) -> dict[str, float]:
-    """The sampling parameters that a target suggests."""
+    """The sampling parameters that a target suggests. Raises `InputError` for impossible ones."""
     path = directory / "generation_config.json"
     config = read_json(path) if path.exists() else {}
-    numbers = ((name, config.get(name)) for name in SUGGESTED)
-    found = {name: value for name, value in numbers if isinstance(value, int | float)}
+    given: dict[str, Any] = {name: config.get(name) for name in Suggestions.model_fields}
+    try:
+        found: dict[str, float] = Suggestions(**given).model_dump(exclude_none=True)
+    except ConfigError as error:
+        raise InputError(f"{path}: {error.told()}; correct or remove it") from None
     if config.get("do_sample") is False:
         return {**found, "temperature": 0.0}
     return found

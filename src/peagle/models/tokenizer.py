@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from peagle.errors import InputError
+from peagle.models.families import FAMILIES
+from peagle.models.weights import read_json
 
 
 def load_tokenizer(directory: Path) -> Any:
@@ -16,11 +18,21 @@ def load_tokenizer(directory: Path) -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(directory))
     except Exception as error:  # transformers raises all kinds for damaged files
+        _refuse_other_family(directory)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(f"{directory} has no usable tokenizer: {reason}") from None
     if len(tokenizer) < 2:  # for some families transformers invents one without any file
         raise InputError(f"{directory} has no usable tokenizer: it has no tokenizer.json")
     return tokenizer
+
+
+def _refuse_other_family(directory: Path) -> None:
+    """Raise `InputError` for a model type by which transformers looks for another tokenizer."""
+    kind, known = read_json(directory / "config.json").get("model_type"), FAMILIES.values()
+    if kind is not None and kind not in known:
+        raise InputError(
+            f"{directory}: model_type {kind} is not supported; peagle runs {', '.join(known)}"
+        )
 
 
 def render_chat(

@@ -1,6 +1,7 @@
 """Strict reading and writing of safetensors directories."""
 
 import json
+import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,10 +13,12 @@ from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from peagle.errors import InputError
+from peagle.errors import InputError, reason
 
 DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt"]
 WEIGHTS = ["*.safetensors"]
+LISTED = 4
+"""Tensors that a message names of each kind; another model's directory has hundreds."""
 Shape = tuple[int, ...]
 
 
@@ -50,13 +53,13 @@ def model_directory(name: str, weights: bool = True) -> Path:
     Without `weights` only the other files are fetched from the hub. Raises `InputError` when it is
     neither.
     """
-    path = Path(name).expanduser()
     try:
+        path = Path(name).expanduser()
         if path.is_dir():
             return path
         is_file = path.exists()
-    except OSError as error:
-        raise InputError(f"{name}: {error.strerror}") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError for the home of an unknown user
+        raise InputError(f"{name}: {reason(error)}") from None
     if is_file:
         raise InputError(f"{name} is a file; give the model's directory or a Hugging Face hub id")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
@@ -66,9 +69,9 @@ def model_directory(name: str, weights: bool = True) -> Path:
         # subfolders hold the same weights in other formats
         return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
     except Exception as error:  # the hub raises many kinds of errors, which mean the same here
-        reason = str(error).strip().splitlines()[0]
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"{name}: no such directory, and fetching it from the hub failed: {reason}"
+            f"{name}: no such directory, and fetching it from the hub failed: {why}"
         ) from None
 
 
@@ -78,7 +81,7 @@ def read_json(path: Path) -> dict[str, object]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"{path.parent} is not a model directory: it has no {path.name}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object")
@@ -89,19 +92,26 @@ def safetensors_files(directory: Path) -> list[Path]:
     """The weight files of a directory, from its index if it is sharded. Pickles are never read."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        weight_map = read_json(index).get("weight_map")
-        names = set(weight_map.values()) if isinstance(weight_map, dict) else set()
-        files = [directory / str(name) for name in sorted(names)]
+        files = [directory / name for name in _indexed(index)]
     else:
         files = sorted(directory.glob("*.safetensors"))
-    missing = [file.name for file in files if not file.exists()]
+    missing = [file.name for file in files if not os.path.exists(file)]  # a name may be too long
     if missing:
-        raise InputError(f"{directory} lacks the weight files {', '.join(missing)}")
+        raise InputError(f"{directory} lacks the weight files {shortened(missing)}")
     if not files:
         pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pt"))
         hint = " (pickle files are never loaded; convert them to safetensors)" if pickled else ""
         raise InputError(f"{directory} has no .safetensors file{hint}")
     return files
+
+
+def _indexed(index: Path) -> list[str]:
+    """Names of the files in an index."""
+    weight_map = read_json(index).get("weight_map")
+    names = weight_map.values() if isinstance(weight_map, dict) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise InputError(f"{index}: weight_map must name a file for each tensor; fetch it again")
+    return sorted(set(names))
 
 
 def read_tensors(directory: Path, wanted: Container[str] | None = None) -> dict[str, Tensor]:
@@ -159,8 +169,8 @@ def assemble(
     """Set a module's parameters from a file's tensors, in their own dtype or in `dtype`.
 
     Each is moved to the device, joined and checked there before the next is read, so that a large
-    model is never in memory twice. Raises `InputError` naming every missing, unexpected and
-    misshapen tensor at once, or the first with NaN or infinite values.
+    model is never in memory twice. Raises `InputError` naming missing, unexpected and misshapen
+    tensors at once, or the first with NaN or infinite values.
     """
     rules = list(rules)
     refuse(mismatches(module, rules, tensors, ignored))
@@ -195,15 +205,16 @@ def mismatches(
     for rule in rules:
         expected |= rule.shapes(shapes[rule.ours])
     missing = sorted(expected.keys() - tensors.keys())
-    problems = [f"missing tensors: {', '.join(missing)}"] if missing else []
+    problems = [f"missing tensors: {shortened(missing)}"] if missing else []
     problems += unexpected(rules, tensors, ignored)
+    unfit = []
     for name in sorted(expected.keys() & tensors.keys()):
         shape = tuple(tensors[name].shape)
         if shape != expected[name]:
-            problems.append(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
+            unfit.append(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
         elif tensors[name].is_floating_point() and tensors[name].itemsize == 1:
-            problems.append(f"{name} is {tensors[name].dtype}; 8-bit weights are not supported")
-    return problems
+            unfit.append(f"{name} is {tensors[name].dtype}; 8-bit weights are not supported")
+    return [*problems, shortened(unfit, "; ")] if unfit else problems
 
 
 def unexpected(
@@ -211,7 +222,13 @@ def unexpected(
 ) -> list[str]:
     """The problem of a file's tensors that no rule reads; empty if there are none."""
     others = sorted(set(names) - file_names(rules) - set(ignored))
-    return [f"unexpected tensors: {', '.join(others)}"] if others else []
+    return [f"unexpected tensors: {shortened(others)}"] if others else []
+
+
+def shortened(items: Sequence[str], separator: str = ", ") -> str:
+    """The first of a message's items, and how many more there are."""
+    more = len(items) - LISTED
+    return separator.join(items[:LISTED]) + (f" and {more} more" if more > 0 else "")
 
 
 def file_names(rules: Iterable[TensorRule]) -> set[str]:

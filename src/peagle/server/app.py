@@ -15,7 +15,7 @@ from peagle.server.body_route import BodyRoute
 from peagle.server.chat import chat, render, template_variables
 from peagle.server.completions import complete
 from peagle.server.errors import APIError, ErrorBody, register_errors
-from peagle.server.middleware import AccessLog, Authentication, BodyLimit
+from peagle.server.middleware import AccessLog, Authentication, BodyLimit, HeadLimit
 from peagle.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -53,6 +53,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     _add_state(app, service)
     app.add_middleware(Authentication, keys=settings.api_keys)
     app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)
+    app.add_middleware(HeadLimit)
     app.add_middleware(AccessLog)
     if settings.allowed_origins:  # outermost, so that pages can read every refusal
         app.add_middleware(

@@ -101,7 +101,7 @@ class ChatForm:
             content, calls = parser.feed(completion.text, finished=True)
             message["content"] = content
             if calls:
-                message |= {"content": content.strip() or None, "tool_calls": calls}
+                message |= {"content": content or None, "tool_calls": calls}
                 reason = _reason(parser, reason)
         return {
             "index": index,

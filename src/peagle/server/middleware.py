@@ -1,4 +1,4 @@
-"""Around every route: request ids and the log, the limit on bodies, the API key."""
+"""Around every route: request ids and the log, the limits on heads and bodies, the API key."""
 
 import asyncio
 import hashlib
@@ -22,6 +22,8 @@ QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
 """Requested every few seconds; not worth a line each."""
 FACTS = ("request_id", "method", "path", "status", "seconds", "client", "aborted")
 """What a log line holds besides its text."""
+HEAD_BYTES = 64 << 10
+"""Most bytes of a request's target and headers."""
 GIVEN_ID = re.compile(r"[\w.-]{1,128}")
 log = logging.getLogger("peagle.server")
 
@@ -66,6 +68,20 @@ class AccessLog:
             if scope["path"] not in QUIET_PATHS or status >= 500:
                 facts = _facts(scope, request_id, status, start)
                 log.info("request", extra=facts if whole else facts | {"aborted": True})
+
+
+class HeadLimit:
+    """Refuses heads that are too large, of which uvicorn reads several times more in one piece."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "http" and _head_bytes(scope) > HEAD_BYTES:
+            refusal = APIError(400, f"the request's head is longer than {HEAD_BYTES} bytes")
+            return await refusal.response(scope, receive, send)
+        return await self._app(scope, receive, send)
 
 
 class BodyLimit:
@@ -141,6 +157,12 @@ class LineFormatter(logging.Formatter):
             return json.dumps(head | facts, ensure_ascii=False)
         shown = " ".join(f"{name}={value}" for name, value in facts.items())
         return f"{stamp} {record.levelname.lower()} {text} {shown}".rstrip()
+
+
+def _head_bytes(scope: Scope) -> int:
+    """Bytes of the target and of the headers with their separators."""
+    target = len(scope["raw_path"]) + len(scope["query_string"])
+    return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
 def _facts(scope: Scope, request_id: str, status: int, start: float) -> dict[str, object]:

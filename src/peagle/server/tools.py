@@ -73,6 +73,8 @@ class ToolUse:
 class ToolParser:
     """Splits an answer as it comes into plain text and complete calls.
 
+    White space before a call, and at the end after calls, is no text.
+
     only_calls: whether the answer may hold no text.
     """
 
@@ -91,14 +93,14 @@ class ToolParser:
             stop = self._held.find(END, start)
             if stop < 0:
                 break
-            shown += self._held[:start]
+            shown += self._held[:start].rstrip()
             calls.append(self._call(self._held[start + len(TRIGGER) : stop]))
             self._held = self._held[stop + len(END) :]
         cut = len(self._held) - _possible_start(self._held)
-        if finished and not self._only_calls and TRIGGER not in self._held:
-            cut = len(self._held)
+        if finished and TRIGGER not in self._held:
+            cut = len(self._held.rstrip() if self.calls else self._held)
         shown, self._held = shown + self._held[:cut], self._held[cut:]
-        return shown, calls
+        return "" if self._only_calls else shown, calls
 
     def _call(self, text: str) -> dict[str, Any]:
         """Arguments stay as written, even numbers too large to parse."""
@@ -112,11 +114,12 @@ class ToolParser:
 
 
 def _possible_start(text: str) -> int:
-    """Number of last characters that may begin a call."""
-    start = text.find(TRIGGER)
-    if start >= 0:
-        return len(text) - start
-    return next((n for n in range(len(TRIGGER), 0, -1) if text.endswith(TRIGGER[:n])), 0)
+    """Number of last characters that may begin a call or come before one."""
+    before, begun, _ = text.partition(TRIGGER)
+    if not begun:
+        starts = (TRIGGER[:n] for n in range(len(TRIGGER), 0, -1))
+        before = text.removesuffix(next(filter(text.endswith, starts), ""))
+    return len(text) - len(before.rstrip())
 
 
 def _check(tools: list[Tool], limits: Limits) -> None:

@@ -71,7 +71,7 @@ class FeatureCache:
         assert recipe.feature_cache is not None
         self._recipe, self._config, self._data = recipe, config, data
         self._device, self._ranks = device, ranks
-        self._directory = Path(recipe.feature_cache).expanduser()
+        self._directory = Path(recipe.feature_cache)
         self._row_bytes = row_bytes(config, recipe.row_length, recipe.feature_dtype)
         self._rows_per_shard = max(SHARD // self._row_bytes, 1)
         self._shards = [

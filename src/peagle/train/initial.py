@@ -32,12 +32,17 @@ def drafter_config(recipe: Recipe, target: DecoderConfig) -> DrafterConfig:
         transformer=shape,
         target_hidden_size=target.hidden_size,
         taps=recipe.taps or default_taps(target.num_hidden_layers),
-        draft_vocab_size=min(recipe.draft_vocab_size or target.vocab_size, target.vocab_size),
+        draft_vocab_size=recipe.draft_vocab_size or target.vocab_size,
         mask_token_id=recipe.mask_token_id,
         norm_before_residual=recipe.norm_before_residual,
         trained_tokens=recipe.num_speculative_tokens,
     )
     problems = config_problems(config, target, "taps", "mask_token_id")
+    if config.draft_vocab_size > target.vocab_size:
+        problems.append(
+            f"its draft_vocab_size {config.draft_vocab_size} is above the target's vocabulary of "
+            f"{target.vocab_size}; lower it, or leave it out to keep all"
+        )
     if problems:
         raise InputError("the recipe does not fit the target: " + "; ".join(problems))
     return config
@@ -75,10 +80,11 @@ def check_mask_token(recipe: Recipe, rows: PackedRows) -> None:
     if mask is None:
         return
     used = (rows.tokens == mask).any(1).nonzero().flatten()
-    if len(used):
-        documents = rows.documents_of(used[:1])
-        holder = next((d.source for d in documents if mask in d.tokens), "padding")
-        raise InputError(f"mask_token_id {mask} occurs in the data ({holder}); choose an unused id")
+    for document in rows.documents_of(used):  # some rows hold token 0 only as padding
+        if mask in document.tokens:
+            raise InputError(
+                f"mask_token_id {mask} occurs in the data ({document.source}); choose an unused id"
+            )
 
 
 def choose_trained(recipe: Recipe, model: DraftModel) -> None:

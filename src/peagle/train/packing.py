@@ -80,7 +80,7 @@ class PackedRows:
         """Number of tokens in a row."""
         return self.tokens.shape[1]
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """A digest that tells these rows from others."""
         parts = (self.tokens, self.positions, self.loss_mask)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -30,7 +31,7 @@ from peagle.train.initial import check_mask_token, choose_trained, drafter_confi
 from peagle.train.loss import CHUNK
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
-from peagle.train.prepare import read_rows
+from peagle.train.prepare import check_output, check_resumption, read_rows
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.work import Work
@@ -80,10 +81,12 @@ class Plan:
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
         """Read the data and the configuration. Raises `InputError` as the run itself would."""
+        check_output(Path(recipe.output), trial=False)
         device = resolve_device(recipe.device)
         directory = model_directory(recipe.target, weights=False)
         config = read_target_config(directory)
         training, validation, summary = read_rows(recipe, directory, config)
+        check_resumption(recipe, training, validation)
         check_mask_token(recipe, training)
         dtype = resolve_dtype("auto", device)
         with torch.device("meta"):
@@ -121,6 +124,7 @@ class Plan:
             "intermediate_size": shape.intermediate_size,
             "qk_norm": shape.qk_norm,
             "draft_vocab_size": self.config.draft_vocab_size,
+            "warmup_steps": self.recipe.warmup,
             "taps": self.config.taps,
             "train_embeddings": not self.recipe.shares_embeddings,
             "device": str(self.device),

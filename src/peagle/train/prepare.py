@@ -25,7 +25,7 @@ from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import Ranks
 from peagle.train.recipe import Recipe
 from peagle.train.sharding import load_sharded
-from peagle.train.snapshot import snapshot_path
+from peagle.train.snapshot import check_snapshot, origin_of, snapshot_path
 from peagle.train.trainer import Trainer
 
 Place = tuple[Path, torch.dtype, torch.device]
@@ -39,11 +39,12 @@ def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: No
     `tell` is called with the data's summary, and with the cache's size and progress. Raises
     `InputError` for a target, data, output or cache that cannot be used.
     """
-    _check_output(Path(recipe.output))
+    check_output(Path(recipe.output))
     ranks, device = Ranks.join(resolve_device(recipe.device))
     directory = model_directory(recipe.target)
     config = read_target_config(directory)
     training, validation, summary = read_rows(recipe, directory, config)
+    check_resumption(recipe, training, validation)
     tell(summary)
     place = directory, resolve_dtype("auto", device), device
     load: Load = partial(_load_target, recipe.shard_target, ranks)
@@ -136,23 +137,39 @@ def _check_chains(validation: PackedRows, depths: int) -> None:
         )
 
 
-def _check_output(output: Path) -> None:
+def check_resumption(recipe: Recipe, training: PackedRows, validation: PackedRows) -> None:
+    """Raise `InputError` if the output's snapshot is of another run, or damaged."""
+    snapshot = snapshot_path(Path(recipe.output))
+    if snapshot.exists():
+        check_snapshot(snapshot, origin_of(recipe, training, validation))
+
+
+def check_output(output: Path, trial: bool = True) -> None:
+    """Raise `InputError` for an output that a run would refuse.
+
+    Without `trial` nothing is written to find out.
+    """
+    try:
+        _refuse_occupied(output)
+        if trial:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=output.parent).close()  # unique, since all ranks check at once
+    except OSError as error:
+        raise InputError(f"{output} cannot be written: {error.strerror}") from None
+
+
+def _refuse_occupied(output: Path) -> None:
     if output.is_symlink():
         raise InputError(f"output {output} is a link; name the directory itself")
     kept = {"config.json", "model.safetensors"}
     foreign = [f.name for f in output.iterdir() if f.name not in kept] if output.is_dir() else []
     if foreign:
         raise InputError(f"output {output} holds other files ({foreign[0]}); name a new directory")
-    finished = (output / "model.safetensors").exists() and not snapshot_path(output).exists()
+    finished = not snapshot_path(output).exists() and (output / "model.safetensors").exists()
     if finished:
         raise InputError(
             f"output {output} holds a finished drafter; name a new directory, or remove it to "
             "train again"
         )
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=output.parent).close()  # unique, since all ranks check at once
-    except OSError as error:
-        raise InputError(f"{output} cannot be written: {error.strerror}") from None
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; output is the drafter's directory")

@@ -14,6 +14,8 @@ from peagle.errors import InputError
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 FeatureDType = Literal["bfloat16", "fp8"]
+PEAGLE_ONLY = ("cod_ratio", "cod_floor", "activation_checkpointing")
+"""Keys that EAGLE-3 makes no use of."""
 
 
 class Recipe(Config):
@@ -34,7 +36,7 @@ class Recipe(Config):
     """Qwen3-style layers (true) or Llama-style (false); unset: the target's style."""
     draft_vocab_size: PositiveInt | None = None
     """Keep this many of the most frequent response tokens; unset: keep the whole vocabulary."""
-    taps: tuple[int, ...] | None = None
+    taps: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
     """Target layers read as features; unset: 2, N // 2, N - 3."""
     train_embeddings: bool | None = None
     """Unset: P-EAGLE learns its own, as its mask token must; EAGLE-3 shares the target's."""
@@ -49,11 +51,12 @@ class Recipe(Config):
     cod_ratio: Share = 0.8
     """r: depth d keeps about r**d of the anchors (P-EAGLE only)."""
     cod_floor: Annotated[float, Field(ge=0.0, le=1.0)] = 0.0
-    """The least share of anchors that any depth keeps."""
+    """The least share of anchors that any depth keeps (P-EAGLE only)."""
     depth_decay: Share = 1.0
     """Weight of depth d in the loss is depth_decay**d."""
     loss: Literal["kl", "cross_entropy"] = "kl"
-    """Against the target's distribution, or against its most likely token."""
+    """Against the target's distribution, or against its most likely token; both are over the draft
+    ids alone where `draft_vocab_size` reduces the vocabulary."""
 
     shard_target: bool = False
     """Under torchrun, each process keeps a part of every target layer (FSDP2)."""
@@ -75,11 +78,13 @@ class Recipe(Config):
     """Elements deeper than 0 that go through the drafter together; bounds memory, not results."""
     steps: PositiveInt
     activation_checkpointing: bool = False
-    """Recompute depth 0's layers for the gradient: a third of its time for most of its memory."""
+    """Recompute depth 0's layers for the gradient: a third of its time for most of its memory
+    (P-EAGLE only)."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """muon: Muon for the layers' matrices, AdamW for the rest; learns faster on small budgets."""
     learning_rate: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1e-4
     warmup_steps: NonNegativeInt = 50
+    """Steps to the full learning rate; a run no longer than the default takes half of its own."""
     weight_decay: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     gradient_clip: Annotated[float, Field(gt=0.0, allow_inf_nan=False)] = 1.0
     validation_documents: PositiveInt = 64
@@ -89,11 +94,25 @@ class Recipe(Config):
     device: str = "auto"
 
     @model_validator(mode="after")
-    def _agree(self) -> Self:
+    def _fit_method(self) -> Self:
         if self.method == "peagle" and self.mask_token_id is None:
             raise ValueError("method peagle needs mask_token_id, an id that never occurs in text")
         if self.method == "eagle3" and self.mask_token_id is not None:
             raise ValueError("method eagle3 has no mask slots; leave mask_token_id out")
+        idle = [key for key in PEAGLE_ONLY if self._changes(key)]
+        if self.method == "eagle3" and idle:
+            raise ValueError(
+                f"method eagle3 makes no use of {', '.join(idle)}; leave them at their defaults"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.warmup_steps >= self.steps and self._changes("warmup_steps"):
+            raise ValueError(
+                f"warmup_steps {self.warmup_steps} is not below steps {self.steps}, so that the "
+                "learning rate would never fall; lower it"
+            )
         if Path(self.output).name in ("", ".."):
             raise ValueError(f"output {self.output!r} has no name; name a directory of its own")
         if self.features == "cached" and self.feature_cache is None:
@@ -105,6 +124,15 @@ class Recipe(Config):
                 "or set features to cached"
             )
         return self
+
+    def _changes(self, key: str) -> bool:
+        """Whether a key has another value than its default, which a written recipe repeats."""
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+    @property
+    def warmup(self) -> int:
+        """Steps to the full learning rate, fewer than `steps`."""
+        return self.warmup_steps if self.warmup_steps < self.steps else self.steps // 2
 
     @property
     def shares_embeddings(self) -> bool:
@@ -121,7 +149,7 @@ class Recipe(Config):
         """
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError for a 13th month
             raise InputError(f"{path} cannot be read as YAML: {error}".replace("\n", " ")) from None
         if not isinstance(values, dict):
             raise InputError(f"{path} must hold keys and values, one per line")
@@ -131,7 +159,7 @@ class Recipe(Config):
                 raise InputError(f"override {override!r} is not of the form key=value")
             try:
                 values[key] = yaml.safe_load(value)
-            except yaml.YAMLError:
+            except (ValueError, yaml.YAMLError):
                 raise InputError(f"override {override!r}: {value!r} is not YAML") from None
         wrong = next((key for key in values if not isinstance(key, str)), None)
         if wrong is not None:

@@ -1,9 +1,11 @@
 """Resumable state of a run: weights, optimizer and progress, in safetensors, never pickled."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -12,6 +14,8 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.files import replacing
 from peagle.train.optimizer import DraftOptimizer
+from peagle.train.packing import PackedRows
+from peagle.train.recipe import Recipe
 
 SNAPSHOT = "snapshot.safetensors"
 """What follows the output's name."""
@@ -31,14 +35,18 @@ def snapshot_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.{SNAPSHOT}")
 
 
+def origin_of(recipe: Recipe, training: PackedRows, validation: PackedRows) -> dict[str, str]:
+    """What a run depends on, keyed by the words an error uses for a mismatch."""
+    return {
+        "another recipe": recipe.model_dump_json(exclude_defaults=True, exclude={"shard_target"}),
+        "other data": f"{training.digest} {validation.digest}",
+    }
+
+
 def save_snapshot(
     path: Path, optimizer: DraftOptimizer, progress: Progress, origin: Mapping[str, str]
 ) -> None:
-    """Write a snapshot in one rename, so that an interruption leaves the previous one.
-
-    origin: what the run depends on, keyed by the words an error uses for a mismatch, such as
-    "another recipe".
-    """
+    """Write a snapshot in one rename, so that an interruption leaves the previous one."""
     kept: dict[str, Tensor] = optimizer.state()
     tensors = {name: value.detach().cpu().contiguous() for name, value in kept.items()}
     with replacing(path) as scratch:
@@ -46,23 +54,36 @@ def save_snapshot(
 
 
 def load_snapshot(path: Path, optimizer: DraftOptimizer, origin: Mapping[str, str]) -> Progress:
-    """Restore a snapshot. Raises `InputError` when it has another origin or is damaged."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is not a usable snapshot ({error}); remove it to start over"
-        ) from None
+    """Restore a snapshot. Raises `InputError` as `check_snapshot` does."""
+    check_snapshot(path, origin)
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        progress = Progress(**json.loads(file.metadata()["progress"]))
+    optimizer.restore(tensors)
+    return progress
+
+
+def check_snapshot(path: Path, origin: Mapping[str, str]) -> None:
+    """Raise `InputError` when a snapshot has another origin or is damaged."""
+    with _opened(path) as file:
+        metadata = file.metadata() or {}
     for what, value in origin.items():
         if metadata.get(what) != value:
             raise InputError(
                 f"{path} is from {what}{_difference(metadata.get(what), value)}; go back to that, "
                 "change output, or remove the snapshot to start over"
             )
-    optimizer.restore(tensors)
-    return Progress(**json.loads(metadata["progress"]))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{path} is not a usable snapshot ({error}); remove it to start over"
+        ) from None
 
 
 def _difference(before: str | None, now: str) -> str:

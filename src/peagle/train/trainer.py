@@ -23,7 +23,7 @@ from peagle.train.parallel import Ranks
 from peagle.train.partition import ParallelPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
-from peagle.train.snapshot import Progress, load_snapshot, save_snapshot, snapshot_path
+from peagle.train.snapshot import Progress, load_snapshot, origin_of, save_snapshot, snapshot_path
 from peagle.train.transfer import to_device
 from peagle.train.unroll import SequentialPass
 
@@ -92,12 +92,10 @@ class Trainer:
             last = step + 1 == self.recipe.steps
             if last or (step + 1) % self.recipe.evaluate_every == 0:
                 self._evaluate(watch, losses)
-            elif len(losses) == REPORT_EVERY:
+            elif (step + 1) % self.recipe.evaluate_every % REPORT_EVERY == 0:
                 watch(Report(step + 1, self._mean(losses), None, False))
             if not last and self._told_to_stop():
-                if losses:
-                    self._mean(losses)  # refuses what must not be kept
-                self._keep()
+                self._leave(watch, losses)
                 return self._progress
         if self._ranks.first:
             self._snapshot.unlink(missing_ok=True)
@@ -177,6 +175,13 @@ class Trainer:
         self._keep()
         watch(Report(self._progress.step, mean, estimate, best))
 
+    def _leave(self, watch: Watch, losses: list[Tensor]) -> None:
+        """Write a snapshot, and report the losses since the last report, which it does not hold."""
+        mean = self._mean(losses) if losses else None  # refuses what must not be kept
+        self._keep()
+        if mean is not None:
+            watch(Report(self._progress.step, mean, None, False))
+
     def _keep(self) -> None:
         """Write the snapshot that a later run resumes from."""
         if self._ranks.first:
@@ -187,9 +192,7 @@ class Trainer:
     @cached_property
     def _origin(self) -> dict[str, str]:
         """Recipe and data, keyed by the words an error uses for a mismatch."""
-        recipe = self.recipe.model_dump_json(exclude_defaults=True, exclude={"shard_target"})
-        rows = f"{self._training.digest} {self.validation.digest}"
-        return {"another recipe": recipe, "other data": rows}
+        return origin_of(self.recipe, self._training, self.validation)
 
     def estimate(self) -> Estimate:
         """Accuracy and acceptance length on the held-out documents."""
@@ -244,6 +247,6 @@ class Trainer:
 
 def rate(recipe: Recipe, step: int) -> float:
     """Learning rate as a share of its peak: linear warm-up, then linear to zero."""
-    warm = (step + 1) / max(recipe.warmup_steps, 1)
-    left = (recipe.steps - step) / max(recipe.steps - recipe.warmup_steps, 1)
+    warm = (step + 1) / max(recipe.warmup, 1)
+    left = (recipe.steps - step) / (recipe.steps - recipe.warmup)
     return min(warm, left, 1.0)
