@@ -13,6 +13,7 @@ from openai import OpenAI
 from peagle import LLM, AsyncLLM, EngineConfig, SpeculativeConfig
 from peagle.pair import bundled
 from peagle.server.app import create_app
+from peagle.server.connection import Connection
 from peagle.server.service import Service
 from peagle.server.settings import ServerSettings
 
@@ -51,7 +52,8 @@ def start(settings: ServerSettings) -> Iterator[Running]:
     app = create_app(AsyncLLM(load), settings)
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    config = uvicorn.Config(app, http=Connection, log_config=None, lifespan="off", ws="none")
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     while not server.started:

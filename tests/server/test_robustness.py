@@ -186,6 +186,16 @@ def test_a_head_after_a_large_body_does_not_count_the_body(server: Running):
     assert seen.count(b"HTTP/1.1 200") == 2
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_a_body_behind_an_offer_of_http_2_is_read(server: Running, last: bool):
+    """As Java's HttpClient sends it."""
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "HTTP2-Settings": "AAEAAEAAAAIAAAAB"}
+    offer = {**offer, "Upgrade": "h2c"} if last else {"upgrade": "h2c", **offer}
+    plain = ask(server, "/tokenize", {"prompt": PROMPT})
+    assert plain[0] == 200
+    assert ask(server, "/tokenize", {"prompt": PROMPT}, **offer)[::2] == plain[::2]
+
+
 @pytest.mark.parametrize(
     ("begin", "line"),
     [

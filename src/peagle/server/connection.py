@@ -1,5 +1,6 @@
-"""uvicorn's connections, with a bound on what grows in memory besides a body."""
+"""uvicorn's connections: bounded besides a body, and deaf to offers of HTTP/2."""
 
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -7,20 +8,24 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from peagle.server.errors import APIError
 from peagle.server.middleware import HEAD_BYTES
 
+OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
+"""HTTP/2 offered with a request, as Java's clients do: to the parser the head is then all of it."""
+
 
 class Connection(HttpToolsProtocol):
     """Closes when a head or a chunked body's trailer does not end: uvicorn keeps all of it.
 
-    `HeadLimit` refuses a long head that does end.
+    `HeadLimit` refuses a long head that does end. An offer of HTTP/2 is left out of a head, unless
+    its line comes in two reads.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._got_on, self._waiting = False, 0
+        self._in_body, self._got_on, self._waiting = False, False, 0
 
     def on_headers_complete(self) -> None:
         """The head is complete."""
-        self._got_on = True
+        self._in_body = self._got_on = True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -30,13 +35,13 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body and its trailer are complete."""
-        self._got_on = True
+        self._in_body, self._got_on = False, True
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         """Read on; reads that complete nothing are part of one head or trailer."""
         self._got_on = False
-        super().data_received(data)
+        super().data_received(data if self._in_body else _without_offer(data))
         self._waiting = 0 if self._got_on else self._waiting + len(data)
         if self._waiting > HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"a head or trailer is longer than {HEAD_BYTES} bytes")
@@ -48,3 +53,8 @@ class Connection(HttpToolsProtocol):
         lines = b"".join(b"%s: %s\r\n" % header for header in headers)
         self.transport.write(STATUS_LINE[400] + lines + b"\r\n" + bytes(refusal.body))
         self.transport.close()
+
+
+def _without_offer(data: bytes) -> bytes:
+    head, end, body = data.partition(b"\r\n\r\n")
+    return OFFER.sub(b"", head + end[:2]) + end[2:] + body
