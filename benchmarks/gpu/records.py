@@ -88,8 +88,17 @@ def caption(results: Mapping[str, Any]) -> str:
         f"SYNTHETIC: random weights, acceptance length (AL) given; only the times mean anything. "
         f"{environment['device']}, {work['dtype']}, {work['prompt_tokens']} prompt and "
         f"{work['max_tokens']} output tokens, greedy, no prefix caching, median of "
-        f"{work['rounds']} rounds, {environment['date'][:10]}; {names or 'nothing ran'}."
+        f"{work['rounds']} rounds, {_dates(results)}; {names or 'nothing ran'}."
     )
+
+
+def _dates(results: Mapping[str, Any]) -> str:
+    """The days on which a run began, or the runs that were merged."""
+    begun = [results, *results["records"]]
+    days = {
+        each["environment"]["date"][:10] for each in begun if "date" in each.get("environment", {})
+    }
+    return " to ".join(sorted({min(days), max(days)}))
 
 
 def _versions(record: Record) -> Iterator[tuple[str, str]]:

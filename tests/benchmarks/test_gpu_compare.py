@@ -151,6 +151,12 @@ class TestRecords:
         assert [cell.ours for cell in found] == [600.0, 9000.0, 300.0]
         assert found[2].ratio(found[2].ours) == 1.5
 
+    def test_a_merged_page_says_when_all_of_it_was_measured(self):
+        before = {"date": "2025-12-31T23:00:00", "versions": {}}
+        earlier = results(record("peagle", NONE, {1: 200.0}, environment=before))
+        assert ", 2026-01-02; " in table(BOTH)
+        assert ", 2025-12-31 to 2026-01-02; " in table(merge([earlier, BOTH]))
+
     @pytest.mark.parametrize("change", [{"work": {}}, {"environment": {"device": "another"}}])
     def test_pieces_of_different_work_do_not_merge(self, change: dict):
         with pytest.raises(InputError, match="do not belong together"):

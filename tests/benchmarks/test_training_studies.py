@@ -87,9 +87,7 @@ class TestAblations:
         assert steps.pop() >= 20
 
     def test_an_arm_that_fails_lets_the_others_go_on(self, pair, data, tmp_path: Path):
-        recipe = Recipe.load(
-            RECIPES / "peagle.yaml", [f"data=[{data}]", "steps=3", "warmup_steps=1", *small(pair)]
-        )
+        recipe = Recipe.load(RECIPES / "peagle.yaml", [f"data=[{data}]", "steps=3", *small(pair)])
         arms = [Arm("fails", {"taps": (1, 2, 9)}), Arm("goes on")]
         results = {result["arm"]: result for result in Sweep.read(recipe).run(arms)}
         assert "aux layers [1, 2, 9]" in results["fails"]["error"]

@@ -47,8 +47,8 @@ def test_what_is_suggested(tmp_path: Path):
     values = {"temperature": 1, "top_k": -1, "top_p": 0.9, "min_p": None, "self": 1}
     expected = {"temperature": 1.0, "top_k": -1, "top_p": 0.9}
     assert sampling_defaults(suggest(tmp_path, **values)) == expected
-    greedy = suggest(tmp_path, top_k=0, do_sample=False)
-    assert sampling_defaults(greedy) == {"top_k": 0, "temperature": 0.0}
+    greedy = suggest(tmp_path, top_k=-2, top_p=0.0, repetition_penalty=1.05, do_sample=False)
+    assert sampling_defaults(greedy) == {"temperature": 0.0, "repetition_penalty": 1.05}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_times_are_above_zero(keys: list[tuple[int, int]]):
     times = exponentials(seeds, positions, 50)
     assert times.shape == (len(keys), 50)
     assert times.dtype == torch.float32
-    assert bool((times > 0).all())
+    assert bool(((times > 0) & times.isfinite()).all())
 
 
 @pytest.mark.parametrize("vary", ["seed", "position", "both", "token"])
@@ -41,6 +41,15 @@ def test_times_are_exponential_and_independent(vary: str):
         if vary != "position" or other is not following:  # which is the same shifted
             assert abs(stats.spearmanr(times, other).statistic) < 0.03
     assert len(np.unique(times)) > 0.999 * len(times)
+
+
+@pytest.mark.parametrize(("seed", "position", "token"), [(0, 3300429, 3), (2386240, 100, 7)])
+def test_the_only_token_is_drawn_however_late_it_arrives(seed: int, position: int, token: int):
+    """Of these keys float32 rounds the token's share of all times to 1."""
+    logits = torch.full((1, 20), float("-inf"))
+    logits[0, token] = 1.0
+    assert sample(logits, rows(1, seed), torch.tensor([position])).tolist() == [token]
+    assert exponentials(torch.tensor([seed]), torch.tensor([position]), 20)[0, token] > 16
 
 
 def test_the_first_to_arrive_is_drawn():

@@ -196,6 +196,30 @@ def test_a_body_behind_an_offer_of_http_2_is_read(server: Running, last: bool):
     assert ask(server, "/tokenize", {"prompt": PROMPT}, **offer)[::2] == plain[::2]
 
 
+@pytest.mark.parametrize("cut", range(5))
+def test_a_body_keeps_what_looks_like_an_offer(server: Running, cut: int):
+    """Also if a read ends within the blank line before it. Without a line of it no answer came."""
+    body = b"aa\r\nUpgrade: h2c\r\n\r\nbb"
+    head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n".encode()
+    head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head[: len(head) - cut])
+        time.sleep(0.05)
+        connection.sendall(head[len(head) - cut :] + body)
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_an_offer_that_is_met_too_late_ends_the_connection(server: Running):
+    """Of two requests in one read the second makes it."""
+    plain = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    offer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(plain + b"\r\n" + plain + offer)
+        seen = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert seen.count(b"HTTP/1.1 200") == 2
+    assert seen.count(b"connection: close") == 1
+
+
 @pytest.mark.parametrize(
     ("begin", "line"),
     [

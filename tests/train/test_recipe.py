@@ -79,7 +79,6 @@ BAD = [
     (ENOUGH, ("taps=[]",), "taps: "),
     (ENOUGH + "seed: 2024-13-45", (), "cannot be read as YAML: month must be in 1..12"),
     (ENOUGH, ("seed=2024-13-45",), "override 'seed=2024-13-45': '2024-13-45' is not YAML"),
-    (ENOUGH, ("warmup_steps=10",), "warmup_steps 10 is not below steps 10, .* lower it"),
     (EAGLE3, ("cod_ratio=0.7",), "method eagle3 makes no use of cod_ratio; leave"),
     (EAGLE3, ("cod_floor=0.1", "activation_checkpointing=true"), "of cod_floor, activation_checkp"),
     (ENOUGH, ("features=cached",), "cached features need feature_cache, a directory"),

@@ -47,10 +47,10 @@ def sampling_defaults(directory: Path) -> dict[str, float]:
     path = directory / "generation_config.json"
     config = read_json(path) if path.exists() else {}
     given: dict[str, Any] = {name: config.get(name) for name in Suggestions.model_fields}
+    if config.get("do_sample") is False:  # what only a draw would use may then be anything
+        given = {"temperature": 0.0, "repetition_penalty": given["repetition_penalty"]}
     try:
-        found: dict[str, float] = Suggestions(**given).model_dump(exclude_none=True)
+        suggestions = Suggestions(**given)
     except ConfigError as error:
         raise InputError(f"{path}: {error.told()}; correct or remove it") from None
-    if config.get("do_sample") is False:
-        return {**found, "temperature": 0.0}
-    return found
+    return suggestions.model_dump(exclude_none=True)

@@ -16,6 +16,8 @@ from peagle.ops.triton import has_kernels, kernels
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _SHORT_1, _SHORT_2 = 0x7FEB352D, 0x846CA68B
+LARGEST = 1 - 2.0**-24
+"""The largest of float32's numbers below 1."""
 
 
 @dataclass(frozen=True)
@@ -118,14 +120,15 @@ def exponentials(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
     """Exponential times, above 0, of each (seed, position)'s tokens. [rows, vocab] float32.
 
     seeds, positions: [rows] int64. A row's key is splitmix64's; a token's 31 bits are two rounds
-    of a 32-bit mixer, one for each half of the key. Small times, which win, keep all of float32's
-    bits.
+    of a 32-bit mixer, one for each half of the key. They keep small times, which win, apart down
+    to 5e-10, so that a token of a probability below some 1e-10 is hardly ever drawn.
     """
     key = _mix(_mix(seeds + _signed(_GOLDEN)) + positions * _signed(_GOLDEN))
     low, high = (part.to(torch.int32)[:, None] for part in (key, key >> 32))
     bits = _mix_short(torch.arange(vocab, dtype=torch.int32, device=seeds.device) ^ low)
     bits = _mix_short(bits ^ high) & 0x7FFFFFFF
-    return ((bits.float() + 0.5) * -(2.0**-31)).log1p().neg()
+    shares = ((bits.float() + 0.5) * 2.0**-31).clamp(max=LARGEST)  # else one token may never arrive
+    return shares.neg().log1p().neg()
 
 
 def _mix(state: Tensor) -> Tensor:

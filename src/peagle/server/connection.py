@@ -15,17 +15,22 @@ OFFER = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*(?=\r\n)", re.IGNORECASE)
 class Connection(HttpToolsProtocol):
     """Closes when a head or a chunked body's trailer does not end: uvicorn keeps all of it.
 
-    `HeadLimit` refuses a long head that does end. An offer of HTTP/2 is left out of a head, unless
-    its line comes in two reads.
+    `HeadLimit` refuses a long head that does end. An offer of HTTP/2 is left out of a head with
+    which a read begins; after any other the connection closes, since its parser has stopped.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._in_body, self._got_on, self._waiting = False, False, 0
+        self._between, self._got_on, self._waiting = True, False, 0
+
+    def on_message_begin(self) -> None:
+        """A head begins."""
+        self._between = False
+        super().on_message_begin()
 
     def on_headers_complete(self) -> None:
         """The head is complete."""
-        self._in_body = self._got_on = True
+        self._got_on = True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -35,16 +40,20 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """The body and its trailer are complete."""
-        self._in_body, self._got_on = False, True
+        self._between = self._got_on = True
         super().on_message_complete()
 
     def data_received(self, data: bytes) -> None:
         """Read on; reads that complete nothing are part of one head or trailer."""
         self._got_on = False
-        super().data_received(data if self._in_body else _without_offer(data))
+        super().data_received(_without_offer(data) if self._between else data)
         self._waiting = 0 if self._got_on else self._waiting + len(data)
         if self._waiting > HEAD_BYTES and not self.transport.is_closing():
             self.send_400_response(f"a head or trailer is longer than {HEAD_BYTES} bytes")
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An offer that nobody takes: no later request can be read."""
+        self.cycle.keep_alive = False
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request and close, in the form of all other errors."""

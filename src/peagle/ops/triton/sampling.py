@@ -221,7 +221,7 @@ def _time(race, tokens):
     1 less a small number is none of float32's."""
     bits = _mix_short(tokens.to(tl.uint32) ^ race.to(tl.uint32))
     bits = _mix_short(bits ^ (race >> 32).to(tl.uint32)) & 0x7FFFFFFF
-    share = (bits.to(tl.float32) + 0.5) * (1.0 / 2147483648)
+    share = tl.minimum((bits.to(tl.float32) + 0.5) * (1.0 / 2147483648), 1 - 1.0 / 16777216)
     series = share * (1.0 + share * (0.5 + share * (1.0 / 3)))
     return tl.where(share < 1.0 / 64, series, -tl.log(1.0 - share))
 
