@@ -7,7 +7,7 @@ from typing import Any
 from peers import Peer
 
 from peagle.bench.load import Run
-from peagle.bench.report import NAMES
+from peagle.bench.pair import NAMES
 
 
 @dataclass(frozen=True)

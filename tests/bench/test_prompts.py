@@ -1,10 +1,13 @@
+import ast
 import gzip
 import json
 
 import pytest
 
-from peagle.bench.prompts import Prompt, load_prompts
+from peagle import LLM, EngineConfig, SamplingParams
+from peagle.bench.prompts import BUNDLED_END, Prompt, load_prompts
 from peagle.errors import InputError
+from peagle.pair import bundled as model_directory
 
 
 class Tokenizer:
@@ -33,13 +36,23 @@ def texts(source, limit=None):
     return [prompt.text for prompt in load_prompts(source, limit)]
 
 
-def test_the_bundled_prompts_are_python_to_be_continued():
+def distinct_share(tokens, length=4):
+    """The share of runs of `length` tokens that are the first of their kind (distinct-n)."""
+    runs = list(zip(*(tokens[start:] for start in range(length)), strict=False))
+    return len(set(runs)) / len(runs)
+
+
+def test_answers_to_the_bundled_prompts_are_whole_and_do_not_repeat_themselves():
+    """What the prompts were chosen for, beside making sense to a reader; see the pair's README."""
     bundled = texts("bundled")
     assert len(set(bundled)) == 16
-    for text in bundled:
-        assert text.endswith(('"""\n', ":\n"))
-        indent = " " * (len(text.splitlines()[-1]) - len(text.splitlines()[-1].lstrip()))
-        compile(text + indent + "pass\n", "prompt", "exec")
+    llm = LLM(model_directory("target"), config=EngineConfig(dtype="float32"))
+    params = SamplingParams(max_tokens=160, stop=(BUNDLED_END,))
+    for prompt, answer in zip(bundled, llm.generate(bundled, params), strict=True):
+        assert answer.finish_reason == "stop"
+        assert len(answer.token_ids) >= 20
+        ast.parse(prompt + answer.text)
+        assert distinct_share(answer.token_ids) >= 0.85
 
 
 def test_no_bundled_prompt_is_humanevals(data):

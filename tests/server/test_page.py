@@ -14,6 +14,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from peagle import LLM, SamplingParams
+from peagle.bench.prompts import load_prompts
 
 PROMPT = "def is_even(n):\n"
 PAGE = files("peagle.server").joinpath("page.html").read_text()
@@ -24,6 +25,13 @@ def test_nothing_is_loaded_from_elsewhere():
     assert "http://" not in PAGE
     assert "https://" not in PAGE
     assert "innerHTML" not in PAGE
+
+
+def test_the_first_prompt_is_one_that_gets_a_whole_function():
+    found = PAGE.partition('<textarea id="prompt" spellcheck="false">')[2].partition("</textarea>")[
+        0
+    ]
+    assert found in [prompt.text for prompt in load_prompts("bundled")]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
-"""Load: a fixed number of requests in flight, greedy, every output of the same length."""
+"""Load: a fixed number of requests in flight, greedy, the same outputs for every case."""
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -38,6 +39,8 @@ class Run:
     """Whether every output equals the one without speculation; None where that was not run."""
     rounds: tuple[float, ...] = ()
     """OTPS of every round; this run is the median one."""
+    core_share: float | None = None
+    """Share of its time in which this thread had a core; None where it waits for a GPU."""
 
     def as_json(self) -> dict[str, Any]:
         """The run as an entry of the result file."""
@@ -82,7 +85,7 @@ class Workload(Protocol):
 
 @dataclass(frozen=True)
 class PromptWorkload:
-    """The same models, prompts and number of output tokens for every case."""
+    """The same models, prompts and lengths of outputs for every case."""
 
     pair: Pair
     prompts: tuple[Prompt, ...]
@@ -91,13 +94,20 @@ class PromptWorkload:
     device: str = "auto"
     rounds: int = 1
     comparable: bool = True
+    stop: tuple[str, ...] = ()
+    """Texts before which an output ends; without any it has `max_tokens`, end of text ignored."""
 
     def __post_init__(self) -> None:
         self.params(0, self.max_tokens)  # refuses an invalid number before anything runs
 
     def params(self, k: int, max_tokens: int) -> SamplingParams:
-        """Greedy, and never ending early, so that all cases do the same work."""
-        return SamplingParams(max_tokens=max_tokens, ignore_eos=True, num_speculative_tokens=k)
+        """Greedy, and ending at the same place, so that all cases do the same work."""
+        return SamplingParams(
+            max_tokens=max_tokens,
+            stop=self.stop,
+            ignore_eos=not self.stop,
+            num_speculative_tokens=k,
+        )
 
     def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
         """All prompts, whatever the case."""
@@ -158,15 +168,17 @@ def run_cases(
             yield replace(run, identical_to_none=identical)
 
 
-def best_of(rounds: Sequence[Sequence[Run]]) -> list[Run]:
-    """Each case's fastest run of several rounds; identical only if it was in all of them."""
-    best = []
-    for runs in zip(*rounds, strict=True):
-        fastest = max(runs, key=lambda run: run.measures.otps)
-        verdicts = [run.identical_to_none for run in runs]
-        identical = None if None in verdicts else all(verdicts)
-        best.append(replace(fastest, identical_to_none=identical))
-    return best
+def median_run(runs: Sequence[Run]) -> Run:
+    """A case's median run of several rounds, with the speeds of all of them."""
+    ordered = sorted(runs, key=lambda run: run.measures.otps)
+    verdicts = {run.identical_to_none for run in runs}
+    shares = [run.core_share for run in runs if run.core_share is not None]
+    return replace(
+        ordered[len(ordered) // 2],
+        identical_to_none=None if None in verdicts else all(verdicts),
+        rounds=tuple(run.measures.otps for run in runs),
+        core_share=statistics.median(shares) if shares else None,
+    )
 
 
 def drive(
@@ -189,37 +201,48 @@ def drive(
     return [done[index] for index in range(len(requests))]
 
 
+@dataclass(frozen=True)
+class OpenCase:
+    """A case that is ready to run: its warm engine and its requests."""
+
+    case: Case
+    llm: LLM
+    requests: tuple[tuple[Tokens, SamplingParams], ...]
+
+    def run(self, on_finish: Callable[[], None] = lambda: None) -> Run:
+        """Complete all requests once; calls `on_finish` after each."""
+        start, own_start = time.perf_counter(), time.thread_time()
+        completions = drive(self.llm, self.requests, self.case.concurrency, on_finish)
+        seconds, own = time.perf_counter() - start, time.thread_time() - own_start
+        check_finished(completions)
+        return Run(
+            self.case,
+            measure(completions, seconds),
+            tuple(completion.token_ids for completion in completions),
+            identical_to_none=None,
+            core_share=None if self.llm.engine.runs_ahead else own / seconds,
+        )
+
+
+def open_case(workload: Workload, llm: LLM, case: Case) -> OpenCase:
+    """Warm up `llm` for a case. Raises `InputError` if the longest prompt does not fit."""
+    prompts = workload.tokens(case, llm.tokenizer)
+    _check_length(llm, workload, prompts)
+    warm_up = workload.params(case.k, min(WARM_UP_TOKENS, workload.max_tokens))
+    first = [(prompt, warm_up) for prompt in prompts[: case.concurrency]]
+    check_finished(drive(llm, first, case.concurrency))
+    params = workload.params(case.k, workload.max_tokens)
+    return OpenCase(case, llm, tuple((prompt, params) for prompt in prompts))
+
+
 def _run_method(
     workload: Workload, method: str, k: int, cases: list[Case], on_finish: Callable[[], None]
 ) -> Iterator[Run]:
-    most = max(case.concurrency for case in cases)
-    llm = workload.open(method, k, most)
+    llm = workload.open(method, k, max(case.concurrency for case in cases))
     for case in cases:
-        prompts = workload.tokens(case, llm.tokenizer)
-        _check_length(llm, workload, prompts)
-        warm_up = workload.params(k, min(WARM_UP_TOKENS, workload.max_tokens))
-        first = [(prompt, warm_up) for prompt in prompts[: case.concurrency]]
-        check_finished(drive(llm, first, case.concurrency))
-        params = workload.params(k, workload.max_tokens)
-        runs = [_run_case(llm, case, prompts, params, on_finish) for _ in range(workload.rounds)]
-        median = sorted(runs, key=lambda run: run.measures.otps)[len(runs) // 2]
-        yield replace(median, rounds=tuple(run.measures.otps for run in runs))
-
-
-def _run_case(
-    llm: LLM,
-    case: Case,
-    prompts: Sequence[Tokens],
-    params: SamplingParams,
-    on_finish: Callable[[], None],
-) -> Run:
-    start = time.perf_counter()
-    requests = [(prompt, params) for prompt in prompts]
-    completions = drive(llm, requests, case.concurrency, on_finish)
-    seconds = time.perf_counter() - start
-    check_finished(completions)
-    measures = measure(completions, seconds)
-    return Run(case, measures, tuple(c.token_ids for c in completions), None)
+        ready = open_case(workload, llm, case)
+        runs = [ready.run(on_finish) for _ in range(workload.rounds)]
+        yield median_run(runs)
 
 
 def _check_length(llm: LLM, workload: Workload, prompts: Sequence[Tokens]) -> None:

@@ -13,6 +13,9 @@ from peagle.errors import InputError, reason
 from peagle.models.tokenizer import render_chat
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
+BUNDLED_END = "\n\n\n"
+"""What ends an answer to a bundled prompt: the two empty lines after a function or class. Beyond
+them the bundled target begins to repeat itself."""
 FORMATS = ".jsonl, .jsonl.gz or .txt"
 
 

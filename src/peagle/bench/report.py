@@ -15,11 +15,11 @@ from rich import box
 from rich.table import Table
 
 from peagle.bench.load import PromptWorkload, Run
+from peagle.bench.pair import NAMES
+from peagle.bench.verdict import Ratio, Verdict, speed_up
 from peagle.config import DType
 from peagle.device import resolve_device, resolve_dtype
 from peagle.files import whole_file
-
-NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 
 
 def environment(workload: PromptWorkload) -> dict[str, Any]:
@@ -68,20 +68,33 @@ def cpu_name() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def speed_up(run: Run, runs: Sequence[Run]) -> float | None:
-    """OTPS over that of no speculation at the same concurrency; None where that was not run."""
-    for other in runs:
-        if other.case.method == "none" and other.case.concurrency == run.case.concurrency:
-            return run.measures.otps / other.measures.otps
-    return None
-
-
 def summary_table(runs: Sequence[Run]) -> Table:
-    """One row per method: speed, acceptance, and whether the output is the same."""
-    table = _empty_table(("K", "tokens/s", "speed-up", "acceptance length", "same text"))
+    """One row per method: speed with its interval, acceptance, and whether the text is the same."""
+    table = _empty_table(("K", "tokens/s", "speed-up", "acceptance\nlength", "same\ntext"))
+    table.columns[3].justify = "left"
     for run in runs:
-        table.add_row(NAMES[run.case.method], *_speed_cells(run, runs), _identical(run))
+        k, speed, ratio, length = _speed_cells(run, runs)
+        found = speed_up(run, runs)
+        if run.case.method != "none" and found is not None and found.bounded:
+            ratio += f" ({_interval(found)})"
+        table.add_row(NAMES[run.case.method], k, speed, ratio, length, _identical(run))
     return table
+
+
+def verdict_sentence(verdict: Verdict) -> str:
+    """Which method is the fastest and by how much, or that this cannot be told."""
+    words = NAMES | {"none": "no speculation"}
+    first, second = (words[run.case.method] for run in (verdict.first, verdict.second))
+    lead = verdict.lead
+    if verdict.clear:
+        return (
+            f"Fastest on this machine: {first}, {lead.median:.2f} times as fast as {second} "
+            f"({_interval(lead)})."
+        )
+    return (
+        f"No clear winner on this machine: {first} is {lead.median:.2f} times as fast as {second} "
+        f"({_interval(lead)})."
+    )
 
 
 def full_table(runs: Sequence[Run]) -> Table:
@@ -102,11 +115,15 @@ def full_table(runs: Sequence[Run]) -> Table:
 
 
 def _empty_table(columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right")
     return table
+
+
+def _interval(ratio: Ratio) -> str:
+    return f"{ratio.low:.2f}-{ratio.high:.2f}" if ratio.bounded else "too few rounds to say"
 
 
 def _speed_cells(run: Run, runs: Sequence[Run]) -> tuple[str, str, str, str]:
@@ -114,7 +131,7 @@ def _speed_cells(run: Run, runs: Sequence[Run]) -> tuple[str, str, str, str]:
     return (
         str(run.case.k or "-"),
         f"{run.measures.otps:.1f}",
-        f"{ratio:.2f}x" if ratio is not None else "-",
+        f"{ratio.median:.2f}x" if ratio is not None else "-",
         f"{run.measures.acceptance_length:.2f}",
     )
 
