@@ -110,18 +110,23 @@ def test_identity_is_unknown_where_none_was_not_run(workload):
 
 def test_no_case_profits_from_the_prompts_of_another(workload):
     llm = workload.open("peagle", 2, 1)
-    prompt = workload.prompts[0].token_ids(llm.tokenizer)
+    prompt, params = workload.requests(Case("peagle", 2, 1), llm.tokenizer)[0]
     assert len(prompt) > 2 * 16  # blocks, so that there would be something to find
-    drive(llm, [(prompt, workload.params(2, TOKENS))], 1)
-    llm.submit(llm.prepare(prompt, workload.params(2, TOKENS)))
+    drive(llm, [(prompt, params)], 1)
+    llm.submit(llm.prepare(prompt, params))
     (item,) = llm.engine.scheduler.schedule()
     assert item.rows == len(prompt)
 
 
 def test_no_output_ends_early(workload, monkeypatch):
+    """Unless its prompt says where it ends: then the end of the text is one, too."""
     monkeypatch.setattr("peagle.llm.end_tokens", lambda directory, own: tuple(range(300)))
-    (run,) = run_cases(workload, [Case("none", 0, 1)])
+    endless = tuple(dataclasses.replace(prompt, stop=()) for prompt in workload.prompts)
+    case = Case("none", 0, 1)
+    (run,) = run_cases(dataclasses.replace(workload, prompts=endless), [case])
     assert run.measures.output_tokens == 3 * TOKENS
+    (run,) = run_cases(workload, [case])
+    assert run.measures.output_tokens < 3 * TOKENS
 
 
 def test_a_run_as_json_is_an_entry_of_the_result_file(workload):
@@ -168,7 +173,8 @@ def test_a_stop_text_ends_outputs_for_every_method(workload):
     whole = next(run_cases(workload, cases[:1]))
     tokenizer = workload.open("none", 0, 1).tokenizer
     letter = tokenizer.decode(whole.outputs[0][TOKENS // 2])
-    none, peagle = run_cases(dataclasses.replace(workload, stop=(letter,)), cases)
+    prompts = tuple(dataclasses.replace(prompt, stop=(letter,)) for prompt in workload.prompts)
+    none, peagle = run_cases(dataclasses.replace(workload, prompts=prompts), cases)
     assert len(none.outputs[0]) < len(whole.outputs[0]) == TOKENS
     assert peagle.identical_to_none
 

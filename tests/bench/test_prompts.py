@@ -5,7 +5,7 @@ import json
 import pytest
 
 from peagle import LLM, EngineConfig, SamplingParams
-from peagle.bench.prompts import BUNDLED_END, Prompt, load_prompts
+from peagle.bench.prompts import Prompt, load_prompts
 from peagle.errors import InputError
 from peagle.pair import bundled as model_directory
 
@@ -44,10 +44,11 @@ def distinct_share(tokens, length=4):
 
 def test_answers_to_the_bundled_prompts_are_whole_and_do_not_repeat_themselves():
     """What the prompts were chosen for, beside making sense to a reader; see the pair's README."""
-    bundled = texts("bundled")
+    prompts = load_prompts("bundled")
+    bundled = [prompt.text for prompt in prompts]
     assert len(set(bundled)) == 16
     llm = LLM(model_directory("target"), config=EngineConfig(dtype="float32"))
-    params = SamplingParams(max_tokens=160, stop=(BUNDLED_END,))
+    params = [SamplingParams(max_tokens=128, stop=prompt.stop) for prompt in prompts]
     for prompt, answer in zip(bundled, llm.generate(bundled, params), strict=True):
         assert answer.finish_reason == "stop"
         assert len(answer.token_ids) >= 20
@@ -107,6 +108,12 @@ def test_a_template_that_refuses_is_an_input_error():
         prompt.token_ids(Tokenizer("template"))
 
 
+def test_a_prompt_may_say_where_its_answer_ends(tmp_path):
+    lines = ({"prompt": "a", "stop": ["\n", "END"]}, {"prompt": "b"})
+    prompts = load_prompts(written(tmp_path / "s.jsonl", *map(json.dumps, lines)))
+    assert [prompt.stop for prompt in prompts] == [("\n", "END"), ()]
+
+
 GOOD = b'{"prompt": "x"}\n'
 
 
@@ -120,6 +127,8 @@ GOOD = b'{"prompt": "x"}\n'
         ("s.jsonl", b'{"question": "x"}', r"s\.jsonl:1: no prompt in it"),
         ("s.jsonl", b'"x"', r"s\.jsonl:1: no prompt in it"),
         ("s.jsonl", b'{"prompt": 7}', r"s\.jsonl:1: no prompt in it"),
+        ("s.jsonl", b'{"prompt": "x", "stop": "y"}', r"s\.jsonl:1: stop must be a list of texts"),
+        ("s.jsonl", b'{"prompt": "x", "stop": [""]}', r"s\.jsonl:1: stop .* none of them empty"),
         ("s.jsonl", b'{"turns": []}', r"s\.jsonl:1: no prompt in it"),
         ("s.jsonl", b'{"messages": [{"role": "user"}]}', r"s\.jsonl:1: a message needs"),
         ("s.jsonl", GOOD + b'{"prompt": ""}', r"s\.jsonl:2: the prompt is empty"),

@@ -89,11 +89,13 @@ def test_the_sentence_names_the_fastest_only_where_it_is_clear():
         "Fastest on this machine: P-EAGLE, 2.50 times as fast as no speculation (2.40-2.60)."
     )
     assert verdict_sentence(Verdict(peagle, none, Ratio(1.03, 0.98, 1.09))) == (
-        "No clear winner on this machine: P-EAGLE is 1.03 times as fast as no speculation "
+        "No clear winner on this machine: P-EAGLE was 1.03 times as fast as no speculation "
         "(0.98-1.09)."
     )
-    few = verdict_sentence(Verdict(peagle, none, Ratio(2.5, 0.0, math.inf)))
-    assert few.endswith("(too few rounds to say).")
+    assert verdict_sentence(Verdict(peagle, none, Ratio(2.5, 0.0, math.inf))) == (
+        "No clear winner on this machine: P-EAGLE was 2.50 times as fast as no speculation, "
+        "in too few rounds to say so."
+    )
 
 
 def test_the_result_file_has_the_environment_and_the_runs(tmp_path):
@@ -103,6 +105,9 @@ def test_the_result_file_has_the_environment_and_the_runs(tmp_path):
     facts = environment(workload)
     assert (facts["dtype"], facts["device"], facts["max_tokens"]) == ("bfloat16", "cpu", 8)
     assert facts["cpu"]
+    assert facts["sampling"] == "greedy, end of text ignored"
+    ending = dataclasses.replace(workload, prompts=(Prompt("x", stop=("\n",)),))
+    assert "to the end that prompts say" in environment(ending)["sampling"]
     assert facts["versions"].keys() == {"peagle", "torch", "transformers"}
     with result_file(tmp_path / "out.json") as write:
         write({"environment": facts, "runs": [run.as_json() for run in RUNS]})

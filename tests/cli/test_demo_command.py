@@ -66,12 +66,13 @@ def test_an_answer_ends_where_the_function_does():
     stream = [SimpleNamespace(text=t, token_ids=(t,), accepted=n) for t, n in chunks]
     tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(ids))
     llm = SimpleNamespace(tokenizer=tokenizer, stream=lambda *_: iter(stream))
-    shown = list(_answer(llm, [1]))
+    prompt = SimpleNamespace(token_ids=lambda _: [1], stop=("\n\n\n",))
+    shown = list(_answer(llm, prompt))
     assert [text.plain for text in shown] == ["a = 1\n", "\n", ""]
     assert shown[0] == Text.assemble(("a = 1\n", DRAFTED), ("", OWN))
     whole = SimpleNamespace(text="x = 2\n\n\ny", token_ids=("x = 2\n\n\ny",), accepted=0)
     llm.stream = lambda *_: iter([whole])
-    assert [text.plain for text in _answer(llm, [1])] == ["x = 2"]
+    assert [text.plain for text in _answer(llm, prompt)] == ["x = 2"]
 
 
 def made_up(speed, core_share=1.0, length=3.0):

@@ -15,7 +15,8 @@ from peagle.errors import InputError
 from peagle.llm import LLM, Completion, check_finished
 
 WARM_UP_TOKENS = 16
-Tokens = Sequence[int]
+Request = tuple[Sequence[int], SamplingParams]
+"""A prompt's tokens, and how they are continued."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Workload(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Output tokens of every request."""
+        """Most output tokens of a request."""
         ...
 
     @property
@@ -66,20 +67,16 @@ class Workload(Protocol):
         """Whether all cases have the same prompts, and should have the same outputs."""
         ...
 
-    def params(self, k: int, max_tokens: int) -> SamplingParams:
-        """The sampling parameters of every request."""
-        ...
-
     def open(self, method: str, k: int, concurrency: int) -> LLM:
         """The engine for a method, for at most `k` drafts and `concurrency` requests."""
         ...
 
-    def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
-        """The prompts of a case."""
+    def requests(self, case: Case, tokenizer: Any) -> list[Request]:
+        """The requests of a case."""
         ...
 
     def place(self, index: int) -> str:
-        """How messages name a prompt."""
+        """How messages name a request."""
         ...
 
 
@@ -94,24 +91,25 @@ class PromptWorkload:
     device: str = "auto"
     rounds: int = 1
     comparable: bool = True
-    stop: tuple[str, ...] = ()
-    """Texts before which an output ends; without any it has `max_tokens`, end of text ignored."""
 
     def __post_init__(self) -> None:
-        self.params(0, self.max_tokens)  # refuses an invalid number before anything runs
+        self.params(0, ())  # refuses an invalid number before anything runs
 
-    def params(self, k: int, max_tokens: int) -> SamplingParams:
-        """Greedy, and ending at the same place, so that all cases do the same work."""
+    def params(self, k: int, stop: tuple[str, ...]) -> SamplingParams:
+        """Greedy, and ending at the same place, so that all cases do the same work.
+
+        Without stop texts that is `max_tokens`: the end of a text is ignored.
+        """
         return SamplingParams(
-            max_tokens=max_tokens,
-            stop=self.stop,
-            ignore_eos=not self.stop,
-            num_speculative_tokens=k,
+            max_tokens=self.max_tokens, stop=stop, ignore_eos=not stop, num_speculative_tokens=k
         )
 
-    def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
+    def requests(self, case: Case, tokenizer: Any) -> list[Request]:
         """All prompts, whatever the case."""
-        return [prompt.token_ids(tokenizer) for prompt in self.prompts]
+        return [
+            (prompt.token_ids(tokenizer), self.params(case.k, prompt.stop))
+            for prompt in self.prompts
+        ]
 
     def place(self, index: int) -> str:
         """The prompt's file and line."""
@@ -183,7 +181,7 @@ def median_run(runs: Sequence[Run]) -> Run:
 
 def drive(
     llm: LLM,
-    requests: Sequence[tuple[Tokens, SamplingParams]],
+    requests: Sequence[Request],
     concurrency: int,
     on_finish: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
@@ -207,7 +205,7 @@ class OpenCase:
 
     case: Case
     llm: LLM
-    requests: tuple[tuple[Tokens, SamplingParams], ...]
+    requests: Sequence[Request]
 
     def run(self, on_finish: Callable[[], None] = lambda: None) -> Run:
         """Complete all requests once; calls `on_finish` after each."""
@@ -226,13 +224,12 @@ class OpenCase:
 
 def open_case(workload: Workload, llm: LLM, case: Case) -> OpenCase:
     """Warm up `llm` for a case. Raises `InputError` if the longest prompt does not fit."""
-    prompts = workload.tokens(case, llm.tokenizer)
-    _check_length(llm, workload, prompts)
-    warm_up = workload.params(case.k, min(WARM_UP_TOKENS, workload.max_tokens))
-    first = [(prompt, warm_up) for prompt in prompts[: case.concurrency]]
-    check_finished(drive(llm, first, case.concurrency))
-    params = workload.params(case.k, workload.max_tokens)
-    return OpenCase(case, llm, tuple((prompt, params) for prompt in prompts))
+    requests = workload.requests(case, llm.tokenizer)
+    _check_length(llm, workload, [len(prompt) for prompt, _ in requests])
+    few = {"max_tokens": min(WARM_UP_TOKENS, workload.max_tokens)}
+    first = [(prompt, params.model_copy(update=few)) for prompt, params in requests]
+    check_finished(drive(llm, first[: case.concurrency], case.concurrency))
+    return OpenCase(case, llm, requests)
 
 
 def _run_method(
@@ -245,8 +242,7 @@ def _run_method(
         yield median_run(runs)
 
 
-def _check_length(llm: LLM, workload: Workload, prompts: Sequence[Tokens]) -> None:
-    lengths = [len(prompt) for prompt in prompts]
+def _check_length(llm: LLM, workload: Workload, lengths: Sequence[int]) -> None:
     longest = max(lengths)
     if longest + workload.max_tokens > llm.engine.max_length:
         raise InputError(

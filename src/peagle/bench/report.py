@@ -32,9 +32,15 @@ def environment(workload: PromptWorkload) -> dict[str, Any]:
             "drafters": dict(workload.pair.drafters),
             "prompts": len(workload.prompts),
             "max_tokens": workload.max_tokens,
-            "sampling": "greedy, end of text ignored",
+            "sampling": f"greedy, {_ends(workload)}",
         }
     )
+
+
+def _ends(workload: PromptWorkload) -> str:
+    if any(prompt.stop for prompt in workload.prompts):
+        return "to the end that prompts say, else end of text ignored"
+    return "end of text ignored"
 
 
 def hardware(device_name: str, dtype: DType) -> dict[str, Any]:
@@ -73,28 +79,34 @@ def summary_table(runs: Sequence[Run]) -> Table:
     table = _empty_table(("K", "tokens/s", "speed-up", "acceptance\nlength", "same\ntext"))
     table.columns[3].justify = "left"
     for run in runs:
-        k, speed, ratio, length = _speed_cells(run, runs)
-        found = speed_up(run, runs)
-        if run.case.method != "none" and found is not None and found.bounded:
-            ratio += f" ({_interval(found)})"
-        table.add_row(NAMES[run.case.method], k, speed, ratio, length, _identical(run))
+        k, speed, _, length = _speed_cells(run, runs)
+        ratio = speed_up(run, runs)
+        told = "-" if ratio is None else ratio_text(ratio)
+        table.add_row(NAMES[run.case.method], k, speed, told, length, _identical(run))
     return table
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """A ratio and its interval: 1.63x (1.58-1.68)."""
+    return f"{ratio.median:.2f}x{_interval(ratio)}"
 
 
 def verdict_sentence(verdict: Verdict) -> str:
     """Which method is the fastest and by how much, or that this cannot be told."""
     words = NAMES | {"none": "no speculation"}
     first, second = (words[run.case.method] for run in (verdict.first, verdict.second))
-    lead = verdict.lead
+    times = f"{verdict.lead.median:.2f} times as fast as {second}{_interval(verdict.lead)}"
     if verdict.clear:
-        return (
-            f"Fastest on this machine: {first}, {lead.median:.2f} times as fast as {second} "
-            f"({_interval(lead)})."
-        )
-    return (
-        f"No clear winner on this machine: {first} is {lead.median:.2f} times as fast as {second} "
-        f"({_interval(lead)})."
-    )
+        return f"Fastest on this machine: {first}, {times}."
+    few = "" if verdict.lead.bounded else ", in too few rounds to say so"
+    return f"No clear winner on this machine: {first} was {times}{few}."
+
+
+def _interval(ratio: Ratio) -> str:
+    """In parentheses; nothing where it has no bounds or no width."""
+    if ratio.bounded and ratio.low < ratio.high:
+        return f" ({ratio.low:.2f}-{ratio.high:.2f})"
+    return ""
 
 
 def full_table(runs: Sequence[Run]) -> Table:
@@ -120,10 +132,6 @@ def _empty_table(columns: Sequence[str]) -> Table:
     for name in columns:
         table.add_column(name, justify="right")
     return table
-
-
-def _interval(ratio: Ratio) -> str:
-    return f"{ratio.low:.2f}-{ratio.high:.2f}" if ratio.bounded else "too few rounds to say"
 
 
 def _speed_cells(run: Run, runs: Sequence[Run]) -> tuple[str, str, str, str]:
