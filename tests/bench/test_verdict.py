@@ -98,6 +98,21 @@ def test_rounds_are_compared_in_pairs():
     assert not Verdict(peagle, none, Ratio(1.5, 1.01, 1.9)).clear
 
 
+def test_the_fastest_are_found_by_rounds_too():
+    """The slower one ran once more often while the machine was fast."""
+    fast, slow = (
+        replace(run(method, otps), rounds=rounds)
+        for method, otps, rounds in (
+            ("peagle", 105.0, (105.0, 105.0, 105.0, 105.0, 210.0, 210.0, 150.0)),
+            ("eagle3", 200.0, (100.0, 100.0, 100.0, 200.0, 200.0, 200.0, 200.0)),
+        )
+    )
+    verdict = judge([slow, fast])
+    assert (verdict.first, verdict.second) == (fast, slow)
+    assert not verdict.clear
+    assert verdict.lead.median == pytest.approx(1.05)
+
+
 def exact_coverage(count):
     """The share of all ways to lie on either side of the median in which the interval holds it."""
     held = 0

@@ -1,6 +1,8 @@
 """What rounds of runs say: how many times as fast, which method is the fastest, and how sure."""
 
+import itertools
 import math
+import operator
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -50,11 +52,13 @@ def judge(runs: Sequence[Run]) -> Verdict:
 
     runs: median runs at the same concurrency, with their rounds.
     """
+    ranked = sorted(zip(_relative_speeds(runs), runs, strict=True), key=lambda one: -one[0])
     best: dict[str, Run] = {}
-    for run in sorted(runs, key=_speed):
-        best[run.case.method] = run
-    second, first = sorted(best.values(), key=_speed)[-2:]
-    return Verdict(first, second, compare(first, second))
+    for _, run in ranked:
+        best.setdefault(run.case.method, run)
+    pairs = itertools.permutations(list(best.values())[:2])
+    verdicts = [Verdict(first, second, compare(first, second)) for first, second in pairs]
+    return max(verdicts, key=lambda verdict: verdict.lead.median)
 
 
 def compare(run: Run, other: Run) -> Ratio:
@@ -110,5 +114,7 @@ def doubts(runs: Sequence[Run]) -> Iterator[str]:
         yield f"the machine was unsteady: equal work took up to {widest:.1f} times as long"
 
 
-def _speed(run: Run) -> float:
-    return run.measures.otps
+def _relative_speeds(runs: Sequence[Run]) -> list[float]:
+    """Each case's median over rounds of its speed, as a multiple of the round's mean speed."""
+    means = [statistics.fmean(speeds) for speeds in zip(*(run.rounds for run in runs), strict=True)]
+    return [statistics.median(map(operator.truediv, run.rounds, means)) for run in runs]

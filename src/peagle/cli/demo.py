@@ -36,9 +36,9 @@ FIXED = (
     "--k 3,5,7` measures that here."
 )
 MODEL = (
-    "The model is tiny: 15M parameters that have read Python and little else, and are often wrong. "
-    "Text that repeats itself is easy to guess, which flatters every drafter; these prompts were "
-    "chosen for answers that do not."
+    "The model is tiny (15M parameters), has read Python and little else, and is often wrong. Text "
+    "that repeats itself is easy to guess, which flatters every drafter; these prompts were chosen "
+    "for answers that do not."
 )
 
 
@@ -62,7 +62,7 @@ def demo(
     console = Console(highlight=False)
     _show_answers(console, workload)
     _show_comparison(console, _rounds(workload))
-    for line in (WHY, FIXED) if target else (WHY, FIXED, MODEL):
+    for line in ("", WHY, FIXED) if target else ("", WHY, FIXED, MODEL):
         console.print(line)
 
 
