@@ -5,6 +5,7 @@ The grammars are llguidance's; it comes with the extra `structured`.
 
 import json
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,8 @@ STACK = 1 << 30
 """Bytes of stack, of which only those used are allocated: rules are compiled recursively, each
 within the one that names it, and a request may bring thousands."""
 SIZING_STACKS = threading.Lock()
+KEPT = 64
+"""Compiled grammars that are kept."""
 STEP_ITEMS = 5000
 """Most parser items per token: a grammar that takes more would keep all other requests waiting."""
 LEXER_FUEL = 200_000
@@ -32,6 +35,9 @@ LEXER_FUEL = 200_000
 
 UNFIT = {"NoExtensionBias": "no text fits"}
 """llguidance's word for it, in ours."""
+
+
+SLASH = r"\/"
 
 
 class GrammarCompiler:
@@ -47,19 +53,26 @@ class GrammarCompiler:
         ends = list(end_tokens)
         self._vocab_size = vocab_size
         self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, vocab_size, ends)
-        self._latest: tuple[StructuredOutputs, LLMatcher] | None = None
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._keeping = threading.Lock()
 
     def compile(self, wanted: StructuredOutputs) -> "GrammarConstraint":
         """Make the constraint of one sequence. Raises `InputError` for a grammar that is wrong,
         unsupported or too complex, or that no text fits.
 
-        A request's choices share one form object, which is compiled once. Forms that compare equal
-        may differ in meaning: to Python `true` equals 1, and properties have no order.
+        The latest `KEPT` are compiled once: an agent sends the same tools at every turn. They are
+        told apart by their JSON, since to Python `true` equals 1, and properties have no order.
         """
-        latest = self._latest
-        if latest is None or latest[0] is not wanted:
-            latest = self._latest = (wanted, self._compiled(wanted))
-        return GrammarConstraint(latest[1], self._vocab_size)
+        written = wanted.model_dump_json()
+        with self._keeping:
+            matcher = self._kept.pop(written, None)
+        if matcher is None:
+            matcher = self._compiled(wanted)
+        with self._keeping:
+            self._kept[written] = matcher
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return GrammarConstraint(matcher, self._vocab_size)
 
     def _compiled(self, wanted: StructuredOutputs) -> "LLMatcher":
         try:
@@ -106,6 +119,19 @@ def _on_large_stack(work: Callable[[], T]) -> T:
     return done.result()
 
 
+def lark_rule(wanted: StructuredOutputs) -> str:
+    """The form as the right side of a rule in Lark's notation."""
+    if wanted.json_object:
+        return '%json {"type": "object"}'
+    if wanted.json_schema is not None:
+        return f"%json {json.dumps(wanted.json_schema)}"
+    if wanted.regex is not None:
+        return f"/{wanted.regex.replace('/', SLASH)}/"
+    if wanted.choice is not None:
+        return " | ".join(json.dumps(text) for text in wanted.choice)
+    return f"%lark {{\n{wanted.grammar}\n}}"
+
+
 def _grammar(wanted: StructuredOutputs) -> str:
     from llguidance import LLMatcher
 
@@ -115,11 +141,7 @@ def _grammar(wanted: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_json_schema(wanted.json_schema)
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
-    if wanted.choice is not None:
-        alternatives = " | ".join(json.dumps(text) for text in wanted.choice)
-        return LLMatcher.grammar_from_lark(f"start: {alternatives}")
-    assert wanted.grammar is not None, "one of them is given"
-    return LLMatcher.grammar_from_lark(wanted.grammar)
+    return LLMatcher.grammar_from_lark(wanted.grammar or f"start: {lark_rule(wanted)}")
 
 
 class GrammarConstraint:

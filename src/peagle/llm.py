@@ -9,9 +9,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig, StructuredOutputs
 from peagle.detokenizer import Detokenizer
 from peagle.device import resolve_device, resolve_dtype
+from peagle.dialects import (
+    Content,
+    Dialect,
+    Event,
+    Message,
+    PlainText,
+    Reader,
+    Section,
+    ToolUse,
+    find_dialect,
+)
+from peagle.dialects.markers import Markers
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
@@ -19,11 +31,12 @@ from peagle.engine.constraint import Constraint
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request, RequestOutput, Speculation, TokenLogprobs
 from peagle.errors import InputError
-from peagle.grammar import GrammarCompiler
+from peagle.grammar import GrammarCompiler, lark_rule
 from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import load_decoder
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
+from peagle.stop_strings import StopStrings
 
 Prompt = str | Sequence[int]
 
@@ -35,7 +48,8 @@ class Completion:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    text: str
+    message: Message
+    """What they say: of a completion content only, of a chat also thoughts and tool calls."""
     finish_reason: str
     """stop, length, abort or error."""
     speculation: Speculation
@@ -46,8 +60,15 @@ class Completion:
     """Seconds from arrival until it first ran."""
     cached_tokens: int
     """Tokens of the prompt that the prefix cache already held."""
+    sections: tuple[Section, ...] = ()
+    """What each of `token_ids` belongs to."""
     failure: str | None = None
     """Why it failed, where `finish_reason` is error."""
+
+    @property
+    def text(self) -> str:
+        """The content."""
+        return self.message.content
 
 
 @dataclass(frozen=True)
@@ -55,14 +76,30 @@ class Chunk:
     """What one step added to one request."""
 
     request_id: str
-    text: str
+    events: tuple[Event, ...]
+    """What became readable."""
     token_ids: tuple[int, ...]
+    sections: tuple[Section, ...]
+    """What each of `token_ids` belongs to."""
     accepted: int
     """How many of `token_ids`, from the first on, are accepted drafts."""
     logprobs: tuple[TokenLogprobs, ...]
     """One for each of `token_ids`, if requested."""
     completion: Completion | None
     """The whole request, once finished."""
+
+    @property
+    def text(self) -> str:
+        """What was added to the content."""
+        return "".join(event.text for event in self.events if isinstance(event, Content))
+
+
+@dataclass(frozen=True)
+class ChatTurn:
+    """That a prompt is a rendered conversation, whose answer is read by the target's dialect."""
+
+    use: ToolUse | None = None
+    """The tools that the answer may call."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +109,13 @@ class Prepared:
     tokens: list[int]
     params: SamplingParams
     constraint: Constraint | None
+    chat: ChatTurn | None = None
 
 
 @dataclass
 class _Live:
     request: Request
-    detokenizer: Detokenizer
+    reader: Reader
     times: list[float] = field(default_factory=list)
 
 
@@ -122,6 +160,8 @@ class LLM:
         self.drafter, self.k = engine.drafter, engine.k
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
+        self.dialect: Dialect = find_dialect(tokenizer)
+        """How the target writes the answers of chats."""
         self._ids = itertools.count()
         self._live: dict[str, _Live] = {}
         self._kept: list[Chunk] = []
@@ -210,24 +250,43 @@ class LLM:
         finally:
             self.cancel(request_id)
 
-    def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
-        """Encode a prompt and compile its structured outputs; callable from any thread.
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, chat: ChatTurn | None = None
+    ) -> Prepared:
+        """Encode a prompt and compile what binds its answer; callable from any thread.
 
-        Raises `InputError` for a request that cannot run as asked.
+        chat: that the prompt is a conversation. Raises `InputError` for a request that cannot run
+        as asked.
         """
         tokens = self.encode(prompt)
         self.engine.check(tokens, params)
         wanted = params.structured_outputs
+        if chat is not None:
+            form = lark_rule(wanted) if wanted is not None else None
+            grammar = self.dialect.grammar(tokens, chat.use, form)
+            wanted = StructuredOutputs(grammar=grammar) if grammar is not None else None
         constraint = self._grammars.compile(wanted) if wanted is not None else None
-        return Prepared(tokens, params, constraint)
+        return Prepared(tokens, params, constraint, chat)
 
     def submit(self, prepared: Prepared) -> str:
         """Queue a request and return its id; `step` runs it."""
         request_id, params = str(next(self._ids)), prepared.params
         request = self.engine.add(request_id, prepared.tokens, params, prepared.constraint)
-        detokenizer = Detokenizer(self._decode, params.stop, params.min_tokens, prepared.tokens)
-        self._live[request_id] = _Live(request, detokenizer)
+        self._live[request_id] = _Live(request, self._reader(prepared))
         return request_id
+
+    def _reader(self, prepared: Prepared) -> Reader:
+        """What reads the answer to a request."""
+        chat, params = prepared.chat, prepared.params
+        return Reader(
+            self.dialect.parser(prepared.tokens, chat.use) if chat else PlainText(),
+            self.dialect.markers(chat.use) if chat else Markers(),
+            Detokenizer(self._decode, prepared.tokens),
+            StopStrings(params.stop) if params.stop else None,
+            params.min_tokens,
+            chat.use.most if chat and chat.use else None,
+            each=chat is not None and params.logprobs is not None,
+        )
 
     def step(self) -> list[Chunk]:
         """Run one engine step and return what each request produced."""
@@ -251,20 +310,23 @@ class LLM:
     def _chunk(self, output: RequestOutput, now: float) -> Chunk:
         live = self._live[output.request_id]
         tokens, reason = list(output.new_tokens), output.finish_reason
-        text = live.detokenizer
-        stopped = text.extend(tokens[:-1] if reason == "stop" else tokens)
+        known, reader, ended = len(live.times), live.reader, reason == "stop"
+        stopped = reader.extend(tokens[:-1] if ended else tokens)
         if stopped is not None:
             tokens, reason = tokens[:stopped], "stop"
             self.engine.abort(output.request_id, reason)
-        elif reason in ("stop", "length") and text.flush():
-            reason = "stop"
-        known = len(live.times)
+        elif reason is not None:
+            reader.skip(int(ended))
+            reader.finish(ended)
+            if reader.stopped and reason == "length":
+                reason = "stop"
         live.times += [now - live.request.arrived] * len(tokens)
         completion = self._complete(live, len(output.new_tokens) - len(tokens), reason)
         return Chunk(
             output.request_id,
-            text.delta(finished=reason is not None),
+            reader.fresh(),
             tuple(tokens),
+            tuple(reader.sections[known:]),
             min(output.accepted, len(tokens)),
             tuple(live.request.logprobs[known : known + len(tokens)]),
             completion,
@@ -281,13 +343,14 @@ class LLM:
             request_id=request.id,
             prompt_token_ids=tuple(request.tokens[: request.prompt_length]),
             token_ids=tuple(request.output[:kept]),
-            text=live.detokenizer.text,
+            message=live.reader.message,
             finish_reason=reason,
             speculation=request.speculation,
             logprobs=tuple(request.logprobs[:kept]),
             token_times=tuple(live.times),
             queued=(request.admitted or request.arrived) - request.arrived,
             cached_tokens=request.cached,
+            sections=tuple(live.reader.sections),
             failure=request.failure if reason == "error" else None,
         )
 
