@@ -1,15 +1,22 @@
 """LLM: prompts in, texts out. Below it everything is token ids."""
 
+import contextlib
 import functools
 import itertools
 import operator
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig, StructuredOutputs
+from peagle.config import (
+    ChatConfig,
+    EngineConfig,
+    SamplingParams,
+    SpeculativeConfig,
+    StructuredOutputs,
+)
 from peagle.detokenizer import Detokenizer
 from peagle.device import resolve_device, resolve_dtype
 from peagle.dialects import (
@@ -20,6 +27,7 @@ from peagle.dialects import (
     PlainText,
     Reader,
     Section,
+    Tool,
     ToolUse,
     find_dialect,
 )
@@ -34,7 +42,7 @@ from peagle.errors import InputError
 from peagle.grammar import GrammarCompiler, lark_rule
 from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import load_decoder
-from peagle.models.tokenizer import load_tokenizer
+from peagle.models.tokenizer import load_tokenizer, render_chat
 from peagle.models.weights import model_directory
 from peagle.stop_strings import StopStrings
 
@@ -130,6 +138,7 @@ class LLM:
         target: str | Path,
         speculative_config: SpeculativeConfig | None = None,
         config: EngineConfig | None = None,
+        chat: ChatConfig | None = None,
     ) -> None:
         config = config or EngineConfig()
         directory = model_directory(str(target))
@@ -138,6 +147,9 @@ class LLM:
         dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
         tokenizer = load_tokenizer(directory)
+        self._open_chat(
+            tokenizer, chat or ChatConfig()
+        )  # refuses a wrong name before memory is taken
         drafter: Drafter | None = None
         k = 0
         if speculative_config is not None:
@@ -149,19 +161,23 @@ class LLM:
         self._open(engine, tokenizer, defaults)
 
     @classmethod
-    def over(cls, engine: Engine, tokenizer: Any) -> Self:
+    def over(cls, engine: Engine, tokenizer: Any, chat: ChatConfig | None = None) -> Self:
         """An LLM over an existing engine."""
         llm = cls.__new__(cls)
+        llm._open_chat(tokenizer, chat or ChatConfig())
         llm._open(engine, tokenizer, {})
         return llm
+
+    def _open_chat(self, tokenizer: Any, chat: ChatConfig) -> None:
+        self.chat_config = chat
+        self.dialect: Dialect = find_dialect(tokenizer, chat)
+        """How the target writes the answers of conversations."""
 
     def _open(self, engine: Engine, tokenizer: Any, sampling_defaults: dict[str, float]) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.drafter, self.k = engine.drafter, engine.k
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
-        self.dialect: Dialect = find_dialect(tokenizer)
-        """How the target writes the answers of chats."""
         self._ids = itertools.count()
         self._live: dict[str, _Live] = {}
         self._kept: list[Chunk] = []
@@ -204,6 +220,38 @@ class LLM:
         ).input_ids
         return ids
 
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation by the chat template, up to where the answer begins.
+
+        tools: in OpenAI's form. variables: the template's own. Raises `InputError` when there is no
+        template, or when it refuses the conversation.
+        """
+        chat = self.chat_config
+        known = {"add_generation_prompt": True, **chat.default_chat_template_kwargs, **variables}
+        shown = {"tools": list(tools)} if tools else {}
+        text = render_chat(self.tokenizer, messages, chat.chat_template, **known, **shown)
+        return self.tokenize(text, add_special_tokens=False)
+
+    def chat(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
+    ) -> list[Completion]:
+        """Answer every conversation, in order; `Completion.message` holds thoughts and calls.
+
+        Arguments are those of `render`. Raises `InputError` before any of them runs.
+        """
+        use = ToolUse(tuple(map(Tool.of, tools))) if tools else None
+        prompts = [self.render(messages, tools, **variables) for messages in conversations]
+        return list(self.completions(prompts, params, ChatTurn(use)))
+
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -216,13 +264,15 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        chat: ChatTurn | None = None,
     ) -> Iterator[Completion]:
         """Like `generate`, but yield each completion once it and those before it are finished.
 
-        Leaving the loop early cancels the rest.
+        chat: that the prompts are conversations. Leaving the loop early cancels the rest.
         """
         each = _per_prompt(params, len(prompts))
-        prepared = [self.prepare(prompt, how) for prompt, how in zip(prompts, each, strict=True)]
+        pairs = zip(prompts, each, strict=True)
+        prepared = [self.prepare(prompt, how, chat) for prompt, how in pairs]
         ids: list[str] = []
         try:
             for request in prepared:
@@ -238,9 +288,11 @@ class LLM:
             for request_id in ids:
                 self.cancel(request_id)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, chat: ChatTurn | None = None
+    ) -> Iterator[Chunk]:
         """Complete one prompt, chunk by chunk; leaving the loop early cancels it."""
-        request_id = self.submit(self.prepare(prompt, params or SamplingParams()))
+        request_id = self.submit(self.prepare(prompt, params or SamplingParams(), chat))
         finished = False
         try:
             while not finished:
@@ -261,12 +313,22 @@ class LLM:
         tokens = self.encode(prompt)
         self.engine.check(tokens, params)
         wanted = params.structured_outputs
+        if wanted is not None:
+            self._grammars.check(wanted)
         if chat is not None:
             form = lark_rule(wanted) if wanted is not None else None
             grammar = self.dialect.grammar(tokens, chat.use, form)
             wanted = StructuredOutputs(grammar=grammar) if grammar is not None else None
         constraint = self._grammars.compile(wanted) if wanted is not None else None
         return Prepared(tokens, params, constraint, chat)
+
+    def build_grammars(self) -> None:
+        """Make what structured outputs need of the tokenizer, which takes seconds for a large one.
+
+        Without it the first request that needs it waits, and others with it.
+        """
+        with contextlib.suppress(InputError):  # not installed, or no end of text: told when asked
+            _ = self._grammars
 
     def submit(self, prepared: Prepared) -> str:
         """Queue a request and return its id; `step` runs it."""

@@ -10,6 +10,7 @@ from families import FAMILIES, Calls, encode, prompt, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peagle.config import ChatConfig
 from peagle.detokenizer import Detokenizer
 from peagle.dialects import Message, Reader, Tool, ToolUse, find_dialect
 from peagle.dialects.events import Event
@@ -51,7 +52,7 @@ def read(
 ) -> Message:
     """An answer that comes in chunks; its stream is checked against the whole."""
     tokenizer_, before = tokenizer(name), prompt(name)
-    dialect = find_dialect(tokenizer_)
+    dialect = find_dialect(tokenizer_, ChatConfig())
     reader = Reader(
         dialect.parser(before, use),
         dialect.markers(use),
@@ -184,7 +185,7 @@ def test_what_is_no_call_between_its_markers_is_content(name: str, caplog):
 def test_surplus_calls_are_left_out():
     name, use = "qwen3", ToolUse(USE.tools, most=1)
     text, _ = answer(name, "Hm.", "", [CALL, ("now", {})])
-    dialect, before = find_dialect(tokenizer(name)), prompt(name)
+    dialect, before = find_dialect(tokenizer(name), ChatConfig()), prompt(name)
     reader = Reader(
         dialect.parser(before, use),
         dialect.markers(use),

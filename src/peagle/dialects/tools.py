@@ -27,6 +27,13 @@ class Tool:
     strict: bool = False
     """Whether the arguments must fit the schema, even where the model may choose not to call."""
 
+    @classmethod
+    def of(cls, tool: Mapping[str, Any]) -> "Tool":
+        """A tool in OpenAI's form."""
+        function = tool["function"]
+        parameters, strict = function.get("parameters"), function.get("strict")
+        return cls(function["name"], parameters, strict is True)
+
     @property
     def schema(self) -> Mapping[str, Any]:
         """JSON schema of its arguments."""

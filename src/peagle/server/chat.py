@@ -11,7 +11,6 @@ from peagle.dialects import CallArguments, CallBegin, Content, Event, Reasoning,
 from peagle.engine.request import TokenLogprobs
 from peagle.errors import InputError
 from peagle.llm import ChatTurn, Chunk, Completion
-from peagle.models.tokenizer import render_chat
 from peagle.server.answer import Json, answer
 from peagle.server.errors import APIError
 from peagle.server.protocol import ChatBody, Message, Tool
@@ -70,15 +69,14 @@ def template_variables(
 def _render(
     service: Service, messages: Sequence[Message], variables: Mapping[str, Any]
 ) -> list[int]:
-    tokenizer, template = service.llm.tokenizer, service.settings.chat_template
-    if template is None and tokenizer.chat_template is None:
+    llm = service.llm
+    if llm.chat_config.chat_template is None and llm.tokenizer.chat_template is None:
         raise APIError(400, "this model has no chat template; start with --chat-template FILE")
     turns = [turn.model_dump(exclude_none=True) | {"content": turn.text} for turn in messages]
     try:
-        text = render_chat(tokenizer, turns, template, **variables)
+        return llm.render(turns, **variables)
     except InputError as error:
         raise APIError(400, str(error), "messages") from None
-    return service.llm.tokenize(text, add_special_tokens=False)
 
 
 class ChatForm:
