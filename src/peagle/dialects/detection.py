@@ -12,6 +12,7 @@ from peagle.dialects.llama import LlamaCalls
 from peagle.dialects.markers import Markers
 from peagle.dialects.pythonic import PythonicCalls
 from peagle.dialects.qwen3_coder import Qwen3CoderCalls
+from peagle.dialects.response_template import ResponseTemplateDialect
 from peagle.dialects.section_dialect import SectionDialect
 from peagle.dialects.sections import CallFormat, ReasoningFormat
 from peagle.errors import InputError
@@ -61,7 +62,15 @@ def find_dialect(tokenizer: Any, chat: ChatConfig) -> Dialect:
             )
         return HarmonyDialect(tokenizer)
     if whole and CHANNEL in text and not (calls or reasoning):
-        return HarmonyDialect(tokenizer)
+        return HarmonyDialect(tokenizer)  # its own reader knows more than a template can say
+    found = _sections(tokenizer, text, calls, reasoning)
+    own = getattr(tokenizer, "response_template", None)
+    return ResponseTemplateDialect(tokenizer, found) if own and not (calls or reasoning) else found
+
+
+def _sections(
+    tokenizer: Any, text: str, calls: str | None, reasoning: str | None
+) -> SectionDialect:
     thoughts = REASONING[reasoning] if reasoning else _reasoning(tokenizer, text)
     return SectionDialect(tokenizer, thoughts, CALLS[calls or _calls(text)]())
 
