@@ -72,6 +72,9 @@ class Completion:
     """What each of `token_ids` belongs to."""
     failure: str | None = None
     """Why it failed, where `finish_reason` is error."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One for each of `prompt_token_ids`, if requested: None for the first, which follows nothing.
+    Fewer where the request ended within its prompt."""
 
     @property
     def text(self) -> str:
@@ -93,6 +96,8 @@ class Chunk:
     """How many of `token_ids`, from the first on, are accepted drafts."""
     logprobs: tuple[TokenLogprobs, ...]
     """One for each of `token_ids`, if requested."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...]
+    """As in `Completion`, in a request's first chunk; none in the others."""
     completion: Completion | None
     """The whole request, once finished."""
 
@@ -391,6 +396,7 @@ class LLM:
             tuple(reader.sections[known:]),
             min(output.accepted, len(tokens)),
             tuple(live.request.logprobs[known : known + len(tokens)]),
+            () if known else _prompt_logprobs(live.request),
             completion,
         )
 
@@ -414,6 +420,7 @@ class LLM:
             cached_tokens=request.cached,
             sections=tuple(live.reader.sections),
             failure=request.failure if reason == "error" else None,
+            prompt_logprobs=_prompt_logprobs(request),
         )
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -426,6 +433,12 @@ def check_finished(completions: Iterable[Completion]) -> None:
     for index, completion in enumerate(completions, start=1):
         if completion.failure is not None:
             raise InputError(f"prompt {index} ended with an error: {completion.failure}")
+
+
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...]:
+    if request.params.prompt_logprobs is None:
+        return ()
+    return None, *request.prompt_logprobs
 
 
 def _says_something(output: RequestOutput) -> bool:
