@@ -130,7 +130,7 @@ def test_errors_are_told_in_words(page: Chrome):
     fill(page, "max-tokens", "0")
     page.find_element(By.ID, "run").click()
     assert finish(page) == "error"
-    assert "400: max_tokens: Input should be greater" in content(page, "error")
+    assert "400: max_tokens: 0 generates nothing; give at least 1" in content(page, "error")
 
 
 def test_an_error_is_in_sight_on_a_small_screen(page: Chrome):

@@ -51,6 +51,10 @@ class Form(Protocol):
         """A finished choice."""
         ...
 
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """What an answer has besides its choices and its usage."""
+        ...
+
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice, for a stream; perhaps nothing yet."""
         ...
@@ -80,7 +84,7 @@ async def answer(
     for index, completion in enumerate(done):
         _check(index, completion, head)
     choices = [form.choice(index, completion) for index, completion in enumerate(done)]
-    return JSONResponse({**head, "choices": choices, "usage": usage(job, done)})
+    return JSONResponse({**head, "choices": choices, "usage": usage(job, done), **form.whole(done)})
 
 
 def usage(job: Job, done: Sequence[Completion]) -> Json:

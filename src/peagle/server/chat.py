@@ -17,7 +17,13 @@ from peagle.server.protocol import ChatBody, Message, Tool
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
 from peagle.server.service import Service
 from peagle.server.tools import tool_use
-from peagle.server.trace import json_score, speculation_trace, token_bytes, token_text
+from peagle.server.trace import (
+    json_score,
+    prompt_scores,
+    speculation_trace,
+    token_bytes,
+    token_text,
+)
 
 
 async def chat(service: Service, body: ChatBody, request: Request) -> Response:
@@ -109,6 +115,10 @@ class ChatForm:
             "finish_reason": _reason(completion),
             "logprobs": self._logprobs(scored),
         }
+
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """The prompt's log-probabilities, which all choices share; where they are asked for."""
+        return prompt_scores(self._tokenizer, done[0], self._body.prompt_logprobs)
 
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice: a delta for each event, none where nothing is said."""
