@@ -152,9 +152,7 @@ class LLM:
         dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
         tokenizer = load_tokenizer(directory)
-        self._open_chat(
-            tokenizer, chat or ChatConfig()
-        )  # refuses a wrong name before memory is taken
+        find_dialect(tokenizer, chat or ChatConfig())  # refuses a wrong name before memory is taken
         drafter: Drafter | None = None
         k = 0
         if speculative_config is not None:
@@ -163,23 +161,24 @@ class LLM:
             drafter = drafter_for(model)
             k = speculative_config.num_speculative_tokens or model.config.default_k
         engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))
-        self._open(engine, tokenizer, defaults)
+        self._open(engine, tokenizer, defaults, chat)
 
     @classmethod
     def over(cls, engine: Engine, tokenizer: Any, chat: ChatConfig | None = None) -> Self:
         """An LLM over an existing engine."""
         llm = cls.__new__(cls)
-        llm._open_chat(tokenizer, chat or ChatConfig())
-        llm._open(engine, tokenizer, {})
+        llm._open(engine, tokenizer, {}, chat)
         return llm
 
-    def _open_chat(self, tokenizer: Any, chat: ChatConfig) -> None:
-        self.chat_config = chat
-        self.dialect: Dialect = find_dialect(tokenizer, chat)
-        """How the target writes the answers of conversations."""
-
-    def _open(self, engine: Engine, tokenizer: Any, sampling_defaults: dict[str, float]) -> None:
+    def _open(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        sampling_defaults: dict[str, float],
+        chat: ChatConfig | None,
+    ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
+        self.chat_config = chat or ChatConfig()
         self.drafter, self.k = engine.drafter, engine.k
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
@@ -187,6 +186,11 @@ class LLM:
         self._live: dict[str, _Live] = {}
         self._kept: list[Chunk] = []
         """Chunks of requests that other callers wait for."""
+
+    @functools.cached_property
+    def dialect(self) -> Dialect:
+        """How the target writes the answers of conversations."""
+        return find_dialect(self.tokenizer, self.chat_config)
 
     @functools.cached_property
     def _grammars(self) -> GrammarCompiler:
