@@ -34,6 +34,11 @@ class Prompt:
         except UnicodeEncodeError:
             raise InputError("the prompt is not valid UTF-8 text") from None
 
+    def as_chat(self) -> "Prompt":
+        """The prompt as a user's turn; one that is a chat already stays as it is."""
+        turn = {"role": "user", "content": self.text}
+        return self if self.messages else replace(self, messages=(turn,))
+
     def token_ids(self, tokenizer: Any) -> list[int]:
         """Token ids, by the tokenizer's chat template if there are a chat and a template.
 
