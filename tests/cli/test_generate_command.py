@@ -4,6 +4,7 @@ import shutil
 
 import pytest
 from chat_templates import LLAMA, byte_tokenizer
+from scripted import scripted_llm, writing
 
 from peagle.config import SamplingParams
 from peagle.llm import LLM
@@ -176,7 +177,7 @@ def test_every_sampling_option_reaches_the_engine(generate, monkeypatch):
     seen = []
     original = LLM.completions
     monkeypatch.setattr(
-        LLM, "completions", lambda *arguments: seen.append(arguments[-1]) or original(*arguments)
+        LLM, "completions", lambda *arguments: seen.append(arguments[2]) or original(*arguments)
     )
     options = [part for name, value in given.items() for part in (option(name), value)]
     assert generate("--prompt", PROMPT, "--json", "--ignore-eos", *options).code == 0
@@ -192,3 +193,17 @@ def test_k_beyond_training_is_a_warning(generate, pair):
     result = generate("--prompt", PROMPT, "--drafter", pair.peagle, "--k", 9)
     assert result.code == 0
     assert result.err.startswith("peagle: warning: K = 9 is beyond the 8 tokens")
+
+
+def test_thoughts_of_a_chat_are_not_among_the_text(peagle, tmp_path, monkeypatch):
+    llm, script = scripted_llm("qwen3", tmp_path)
+    monkeypatch.setattr("peagle.cli.generate.load_llm", lambda *_: llm)
+    monkeypatch.setattr(
+        "peagle.cli.generate.as_chats", lambda given, _: [p.as_chat() for p in given]
+    )
+    with writing(script, "qwen3", "<think>\nHm.\n</think>\n\nIt is 4."):
+        result = peagle("generate", "--chat", "--prompt", "2+2?")
+        assert (result.code, result.out) == (0, "It is 4.\n")
+        assert result.err.startswith("Hm.\n\n")
+        (record,) = records(peagle("generate", "--chat", "--prompt", "2+2?", "--json"))
+    assert (record["reasoning_content"], record["text"]) == ("Hm.", "It is 4.")

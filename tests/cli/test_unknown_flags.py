@@ -2,6 +2,8 @@
 
 import pytest
 
+from peagle.cli.unknown_flags import with_effect
+
 
 @pytest.mark.parametrize(
     ("line", "hint"),
@@ -48,3 +50,10 @@ def test_every_other_name_is_unknown_to_some_command_that_has_ours():
     for ours, others in OTHER_NAMES.items():
         for other in others:
             assert any(ours in own and other not in own for own in flags), (ours, other)
+
+
+def test_flags_of_vllm_that_ask_for_what_happens_anyway_change_nothing():
+    words = "--enable-auto-tool-choice --tensor-parallel-size 1 --trust-remote-code -tp 1"
+    assert with_effect([*words.split(), "--generation-config=auto"]) == []
+    for line in ("--tensor-parallel-size 2", "--generation-config=vllm", "--enable-lora", "x"):
+        assert with_effect(line.split()) == line.split()

@@ -14,6 +14,8 @@ from peagle.cli.tables import print_table
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from peagle.drafters.diagnosis import Diagnosis
 
 EXAMPLE = """\b
@@ -65,12 +67,26 @@ def check(
     found = diagnose(place, beside)
     problems = [*found.problems, *_too_many(k, found)]
     problems += target_problems(beside) if beside is not None else ()
-    _print_facts({"directory": str(place), **found.facts})
+    _print_facts({"directory": str(place), **found.facts, **_answers(beside)})
     for problem in problems:
         typer.echo(f"problem: {' '.join(problem.split())}", err=True)
     if problems:
         raise typer.Exit(PROBLEMS_FOUND)
     typer.echo("no problem found" if target is None else f"no problem found; it fits {target}")
+
+
+def _answers(target: "Path | None") -> dict[str, str]:
+    """How the target's answers to conversations are read; nothing where that cannot be told."""
+    from peagle.config import ChatConfig
+    from peagle.dialects import find_dialect
+    from peagle.models.tokenizer import load_tokenizer
+
+    if target is None:
+        return {}
+    try:
+        return {"answers": find_dialect(load_tokenizer(target), ChatConfig()).description}
+    except InputError:  # told among the problems
+        return {}
 
 
 def _too_many(k: int | None, found: "Diagnosis") -> Iterable[str]:

@@ -26,7 +26,7 @@ from peagle.errors import InputError
 
 if TYPE_CHECKING:
     from peagle.bench.prompts import Prompt
-    from peagle.llm import LLM, Completion
+    from peagle.llm import LLM, ChatTurn, Completion
 
 EXAMPLE = """\b
 Examples:
@@ -67,7 +67,8 @@ def generate(
 ) -> None:
     """Complete prompts with a drafter's help.
 
-    By default with the bundled pair. The text goes to stdout, a line about the speed to stderr.
+    By default with the bundled pair. The text goes to stdout; what a model thinks before it, and a
+    line about the speed, to stderr.
     """
     with from_flags(stop_token_ids="--stop-token-id"):
         params = SamplingParams(
@@ -126,9 +127,9 @@ def _write_json(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
     """Print each prompt's line once it is finished, so that an interruption keeps it."""
-    encoded = _encode(llm, prompts)
+    encoded, turn = _encode(llm, prompts), _turn(llm, prompts)
     completions: list[Completion] = []
-    for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
+    for prompt, completion in zip(prompts, llm.completions(encoded, params, turn), strict=True):
         typer.echo(json.dumps(_record(prompt, completion)))
         completions.append(completion)
     return completions
@@ -147,6 +148,8 @@ def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
         "accepted_per_cycle": did.accepted_per_cycle,
         "accepted_per_position": did.accepted_per_position,
     }
+    if completion.message.reasoning:
+        record["reasoning_content"] = completion.message.reasoning
     if completion.failure is not None:
         record["error"] = completion.failure
     if completion.logprobs:
@@ -161,14 +164,15 @@ def _write_text(
 ) -> "Sequence[Completion]":
     """Print each text once it is finished, a single one as it is written; then the speed."""
     start = time.perf_counter()
-    encoded = _encode(llm, prompts)
+    encoded, turn = _encode(llm, prompts), _turn(llm, prompts)
     completions: list[Completion] = []
     if len(encoded) == 1:
-        completions = [_stream(llm, encoded[0], params)]
+        completions = [_stream(llm, encoded[0], params, turn)]
     else:
-        for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
+        for prompt, completion in zip(prompts, llm.completions(encoded, params, turn), strict=True):
             heading = _heading(prompt, len(completions) + 1, len(prompts))
             typer.secho("\n" * bool(completions) + heading, dim=True)
+            _echo_thoughts(completion.message.reasoning, nl=True)
             typer.echo(completion.text)
             completions.append(completion)
     typer.secho(_speed(completions, time.perf_counter() - start), err=True, dim=True)
@@ -180,8 +184,32 @@ def _heading(prompt: "Prompt", number: int, count: int) -> str:
     return f"--- {number} of {count}: {shorten(prompt.text, HEADING, placeholder=' ...')}"
 
 
-def _stream(llm: "LLM", prompt: list[int], params: SamplingParams) -> "Completion":
-    for chunk in llm.stream(prompt, params):
+def _turn(llm: "LLM", prompts: "Sequence[Prompt]") -> "ChatTurn | None":
+    """Whether the answers are those of conversations, in which thoughts are told from content."""
+    from peagle.llm import ChatTurn
+
+    return ChatTurn() if all(prompt.is_chat(llm.tokenizer) for prompt in prompts) else None
+
+
+def _echo_thoughts(text: str, nl: bool = False) -> None:
+    """Show thoughts, but not on stdout, which is the answer's."""
+    if text:
+        typer.secho(text, err=True, dim=True, italic=True, nl=nl)
+
+
+def _stream(
+    llm: "LLM", prompt: list[int], params: SamplingParams, turn: "ChatTurn | None"
+) -> "Completion":
+    from peagle.dialects import Reasoning
+
+    thinking = False
+    for chunk in llm.stream(prompt, params, turn):
+        thoughts = "".join(event.text for event in chunk.events if isinstance(event, Reasoning))
+        _echo_thoughts(thoughts)
+        thinking = thinking or bool(thoughts)
+        if thinking and chunk.text:
+            typer.echo("\n", err=True)
+            thinking = False
         typer.echo(chunk.text, nl=chunk.completion is not None)
         if chunk.completion is not None:
             return chunk.completion

@@ -21,7 +21,7 @@ from peagle.cli.options import (
     one_of,
     use_threads,
 )
-from peagle.cli.unknown_flags import unknown_flag
+from peagle.cli.unknown_flags import unknown_flag, with_effect
 from peagle.config import ChatConfig, EngineConfig, SpeculativeConfig, parse_json_option
 from peagle.errors import InputError, lacking, reason
 from peagle.pair import bundled
@@ -130,6 +130,7 @@ def serve(
     if engine == "vllm":
         _start_vllm(context, place, speculation, further, secret)
         return None
+    further = with_effect(further)
     if further:
         raise _unknown(context, further[0])
     from peagle.server.settings import ServerSettings

@@ -1,6 +1,6 @@
 """Flags that a command does not have: what they are called here, or who has them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -27,9 +27,40 @@ ONLY_IN_VLLM: Mapping[str, str] = {
     "--data-parallel-size": MANY_DEVICES,
     "--trust-remote-code": "no code of a model's directory is ever run",
 }
-
+WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
+    "--enable-auto-tool-choice": (),
+    "--trust-remote-code": (),
+    "--async-scheduling": (),
+    "--enable-chunked-prefill": (),
+    "--disable-log-requests": (),
+    "--no-enable-log-requests": (),
+    "--tensor-parallel-size": ("1",),
+    "--pipeline-parallel-size": ("1",),
+    "--data-parallel-size": ("1",),
+    "-tp": ("1",),
+    "--generation-config": ("auto",),
+    "--kv-cache-dtype": ("auto",),
+    "--load-format": ("auto", "safetensors"),
+    "--tokenizer-mode": ("auto",),
+}
+"""vLLM's flags that ask for what happens anyway, with the values for which they do."""
 CUTOFF = 0.75
 """How alike a flag must be to be suggested."""
+
+
+def with_effect(words: Sequence[str]) -> list[str]:
+    """The words of a command line without vLLM's flags that change nothing here."""
+    left: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        flag, given, value = word.partition("=")
+        values = WITHOUT_EFFECT.get(flag)
+        if values and not given and rest[:1] and rest[0] in values:
+            rest.pop(0)
+        elif values is None or bool(values) != bool(given) or (given and value not in values):
+            left.append(word)
+    return left
 
 
 def unknown_flag(context: typer.Context, word: str) -> str:
