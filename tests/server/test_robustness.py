@@ -491,15 +491,17 @@ def test_a_sequence_that_fails_says_why(server: Running, caplog: pytest.LogCaptu
     body = {"prompt": PROMPT, "max_tokens": 200, "structured_outputs": {"grammar": grammar}}
     with caplog.at_level("WARNING", logger="peagle.server"):
         status, _, found = ask(server, "/v1/completions", body)
-    assert (status, found["choices"][0]["finish_reason"]) == (200, "error")
-    why = found["choices"][0]["error"]["message"]
+    assert status == 500
+    why = found["error"]["message"]
     assert why.startswith("structured outputs: ")
-    logged = [one.getMessage() for one in caplog.records]
-    assert logged == [f"choice 0 of {found['id']} ended with an error: {why}"]
+    [logged] = [one.getMessage() for one in caplog.records]
+    assert logged.startswith("choice 0 of cmpl-")
+    assert logged.endswith(f" ended with an error: {why}")
     told = ask(server, "/v1/completions", body | {"stream": True})[2].splitlines()
-    events = [line.removeprefix("data: ") for line in told if line.startswith("data: {")]
-    errors = [json.loads(one)["choices"][0].get("error") for one in events]
-    assert errors == [None] * (len(events) - 1) + [{"message": why}]
+    *events, error = [json.loads(line[6:]) for line in told if line.startswith("data: {")]
+    assert error["error"]["message"] == why
+    assert all("error" not in one for one in events)
+    assert "data: [DONE]" not in told
 
 
 @pytest.fixture

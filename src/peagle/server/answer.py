@@ -15,11 +15,15 @@ from starlette.types import Receive, Scope, Send
 
 from peagle.engine.request import Speculation
 from peagle.llm import Chunk, Completion
-from peagle.server.errors import CLIENT_GONE, as_api_error
+from peagle.server.errors import CLIENT_GONE, APIError, as_api_error
 from peagle.server.protocol import GenerationBody, StreamOptions
 from peagle.server.service import Job, Service
 
 DONE = b"data: [DONE]\n\n"
+WAITING = b": writing\n\n"
+"""A comment, which clients ignore."""
+SILENCE = 15.0
+"""Seconds without an event after which proxies may close a stream."""
 EVENT_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -47,8 +51,12 @@ class Form(Protocol):
         """A finished choice."""
         ...
 
-    def delta(self, index: int, chunk: Chunk) -> Json:
-        """What a chunk adds to its choice, for a stream."""
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """What an answer has besides its choices and its usage."""
+        ...
+
+    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
+        """What a chunk adds to its choice, for a stream; perhaps nothing yet."""
         ...
 
 
@@ -77,7 +85,9 @@ async def answer(
         _explained(form.choice(index, completion), completion, head)
         for index, completion in enumerate(done)
     ]
-    return JSONResponse({**head, "choices": choices, "usage": usage(job, done)})
+    if all(completion.failure for completion in done):
+        raise APIError(500, done[0].failure or "")
+    return JSONResponse({**head, "choices": choices, "usage": usage(job, done), **form.whole(done)})
 
 
 def usage(job: Job, done: Sequence[Completion]) -> Json:
@@ -91,6 +101,7 @@ def usage(job: Job, done: Sequence[Completion]) -> Json:
         "completion_tokens_details": {
             "accepted_prediction_tokens": did.accepted,
             "rejected_prediction_tokens": did.drafted - did.accepted,
+            "reasoning_tokens": sum(one.sections.count("reasoning") for one in done),
         },
         "speculation": {
             "cycles": did.cycles,
@@ -190,7 +201,8 @@ async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
 
 
 def _explained(choice: Json, completion: Completion, head: Json) -> Json:
-    """A choice; if it ended with an error, the client and the log get the reason."""
+    """A choice; if it ended with an error, the log gets the reason, and the client if others did
+    not: an answer of which nothing came to its end is an error as a whole."""
     if completion.failure is None:
         return choice
     which = f"choice {choice['index']} of {head['id']}"
@@ -209,18 +221,26 @@ async def _collect(job: Job) -> list[Completion]:
 async def _worded(form: Form, job: Job, head: Json, wanted: StreamOptions) -> AsyncIterator[bytes]:
     """Chunks as events, then the usage if requested; an error becomes the last event."""
     done: dict[int, Completion] = {}
-    prompt, written = job.prompt_tokens, 0
+    prompt, written, said = job.prompt_tokens, 0, time.monotonic()
     try:
         async for index, chunk in job.chunks:
-            choice = form.delta(index, chunk)
+            choices = form.deltas(index, chunk)
             if chunk.completion is not None:
                 done[index] = chunk.completion
-                choice = _explained(choice, chunk.completion, head)
-            words: Json = {**head, "choices": [choice]}
-            if wanted.continuous_usage_stats:
-                written += len(chunk.token_ids)
-                words["usage"] = _counts(prompt, written)
-            yield event(words)
+                *before, last = choices
+                choices = [*before, _explained(last, chunk.completion, head)]
+                if len(job.prepared) == 1 and chunk.completion.failure is not None:
+                    raise APIError(500, chunk.completion.failure)
+            written += len(chunk.token_ids)
+            for choice in choices:
+                words: Json = {**head, "choices": [choice]}
+                if wanted.continuous_usage_stats:
+                    words["usage"] = _counts(prompt, written)
+                yield event(words)
+                said = time.monotonic()
+            if time.monotonic() - said > SILENCE:
+                yield WAITING
+                said = time.monotonic()
     except Exception as error:
         refusal = as_api_error(error)
         if refusal.status == 500:
