@@ -130,8 +130,9 @@ def _show_comparison(console: Console, rounds: "list[list[Run]]") -> None:
     runs = median_runs(rounds)
     print_table(console, summary_table(runs))
     console.print(
-        f"Greedy, {COMPARED} functions, one at a time; the methods took turns in {len(rounds)} "
-        "rounds: medians, and 95 % intervals of the speed-up.\n",
+        f"Greedy, {COMPARED} functions, one at a time; the methods took turns in "
+        f"{len(rounds)} {'rounds' if len(rounds) > 1 else 'round'}: medians, and 95 % intervals of "
+        "the speed-up.\n",
         style=PROMPT,
     )
     console.print(verdict_sentence(judge(runs)), style="bold")
