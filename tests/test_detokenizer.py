@@ -140,6 +140,24 @@ def test_a_stop_string_counts_when_it_ends_past_the_minimum(
     assert detokenizer.text == expected
 
 
+@given(pieces(), STOPS)
+def test_a_stop_string_that_is_shown_ends_the_text_and_holds_nothing_back(
+    cut: tuple[str, Pieces], stops: list[str]
+):
+    _, tokenizer = cut
+    hidden, shown = Detokenizer(tokenizer.decode, stops), ""
+    showing = Detokenizer(tokenizer.decode, stops, include_stop=True)
+    for token in range(len(tokenizer.pieces)):
+        ended = showing.extend([token])
+        assert hidden.extend([token]) == ended
+        shown += showing.delta(finished=False)
+        assert shown == showing.text
+        if ended is not None:
+            assert showing.text.startswith(hidden.text)
+            assert showing.text[len(hidden.text) :] in stops
+            return
+
+
 WORDS = ["", " a", " b", "c", "\n"]
 """The first is a special token, which is not shown."""
 

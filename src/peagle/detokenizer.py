@@ -13,7 +13,8 @@ comes first."""
 class Detokenizer:
     """Text of one request, token by token; never shows half a character or half a stop string.
 
-    prompt: the tokens before it.
+    prompt: the tokens before it. include_stop: whether the text ends after a stop string that ends
+    it; then nothing is held back.
     """
 
     def __init__(
@@ -22,9 +23,10 @@ class Detokenizer:
         stop: Sequence[str],
         min_tokens: int = 0,
         prompt: Sequence[int] = (),
+        include_stop: bool = False,
     ) -> None:
-        self._decode, self._stop = decode, tuple(stop)
-        self._held = max((len(text) for text in stop), default=1) - 1
+        self._decode, self._stop, self._include_stop = decode, tuple(stop), include_stop
+        self._held = 0 if include_stop else max((len(text) for text in stop), default=1) - 1
         before = list(prompt[-CONTEXT:])
         self._tokens = [] if decode(before).endswith(UNFINISHED) else before
         self._context = 0
@@ -38,7 +40,8 @@ class Detokenizer:
     def extend(self, tokens: Sequence[int]) -> int | None:
         """Add tokens; return how many of them complete a stop string, else None.
 
-        The text then ends before that string. Without stop strings all tokens are decoded at once.
+        The text then ends before that string, or after it. Without stop strings all tokens are
+        decoded at once.
         """
         if not self._stop:
             self._append(tokens)
@@ -84,9 +87,10 @@ class Detokenizer:
         return end > self._least and self._cut(before)
 
     def _cut(self, before: int) -> bool:
-        """End the text before a stop string that reaches past its first `before` characters."""
-        places = [self.text.find(s, max(before - len(s) + 1, 0)) for s in self._stop]
-        found = [place for place in places if place >= 0]
+        """End the text at a stop string that reaches past its first `before` characters."""
+        places = [(self.text.find(s, max(before - len(s) + 1, 0)), s) for s in self._stop]
+        found = [(place, place + len(s)) for place, s in places if place >= 0]
         if found:
-            self.text = self.text[: min(found)]
+            start, end = min(found)
+            self.text = self.text[: end if self._include_stop else start]
         return bool(found)

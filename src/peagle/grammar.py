@@ -4,6 +4,7 @@ The grammars are llguidance's; it comes with the extra `structured`.
 """
 
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 T = TypeVar("T")
+GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+"""A rule as only GBNF writes it."""
 STACK = 1 << 30
 """Bytes of stack, of which only those used are allocated: rules are compiled recursively, each
 within the one that names it, and a request may bring thousands."""
@@ -119,7 +122,19 @@ def _grammar(wanted: StructuredOutputs) -> str:
         alternatives = " | ".join(json.dumps(text) for text in wanted.choice)
         return LLMatcher.grammar_from_lark(f"start: {alternatives}")
     assert wanted.grammar is not None, "one of them is given"
-    return LLMatcher.grammar_from_lark(wanted.grammar)
+    return LLMatcher.grammar_from_lark(_lark(wanted.grammar))
+
+
+def _lark(grammar: str) -> str:
+    """A grammar in Lark's notation; those that vLLM and SGLang document are in GBNF."""
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    if not GBNF.search(grammar):
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except (GbnfToLarkError, RecursionError) as error:
+        raise ValueError(f"not a grammar in GBNF: {error}") from None
 
 
 class GrammarConstraint:

@@ -24,6 +24,7 @@ from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import load_decoder
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
+from peagle.token_rules import with_token_rules
 
 Prompt = str | Sequence[int]
 
@@ -132,6 +133,13 @@ class LLM:
         """Made for the first structured output."""
         return GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.end_tokens)
 
+    @functools.cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens that the target knows, by their text."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        known = ((token.content, n) for n, token in added if token.special)
+        return {text: n for text, n in known if n < self.engine.vocab_size}
+
     @property
     def beyond_training(self) -> str | None:
         """A warning when K is larger than the drafter was trained for, else None."""
@@ -215,17 +223,44 @@ class LLM:
 
         Raises `InputError` for a request that cannot run as asked.
         """
-        tokens = self.encode(prompt)
+        params = self._with_stop_tokens(params)
+        tokens = self._truncated(self.encode(prompt), params)
         self.engine.check(tokens, params)
         wanted = params.structured_outputs
-        constraint = self._grammars.compile(wanted) if wanted is not None else None
-        return Prepared(tokens, params, constraint)
+        form = self._grammars.compile(wanted) if wanted is not None else None
+        rules = with_token_rules(form, params, self.tokenizer, self.engine.vocab_size)
+        return Prepared(tokens, params, rules)
+
+    def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
+        """Parameters that stop at the special tokens named in `stop`, which no text may show."""
+        ids = [self._special_tokens[text] for text in params.stop if text in self._special_tokens]
+        if not ids:
+            return params
+        return params.model_copy(update={"stop_token_ids": (*params.stop_token_ids, *ids)})
+
+    def _truncated(self, tokens: list[int], params: SamplingParams) -> list[int]:
+        """A prompt's last tokens, as many as the request wants to keep."""
+        most = params.truncate_prompt_tokens
+        if most is None:
+            return tokens
+        if most < 0:
+            most = max(self.engine.max_length - params.max_tokens, 1)
+        return tokens[max(len(tokens) - most, 0) :]
 
     def submit(self, prepared: Prepared) -> str:
         """Queue a request and return its id; `step` runs it."""
         request_id, params = str(next(self._ids)), prepared.params
         request = self.engine.add(request_id, prepared.tokens, params, prepared.constraint)
-        detokenizer = Detokenizer(self._decode, params.stop, params.min_tokens, prepared.tokens)
+        decode = functools.partial(
+            self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens
+        )
+        detokenizer = Detokenizer(
+            decode,
+            params.stop,
+            params.min_tokens,
+            prepared.tokens,
+            params.include_stop_str_in_output,
+        )
         self._live[request_id] = _Live(request, detokenizer)
         return request_id
 
@@ -252,7 +287,8 @@ class LLM:
         live = self._live[output.request_id]
         tokens, reason = list(output.new_tokens), output.finish_reason
         text = live.detokenizer
-        stopped = text.extend(tokens[:-1] if reason == "stop" else tokens)
+        hidden = reason == "stop" and not live.request.params.include_stop_str_in_output
+        stopped = text.extend(tokens[:-1] if hidden else tokens)
         if stopped is not None:
             tokens, reason = tokens[:stopped], "stop"
             self.engine.abort(output.request_id, reason)
@@ -290,10 +326,6 @@ class LLM:
             cached_tokens=request.cached,
             failure=request.failure if reason == "error" else None,
         )
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
 
 
 def check_finished(completions: Iterable[Completion]) -> None:

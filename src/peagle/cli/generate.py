@@ -116,6 +116,11 @@ def generate(
             ignore_eos=ignore_eos,
             logprobs=logprobs,
         )
+    if temperature == 0 and (top_k > 0 or top_p < 1 or min_p > 0):
+        raise InputError(
+            "temperature 0 is greedy, so --top-k, --top-p and --min-p would have no effect; give "
+            "--temperature as well"
+        )
     if logprobs is not None and not as_json:
         raise InputError("--logprobs needs --json, which prints them")
     from peagle.llm import check_finished

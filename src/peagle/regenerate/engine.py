@@ -5,7 +5,8 @@ from typing import Any
 
 from peagle.async_llm import AsyncLLM
 from peagle.config import SamplingParams
-from peagle.models.tokenizer import render_chat
+from peagle.errors import ContextLengthError
+from peagle.models.chat_template import render_chat
 from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.train.samples import Message
 
@@ -38,7 +39,7 @@ class EngineAnswerer:
     async def _answer(self, tokens: list[int], params: SamplingParams) -> Answer:
         room = self._llm.engine.max_length
         if len(tokens) >= room:
-            raise NoAnswerError(f"a prompt of {len(tokens)} tokens; the context holds {room}")
+            raise NoAnswerError(str(ContextLengthError(len(tokens), room)))
         completion = None
         async for chunk in self._async.stream(tokens, params):
             completion = chunk.completion

@@ -19,6 +19,7 @@ from peagle.server.trace import (
     json_score,
     speculation_trace,
     token_bytes,
+    token_name,
     token_text,
 )
 
@@ -43,6 +44,11 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
     service.check_choices(len(prompts) * n)
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(len(prompts) * n))
+        if body.add_special_tokens is False:
+            prompts = [
+                await service.tokenize(prompt, False) if isinstance(prompt, str) else prompt
+                for prompt in prompts
+            ]
         job = await service.begin(prompts, each_choice(params, n), running)
         repeated = [prompt for prompt in prompts for _ in range(n)]
         form = CompletionForm(service.llm.tokenizer, body, repeated)
@@ -93,7 +99,7 @@ class CompletionForm:
         texts = [token_text(self._tokenizer, token) for token in tokens]
         data = map(partial(token_bytes, self._tokenizer), tokens, texts)
         return {
-            "tokens": texts,
+            "tokens": [*map(self._name, tokens)],
             "token_logprobs": [json_score(one.chosen) for one in logprobs],
             "top_logprobs": [self._top(one) for one in logprobs],
             "text_offset": [*map(self._offsets[index].add, data)],
@@ -107,14 +113,15 @@ class CompletionForm:
 
     def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
         pairs = reversed(logprobs.top)  # among tokens with the same text the likeliest stays
-        return {token_text(self._tokenizer, token): json_score(score) for token, score in pairs}
+        return {self._name(token): json_score(score) for token, score in pairs}
+
+    def _name(self, token: int) -> str:
+        return token_name(self._tokenizer, token, self._body.return_tokens_as_token_ids)
 
 
 def _refuse_unsupported(body: CompletionBody) -> None:
     if body.suffix:
         raise APIError(400, "suffix is not supported", "suffix")
-    if body.best_of not in (None, body.choices):
-        raise APIError(400, "best_of other than n is not supported", "best_of")
     if body.echo and body.logprobs is not None:
         raise APIError(400, "log-probabilities of an echoed prompt are not supported", "echo")
 

@@ -13,7 +13,7 @@ import uvicorn
 
 from peagle.async_llm import AsyncLLM
 from peagle.errors import InputError, reason
-from peagle.models.tokenizer import render_chat
+from peagle.models.chat_template import render_chat
 from peagle.server.app import create_app
 from peagle.server.connection import Connection
 from peagle.server.middleware import LineFormatter

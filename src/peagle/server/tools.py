@@ -123,8 +123,6 @@ def _possible_start(text: str) -> int:
 
 
 def _check(tools: list[Tool], limits: Limits) -> None:
-    if len(tools) > limits.tools:
-        raise APIError(400, f"more than {limits.tools} tools", "tools")
     for tool in tools:
         check_schema(tool.function.parameters or ANYTHING, limits, "tools")
     names = [tool.function.name for tool in tools]
