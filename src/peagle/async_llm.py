@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from concurrent.futures import Future
 
 from peagle.config import SamplingParams
-from peagle.llm import LLM, Chunk, Prepared, Prompt
+from peagle.llm import LLM, ChatTurn, Chunk, Prepared, Prompt
 
 SHORT_PROMPT = 4096
 """Below this many characters or tokens, encoding takes less time than switching threads."""
@@ -57,11 +57,14 @@ class AsyncLLM:
             async for _, chunk in chunks:
                 yield chunk
 
-    async def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
+    async def prepare(
+        self, prompt: Prompt, params: SamplingParams, chat: ChatTurn | None = None
+    ) -> Prepared:
         """Encode and compile, long work on another thread, so that no stream is delayed."""
-        if len(prompt) < SHORT_PROMPT and params.structured_outputs is None:
-            return self.llm.prepare(prompt, params)
-        return await asyncio.to_thread(self.llm.prepare, prompt, params)
+        free = params.structured_outputs is None and (chat is None or chat.use is None)
+        if len(prompt) < SHORT_PROMPT and free:
+            return self.llm.prepare(prompt, params, chat)
+        return await asyncio.to_thread(self.llm.prepare, prompt, params, chat)
 
     @contextlib.asynccontextmanager
     async def run(

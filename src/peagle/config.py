@@ -145,6 +145,19 @@ class SamplingParams(Config):
         return self.penalties != NO_PENALTIES
 
 
+class ChatConfig(Config):
+    """How conversations become prompts, and answers messages. Names are those of vLLM's flags."""
+
+    chat_template: str | None = None
+    """A Jinja template in place of the tokenizer's own."""
+    default_chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the template, which a request may override."""
+    tool_call_parser: str | None = None
+    """How the target writes calls; unset, its tokenizer and template tell."""
+    reasoning_parser: str | None = None
+    """How the target writes thoughts; unset, its tokenizer and template tell."""
+
+
 class SpeculativeConfig(Config):
     """vLLM's `--speculative-config`, same keys: which drafter, how many tokens, one pass or K."""
 

@@ -6,7 +6,8 @@ The grammars are llguidance's; it comes with the extra `structured`.
 import json
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 T = TypeVar("T")
-GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
-"""A rule as only GBNF writes it."""
 STACK = 1 << 30
 """Bytes of stack, of which only those used are allocated: rules are compiled recursively, each
 within the one that names it, and a request may bring thousands."""
 SIZING_STACKS = threading.Lock()
+KEPT = 64
+"""Compiled grammars that are kept."""
 STEP_ITEMS = 5000
 """Most parser items per token: a grammar that takes more would keep all other requests waiting."""
 LEXER_FUEL = 200_000
@@ -35,6 +36,13 @@ LEXER_FUEL = 200_000
 
 UNFIT = {"NoExtensionBias": "no text fits"}
 """llguidance's word for it, in ours."""
+
+
+GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+"""A rule as only GBNF writes it."""
+SLASH = r"\/"
+QUOTED = re.compile(r'"(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"')
+"""A literal of a Lark grammar."""
 
 
 class GrammarCompiler:
@@ -50,19 +58,40 @@ class GrammarCompiler:
         ends = list(end_tokens)
         self._vocab_size = vocab_size
         self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, vocab_size, ends)
-        self._latest: tuple[StructuredOutputs, LLMatcher] | None = None
+        self._added: tuple[str, ...] = tuple(tokenizer.get_added_vocab())
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._keeping = threading.Lock()
 
     def compile(self, wanted: StructuredOutputs) -> "GrammarConstraint":
         """Make the constraint of one sequence. Raises `InputError` for a grammar that is wrong,
         unsupported or too complex, or that no text fits.
 
-        A request's choices share one form object, which is compiled once. Forms that compare equal
-        may differ in meaning: to Python `true` equals 1, and properties have no order.
+        The latest `KEPT` are compiled once: an agent sends the same tools at every turn. They are
+        told apart by their JSON, since to Python `true` equals 1, and properties have no order.
         """
-        latest = self._latest
-        if latest is None or latest[0] is not wanted:
-            latest = self._latest = (wanted, self._compiled(wanted))
-        return GrammarConstraint(latest[1], self._vocab_size)
+        written = wanted.model_dump_json()
+        with self._keeping:
+            matcher = self._kept.pop(written, None)
+        if matcher is None:
+            matcher = self._compiled(wanted)
+        with self._keeping:
+            self._kept[written] = matcher
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        return GrammarConstraint(matcher, self._vocab_size)
+
+    def check(self, wanted: StructuredOutputs) -> None:
+        """Raise `InputError` for a form with a text that the tokenizer has as an added token.
+
+        Such a token is no text to a grammar, and the model would write nothing else for that text.
+        """
+        for text in _literals(wanted):
+            for token in self._added:
+                if token in text:
+                    raise InputError(
+                        f"structured outputs: {token!r} is a token of its own in this model, which "
+                        f"no text can hold; in a grammar write {token} without quotes"
+                    )
 
     def _compiled(self, wanted: StructuredOutputs) -> "LLMatcher":
         try:
@@ -81,6 +110,34 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any text fits
         return matcher
+
+
+def _literals(wanted: StructuredOutputs) -> Iterator[str]:
+    """The texts that a form names."""
+    if wanted.json_schema is not None:
+        yield from _named(wanted.json_schema)
+    yield from wanted.choice or ()
+    if wanted.regex is not None:
+        yield wanted.regex
+    if wanted.grammar is not None:
+        yield from (json.loads(text) for text in QUOTED.findall(wanted.grammar))
+
+
+def _named(schema: Any) -> Iterator[str]:
+    """Names of properties, and values of `const` and `enum`, of a JSON schema."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _named(item)
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key in ("const", "enum"):
+            yield json.dumps(value, ensure_ascii=False)
+        elif key == "properties" and isinstance(value, dict):
+            yield from value
+            yield from _named([*value.values()])
+        else:
+            yield from _named(value)
 
 
 def _complaint(matcher: "LLMatcher") -> str:
@@ -109,6 +166,19 @@ def _on_large_stack(work: Callable[[], T]) -> T:
     return done.result()
 
 
+def lark_rule(wanted: StructuredOutputs) -> str:
+    """The form as the right side of a rule in Lark's notation."""
+    if wanted.json_object:
+        return '%json {"type": "object"}'
+    if wanted.json_schema is not None:
+        return f"%json {json.dumps(wanted.json_schema)}"
+    if wanted.regex is not None:
+        return f"/{wanted.regex.replace('/', SLASH)}/"
+    if wanted.choice is not None:
+        return " | ".join(json.dumps(text) for text in wanted.choice)
+    return f"%lark {{\n{_lark(wanted.grammar or '')}\n}}"
+
+
 def _grammar(wanted: StructuredOutputs) -> str:
     from llguidance import LLMatcher
 
@@ -119,14 +189,12 @@ def _grammar(wanted: StructuredOutputs) -> str:
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
     if wanted.choice is not None:
-        alternatives = " | ".join(json.dumps(text) for text in wanted.choice)
-        return LLMatcher.grammar_from_lark(f"start: {alternatives}")
-    assert wanted.grammar is not None, "one of them is given"
-    return LLMatcher.grammar_from_lark(_lark(wanted.grammar))
+        return LLMatcher.grammar_from_lark(f"start: {lark_rule(wanted)}")
+    return LLMatcher.grammar_from_lark(_lark(wanted.grammar or ""))
 
 
 def _lark(grammar: str) -> str:
-    """A grammar in Lark's notation; those that vLLM and SGLang document are in GBNF."""
+    """A grammar in Lark's notation; those in vLLM's and SGLang's examples are in GBNF."""
     from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
     if not GBNF.search(grammar):
@@ -134,7 +202,7 @@ def _lark(grammar: str) -> str:
     try:
         return gbnf_to_lark(grammar)
     except (GbnfToLarkError, RecursionError) as error:
-        raise ValueError(f"not a grammar in GBNF: {error}") from None
+        raise InputError(f"not a grammar in GBNF: {error}") from None
 
 
 class GrammarConstraint:

@@ -1,17 +1,37 @@
 """LLM: prompts in, texts out. Below it everything is token ids."""
 
+import contextlib
 import functools
 import itertools
 import operator
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.config import (
+    ChatConfig,
+    EngineConfig,
+    SamplingParams,
+    SpeculativeConfig,
+    StructuredOutputs,
+)
 from peagle.detokenizer import Detokenizer
 from peagle.device import resolve_device, resolve_dtype
+from peagle.dialects import (
+    Content,
+    Dialect,
+    Event,
+    Message,
+    PlainText,
+    Reader,
+    Section,
+    Tool,
+    ToolUse,
+    find_dialect,
+)
+from peagle.dialects.markers import Markers
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
@@ -19,11 +39,13 @@ from peagle.engine.constraint import Constraint
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request, RequestOutput, Speculation, TokenLogprobs
 from peagle.errors import InputError
-from peagle.grammar import GrammarCompiler
+from peagle.grammar import GrammarCompiler, lark_rule
+from peagle.models.chat_template import render_chat
 from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import load_decoder
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
+from peagle.stop_strings import StopStrings
 from peagle.token_rules import with_token_rules
 
 Prompt = str | Sequence[int]
@@ -36,7 +58,8 @@ class Completion:
     request_id: str
     prompt_token_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    text: str
+    message: Message
+    """What they say: of a completion content only, of a chat also thoughts and tool calls."""
     finish_reason: str
     """stop, length, abort or error."""
     speculation: Speculation
@@ -47,8 +70,15 @@ class Completion:
     """Seconds from arrival until it first ran."""
     cached_tokens: int
     """Tokens of the prompt that the prefix cache already held."""
+    sections: tuple[Section, ...] = ()
+    """What each of `token_ids` belongs to."""
     failure: str | None = None
     """Why it failed, where `finish_reason` is error."""
+
+    @property
+    def text(self) -> str:
+        """The content."""
+        return self.message.content
 
 
 @dataclass(frozen=True)
@@ -56,14 +86,30 @@ class Chunk:
     """What one step added to one request."""
 
     request_id: str
-    text: str
+    events: tuple[Event, ...]
+    """What became readable."""
     token_ids: tuple[int, ...]
+    sections: tuple[Section, ...]
+    """What each of `token_ids` belongs to."""
     accepted: int
     """How many of `token_ids`, from the first on, are accepted drafts."""
     logprobs: tuple[TokenLogprobs, ...]
     """One for each of `token_ids`, if requested."""
     completion: Completion | None
     """The whole request, once finished."""
+
+    @property
+    def text(self) -> str:
+        """What was added to the content."""
+        return "".join(event.text for event in self.events if isinstance(event, Content))
+
+
+@dataclass(frozen=True)
+class ChatTurn:
+    """That a prompt is a rendered conversation, whose answer is read by the target's dialect."""
+
+    use: ToolUse | None = None
+    """The tools that the answer may call."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +119,15 @@ class Prepared:
     tokens: list[int]
     params: SamplingParams
     constraint: Constraint | None
+    chat: ChatTurn | None = None
 
 
 @dataclass
 class _Live:
     request: Request
-    detokenizer: Detokenizer
+    reader: Reader
+    shows_end: bool
+    """Whether a token that ends the output is part of its text."""
     times: list[float] = field(default_factory=list)
 
 
@@ -93,6 +142,7 @@ class LLM:
         target: str | Path,
         speculative_config: SpeculativeConfig | None = None,
         config: EngineConfig | None = None,
+        chat: ChatConfig | None = None,
     ) -> None:
         config = config or EngineConfig()
         directory = model_directory(str(target))
@@ -101,6 +151,9 @@ class LLM:
         dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
         tokenizer = load_tokenizer(directory)
+        self._open_chat(
+            tokenizer, chat or ChatConfig()
+        )  # refuses a wrong name before memory is taken
         drafter: Drafter | None = None
         k = 0
         if speculative_config is not None:
@@ -112,11 +165,17 @@ class LLM:
         self._open(engine, tokenizer, defaults)
 
     @classmethod
-    def over(cls, engine: Engine, tokenizer: Any) -> Self:
+    def over(cls, engine: Engine, tokenizer: Any, chat: ChatConfig | None = None) -> Self:
         """An LLM over an existing engine."""
         llm = cls.__new__(cls)
+        llm._open_chat(tokenizer, chat or ChatConfig())
         llm._open(engine, tokenizer, {})
         return llm
+
+    def _open_chat(self, tokenizer: Any, chat: ChatConfig) -> None:
+        self.chat_config = chat
+        self.dialect: Dialect = find_dialect(tokenizer, chat)
+        """How the target writes the answers of conversations."""
 
     def _open(self, engine: Engine, tokenizer: Any, sampling_defaults: dict[str, float]) -> None:
         self.engine, self.tokenizer = engine, tokenizer
@@ -172,6 +231,40 @@ class LLM:
         ).input_ids
         return ids
 
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_special_tokens: bool = False,
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation by the chat template, up to where the answer begins.
+
+        tools: in OpenAI's form. add_special_tokens: whether the tokenizer adds its own to those of
+        the template. variables: the template's own. Raises `InputError` when there is no
+        template, or when it refuses the conversation.
+        """
+        chat = self.chat_config
+        known = {"add_generation_prompt": True, **chat.default_chat_template_kwargs, **variables}
+        shown = {"tools": list(tools)} if tools else {}
+        text = render_chat(self.tokenizer, messages, chat.chat_template, **known, **shown)
+        return self.tokenize(text, add_special_tokens)
+
+    def chat(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
+    ) -> list[Completion]:
+        """Answer every conversation, in order; `Completion.message` holds thoughts and calls.
+
+        Arguments are those of `render`. Raises `InputError` before any of them runs.
+        """
+        use = ToolUse(tuple(map(Tool.of, tools))) if tools else None
+        prompts = [self.render(messages, tools, **variables) for messages in conversations]
+        return list(self.completions(prompts, params, ChatTurn(use)))
+
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -184,13 +277,15 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        chat: ChatTurn | None = None,
     ) -> Iterator[Completion]:
         """Like `generate`, but yield each completion once it and those before it are finished.
 
-        Leaving the loop early cancels the rest.
+        chat: that the prompts are conversations. Leaving the loop early cancels the rest.
         """
         each = _per_prompt(params, len(prompts))
-        prepared = [self.prepare(prompt, how) for prompt, how in zip(prompts, each, strict=True)]
+        pairs = zip(prompts, each, strict=True)
+        prepared = [self.prepare(prompt, how, chat) for prompt, how in pairs]
         ids: list[str] = []
         try:
             for request in prepared:
@@ -206,9 +301,11 @@ class LLM:
             for request_id in ids:
                 self.cancel(request_id)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, chat: ChatTurn | None = None
+    ) -> Iterator[Chunk]:
         """Complete one prompt, chunk by chunk; leaving the loop early cancels it."""
-        request_id = self.submit(self.prepare(prompt, params or SamplingParams()))
+        request_id = self.submit(self.prepare(prompt, params or SamplingParams(), chat))
         finished = False
         try:
             while not finished:
@@ -218,18 +315,29 @@ class LLM:
         finally:
             self.cancel(request_id)
 
-    def prepare(self, prompt: Prompt, params: SamplingParams) -> Prepared:
-        """Encode a prompt and compile its structured outputs; callable from any thread.
+    def prepare(
+        self, prompt: Prompt, params: SamplingParams, chat: ChatTurn | None = None
+    ) -> Prepared:
+        """Encode a prompt and compile what binds its answer; callable from any thread.
 
-        Raises `InputError` for a request that cannot run as asked.
+        chat: that the prompt is a conversation. Raises `InputError` for a request that cannot run
+        as asked.
         """
         params = self._with_stop_tokens(params)
         tokens = self._truncated(self.encode(prompt), params)
         self.engine.check(tokens, params)
         wanted = params.structured_outputs
+        if wanted is not None:
+            self._grammars.check(wanted)
+        if chat is not None:
+            rule = lark_rule(wanted) if wanted is not None else None
+            grammar = self.dialect.grammar(tokens, chat.use, rule)
+            wanted = StructuredOutputs(grammar=grammar) if grammar is not None else None
         form = self._grammars.compile(wanted) if wanted is not None else None
+        if form is not None:  # it ends where it is complete, that of required calls as well
+            params = params.model_copy(update={"min_tokens": 0, "ignore_eos": False})
         rules = with_token_rules(form, params, self.tokenizer, self.engine.vocab_size)
-        return Prepared(tokens, params, rules)
+        return Prepared(tokens, params, rules, chat)
 
     def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
         """Parameters that stop at the special tokens named in `stop`, which no text may show."""
@@ -247,22 +355,38 @@ class LLM:
             most = max(self.engine.max_length - params.max_tokens, 1)
         return tokens[max(len(tokens) - most, 0) :]
 
+    def build_grammars(self) -> None:
+        """Make what structured outputs need of the tokenizer, which takes seconds for a large one.
+
+        Without it the first request that needs it waits, and others with it.
+        """
+        with contextlib.suppress(InputError):  # not installed, or no end of text: told when asked
+            _ = self._grammars
+
     def submit(self, prepared: Prepared) -> str:
         """Queue a request and return its id; `step` runs it."""
         request_id, params = str(next(self._ids)), prepared.params
         request = self.engine.add(request_id, prepared.tokens, params, prepared.constraint)
+        shows_end = params.include_stop_str_in_output and prepared.chat is None
+        self._live[request_id] = _Live(request, self._reader(prepared), shows_end)
+        return request_id
+
+    def _reader(self, prepared: Prepared) -> Reader:
+        """What reads the answer to a request."""
+        chat, params = prepared.chat, prepared.params
         decode = functools.partial(
             self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens
         )
-        detokenizer = Detokenizer(
-            decode,
-            params.stop,
+        included = params.include_stop_str_in_output
+        return Reader(
+            self.dialect.parser(prepared.tokens, chat.use) if chat else PlainText(),
+            self.dialect.markers(chat.use) if chat else Markers(),
+            Detokenizer(decode, prepared.tokens),
+            StopStrings(params.stop, included) if params.stop else None,
             params.min_tokens,
-            prepared.tokens,
-            params.include_stop_str_in_output,
+            chat.use.most if chat and chat.use else None,
+            each=chat is not None and params.logprobs is not None,
         )
-        self._live[request_id] = _Live(request, detokenizer)
-        return request_id
 
     def step(self) -> list[Chunk]:
         """Run one engine step and return what each request produced."""
@@ -286,21 +410,24 @@ class LLM:
     def _chunk(self, output: RequestOutput, now: float) -> Chunk:
         live = self._live[output.request_id]
         tokens, reason = list(output.new_tokens), output.finish_reason
-        text = live.detokenizer
-        hidden = reason == "stop" and not live.request.params.include_stop_str_in_output
-        stopped = text.extend(tokens[:-1] if hidden else tokens)
+        known, reader, ended = len(live.times), live.reader, reason == "stop"
+        hidden = int(ended and not live.shows_end)
+        stopped = reader.extend(tokens[: len(tokens) - hidden])
         if stopped is not None:
             tokens, reason = tokens[:stopped], "stop"
             self.engine.abort(output.request_id, reason)
-        elif reason in ("stop", "length") and text.flush():
-            reason = "stop"
-        known = len(live.times)
+        elif reason is not None:
+            reader.skip(hidden)
+            reader.finish(ended)
+            if reader.stopped and reason == "length":
+                reason = "stop"
         live.times += [now - live.request.arrived] * len(tokens)
         completion = self._complete(live, len(output.new_tokens) - len(tokens), reason)
         return Chunk(
             output.request_id,
-            text.delta(finished=reason is not None),
+            reader.fresh(),
             tuple(tokens),
+            tuple(reader.sections[known:]),
             min(output.accepted, len(tokens)),
             tuple(live.request.logprobs[known : known + len(tokens)]),
             completion,
@@ -317,13 +444,14 @@ class LLM:
             request_id=request.id,
             prompt_token_ids=tuple(request.tokens[: request.prompt_length]),
             token_ids=tuple(request.output[:kept]),
-            text=live.detokenizer.text,
+            message=live.reader.message,
             finish_reason=reason,
             speculation=request.speculation,
             logprobs=tuple(request.logprobs[:kept]),
             token_times=tuple(live.times),
             queued=(request.admitted or request.arrived) - request.arrived,
             cached_tokens=request.cached,
+            sections=tuple(live.reader.sections),
             failure=request.failure if reason == "error" else None,
         )
 

@@ -522,7 +522,7 @@ def test_a_malformed_history_is_told_by_message_and_field(
     monkeypatch.setattr(server.service.llm.tokenizer, "chat_template", template)
     call = {"id": "1", "function": {"name": "f", "arguments": "{'x': 1"}}
     called = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
-    unasked = [{"role": "tool", "tool_call_id": "1", "content": "done"}]
+    unasked = [{"role": "tool", "tool_call_id": "1", "content": "done"}, called[0]]
     for messages, words in (
         (called, "messages.1.tool_calls.0.function.arguments is no JSON object; "),
         (unasked, "messages.0: the chat template refuses this: a result of no call"),
@@ -596,15 +596,17 @@ def test_a_sequence_that_fails_says_why(server: Running, caplog: pytest.LogCaptu
     body = {"prompt": PROMPT, "max_tokens": 200, "structured_outputs": {"grammar": grammar}}
     with caplog.at_level("WARNING", logger="peagle.server"):
         status, _, found = ask(server, "/v1/completions", body)
-    assert (status, found["choices"][0]["finish_reason"]) == (200, "error")
-    why = found["choices"][0]["error"]["message"]
+    assert status == 500
+    why = found["error"]["message"]
     assert why.startswith("structured outputs: ")
-    logged = [one.getMessage() for one in caplog.records]
-    assert logged == [f"choice 0 of {found['id']} ended with an error: {why}"]
+    [logged] = [one.getMessage() for one in caplog.records]
+    assert logged.startswith("choice 0 of cmpl-")
+    assert logged.endswith(f" ended with an error: {why}")
     told = ask(server, "/v1/completions", body | {"stream": True})[2].splitlines()
-    events = [line.removeprefix("data: ") for line in told if line.startswith("data: {")]
-    errors = [json.loads(one)["choices"][0].get("error") for one in events]
-    assert errors == [None] * (len(events) - 1) + [{"message": why}]
+    *events, error = [json.loads(line[6:]) for line in told if line.startswith("data: {")]
+    assert error["error"]["message"] == why
+    assert all("error" not in one for one in events)
+    assert "data: [DONE]" not in told
 
 
 @pytest.fixture

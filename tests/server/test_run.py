@@ -20,6 +20,7 @@ from conftest import NAME, load
 
 from peagle import AsyncLLM
 from peagle.cli.app import main
+from peagle.config import ChatConfig
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.server.run import DrainingServer, bind, serve
@@ -300,7 +301,8 @@ def test_a_broken_chat_template_is_told_at_the_start(
 ):
     monkeypatch.setattr(DrainingServer, "run", lambda *_, **__: None)
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-    settings = ServerSettings(model_names=(NAME,), chat_template="{{ messages")
+    llm = AsyncLLM(load)
+    llm.llm.chat_config = ChatConfig(chat_template="{{ messages")
     with bind("127.0.0.1", 0) as listener:
-        serve(AsyncLLM(load), settings, listener)
+        serve(llm, ServerSettings(model_names=(NAME,)), listener)
     assert "--chat-template with a plain question: the chat template refuses" in caplog.text

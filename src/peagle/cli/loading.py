@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from peagle.cli.interrupts import at_once
-from peagle.config import EngineConfig, SpeculativeConfig
+from peagle.config import ChatConfig, EngineConfig, SpeculativeConfig
 from peagle.errors import ConfigError, InputError
 from peagle.pair import bundled
 
@@ -45,22 +45,28 @@ def read_speculation(text: str) -> SpeculativeConfig:
 
 
 def load_llm(
-    target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig
+    target: str | None,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+    chat: ChatConfig | None = None,
 ) -> "LLM":
     """`target` or the bundled one, perhaps with a drafter; warns of a K beyond its training."""
     from peagle.llm import LLM
 
-    llm = LLM(target or bundled("target"), speculation, config)
+    llm = LLM(target or bundled("target"), speculation, config, chat)
     if llm.beyond_training:
         typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
     return llm
 
 
 def open_async_llm(
-    target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig
+    target: str | None,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+    chat: ChatConfig | None = None,
 ) -> "AsyncLLM":
     """Like `load_llm`, on the engine's own thread, which cannot be stopped while it loads."""
     with at_once():
         from peagle.async_llm import AsyncLLM
 
-        return AsyncLLM(lambda: load_llm(target, speculation, config))
+        return AsyncLLM(lambda: load_llm(target, speculation, config, chat))

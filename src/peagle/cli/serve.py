@@ -11,7 +11,13 @@ import typer
 
 from peagle.cli.loading import choose_speculation, open_async_llm
 from peagle.cli.options import Device, DTypeName, Threads, flag_name, from_flags, use_threads
-from peagle.config import DraftLengthMode, EngineConfig, SpeculativeConfig, parse_json_option
+from peagle.config import (
+    ChatConfig,
+    DraftLengthMode,
+    EngineConfig,
+    SpeculativeConfig,
+    parse_json_option,
+)
 from peagle.errors import InputError, lacking, reason
 from peagle.pair import bundled
 from peagle.server import sagemaker
@@ -116,6 +122,17 @@ def serve(
         Path | None,
         typer.Option(help="Jinja file of the chat template.", show_default="the tokenizer's own"),
     ] = None,
+    default_chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="JSON object of the chat template's variables.")
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(help="vLLM's name of how calls are written.", show_default="as found"),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="vLLM's name of how thoughts are written.", show_default="as found"),
+    ] = None,
     max_queue: Annotated[
         int, typer.Option(help="Most requests that wait; further ones get 429.")
     ] = 256,
@@ -160,8 +177,17 @@ def serve(
             ),
             max_queue=max_queue,
             drain_seconds=drain_seconds,
-            chat_template=_read_template(chat_template),
             log_format=log_format,
+        )
+        chat = ChatConfig(
+            chat_template=_read_template(chat_template),
+            default_chat_template_kwargs=parse_json_option(
+                "--default-chat-template-kwargs",
+                default_chat_template_kwargs or "{}",
+                '{"enable_thinking": false}',
+            ),
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
         )
         config = EngineConfig(
             dtype=dtype,
@@ -176,7 +202,7 @@ def serve(
             seed=seed,
         )
     use_threads(threads)
-    return _serve(target, speculation, config, settings, host, port)
+    return _serve(target, speculation, config, chat, settings, host, port)
 
 
 def _unknown(context: typer.Context, word: str) -> InputError:
@@ -201,6 +227,7 @@ def _serve(
     target: str | None,
     speculation: SpeculativeConfig | None,
     config: EngineConfig,
+    chat: ChatConfig,
     settings: "ServerSettings",
     host: str,
     port: int,
@@ -212,7 +239,7 @@ def _serve(
         raise InputError(lacking(f"the server needs {error.name}", "serve")) from None
     run.end_on_sigterm()
     with run.bind(host, port) as listener:
-        llm = open_async_llm(target, speculation, config)
+        llm = open_async_llm(target, speculation, config, chat)
         return run.serve(llm, settings, listener)
 
 

@@ -317,4 +317,4 @@ def _refused_message(render: Callable[[int], str], count: int, what: str) -> str
                 failing = middle
                 continue
         fine = middle
-    return f"messages.{failing - 1}: " if count else ""
+    return f"messages.{failing - 1}: " if count > 1 else ""

@@ -15,12 +15,16 @@ from starlette.types import Receive, Scope, Send
 
 from peagle.engine.request import Speculation
 from peagle.llm import Chunk, Completion
-from peagle.server.errors import CLIENT_GONE, as_api_error
+from peagle.server.errors import CLIENT_GONE, APIError, as_api_error
 from peagle.server.middleware import GIVEN_ID
 from peagle.server.protocol import ChatBody, GenerationBody, StreamOptions
 from peagle.server.service import Job, Service
 
 DONE = b"data: [DONE]\n\n"
+WAITING = b": writing\n\n"
+"""A comment, which clients ignore."""
+SILENCE = 15.0
+"""Seconds without an event after which proxies may close a stream."""
 EVENT_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -48,8 +52,8 @@ class Form(Protocol):
         """A finished choice."""
         ...
 
-    def delta(self, index: int, chunk: Chunk) -> Json:
-        """What a chunk adds to its choice, for a stream."""
+    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
+        """What a chunk adds to its choice, for a stream; perhaps nothing yet."""
         ...
 
 
@@ -75,10 +79,9 @@ async def answer(
     done = await unless_gone(request.receive, _collect(job))
     if done is None:
         return Response(status_code=CLIENT_GONE)
-    choices = [
-        _explained(form.choice(index, completion), completion, head)
-        for index, completion in enumerate(done)
-    ]
+    for index, completion in enumerate(done):
+        _check(index, completion, head)
+    choices = [form.choice(index, completion) for index, completion in enumerate(done)]
     words = {**head, "choices": choices, "usage": usage(job, done)}
     if body.return_token_ids:
         for choice, completion in zip(choices, done, strict=True):
@@ -110,6 +113,7 @@ def usage(job: Job, done: Sequence[Completion]) -> Json:
         "completion_tokens_details": {
             "accepted_prediction_tokens": did.accepted,
             "rejected_prediction_tokens": did.drafted - did.accepted,
+            "reasoning_tokens": sum(one.sections.count("reasoning") for one in done),
         },
         "speculation": {
             "cycles": did.cycles,
@@ -208,13 +212,11 @@ async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
             return
 
 
-def _explained(choice: Json, completion: Completion, head: Json) -> Json:
-    """A choice; if it ended with an error, the client and the log get the reason."""
-    if completion.failure is None:
-        return choice
-    which = f"choice {choice['index']} of {head['id']}"
-    log.warning(f"{which} ended with an error: {completion.failure}")
-    return {**choice, "error": {"message": completion.failure}}
+def _check(index: int, completion: Completion, head: Json) -> None:
+    """Raise `APIError` for a choice that ended with an error, and log the reason."""
+    if completion.failure is not None:
+        log.warning(f"choice {index} of {head['id']} ended with an error: {completion.failure}")
+        raise APIError(500, completion.failure)
 
 
 async def _collect(job: Job) -> list[Completion]:
@@ -229,23 +231,31 @@ async def _worded(form: Form, job: Job, head: Json, body: GenerationBody) -> Asy
     """Chunks as events, then the usage if requested; an error becomes the last event."""
     wanted = body.stream_options or StreamOptions()
     done: dict[int, Completion] = {}
+    unsaid: list[list[int]] = [[] for _ in job.prepared]
+    """Tokens of which nothing could be shown yet."""
     begun: set[int] = set()
-    prompt, written = job.prompt_tokens, 0
+    prompt, written, said = job.prompt_tokens, 0, time.monotonic()
     try:
         async for index, chunk in job.chunks:
-            choice = form.delta(index, chunk)
             if chunk.completion is not None:
                 done[index] = chunk.completion
-                choice = _explained(choice, chunk.completion, head)
-            words: Json = {**head, "choices": [choice]}
-            if body.return_token_ids:
-                asked = None if index in begun else job.prepared[index].tokens
-                _add_ids(body, words, choice, chunk.token_ids, asked)
-                begun.add(index)
-            if wanted.continuous_usage_stats:
-                written += len(chunk.token_ids)
-                words["usage"] = _counts(prompt, written)
-            yield event(words)
+                _check(index, chunk.completion, head)
+            written += len(chunk.token_ids)
+            unsaid[index] += chunk.token_ids
+            for choice in form.deltas(index, chunk):
+                words: Json = {**head, "choices": [choice]}
+                if body.return_token_ids:
+                    asked = None if index in begun else job.prepared[index].tokens
+                    _add_ids(body, words, choice, unsaid[index], asked)
+                    unsaid[index] = []
+                    begun.add(index)
+                if wanted.continuous_usage_stats:
+                    words["usage"] = _counts(prompt, written)
+                yield event(words)
+                said = time.monotonic()
+            if time.monotonic() - said > SILENCE:
+                yield WAITING
+                said = time.monotonic()
     except Exception as error:
         refusal = as_api_error(error)
         if refusal.status == 500:

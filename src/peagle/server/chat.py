@@ -2,23 +2,22 @@
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fastapi import Request, Response
 
-from peagle.config import StructuredOutputs
+from peagle.dialects import CallArguments, CallBegin, Content, Event, Reasoning, Section
 from peagle.engine.request import TokenLogprobs
 from peagle.errors import InputError
-from peagle.llm import Chunk, Completion
-from peagle.models.chat_template import render_chat
+from peagle.llm import ChatTurn, Chunk, Completion
 from peagle.server.answer import Json, answer
 from peagle.server.errors import APIError
 from peagle.server.messages import Message
 from peagle.server.protocol import ChatBody
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
 from peagle.server.service import Service
-from peagle.server.tools import ToolParser, ToolUse
+from peagle.server.tools import tool_use
 from peagle.server.trace import (
     json_score,
     speculation_trace,
@@ -35,13 +34,12 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
         raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
     n, limits = body.choices, service.settings.limits
     service.check_choices(n)
-    use = ToolUse.of(body, limits)
+    use = tool_use(body, limits)
     structured = structured_outputs(body, limits)
-    if use is not None and structured is not None:
-        raise APIError(400, "tools and a response format exclude each other", "response_format")
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(n))
-        variables = body.variables(use.tools if use else ())
+        shown = (body.tools or ()) if use is not None else ()
+        variables = body.variables(shown)
         prompt = await render(service, body.messages, variables, bool(body.add_special_tokens))
         params = sampling_params(
             body,
@@ -49,10 +47,10 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
             limits,
             body.max_completion_tokens or body.max_tokens or service.room_after(prompt),
             (body.top_logprobs or 0) if body.logprobs else None,
-            StructuredOutputs(grammar=use.grammar) if use else structured,
+            structured,
         )
-        job = await service.begin([prompt], each_choice(params, n), running)
-        form = ChatForm(service.llm.tokenizer, body, use)
+        job = await service.begin([prompt], each_choice(params, n), running, ChatTurn(use))
+        form = ChatForm(service.llm.tokenizer, body)
         return await answer(service, form, job, body, request, running)
 
 
@@ -72,78 +70,96 @@ def _render(
     variables: Mapping[str, Any],
     add_special_tokens: bool,
 ) -> list[int]:
-    tokenizer, template = service.llm.tokenizer, service.settings.chat_template
-    if template is None and tokenizer.chat_template is None:
+    llm = service.llm
+    if llm.chat_config.chat_template is None and llm.tokenizer.chat_template is None:
         raise APIError(400, "this model has no chat template; start with --chat-template FILE")
     turns = [message.turn for message in messages]
     try:
-        text = render_chat(tokenizer, turns, template, **variables)
+        return llm.render(turns, add_special_tokens=add_special_tokens, **variables)
     except InputError as error:
         raise APIError(400, str(error), "messages") from None
-    return service.llm.tokenize(text, add_special_tokens)
 
 
 class ChatForm:
-    """Puts completions into the form of OpenAI's chat completions."""
+    """Puts what was read of answers into the form of OpenAI's chat completions."""
 
     prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, tokenizer: Any, body: ChatBody, use: ToolUse | None) -> None:
+    def __init__(self, tokenizer: Any, body: ChatBody) -> None:
         self._tokenizer, self._body = tokenizer, body
-        self._parsers = [ToolParser(use.required) if use else None for _ in range(body.choices)]
+        self._calls = [0] * body.choices
+        """Calls that each choice has begun."""
         self._begun: set[int] = set()
 
     def choice(self, index: int, completion: Completion) -> Json:
         """A finished choice."""
-        message: Json = {"role": "assistant", "content": completion.text}
-        parser = self._parsers[index]
-        reason: str | None = completion.finish_reason
-        if parser is not None:
-            content, calls = parser.feed(completion.text, finished=True)
-            message["content"] = content
-            if calls:
-                message |= {"content": content or None, "tool_calls": calls}
-                reason = _reason(parser, reason)
+        said = completion.message
+        message: Json = {"role": "assistant", "content": said.content}
+        if said.reasoning:
+            message |= _reasoning(said.reasoning)
+        if said.calls:
+            message["tool_calls"] = [
+                _call(call.id, call.name, call.arguments) for call in said.calls
+            ]
+        if said.calls or said.reasoning:
+            message["content"] = said.content or None
+        scored = zip(completion.token_ids, completion.sections, completion.logprobs, strict=False)
         return {
             "index": index,
             "message": message,
-            "finish_reason": reason,
-            "logprobs": self._logprobs(completion.token_ids, completion.logprobs),
+            "finish_reason": _reason(completion),
+            "logprobs": self._logprobs(scored),
         }
 
-    def delta(self, index: int, chunk: Chunk) -> Json:
-        """What a chunk adds to its choice; a tool call comes whole, once it is complete."""
-        delta: Json = {} if index in self._begun else {"role": "assistant", "content": ""}
-        self._begun.add(index)
-        parser, text = self._parsers[index], chunk.text
-        reason = chunk.completion.finish_reason if chunk.completion else None
-        if parser is not None:
-            text, calls = parser.feed(text, finished=reason is not None)
-            if calls:
-                numbered = enumerate(calls, start=parser.calls - len(calls))
-                delta["tool_calls"] = [{"index": place, **call} for place, call in numbered]
-            reason = _reason(parser, reason)
-        if text:
-            delta["content"] = text
-        choice: Json = {
-            "index": index,
-            "delta": delta,
-            "finish_reason": reason,
-            "logprobs": self._logprobs(chunk.token_ids, chunk.logprobs),
-        }
-        if self._body.traced:
-            choice["speculation"] = speculation_trace(self._tokenizer, chunk)
-        return choice
+    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
+        """What a chunk adds to its choice: a delta for each event, none where nothing is said."""
+        deltas = [delta for event in chunk.events if (delta := self._delta(index, event))]
+        scored = zip(chunk.token_ids, chunk.sections, chunk.logprobs, strict=False)
+        logprobs = self._logprobs(scored)
+        if not deltas and (
+            chunk.completion or self._body.traced or (logprobs or {}).get("content")
+        ):
+            deltas.append({})
+        if deltas and index not in self._begun:
+            self._begun.add(index)
+            deltas[0] = {"role": "assistant", "content": "", **deltas[0]}
+        choices: list[Json] = [
+            {"index": index, "delta": delta, "finish_reason": None, "logprobs": None}
+            for delta in deltas
+        ]
+        if choices:
+            choices[-1]["logprobs"] = logprobs
+            choices[-1]["finish_reason"] = _reason(chunk.completion) if chunk.completion else None
+            if self._body.traced:
+                choices[-1]["speculation"] = speculation_trace(self._tokenizer, chunk)
+        return choices
 
-    def _logprobs(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Json | None:
+    def _delta(self, index: int, event: Event) -> Json:
+        match event:
+            case Reasoning(text):
+                return _reasoning(text)
+            case Content(text):
+                return {"content": text}
+            case CallBegin(name, identifier):
+                self._calls[index] += 1
+                place = {"index": self._calls[index] - 1}
+                return {"tool_calls": [place | _call(identifier, name, "")]}
+            case CallArguments(text):
+                place = {"index": self._calls[index] - 1}
+                return {"tool_calls": [place | {"function": {"arguments": text}}]}
+            case _:
+                return {}
+
+    def _logprobs(self, scored: Iterable[tuple[int, Section, TokenLogprobs]]) -> Json | None:
+        """The scores of the content's tokens."""
         if not self._body.logprobs:
             return None
-        pairs = zip(tokens, logprobs, strict=True)
         return {
             "content": [
                 self._scored(token, one.chosen)
                 | {"top_logprobs": [self._scored(*pair) for pair in one.top]}
-                for token, one in pairs
+                for token, section, one in scored
+                if section == "content"
             ],
             "refusal": None,
         }
@@ -154,6 +170,17 @@ class ChatForm:
         return {"token": name, "logprob": json_score(score), "bytes": list(data)}
 
 
-def _reason(parser: ToolParser, reason: str | None) -> str | None:
+def _reasoning(text: str) -> Json:
+    """Thoughts under both names that clients read."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+def _call(identifier: str, name: str, arguments: str) -> Json:
+    function = {"name": name, "arguments": arguments}
+    return {"id": identifier, "type": "function", "function": function}
+
+
+def _reason(completion: Completion) -> str:
     """An answer that ended by itself after tool calls waits for their results."""
-    return "tool_calls" if reason == "stop" and parser.calls else reason
+    reason = completion.finish_reason
+    return "tool_calls" if reason == "stop" and completion.message.calls else reason

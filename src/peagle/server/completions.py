@@ -77,7 +77,7 @@ class CompletionForm:
             "logprobs": self._logprobs(index, completion.token_ids, completion.logprobs),
         }
 
-    def delta(self, index: int, chunk: Chunk) -> Json:
+    def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice."""
         echo = "" if index in self._begun else self._echo[index]
         self._begun.add(index)
@@ -89,7 +89,7 @@ class CompletionForm:
         }
         if self._body.traced:
             delta["speculation"] = speculation_trace(self._tokenizer, chunk)
-        return delta
+        return [delta]
 
     def _logprobs(
         self, index: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]

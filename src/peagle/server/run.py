@@ -13,7 +13,6 @@ import uvicorn
 
 from peagle.async_llm import AsyncLLM
 from peagle.errors import InputError, reason
-from peagle.models.chat_template import render_chat
 from peagle.server.app import create_app
 from peagle.server.connection import Connection
 from peagle.server.middleware import LineFormatter
@@ -64,6 +63,7 @@ def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> i
     Returns the exit code: 1 if the engine failed, so that the process is started again.
     """
     set_up_log(settings.log_format)
+    llm.llm.build_grammars()
     if llm.llm.engine.runs_ahead:
         sys.setswitchinterval(TURN)
     app = create_app(llm, settings)
@@ -91,11 +91,9 @@ def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
     """Warn of surprises: a server open to all, a template that refuses every question."""
     if not settings.api_keys and host not in ("127.0.0.1", "::1"):
         log.warning("no API key: whoever reaches this port can use it; see --api-key")
-    if settings.chat_template is not None:
-        question = [{"role": "user", "content": "Hello"}]
-        tokenizer, template = llm.llm.tokenizer, settings.chat_template
+    if llm.llm.chat_config.chat_template is not None:
         try:
-            render_chat(tokenizer, question, template, add_generation_prompt=True)
+            llm.llm.render([{"role": "user", "content": "Hello"}])
         except InputError as error:
             log.warning(f"--chat-template with a plain question: {error}")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from peagle.async_llm import AsyncLLM
 from peagle.config import SamplingParams
-from peagle.llm import LLM, Chunk, Prepared, Prompt
+from peagle.llm import LLM, ChatTurn, Chunk, Prepared, Prompt
 from peagle.server.errors import APIError, closing
 from peagle.server.metrics import Metrics, Watch
 from peagle.server.settings import ServerSettings
@@ -100,10 +100,13 @@ class Service:
         prompts: Sequence[Prompt],
         each: Sequence[SamplingParams],
         running: contextlib.AsyncExitStack,
+        chat: ChatTurn | None = None,
     ) -> Job:
         """Encode and run every prompt, once for each of the parameters `each`; closing `running`
         cancels what still runs."""
-        prepared = [await self._async.prepare(prompt, how) for prompt in prompts for how in each]
+        prepared = [
+            await self._async.prepare(prompt, how, chat) for prompt in prompts for how in each
+        ]
         n = len(each)  # n sequences in a row share a prompt, which counts once
         watches = [self.metrics.watch(counts_prompt=i % n == 0) for i in range(len(prepared))]
         chunks = await running.enter_async_context(self._async.run(prepared))

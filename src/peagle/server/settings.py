@@ -43,7 +43,5 @@ class ServerSettings(Config):
     """Sequences that may wait besides those that run; further requests get 429."""
     drain_seconds: Annotated[float, Field(ge=0.0)] = 30.0
     """Seconds that requests may go on after SIGTERM."""
-    chat_template: str | None = None
-    """A Jinja template in place of the tokenizer's own."""
     log_format: LogFormat = "text"
     limits: Limits = Limits()

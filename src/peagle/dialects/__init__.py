@@ -1,0 +1,48 @@
+"""How model families write thoughts and tool calls: read as they come, and kept to by grammars.
+
+| module | what it holds |
+|---|---|
+| `dialect` | `Dialect`: markers, a parser and a grammar for each answer |
+| `detection` | `find_dialect`: by tokenizer and chat template, or by vLLM's names |
+| `reader` | `Reader`: token ids -> events, with stop strings |
+| `events`, `parser` | what is said of an answer, and what finds it |
+| `markers`, `tools` | the tokens between its parts, and the functions it may call |
+| `section_dialect`, `sections` | thoughts between two markers, then content and calls |
+| `hermes`, `qwen3_coder`, `llama`, `pythonic`, `gemma4` | formats of calls |
+| `json_calls` | calls as JSON objects, for several of them |
+| `harmony` | GPT-OSS's channels |
+"""
+
+from peagle.dialects.detection import find_dialect
+from peagle.dialects.dialect import Dialect
+from peagle.dialects.events import (
+    Call,
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+    Message,
+    Reasoning,
+)
+from peagle.dialects.parser import PlainText, Section
+from peagle.dialects.reader import Reader
+from peagle.dialects.tools import Tool, ToolUse
+
+__all__ = [
+    "Call",
+    "CallArguments",
+    "CallBegin",
+    "CallEnd",
+    "Content",
+    "Dialect",
+    "Event",
+    "Message",
+    "PlainText",
+    "Reader",
+    "Reasoning",
+    "Section",
+    "Tool",
+    "ToolUse",
+    "find_dialect",
+]

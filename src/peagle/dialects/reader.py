@@ -1,0 +1,150 @@
+"""Reader: token ids -> the events of one answer, as they arrive."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from peagle.detokenizer import Detokenizer
+from peagle.dialects.events import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    Content,
+    Event,
+    Message,
+    joined,
+)
+from peagle.dialects.markers import Markers, SpelledMarkers
+from peagle.dialects.parser import Parser, Section
+from peagle.stop_strings import StopStrings
+
+
+class Reader:
+    """Reads one answer; never shows half a character or half a stop string.
+
+    Markers are found by their ids, so that a user's or a model's text that looks like one stays
+    text. Stop strings are looked for in the content. A stream and a whole answer are the same fold
+    of the same events, however the tokens come.
+
+    detokenizer: at the end of the prompt.
+    min_tokens: tokens before which no stop string counts.
+    most_calls: those after it are left out; None is no limit.
+    each: whether to read token by token even without stop strings, so that `sections` is exact
+    where sections are told by text alone.
+    """
+
+    def __init__(
+        self,
+        parser: Parser,
+        markers: Markers,
+        detokenizer: Detokenizer,
+        stops: StopStrings | None = None,
+        min_tokens: int = 0,
+        most_calls: int | None = None,
+        each: bool = False,
+    ) -> None:
+        self._parser, self._markers, self._detokenizer = parser, markers, detokenizer
+        self._spelled = SpelledMarkers(markers.spelled) if markers.spelled else None
+        self._stops, self._least = stops, min_tokens
+        self._each = each or stops is not None
+        self._most_calls = most_calls
+        self._count = 0
+        """Tokens read so far."""
+        self._surplus = False
+        """Whether the newest call is one too many."""
+        self._fresh: list[Event] = []
+        self.message = Message()
+        self.sections: list[Section] = []
+        """What each token belongs to."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string ended the content."""
+        return self._stops is not None and self._stops.found
+
+    def extend(self, tokens: Sequence[int]) -> int | None:
+        """Read tokens; return how many of them complete a stop string, else None.
+
+        The content then ends at that string.
+        """
+        if not self._each:
+            self._read(tokens)
+            return None
+        for count, token in enumerate(tokens, start=1):
+            self._read([token])
+            if self.stopped:
+                return count
+        return None
+
+    def finish(self, ended: bool) -> None:
+        """Take what was held back.
+
+        ended: whether the model ended the answer, rather than a limit or a stop string.
+        """
+        if not self.stopped:
+            self._say(self._text(self._detokenizer.flush()))
+            if self._spelled is not None:
+                self._say(self._parser.text(self._spelled.release()))
+            self._say(self._parser.finish(ended))
+        if self._stops is not None and not self.stopped:
+            self._add(Content(self._stops.release()))
+
+    def fresh(self) -> tuple[Event, ...]:
+        """The events since the last call."""
+        events, self._fresh = tuple(joined(self._fresh)), []
+        return events
+
+    def skip(self, tokens: int) -> None:
+        """Count tokens that are not read: an end of text belongs to what it ends."""
+        self.sections += [self._parser.section] * tokens
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        start = 0
+        for place, token in enumerate(tokens):
+            if token in self._markers.ids:
+                self._read_text(tokens[start:place])
+                self._read_marker(token)
+                start = place + 1
+        self._read_text(tokens[start:])
+
+    def _read_text(self, tokens: Sequence[int]) -> None:
+        """Read tokens without markers among them."""
+        if tokens:
+            self._count += len(tokens)
+            self._say(self._text(self._detokenizer.feed(tokens)))
+            self.sections += [self._parser.section] * len(tokens)
+
+    def _read_marker(self, token: int) -> None:
+        self._count += 1
+        self._say(self._text(self._detokenizer.flush()))
+        self._detokenizer.skip(token)
+        self._say(self._parser.marker(self._markers.ids[token]))
+        self.sections.append("marker")
+
+    def _text(self, text: str) -> Iterator[Event]:
+        if self._spelled is None:
+            yield from self._parser.text(text)
+            return
+        for part, name in self._spelled.feed(text):
+            yield from self._parser.text(part)
+            if name is not None:
+                yield from self._parser.marker(name)
+
+    def _say(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if self.stopped:
+                return
+            if self._stops is None:
+                self._add(event)
+            elif isinstance(event, Content):
+                counts = self._count > self._least
+                self._add(Content(self._stops.feed(event.text, counts)))
+            else:
+                self._add(Content(self._stops.release()))
+                self._add(event)
+
+    def _add(self, event: Event) -> None:
+        if isinstance(event, CallBegin):
+            self._surplus = len(self.message.calls) == self._most_calls
+        of_call = isinstance(event, CallBegin | CallArguments | CallEnd)
+        if event != Content("") and not (of_call and self._surplus):
+            self.message.add(event)
+            self._fresh.append(event)

@@ -1,0 +1,253 @@
+"""Answers in sections: thoughts between two markers, then content with calls among it."""
+
+import logging
+import string
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+from peagle.dialects.events import Content, Event, Reasoning
+from peagle.dialects.markers import Markers
+from peagle.dialects.parser import Section
+from peagle.dialects.tools import ToolUse
+
+log = logging.getLogger("peagle.dialects")
+
+
+@dataclass(frozen=True)
+class ReasoningFormat:
+    """How a model marks what it thinks."""
+
+    name: str
+    """As vLLM's `--reasoning-parser` calls it."""
+    begin: str
+    end: str
+    heading: str = ""
+    """What follows `begin` and is no thought."""
+    begun: bool = False
+    """Whether the model thinks from its first token on, without `begin`."""
+
+
+class CallReader(Protocol):
+    """Reads the inside of one section of calls."""
+
+    held: str
+    """What is no event yet."""
+    refused: bool
+    """Whether what is held cannot become a call."""
+
+    @property
+    def within(self) -> bool:
+        """Whether a call has begun and is not complete."""
+        ...
+
+    def feed(self, text: str) -> Iterable[Event]:
+        """The events that more text makes, until `refused`."""
+        ...
+
+    def marker(self, name: str) -> Iterable[Event]:
+        """One of the format's markers within a call."""
+        ...
+
+    def finish(self) -> Iterable[Event]:
+        """The section is closed: complete what can be."""
+        ...
+
+
+class CallFormat(Protocol):
+    """How a model writes calls."""
+
+    name: ClassVar[str]
+    """As vLLM's `--tool-call-parser` calls it."""
+    begin: ClassVar[str]
+    """What opens a section of calls."""
+    end: ClassVar[str]
+    """What closes it; empty where only the answer's end does."""
+    also: ClassVar[str]
+    """Text that a call may begin with where the model left out `begin`; empty where none may."""
+    inner: ClassVar[tuple[str, ...]]
+    """Markers within a call."""
+    bare: ClassVar[str]
+    """First letter of an answer that is calls without any marker, escaped for a regular
+    expression; empty where calls have markers."""
+    separator: ClassVar[str]
+    """What stands between two calls, in Lark; empty where one section holds all of them."""
+
+    def reader(self, use: ToolUse, marked: bool) -> CallReader:
+        """A reader of one section; `marked`: whether a marker opened it."""
+        ...
+
+    def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
+        """Lark rules of a section, of which the first is `call`.
+
+        opening: the symbol of `begin`.
+        """
+        ...
+
+
+class Trimmed:
+    """Text as it comes, without some characters at its beginning and at its end."""
+
+    def __init__(self, leading: str, trailing: str) -> None:
+        self._leading, self._trailing = leading, trailing
+        self._begun = False
+        self._held = ""
+
+    def feed(self, text: str) -> str:
+        """What is surely within the edges."""
+        text = self._held + text
+        if not self._begun:
+            text = text.lstrip(self._leading)
+            self._begun = bool(text)
+        kept = text.rstrip(self._trailing)
+        self._held = text[len(kept) :]
+        return kept
+
+    def release(self) -> str:
+        """What was held back as a possible end."""
+        held, self._held = self._held, ""
+        return held
+
+
+class Sections:
+    """Reads thoughts, content and calls.
+
+    Line ends around thoughts, and white space before a call or after all calls, belong to no
+    section. A call that a limit cuts stays as far as it was shown.
+
+    use: the tools; None where calls are not wanted, and stay content.
+    thinking: whether the prompt ends within thoughts.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningFormat | None,
+        calls: CallFormat | None,
+        use: ToolUse | None,
+        thinking: bool,
+    ) -> None:
+        self._reasoning, self._calls, self._use = reasoning, calls, use
+        self.section: Section = "reasoning" if thinking else "content"
+        self._thoughts = Trimmed("\n", "\n")
+        self._heading = Heading("" if reasoning is None or thinking else reasoning.heading)
+        self._content = self._new_content()
+        self._answered = False
+        """Whether there was content or a call."""
+        self._call: CallReader | None = None
+        self._marked = False
+        """Whether a marker opened the section of calls."""
+        self._called = False
+        if not thinking:
+            self._expect_bare_call()
+
+    def text(self, text: str) -> Iterator[Event]:
+        """Text between markers."""
+        if self.section == "reasoning":
+            yield from self._think(text)
+        elif self._call is not None:
+            yield from self._read(self._call.feed(text))
+        else:
+            yield from self._answer(text)
+
+    def marker(self, name: str) -> Iterator[Event]:
+        """One of the dialect's markers; where it marks nothing, it is text."""
+        call, calls, reasoning = self._call, self._calls, self._reasoning
+        if self.section == "reasoning":
+            if reasoning is not None and name == reasoning.end:
+                self._end_thoughts()
+            else:
+                yield from self._think(name)
+        elif reasoning is not None and name == reasoning.begin and not self._answered:
+            self.section, self._call = "reasoning", None
+        elif calls is None:
+            yield from self._answer(name)
+        elif call is None or not self._marked:
+            yield from self._open(name, calls)
+        elif name == calls.end:
+            yield from self._close(call)
+        elif name in calls.inner:
+            yield from self._read(call.marker(name))
+        else:
+            yield from self.text(name)
+
+    def finish(self, ended: bool) -> Iterator[Event]:
+        """What was held back."""
+        call = self._call
+        if call is not None and self._marked and ended:
+            yield from self._close(call)
+        elif call is not None and not self._marked and not call.within:
+            yield from self._answer(call.held)
+        rest = self._content.release()
+        if rest and not self._called:
+            yield Content(rest)
+
+    def _think(self, text: str) -> Iterator[Event]:
+        shown = self._thoughts.feed(self._heading.feed(text))
+        if shown:
+            yield Reasoning(shown)
+
+    def _end_thoughts(self) -> None:
+        self.section = "marker"  # up to the first letter of the content
+        self._content = self._new_content(leading="\n")
+        self._expect_bare_call()
+
+    def _new_content(self, leading: str = "") -> Trimmed:
+        return Trimmed(leading, string.whitespace if self._calls is not None else "")
+
+    def _answer(self, text: str) -> Iterator[Event]:
+        shown = self._content.feed(text)
+        if shown:
+            self.section, self._answered = "content", True
+            yield Content(shown)
+
+    def _expect_bare_call(self) -> None:
+        if self._calls is not None and self._use is not None and self._calls.bare:
+            self._call, self._marked = self._calls.reader(self._use, marked=False), False
+
+    def _open(self, name: str, calls: CallFormat) -> Iterator[Event]:
+        """Open a section of calls at a marker, or take one that opens none as text."""
+        if name not in (calls.begin, calls.also) or self._use is None:
+            yield from self.text(name)
+            return
+        if self._call is not None and not self._call.within:
+            yield from self._answer(self._call.held)
+        self._content.release()
+        self._call, self._marked = calls.reader(self._use, marked=True), True
+        self.section = "call"
+        if name == calls.also:
+            yield from self._read(self._call.feed(name))
+
+    def _read(self, events: Iterable[Event]) -> Iterator[Event]:
+        for event in events:
+            self.section, self._called, self._answered = "call", True, True
+            yield event
+        call = self._call
+        if call is not None and call.refused and not self._marked:  # it was no call after all
+            self.section, self._call = "content", None
+            yield from self._answer(call.held)
+
+    def _close(self, call: CallReader) -> Iterator[Event]:
+        """Close a section of calls; what is no call in it is content."""
+        yield from self._read(call.finish())
+        self.section, self._call = "content", None
+        if call.held.strip() and self._calls is not None:
+            log.warning(f"a tool call cannot be read and is content: {call.held[:200]!r}")
+            yield from self._answer(f"{self._calls.begin}{call.held}{self._calls.end}")
+
+
+class Heading:
+    """Drops a fixed beginning of a text that comes in pieces."""
+
+    def __init__(self, heading: str) -> None:
+        self._heading, self._seen = heading, ""
+        self._over = not heading
+
+    def feed(self, text: str) -> str:
+        """The text after the beginning; all of it, where that is another."""
+        if self._over:
+            return text
+        self._seen += text
+        if self._heading.startswith(self._seen):  # so far; it may be whole
+            return ""
+        self._over = True
+        return self._seen.removeprefix(self._heading)

@@ -1,0 +1,259 @@
+"""What each family writes, read: thoughts, content and calls, however the tokens come."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from families import FAMILIES, Calls, encode, prompt, tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle.config import ChatConfig
+from peagle.detokenizer import Detokenizer
+from peagle.dialects import Message, Reader, Tool, ToolUse, find_dialect
+from peagle.dialects.events import Event
+from peagle.stop_strings import StopStrings
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "exact": {"type": "boolean"},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["city"],
+}
+USE = ToolUse((Tool("get_weather", SCHEMA), Tool("now")))
+CALL = ("get_weather", {"city": "Paris", "days": 2})
+NAMES = pytest.mark.parametrize("name", FAMILIES)
+TEXT = st.text(st.sampled_from("ab {}\"'\\\n;é世=:<>[]()_"), min_size=1, max_size=12)
+WORDS = TEXT.map(lambda text: f"a{text}b")
+"""Text without white space at its edges, which dialects may drop."""
+ARGUMENTS = st.fixed_dictionaries(
+    {"city": TEXT},
+    optional={
+        "days": st.integers(-99, 99),
+        "exact": st.booleans(),
+        "tags": st.lists(WORDS, max_size=2),
+    },
+)
+
+
+def read(
+    name: str,
+    tokens: Sequence[int],
+    cuts: Sequence[int] = (),
+    use: ToolUse | None = USE,
+    ended: bool = True,
+    stop: Sequence[str] = (),
+) -> Message:
+    """An answer that comes in chunks; its stream is checked against the whole."""
+    tokenizer_, before = tokenizer(name), prompt(name)
+    dialect = find_dialect(tokenizer_, ChatConfig())
+    reader = Reader(
+        dialect.parser(before, use),
+        dialect.markers(use),
+        Detokenizer(lambda ids: tokenizer_.decode(ids, skip_special_tokens=True), before),
+        StopStrings(stop) if stop else None,
+    )
+    streamed: list[Event] = []
+    for start, end in pairwise([0, *sorted(cuts), len(tokens)]):
+        if reader.extend(tokens[start:end]) is not None:
+            break
+        streamed += reader.fresh()
+    else:
+        reader.finish(ended)
+    streamed += reader.fresh()
+    folded = Message()
+    for event in streamed:
+        folded.add(event)
+    assert folded == reader.message
+    return reader.message
+
+
+def said(message: Message) -> tuple[str, str, list[tuple[str, Any]]]:
+    """A message without ids, its arguments as values."""
+    calls = [(call.name, json.loads(call.arguments or "null")) for call in message.calls]
+    return message.reasoning, message.content, calls
+
+
+def answer(name: str, thoughts: str, content: str, calls: Calls) -> tuple[str, tuple[Any, ...]]:
+    """How a family writes an answer, and what is to be read of it."""
+    family = FAMILIES[name]
+    thoughts = thoughts if family.thinks or name == "qwen3-thinking" else ""
+    content = content if family.talks or not calls else ""
+    return family.write(thoughts, content, calls), (thoughts, content, list(calls))
+
+
+@NAMES
+@pytest.mark.parametrize("thoughts", ["", "Let me think.\n\nSo."])
+@pytest.mark.parametrize("content", ["", "It is 4."])
+@pytest.mark.parametrize("calls", [(), (CALL,), (CALL, ("now", {}))])
+def test_every_family_is_read_as_it_is_written(
+    name: str, thoughts: str, content: str, calls: Calls
+):
+    if name == "qwen3-thinking":
+        thoughts = thoughts or "Its prompt has begun them."
+    text, expected = answer(name, thoughts, content, calls)
+    message = read(name, encode(name, text))
+    assert said(message) == expected
+    assert all(call.complete for call in message.calls)
+    assert len({call.id for call in message.calls}) == len(calls)
+
+
+@NAMES
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_an_answer_is_the_same_however_it_is_cut_into_chunks(name: str, data: st.DataObject):
+    thoughts = data.draw(WORDS)
+    content = data.draw(st.just("") | WORDS)
+    calls = data.draw(st.lists(st.tuples(st.just("get_weather"), ARGUMENTS), max_size=2))
+    text, expected = answer(name, thoughts, content, calls)
+    tokens = encode(name, text)
+    cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=9))
+    whole, by_token = read(name, tokens), read(name, tokens, range(1, len(tokens)))
+    assert said(whole) == said(by_token) == said(read(name, tokens, cuts)) == expected
+
+
+@NAMES
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_whatever_is_written_is_read_alike_in_chunks_and_nothing_is_raised(
+    name: str, data: st.DataObject
+):
+    """Marker tokens in any order, and answers cut anywhere."""
+    tokens = st.sampled_from(sorted(tokenizer(name).get_added_vocab().values()))
+    text, _ = answer(name, "Hm.", "Yes.", [CALL])
+    pieces = st.lists(tokens.map(lambda token: [token]) | TEXT.map(lambda t: encode(name, t)))
+    written = encode(name, text)
+    begun = written[: data.draw(st.integers(0, len(written)))]
+    garbled = [*begun, *(token for piece in data.draw(pieces) for token in piece)]
+    ended = data.draw(st.booleans())
+    whole = read(name, garbled, ended=ended)
+    by_token = read(name, garbled, range(1, len(garbled)), ended=ended)
+    for message in (whole, by_token):
+        for call in message.calls:
+            call.id = ""
+    assert whole == by_token
+
+
+@NAMES
+def test_a_call_that_a_limit_cuts_stays_as_far_as_it_was_shown(name: str):
+    text, _ = answer(name, "Hm.", "", [("get_weather", {"city": "Paris and Rome"})])
+    tokens = encode(name, text)
+    whole = read(name, tokens).calls[0]
+    for end in range(len(tokens)):
+        message = read(name, tokens[:end], ended=False)
+        if message.calls:
+            assert whole.arguments.startswith(message.calls[0].arguments)
+        assert "tool_call>" not in message.content
+
+
+@NAMES
+def test_stop_strings_act_on_the_content_alone(name: str):
+    """Thoughts and calls may hold them."""
+    thoughts = "stop" if FAMILIES[name].thinks else ""
+    text, _ = answer(name, thoughts, "It is stop here.", [])
+    message = read(name, encode(name, text), stop=["stop"])
+    assert (message.reasoning, message.content) == (thoughts, "It is ")
+    text, expected = answer(name, "Hm.", "", [("get_weather", {"city": "stop"})])
+    assert said(read(name, encode(name, text), stop=["stop"])) == expected
+
+
+@NAMES
+def test_without_tools_a_call_is_content(name: str):
+    text, _ = answer(name, "Hm.", "", [CALL])
+    message = read(name, encode(name, text), use=None)
+    assert not message.calls
+    assert "Paris" in message.content
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-coder", "gemma4", "plain"])
+def test_what_is_no_call_between_its_markers_is_content(name: str, caplog):
+    markers = (
+        ("<|tool_call>", "<tool_call|>") if name == "gemma4" else ("<tool_call>", "</tool_call>")
+    )
+    message = read(name, encode(name, "nothing to call".join(markers)))
+    assert "nothing to call" in message.content
+    assert not message.calls
+    assert "cannot be read" in caplog.text
+
+
+def test_surplus_calls_are_left_out():
+    name, use = "qwen3", ToolUse(USE.tools, most=1)
+    text, _ = answer(name, "Hm.", "", [CALL, ("now", {})])
+    dialect, before = find_dialect(tokenizer(name), ChatConfig()), prompt(name)
+    reader = Reader(
+        dialect.parser(before, use),
+        dialect.markers(use),
+        Detokenizer(tokenizer(name).decode, before),
+        most_calls=use.most,
+    )
+    reader.extend(encode(name, text))
+    reader.finish(ended=True)
+    assert said(reader.message) == ("Hm.", "", [CALL])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("llama3.1", '{"name": "other", "parameters": {}}', '{"name": "other", "parameters": {}}'),
+        ("llama3.1", '{"answer": 4}', '{"answer": 4}'),
+        ("llama3.2", "[other(a=1)]", "[other(a=1)]"),
+        ("llama3.2", "[1, 2]", "[1, 2]"),
+        ("gpt-oss", "No header at all.", "No header at all."),
+        ("gpt-oss", "<|channel|>final<|message|>4<|end|>, I think", "4\n, I think"),
+        ("gpt-oss", '<|channel|>final <|constrain|>json<|message|>{"a": 1}', '{"a": 1}'),
+        ("qwen3", "To think, write <think> first.", "To think, write <think> first."),
+    ],
+)
+def test_what_only_looks_like_a_call_or_a_thought_is_content(name: str, text: str, expected: str):
+    assert said(read(name, encode(name, text))) == ("", expected, [])
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "<|channel|>commentary to=functions.now <|constrain|>json",
+        "<|channel|>commentary to=functions.now json",
+        "<|channel|>analysis to=functions.now code",
+        " to=functions.now<|channel|>commentary json",
+        " to=functions.now<|channel|>commentary <|constrain|>json",
+    ],
+)
+def test_every_header_of_a_harmony_call_is_known(header: str):
+    message = read("gpt-oss", encode("gpt-oss", f"{header}<|message|>{{}}"))
+    assert said(message) == ("", "", [("now", {})])
+
+
+def test_what_harmony_says_to_other_tools_is_hidden():
+    text = "<|channel|>analysis to=python code<|message|>1+1<|end|><|start|>assistant"
+    message = read("gpt-oss", encode("gpt-oss", f"{text}<|channel|>final<|message|>2"))
+    assert said(message) == ("", "2", [])
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        '<tool_call>{"arguments": {"city": "Rome"}, "name": "get_weather"}</tool_call>',
+        '<tool_call>{"name": "get_weather", "arguments": "{\\"city\\": \\"Rome\\"}"}</tool_call>',
+        '<tool_call>{"type": "function", "name": "get_weather", "parameters": {"city": "Rome"}}'
+        "</tool_call>",
+        '<tool_call>{"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}'
+        "</tool_call>",
+    ],
+)
+def test_json_calls_may_have_their_keys_in_any_order(written: str):
+    assert said(read("qwen3", encode("qwen3", written)))[2] == [("get_weather", {"city": "Rome"})]
+
+
+def test_a_tagged_call_may_lack_its_markers_and_hold_tags():
+    text = "<function=get_weather>\n<parameter=city>\na</parameter> b\n</parameter>\n</function>"
+    calls = [("get_weather", {"city": "a</parameter> b"})]
+    assert said(read("qwen3-coder", encode("qwen3-coder", text)))[2] == calls
+    left_open = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</tool_call>"
+    message = read("qwen3-coder", encode("qwen3-coder", left_open))
+    assert said(message)[2] == [("get_weather", {"city": "Rome"})]

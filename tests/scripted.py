@@ -1,0 +1,89 @@
+"""A tiny target that writes what it is told to, and a drafter that is right four times in five.
+
+Only logits and drafts are made up; masks, sampling, acceptance, readers and HTTP are the real ones.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import tiny
+import torch
+from families import FAMILIES, encode, tokenizer
+from torch import Tensor
+
+from peagle import LLM
+from peagle.config import EngineConfig
+from peagle.drafters.drafter import DraftWork, Memory
+from peagle.drafters.methods import drafter_for
+from peagle.engine.batch import Scheduled
+from peagle.engine.engine import Engine
+from peagle.engine.sampler import choose
+
+K = 7
+
+
+@dataclass
+class Script:
+    """What the target writes after its prompt; then it ends its answer."""
+
+    tokens: Sequence[int] = ()
+    end: int = 0
+    start: int = 0
+    """The prompt's length."""
+
+    def at(self, position: int) -> int:
+        """The token at a position of the whole sequence."""
+        place = position - self.start
+        return self.tokens[place] if 0 <= place < len(self.tokens) else self.end
+
+    def choose(self, logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
+        """In place of the sampler's: the same with the script's tokens as the likeliest."""
+        places = [item.request.total + i for item in work for i in range(item.drafts + 1)]
+        self.start = work[0].request.prompt_length
+        wanted = torch.full_like(logits, -50.0)
+        wanted[torch.arange(len(places)), torch.tensor([self.at(place) for place in places])] = 50.0
+        return choose(wanted, work, drafts)
+
+
+class ScriptedDrafter:
+    """Drafts the script's tokens, each fifth of them wrong."""
+
+    def __init__(self, model: Any, script: Script) -> None:
+        self.model, self._real, self._script = model, drafter_for(model), script
+
+    def propose(self, work: DraftWork, memory: Memory) -> Tensor:
+        """Drafts as the real one makes, so that its cache is filled, with other tokens."""
+        drafts = self._real.propose(work, memory)
+        places = [
+            span.start + span.count + 1 + i
+            for span, k in zip(work.spans, work.ks, strict=True)
+            for i in range(k)
+        ]
+        right = [self._script.at(place) for place in places]
+        wanted = [token if place % 5 else 0 for token, place in zip(right, places, strict=True)]
+        return torch.tensor(wanted, dtype=drafts.dtype)
+
+
+def scripted_llm(name: str, directory: Path) -> tuple[LLM, Script]:
+    """A tiny engine over a family's tokenizer, and what decides its words."""
+    own = tokenizer(name)
+    size = len(own)
+    ends = [own.convert_tokens_to_ids(end) for end in FAMILIES[name].ends]
+    target = tiny.load_target(tiny.save_target(directory, vocab_size=size, eos_token_id=ends[0]))
+    config = tiny.drafter_config(True, vocab_size=size, draft_vocab=size)
+    script = Script(end=ends[-1])
+    drafter = ScriptedDrafter(tiny.random_drafter(config), script)
+    engine = Engine(target, drafter, K, EngineConfig(dtype="float32", max_num_seqs=4), ends)
+    return LLM.over(engine, own), script
+
+
+@contextmanager
+def writing(script: Script, name: str, text: str) -> Iterator[None]:
+    """Let the target write a text."""
+    script.tokens = encode(name, text)
+    with mock.patch("peagle.engine.runner.choose", script.choose):
+        yield
