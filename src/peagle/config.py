@@ -64,6 +64,9 @@ class StructuredOutputs(Config):
     """One of these texts."""
     grammar: str | None = None
     """A grammar in Lark's notation, or in GBNF."""
+    strict: bool = False
+    """Whether a schema with a keyword that no grammar can keep is refused; else the keyword is left
+    out."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -18,7 +18,7 @@ from peagle.config import StructuredOutputs
 from peagle.errors import InputError, lacking
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 T = TypeVar("T")
 STACK = 1 << 30
@@ -95,7 +95,7 @@ class GrammarCompiler:
 
     def _compiled(self, wanted: StructuredOutputs) -> "LLMatcher":
         try:
-            matcher = _on_large_stack(lambda: self._matcher(wanted))
+            matcher = on_large_stack(lambda: self._matcher(wanted))
         except ValueError as error:
             raise InputError(f"structured outputs: {error}") from None
         if matcher.is_error():
@@ -103,13 +103,35 @@ class GrammarCompiler:
         return matcher
 
     def _matcher(self, wanted: StructuredOutputs) -> "LLMatcher":
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
-        limits = LLParserLimits(step_max_items=STEP_ITEMS, initial_lexer_fuel=LEXER_FUEL)
-        matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=limits)
+        matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any text fits
         return matcher
+
+
+def complaint_about(schema: dict[str, Any]) -> str | None:
+    """Why a JSON schema cannot be compiled, whatever the tokenizer; None if it can.
+
+    Raises `InputError` without the extra `structured`.
+    """
+    try:
+        from llguidance import LLMatcher
+    except ModuleNotFoundError:
+        raise InputError(lacking("structured outputs need llguidance", "structured")) from None
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema)
+    except ValueError as error:
+        return str(error)
+    wrong, told = LLMatcher.validate_grammar_with_warnings(grammar, limits=_limits())
+    return told[0] if wrong else None
+
+
+def _limits() -> "LLParserLimits":
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(step_max_items=STEP_ITEMS, initial_lexer_fuel=LEXER_FUEL)
 
 
 def _literals(wanted: StructuredOutputs) -> Iterator[str]:
@@ -147,7 +169,7 @@ def _complaint(matcher: "LLMatcher") -> str:
     return " ".join(["structured outputs:", UNFIT.get(told, told), *reasons])
 
 
-def _on_large_stack(work: Callable[[], T]) -> T:
+def on_large_stack(work: Callable[[], T]) -> T:
     """Run some work on a thread with a large stack; returns or raises what the work does."""
     done: Future[T] = Future()
 

@@ -31,6 +31,7 @@ from peagle.dialects import (
     ToolUse,
     find_dialect,
 )
+from peagle.dialects.dialect import needs_grammar
 from peagle.dialects.markers import Markers
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
@@ -45,6 +46,7 @@ from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import load_decoder
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
+from peagle.schema import kept_form
 from peagle.stop_strings import StopStrings
 from peagle.token_rules import with_token_rules
 
@@ -329,9 +331,11 @@ class LLM:
         wanted = params.structured_outputs
         if wanted is not None:
             self._grammars.check(wanted)
+            wanted = kept_form(wanted)
         if chat is not None:
             rule = lark_rule(wanted) if wanted is not None else None
-            grammar = self.dialect.grammar(tokens, chat.use, rule)
+            use = chat.use.kept if chat.use and needs_grammar(chat.use, rule) else chat.use
+            grammar = self.dialect.grammar(tokens, use, rule)
             wanted = StructuredOutputs(grammar=grammar) if grammar is not None else None
         form = self._grammars.compile(wanted) if wanted is not None else None
         if form is not None:  # it ends where it is complete, that of required calls as well

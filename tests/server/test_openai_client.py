@@ -621,3 +621,35 @@ def test_variables_of_templates(server: Running, client: OpenAI, monkeypatch: An
         asked = {"messages": MESSAGES, **fields}
         told = client.post("../tokenize", body=asked, cast_to=dict)  # type: ignore[type-var]
         assert told["tokens"] == found, fields
+
+
+UNSUPPORTED = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "more": {"propertyNames": {"minLength": 1}}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
+
+
+def tool_of(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "set", "parameters": parameters, **more}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_keyword_that_no_grammar_keeps_refuses_only_what_is_strict(client: OpenAI, choice: str):
+    how = {"tools": [TOOL, tool_of(UNSUPPORTED)], "tool_choice": choice, "max_tokens": 200}
+    answer = chat(client, parallel_tool_calls=False, **how).choices[0]
+    assert answer.finish_reason == ("tool_calls" if choice == "required" else "length")
+    how["tools"] = [TOOL, tool_of(UNSUPPORTED, strict=True)]
+    with pytest.raises(openai.BadRequestError, match=r"tool set: no grammar can keep properties\."):
+        chat(client, **how)
+
+
+def test_a_response_form_is_weakened_unless_it_is_strict(client: OpenAI):
+    form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "it"}}
+    form["json_schema"]["schema"] = UNSUPPORTED
+    answer = chat(client, response_format=form, max_tokens=200).choices[0]
+    assert isinstance(json.loads(answer.message.content)["on"], bool)
+    form["json_schema"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match=r"keep properties\.more\.propertyNames"):
+        chat(client, response_format=form)

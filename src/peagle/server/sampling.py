@@ -113,7 +113,8 @@ def _response_form(asked: ResponseFormat | None) -> dict[str, Any] | None:
         return {"json_object": True} if schema is None else {"json": schema}
     if schema is None:
         raise APIError(400, "json_schema needs a schema", "response_format.json_schema")
-    return {"json": schema}
+    strict = asked.json_schema is not None and asked.json_schema.strict is True
+    return {"json": schema, "strict": strict}
 
 
 def check_schema(schema: Any, limits: Limits, param: str) -> None:
