@@ -4,7 +4,15 @@ import json
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from peagle.errors import ConfigError, InputError
 
@@ -109,7 +117,11 @@ class SamplingParams(Config):
     skip_special_tokens: bool = True
     """Whether the text leaves special tokens out."""
     ignore_eos: bool = False
-    max_tokens: PositiveInt = 128
+    prompt_logprobs: TopLogprobs | None = None
+    """Log-probabilities of each token of the prompt but the first, and of this many likely ones; no
+    key of the prompt then comes from the prefix cache."""
+    max_tokens: NonNegativeInt = 128
+    """0 generates nothing, where `prompt_logprobs` are all that is wanted."""
     min_tokens: NonNegativeInt = 0
     """Neither an end-of-text nor a stop token before this many output tokens."""
     logprobs: TopLogprobs | None = None
@@ -125,6 +137,13 @@ class SamplingParams(Config):
     """Of waiting requests those with the lowest number are next."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _generate_for_something(cls, value: int, others: ValidationInfo) -> int:
+        if value == 0 and others.data.get("prompt_logprobs") is None:
+            raise ValueError("0 generates nothing; give at least 1, or ask for prompt_logprobs")
+        return value
 
     @model_validator(mode="after")
     def _agree(self) -> Self:

@@ -26,12 +26,12 @@ class ConfigError(InputError):
 
 
 class ContextLengthError(InputError):
-    """A prompt leaves no room for output; programs recognise the words, and shorten the prompt."""
+    """A prompt leaves no room; programs recognise the words, and shorten the conversation."""
 
     def __init__(self, tokens: int, most: int) -> None:
         super().__init__(
-            f"this model's maximum context length is {most} tokens, of which at least one is for "
-            f"output, but the prompt has {tokens} tokens; shorten the prompt or raise max_model_len"
+            f"this model's maximum context length is {most} tokens, output included, but the "
+            f"prompt has {tokens} tokens; shorten the prompt or raise max_model_len"
         )
 
 

@@ -76,6 +76,9 @@ class Completion:
     """What each of `token_ids` belongs to."""
     failure: str | None = None
     """Why it failed, where `finish_reason` is error."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One for each of `prompt_token_ids`, if requested: None for the first, which follows nothing.
+    Fewer where the request ended within its prompt."""
 
     @property
     def text(self) -> str:
@@ -97,6 +100,8 @@ class Chunk:
     """How many of `token_ids`, from the first on, are accepted drafts."""
     logprobs: tuple[TokenLogprobs, ...]
     """One for each of `token_ids`, if requested."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...]
+    """As in `Completion`, in a request's first chunk; none in the others."""
     completion: Completion | None
     """The whole request, once finished."""
 
@@ -153,9 +158,7 @@ class LLM:
         dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
         tokenizer = load_tokenizer(directory)
-        self._open_chat(
-            tokenizer, chat or ChatConfig()
-        )  # refuses a wrong name before memory is taken
+        find_dialect(tokenizer, chat or ChatConfig())  # refuses a wrong name before memory is taken
         drafter: Drafter | None = None
         k = 0
         if speculative_config is not None:
@@ -164,23 +167,24 @@ class LLM:
             drafter = drafter_for(model)
             k = speculative_config.num_speculative_tokens or model.config.default_k
         engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))
-        self._open(engine, tokenizer, defaults)
+        self._open(engine, tokenizer, defaults, chat)
 
     @classmethod
     def over(cls, engine: Engine, tokenizer: Any, chat: ChatConfig | None = None) -> Self:
         """An LLM over an existing engine."""
         llm = cls.__new__(cls)
-        llm._open_chat(tokenizer, chat or ChatConfig())
-        llm._open(engine, tokenizer, {})
+        llm._open(engine, tokenizer, {}, chat)
         return llm
 
-    def _open_chat(self, tokenizer: Any, chat: ChatConfig) -> None:
-        self.chat_config = chat
-        self.dialect: Dialect = find_dialect(tokenizer, chat)
-        """How the target writes the answers of conversations."""
-
-    def _open(self, engine: Engine, tokenizer: Any, sampling_defaults: dict[str, float]) -> None:
+    def _open(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        sampling_defaults: dict[str, float],
+        chat: ChatConfig | None,
+    ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
+        self.chat_config = chat or ChatConfig()
         self.drafter, self.k = engine.drafter, engine.k
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
@@ -188,6 +192,11 @@ class LLM:
         self._live: dict[str, _Live] = {}
         self._kept: list[Chunk] = []
         """Chunks of requests that other callers wait for."""
+
+    @functools.cached_property
+    def dialect(self) -> Dialect:
+        """How the target writes the answers of conversations."""
+        return find_dialect(self.tokenizer, self.chat_config)
 
     @functools.cached_property
     def _grammars(self) -> GrammarCompiler:
@@ -434,6 +443,7 @@ class LLM:
             tuple(reader.sections[known:]),
             min(output.accepted, len(tokens)),
             tuple(live.request.logprobs[known : known + len(tokens)]),
+            () if known else _prompt_logprobs(live.request),
             completion,
         )
 
@@ -457,6 +467,7 @@ class LLM:
             cached_tokens=request.cached,
             sections=tuple(live.reader.sections),
             failure=request.failure if reason == "error" else None,
+            prompt_logprobs=_prompt_logprobs(request),
         )
 
 
@@ -465,6 +476,12 @@ def check_finished(completions: Iterable[Completion]) -> None:
     for index, completion in enumerate(completions, start=1):
         if completion.failure is not None:
             raise InputError(f"prompt {index} ended with an error: {completion.failure}")
+
+
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...]:
+    if request.params.prompt_logprobs is None:
+        return ()
+    return None, *request.prompt_logprobs
 
 
 def _says_something(output: RequestOutput) -> bool:

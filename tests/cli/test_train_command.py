@@ -224,12 +224,20 @@ class TestEngineLength:
         logged = entries(recipe)[-1]
         length = logged["engine_acceptance_length"]
         assert logged.keys() == {"step", "engine_acceptance_length", "seconds", "time"}
-        assert lines[-1] == (
+        assert lines[-3] == (
             f"the engine's AL {length:.3f} (8 held-out prompts, greedy, 128 tokens at most)"
         )
         estimated = max(e["acceptance_length"] or 0 for e in entries(recipe)[:-1])
         assert length == pytest.approx(estimated, rel=0.15)
         assert length > 1.3, "too weak a drafter to show anything"
+
+    def test_a_verdict_and_the_next_command_follow(self, peagle, recipe):
+        *_, meaning, following = peagle("train", recipe).err.splitlines()
+        length = entries(recipe)[-1]["engine_acceptance_length"]
+        assert meaning.startswith(f"AL {length:.2f} of at most 5: ")
+        assert following.startswith("next: peagle ")
+        assert str(recipe.parent / "target") in following
+        assert str(recipe.parent / "out") in following
 
     def test_it_is_measured_without_the_trainer(self, peagle, recipe, monkeypatch):
         """There is no room for two targets."""

@@ -95,7 +95,7 @@ def _train(recipe: "Recipe", tracking: "Tracking") -> None:
         console.print(f"{recipe.output}: best estimated AL {length:.3f} at step {step}")
         prompts = held_out_prompts(trainer.validation)
         del trainer  # frees its target to make room for the engine's
-        _check_estimate(recipe, prompts, log, console)
+        _check_estimate(recipe, length, prompts, log, console)
 
 
 def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -> "Progress | None":
@@ -108,10 +108,15 @@ def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -
 
 
 def _check_estimate(
-    recipe: "Recipe", prompts: "list[tuple[int, ...]]", log: "TrainingLog", console: Console
+    recipe: "Recipe",
+    estimated: float,
+    prompts: "list[tuple[int, ...]]",
+    log: "TrainingLog",
+    console: Console,
 ) -> None:
-    """Show and log the engine's own AL of the best drafter, or why there is none."""
+    """Show and log the engine's own AL of the best drafter, or why there is none; then judge it."""
     from peagle.cli.engine_length import measure_engine
+    from peagle.cli.verdict import judge
 
     try:
         measured = measure_engine(recipe, prompts)
@@ -120,6 +125,7 @@ def _check_estimate(
         return
     console.print(str(measured))
     log.add_engine(recipe.steps, measured.acceptance_length)
+    console.print(str(judge(recipe, estimated, measured.acceptance_length)), markup=False)
 
 
 def _kept_step(recipe: "Recipe") -> int | None:

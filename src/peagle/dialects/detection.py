@@ -6,12 +6,13 @@ from typing import Any
 from peagle.config import ChatConfig
 from peagle.dialects.dialect import Dialect
 from peagle.dialects.gemma4 import Gemma4Calls
-from peagle.dialects.harmony import CHANNEL, NAMES, HarmonyDialect
+from peagle.dialects.harmony import NEEDED, START, HarmonyDialect
 from peagle.dialects.hermes import HermesCalls
 from peagle.dialects.llama import LlamaCalls
 from peagle.dialects.markers import Markers
 from peagle.dialects.pythonic import PythonicCalls
 from peagle.dialects.qwen3_coder import Qwen3CoderCalls
+from peagle.dialects.response_template import ResponseTemplateDialect
 from peagle.dialects.section_dialect import SectionDialect
 from peagle.dialects.sections import CallFormat, ReasoningFormat
 from peagle.errors import InputError
@@ -53,15 +54,23 @@ def find_dialect(tokenizer: Any, chat: ChatConfig) -> Dialect:
     _check("--tool-call-parser", calls, (*CALLS, HARMONY[0]))
     _check("--reasoning-parser", reasoning, (*REASONING, HARMONY[1]))
     text = chat.chat_template or _template(tokenizer)
-    whole = not Markers.of(tokenizer, NAMES).spelled
+    whole = not Markers.of(tokenizer, NEEDED).spelled
     if calls == HARMONY[0] or reasoning == HARMONY[1]:
         if not whole:
             raise InputError(
-                f"the tokenizer lacks harmony's tokens ({', '.join(NAMES)}); name another parser"
+                f"the tokenizer lacks harmony's tokens ({', '.join(NEEDED)}); name another parser"
             )
         return HarmonyDialect(tokenizer)
-    if whole and CHANNEL in text and not (calls or reasoning):
-        return HarmonyDialect(tokenizer)
+    if whole and START in text and not (calls or reasoning):
+        return HarmonyDialect(tokenizer)  # its own reader knows more than a template can say
+    found = _sections(tokenizer, text, calls, reasoning)
+    own = getattr(tokenizer, "response_template", None)
+    return ResponseTemplateDialect(tokenizer, found) if own and not (calls or reasoning) else found
+
+
+def _sections(
+    tokenizer: Any, text: str, calls: str | None, reasoning: str | None
+) -> SectionDialect:
     thoughts = REASONING[reasoning] if reasoning else _reasoning(tokenizer, text)
     return SectionDialect(tokenizer, thoughts, CALLS[calls or _calls(text)]())
 

@@ -1,5 +1,6 @@
 """The engine: add, abort, step."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ class Engine:
         """Raise `InputError` for what cannot be run as asked; callable from any thread."""
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
-        if len(prompt) >= self.max_length:
+        if len(prompt) + min(params.max_tokens, 1) > self.max_length:
             raise ContextLengthError(len(prompt), self.max_length)
         allowed = params.allowed_token_ids or ()
         ids = (*prompt, *params.logit_bias, *params.stop_token_ids, *allowed)
@@ -223,6 +224,10 @@ class Engine:
             request.drafter_computed = request.computed - len(result.tokens)
         request.speculation.record(item.drafts, result.accepted)
         new, reason = _until_end(request, result.tokens, self.max_length)
+        if any(math.isnan(entry.chosen) for entry in result.prompt_logprobs):
+            new, reason = [], "error"
+        if reason != "error":
+            request.prompt_logprobs += result.prompt_logprobs
         request.tokens += new
         request.logprobs += result.logprobs[: len(new)]
         if request.constraint is not None:
@@ -252,7 +257,10 @@ class Engine:
 def _until_end(
     request: Request, tokens: list[int], max_length: int
 ) -> tuple[list[int], str | None]:
-    """New tokens up to and including the one that ends the request, and why it ends."""
+    """New tokens up to and including the one that ends the request, and why it ends.
+
+    Those of a prompt after which nothing is to be generated are none, and end it.
+    """
     allowed = min(request.params.max_tokens - request.output_length, max_length - request.total)
     for index, token in enumerate(tokens[:allowed]):
         if token < 0:
@@ -260,4 +268,4 @@ def _until_end(
         enough = request.output_length + index + 1 > request.params.min_tokens
         if token in request.stop_ids and enough:
             return tokens[: index + 1], "stop"
-    return tokens[:allowed], "length" if len(tokens) >= allowed else None
+    return tokens[:allowed], "length" if tokens and len(tokens) >= allowed else None

@@ -52,6 +52,10 @@ class Form(Protocol):
         """A finished choice."""
         ...
 
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """What an answer has besides its choices and its usage."""
+        ...
+
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice, for a stream; perhaps nothing yet."""
         ...
@@ -79,10 +83,13 @@ async def answer(
     done = await unless_gone(request.receive, _collect(job))
     if done is None:
         return Response(status_code=CLIENT_GONE)
-    for index, completion in enumerate(done):
-        _check(index, completion, head)
-    choices = [form.choice(index, completion) for index, completion in enumerate(done)]
-    words = {**head, "choices": choices, "usage": usage(job, done)}
+    choices = [
+        _explained(form.choice(index, completion), completion, head)
+        for index, completion in enumerate(done)
+    ]
+    if all(completion.failure for completion in done):
+        raise APIError(500, done[0].failure or "")
+    words = {**head, "choices": choices, "usage": usage(job, done), **form.whole(done)}
     if body.return_token_ids:
         for choice, completion in zip(choices, done, strict=True):
             _add_ids(body, words, choice, completion.token_ids, completion.prompt_token_ids)
@@ -212,11 +219,14 @@ async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
             return
 
 
-def _check(index: int, completion: Completion, head: Json) -> None:
-    """Raise `APIError` for a choice that ended with an error, and log the reason."""
-    if completion.failure is not None:
-        log.warning(f"choice {index} of {head['id']} ended with an error: {completion.failure}")
-        raise APIError(500, completion.failure)
+def _explained(choice: Json, completion: Completion, head: Json) -> Json:
+    """A choice; if it ended with an error, the log gets the reason, and the client if others did
+    not: an answer of which nothing came to its end is an error as a whole."""
+    if completion.failure is None:
+        return choice
+    which = f"choice {choice['index']} of {head['id']}"
+    log.warning(f"{which} ended with an error: {completion.failure}")
+    return {**choice, "error": {"message": completion.failure}}
 
 
 async def _collect(job: Job) -> list[Completion]:
@@ -237,12 +247,16 @@ async def _worded(form: Form, job: Job, head: Json, body: GenerationBody) -> Asy
     prompt, written, said = job.prompt_tokens, 0, time.monotonic()
     try:
         async for index, chunk in job.chunks:
+            choices = form.deltas(index, chunk)
             if chunk.completion is not None:
                 done[index] = chunk.completion
-                _check(index, chunk.completion, head)
+                *before, last = choices
+                choices = [*before, _explained(last, chunk.completion, head)]
+                if len(job.prepared) == 1 and chunk.completion.failure is not None:
+                    raise APIError(500, chunk.completion.failure)
             written += len(chunk.token_ids)
             unsaid[index] += chunk.token_ids
-            for choice in form.deltas(index, chunk):
+            for choice in choices:
                 words: Json = {**head, "choices": [choice]}
                 if body.return_token_ids:
                     asked = None if index in begun else job.prepared[index].tokens

@@ -20,6 +20,7 @@ from peagle.server.service import Service
 from peagle.server.tools import tool_use
 from peagle.server.trace import (
     json_score,
+    prompt_scores,
     speculation_trace,
     token_bytes,
     token_name,
@@ -110,6 +111,10 @@ class ChatForm:
             "finish_reason": _reason(completion),
             "logprobs": self._logprobs(scored),
         }
+
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """The prompt's log-probabilities, which all choices share; where they are asked for."""
+        return prompt_scores(self._tokenizer, done[0], self._body.prompt_logprobs)
 
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice: a delta for each event, none where nothing is said."""

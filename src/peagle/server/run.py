@@ -79,6 +79,7 @@ def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> i
     )
     service: Service = app.state.service
     server = DrainingServer(config, service)
+    log.info(f"answers to conversations: {llm.llm.dialect.description}")
     _warn(llm, settings, listener.getsockname()[0])
     try:
         server.run(sockets=[listener])

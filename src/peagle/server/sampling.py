@@ -56,6 +56,8 @@ def sampling_params(
     """The sampling parameters of the first choice. Raises `APIError` or `InputError`."""
     if len(body.bad_words or ()) > limits.bad_words:
         raise APIError(400, f"more than {limits.bad_words} bad words", "bad_words")
+    if body.stream and body.prompt_logprobs is not None:
+        raise APIError(400, "a stream has no prompt_logprobs", "prompt_logprobs")
     values: dict[str, Any] = {"temperature": 1.0, **defaults}
     given = {name: getattr(body, name) for name in FIELDS}
     values |= {name: value for name, value in given.items() if value is not None}
@@ -71,6 +73,7 @@ def sampling_params(
         logit_bias=_logit_bias(body.logit_bias or {}, limits),
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_top,
         structured_outputs=structured,
         num_speculative_tokens=body.k,
     )

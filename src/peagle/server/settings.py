@@ -28,6 +28,9 @@ class Limits(Config):
     schema_depth: PositiveInt = 32
     common_multiple: PositiveInt = 100_000
     """Largest common multiple of a schema's `multipleOf`: the states of a number's grammar."""
+    prompt_logprobs: PositiveInt = 1 << 18
+    """Log-probabilities of prompts in one answer: the prompts' tokens and likely ones in their
+    places, times n."""
 
 
 class ServerSettings(Config):
