@@ -91,6 +91,18 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, target, ch
     assert (again.code, "3 were there already\n1 left out" in again.out) == (0, True)
 
 
+def test_with_the_target_as_a_flag_all_arguments_are_sources(peagle, target, chats, tmp_path):
+    more = write(tmp_path / "more.jsonl", {"prompt": "def"})
+    found = []
+    for named in ([target, chats, more], ["--target", target, chats, more]):
+        out = tmp_path / "out.jsonl"
+        assert peagle("regenerate", *named, "--max-tokens", TOKENS, "--output", out).code == 0
+        found.append(sorted(line["source"] for line in read(out)))
+        out.unlink()
+    assert found[0] == found[1]
+    assert f"{more}:1" in found[0]
+
+
 def test_a_run_that_answers_nothing_fails(regenerate, chats):
     write(chats, {"messages": [user("word " * 600)]})
     result = regenerate()
@@ -113,11 +125,12 @@ def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_pa
 def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_path):
     found = []
     drafter = json.dumps({"model": str(pair.peagle), "num_speculative_tokens": 3})
-    for more in ([], ["--speculative-config", drafter], ["--concurrency", 1]):
+    flags = ["--drafter", pair.peagle, "--k", 3]
+    for more in ([], ["--speculative-config", drafter], flags, ["--concurrency", 1]):
         assert regenerate("--temperature", 1.0, "--seed", 5, "--dtype", "float32", *more).code == 0
         found.append(sorted(read(tmp_path / "out.jsonl"), key=lambda line: line["source"]))
         (tmp_path / "out.jsonl").unlink()
-    assert found[0] == found[1] == found[2]
+    assert all(one == found[0] for one in found)
 
 
 def test_a_second_run_does_what_is_left(regenerate, tmp_path):
@@ -276,7 +289,8 @@ def test_ctrl_c_keeps_what_is_written_and_ends_with_130(slow, stub, tmp_path):
 
 
 BAD = [
-    ([], "{target} is the target; name the conversations' files after it"),
+    ([], "{target} is the target; name the conversations' files"),
+    (["{chats}", "--endpoint", "http://x/v1", "--model", "m", "--k", "3"], "its own models"),
     (["absent.jsonl"], "absent.jsonl cannot be read: No such file"),
     (["{chats}", "--endpoint", "http://x/v1"], "--endpoint and --model go together"),
     (["{chats}", "--model", "m"], "--endpoint and --model go together"),
@@ -286,6 +300,8 @@ BAD = [
     (["{chats}", "--threads", "0"], "--threads 0"),
     (["{chats}", "--speculative-config", "{{"], "speculative config is not JSON"),
     (["{chats}", "--device", "abacus"], "device abacus"),
+    (["{chats}", "--k", "3"], "--k needs --drafter"),
+    (["--target", "other"], "{target} cannot be read: Is a directory"),
     (["{bad}"], "bad.jsonl:2: the conversation has no user turn to answer"),
 ]
 

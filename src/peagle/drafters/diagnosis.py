@@ -23,6 +23,7 @@ from peagle.drafters.checkpoint import (
     normalised,
     read_drafter_config,
     shared_tensors,
+    vocabulary_doubts,
 )
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.errors import InputError
@@ -54,8 +55,8 @@ class Diagnosis:
     """What the drafter is, as far as it could be read: label -> value."""
     problems: tuple[str, ...]
     """What is wrong, each with a fix; if empty, the drafter will load."""
-    trained_tokens: int | None
-    """K that it was trained for, if the directory says."""
+    config: DrafterConfig | None
+    """Its configuration as it will run; None if that could not be read."""
 
 
 def diagnose(
@@ -87,7 +88,7 @@ def diagnose(
     if tensors:
         problems += _tensor_problems(config, shape, tensors)
     facts = {**_config_facts(config, tensors), **_weight_facts(tensors)}
-    return Diagnosis(facts, tuple(problems), config.trained_tokens)
+    return Diagnosis(facts, tuple(problems), config)
 
 
 def target_problems(directory: Path) -> list[str]:
@@ -155,7 +156,10 @@ def _tensor_problems(
     if problems:
         advice = "export it again with the config.json of its training"
         problems = [f"{'; '.join(problems)}; {advice}"]
+    before = len(problems)
     _attempt(lambda: attach_vocabulary(model, tensors), problems)
+    if len(problems) == before:
+        problems += vocabulary_doubts(config, tensors)
     return problems
 
 
