@@ -36,8 +36,7 @@ LEXER_FUEL = 200_000
 
 UNFIT = {"NoExtensionBias": "no text fits"}
 """llguidance's word for it, in ours."""
-
-
+NO_TOKEN = "structured outputs: what has to come next is no token of the target"
 GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 """A rule as only GBNF writes it."""
 SLASH = r"\/"
@@ -55,9 +54,12 @@ class GrammarCompiler:
             raise InputError(lacking("structured outputs need llguidance", "structured")) from None
         if not end_tokens:
             raise InputError("structured outputs need a target that names its end of text")
-        ends = list(end_tokens)
+        ends, size = list(end_tokens), max(vocab_size, len(tokenizer))
         self._vocab_size = vocab_size
-        self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, vocab_size, ends)
+        try:
+            self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, size, ends)
+        except ValueError as error:
+            raise InputError(f"structured outputs: not with this tokenizer: {error}") from None
         self._added: tuple[str, ...] = tuple(tokenizer.get_added_vocab())
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._keeping = threading.Lock()
@@ -231,7 +233,8 @@ class GrammarConstraint:
     """One request's place in its grammar."""
 
     def __init__(self, matcher: "LLMatcher", vocab_size: int) -> None:
-        self._unused, self._bytes = matcher, -(-vocab_size // 8)
+        self._unused, self._vocab_size = matcher, vocab_size
+        self._bytes = -(-vocab_size // 8)
         self._matcher = matcher.deep_copy()
         self._taken: list[int] = []
         self._masked, self._fault = 0, ""
@@ -244,10 +247,10 @@ class GrammarConstraint:
 
         Where it is too complex, any token is allowed: a request that takes one there has failed.
         """
-        masks = self._masks(drafts)
+        masks, fault = self._masks(drafts)
         self._masked = len(drafts) + 1
-        if self._matcher.is_error():
-            self._masked, self._fault = len(masks), _complaint(self._matcher)
+        if fault is not None:
+            self._masked, self._fault = len(masks), fault
             self._go_back()
         else:
             self._matcher.rollback(len(masks) - 1)
@@ -262,23 +265,29 @@ class GrammarConstraint:
         self._taken += tokens
         self._take(tokens)
 
-    def _masks(self, drafts: Sequence[int]) -> list[Tensor]:
-        """The masks that can be computed; the matcher consumes drafts up to the last of them."""
+    def _masks(self, drafts: Sequence[int]) -> tuple[list[Tensor], str | None]:
+        """The masks that can be computed, and why the next one cannot.
+
+        The matcher consumes drafts up to the last mask.
+        """
         masks: list[Tensor] = []
         for draft in (*drafts, None):
             mask = self._mask()
             if self._matcher.is_error():
-                break
+                return masks, _complaint(self._matcher)
+            if not mask.any():
+                return masks, NO_TOKEN
             masks.append(mask)
             if draft is None or self._matcher.is_stopped():
                 break
             if not self._matcher.try_consume_tokens([draft]):
                 break
-        return masks
+        return masks, None
 
     def _mask(self) -> Tensor:
-        """Tokens allowed next, a bit each: [bytes] uint8."""
+        """Tokens allowed next, a bit each: [bytes] uint8. A tokenizer may have more."""
         mask = bytearray(self._matcher.compute_bitmask()[: self._bytes])
+        mask[-1] &= 0xFF >> (-self._vocab_size % 8)
         return torch.frombuffer(mask, dtype=torch.uint8)
 
     def _go_back(self) -> None:
