@@ -1,11 +1,11 @@
 """The messages of a conversation, in every form in which clients send or send back one."""
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import model_validator
+from pydantic import AfterValidator, model_validator
 from pydantic_core import PydanticCustomError
 
-from peagle.server.body import Body, Ignored, Items
+from peagle.server.body import LONGEST_NAME, Body, Ignored, Items
 
 TEXTS = {
     "text": "text",
@@ -37,10 +37,18 @@ class ToolCall(Body):
     extra_content: Ignored = None
 
 
+def _text_kind(kind: str) -> str:
+    """Raise for a part that is no text."""
+    if kind not in TEXTS:
+        told = "{kind} is not supported; this model reads only text"
+        raise PydanticCustomError("part", told, {"kind": repr(kind[:LONGEST_NAME])})
+    return kind
+
+
 class ContentPart(Body):
     """A piece of a message; only text is supported."""
 
-    type: str
+    type: Annotated[str, AfterValidator(_text_kind)]
     text: str | None = None
     refusal: str | None = None
     thinking: Ignored = None
@@ -48,10 +56,7 @@ class ContentPart(Body):
     cache_control: Ignored = None
 
     @model_validator(mode="after")
-    def _is_text(self) -> Self:
-        if self.type not in TEXTS:
-            told = "{kind} is not supported; this model reads only text"
-            raise PydanticCustomError("part", told, {"key": "type", "kind": repr(self.type)})
+    def _has_text(self) -> Self:
         field = TEXTS[self.type]
         if field is not None and getattr(self, field) is None:
             raise PydanticCustomError("part", "Field required", {"key": field})
