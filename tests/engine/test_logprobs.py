@@ -371,10 +371,10 @@ def test_prompts_without_memory_are_scored_in_smaller_chunks(targets, trained, m
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
 def test_a_gpus_are_those_of_the_plain_runner(method: str, monkeypatch: pytest.MonkeyPatch):
-    """In passes of one tile, of more rows than are captured, and of several strips."""
+    """In passes of one tile, of many, and of several strips."""
     monkeypatch.setattr(logprobs, "STRIP", 100)
     k, layers = (0, 0) if method == "none" else (4, 2)
-    prompts = [[(i + 7 * j) % 500 for j in range(n)] for i, n in enumerate((5, 1700, 300))]
+    prompts = [[(i + 7 * j) % 500 for j in range(n)] for i, n in enumerate((5, 1000, 300))]
     config = EngineConfig(dtype="float32", device="cuda", max_num_seqs=6, kv_cache_memory=1 << 26)
     found = []
     for resident in (False, True):
