@@ -87,6 +87,21 @@ def test_calls_of_another_shape_stay(odd: Any):
     assert template_turns([message], CHATML) == [message]
 
 
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (None, ""),
+        ([], ""),
+        ([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "ab"),
+        ([{"type": "image"}, {"type": "text", "text": "b"}], None),
+        (["a"], None),
+    ],
+)
+def test_parts_of_text_are_one_text(content: Any, text: str | None):
+    message = {"role": "user", "content": content}
+    assert template_turns([message], CHATML) == [message if text is None else user(text)]
+
+
 @pytest.mark.parametrize("nothing", [[], None])
 def test_no_calls_are_no_key(nothing: Any):
     """Some templates ask only whether it is there."""

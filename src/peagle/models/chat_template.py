@@ -62,13 +62,13 @@ def render_chat(
     """
     tools = variables.pop("tools", None) or None
     source = template_source(tokenizer, template, tools)
-    given = {**variables, "tools": tools and template_tools(tools, source)}
+    shown = {"tools": template_tools(tools, source)} if tools else {}
 
     def render(count: int) -> str:
         """The first messages."""
         turns = template_turns(messages[:count], source)
         text: str = tokenizer.apply_chat_template(
-            turns, chat_template=source, tokenize=False, **given
+            turns, chat_template=source, tokenize=False, **variables, **shown
         )
         return text
 
@@ -192,8 +192,7 @@ def _plain(message: Mapping[str, Any], source: str) -> Turn:
     turn = {key: value for key, value in message.items() if key not in THOUGHTS}
     if turn.get("role") == "developer" and not shows_developer(source):
         turn["role"] = "system"
-    if turn.get("content") is None:
-        turn["content"] = ""
+    turn["content"] = _text(turn.get("content"))
     thoughts = next((message[key] for key in THOUGHTS if message.get(key)), None)
     calls = turn.pop("tool_calls", None)
     if calls:  # some templates ask only whether the key is there
@@ -203,6 +202,17 @@ def _plain(message: Mapping[str, Any], source: str) -> Turn:
     if calls and turn.get("content") and not shows_thoughts_beside_text(source):
         return {**turn, "content": "", **_thought(f"{thoughts}\n\n{turn['content']}")}
     return {**turn, **_thought(thoughts)}
+
+
+def _text(content: Any) -> Any:
+    """Content as one text; where it has parts that are none, it stays."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    parts = [part.get("text") if isinstance(part, dict) else None for part in content]
+    texts = [text for text in parts if isinstance(text, str)]
+    return "".join(texts) if len(texts) == len(parts) else content
 
 
 def _thought(text: Any) -> Turn:
