@@ -13,6 +13,8 @@ from openai_stub import openai_stub, said
 
 from peagle.config import SamplingParams
 from peagle.llm import LLM
+from peagle.models.tokenizer import load_tokenizer
+from peagle.train.conversations import read_documents
 
 TOKENS = 64
 """More than an answer has."""
@@ -87,6 +89,8 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, target, ch
     answers = [completion.text for completion in completions]
     answered = [turn["content"] for turn in (first[1], first[3], second[1])]
     assert [*answered, lines[f"{chats}:3"]["response"]] == answers
+    ids = [turn["token_ids"] for turn in (first[1], first[3], second[1], lines[f"{chats}:3"])]
+    assert ids == [list(completion.token_ids) for completion in completions]
     again = regenerate()
     assert (again.code, "3 were there already\n1 left out" in again.out) == (0, True)
 
@@ -181,6 +185,35 @@ def test_answers_of_another_model_or_sampling_are_not_mixed(peagle, chats, stub,
         assert by + other in result.err
         assert out.read_text() == before
     assert run("m", "--seed", 3, "--max-tokens", 9).out.startswith("3 conversations, ")
+
+
+def test_a_file_without_token_ids_is_not_continued_by_the_engine(regenerate, tmp_path):
+    """An earlier version's answers may hold markers as text."""
+    out = tmp_path / "out.jsonl"
+    assert regenerate("--limit", 1).code == 0
+    (line,) = read(out)
+    for turn in line["messages"]:
+        turn.pop("token_ids", None)
+    before = write(out, line).read_text()
+    result = regenerate()
+    assert (result.code, result.out) == (2, "")
+    assert "out.jsonl:1: its answers have no token ids; an earlier peagle" in result.err
+    assert out.read_text() == before
+
+
+def test_training_reads_the_ids(regenerate, target, tmp_path):
+    assert regenerate().code == 0
+    tokenizer = load_tokenizer(target)
+    out = str(tmp_path / "out.jsonl")
+    documents, _ = read_documents([out], lambda: tokenizer, 512, "drop", len(tokenizer))
+    learned = [list(one.tokens[a:b]) for one in documents for a, b in one.responses]
+    written = [
+        turn["token_ids"]
+        for line in read(tmp_path / "out.jsonl")
+        for turn in line.get("messages", [line])
+        if "token_ids" in turn
+    ]
+    assert sorted(learned) == sorted(ids for ids in written if len(ids) > 1)
 
 
 def test_nothing_is_loaded_when_nothing_is_left(regenerate, monkeypatch):

@@ -257,3 +257,19 @@ def test_a_tagged_call_may_lack_its_markers_and_hold_tags():
     left_open = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</tool_call>"
     message = read("qwen3-coder", encode("qwen3-coder", left_open))
     assert said(message)[2] == [("get_weather", {"city": "Rome"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3", "See <tool_call>what?"),
+        ("qwen3", "See <tool_call>what?</tool_call>"),
+        ("qwen3-coder", "1 <<tool_call>what?"),
+        ("qwen3-coder", "Write <function=f-"),
+        ("gemma4", "See <|tool_call>what?"),
+    ],
+)
+def test_what_is_no_call_is_content_as_it_was_written(name: str, text: str):
+    """Without an end that never came, and in its order."""
+    message = read(name, encode(name, text))
+    assert ("".join(message.content.split()), message.calls) == ("".join(text.split()), [])

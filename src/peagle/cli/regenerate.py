@@ -100,7 +100,8 @@ def regenerate(
     speculation = choose_speculation(place, drafting) if place else None
     conversations = read_conversations(given, limit)
     use_threads(threads)
-    with open_output(output, _answered_by(model or str(Path(place)), params)) as file:
+    by = _answered_by(model or str(Path(place)), params)
+    with open_output(output, by, with_ids=endpoint is None) as file:
         waiting = {asked: one for asked, one in conversations.items() if asked not in file.done}
         tally = Tally(len(conversations) - len(waiting), len(file.done - conversations.keys()))
 
