@@ -25,6 +25,16 @@ class ConfigError(InputError):
         return "; ".join(f"{name(key)}: {what}" if key else what for key, what in self._problems)
 
 
+class ContextLengthError(InputError):
+    """A prompt leaves no room; programs recognise the words, and shorten the conversation."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"this model's maximum context length is {most} tokens, output included, but the "
+            f"prompt has {tokens} tokens; shorten the prompt or raise max_model_len"
+        )
+
+
 def reason(error: Exception) -> str:
     """What an exception says, without the number and the file that the system adds."""
     return getattr(error, "strerror", None) or str(error)

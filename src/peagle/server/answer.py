@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope, Send
 from peagle.engine.request import Speculation
 from peagle.llm import Chunk, Completion
 from peagle.server.errors import CLIENT_GONE, APIError, as_api_error
-from peagle.server.protocol import GenerationBody, StreamOptions
+from peagle.server.middleware import GIVEN_ID
+from peagle.server.protocol import ChatBody, GenerationBody, StreamOptions
 from peagle.server.service import Job, Service
 
 DONE = b"data: [DONE]\n\n"
@@ -69,6 +70,8 @@ async def answer(
     running: contextlib.AsyncExitStack,
 ) -> Response:
     """Answer with what the sequences write. Closing `running` or a client that leaves ends them."""
+    if GIVEN_ID.fullmatch(body.request_id or ""):
+        request.state.request_id = body.request_id
     head = {
         "id": f"{form.prefix}-{request.state.request_id}",
         "object": form.chunk_kind if body.stream else form.kind,
@@ -76,8 +79,7 @@ async def answer(
         "model": service.settings.model_names[0],
     }
     if body.stream:
-        wanted = body.stream_options or StreamOptions()
-        return EventStream(_worded(form, job, head, wanted), running.pop_all())
+        return EventStream(_worded(form, job, head, body), running.pop_all())
     done = await unless_gone(request.receive, _collect(job))
     if done is None:
         return Response(status_code=CLIENT_GONE)
@@ -87,7 +89,24 @@ async def answer(
     ]
     if all(completion.failure for completion in done):
         raise APIError(500, done[0].failure or "")
-    return JSONResponse({**head, "choices": choices, "usage": usage(job, done), **form.whole(done)})
+    words = {**head, "choices": choices, "usage": usage(job, done), **form.whole(done)}
+    if body.return_token_ids:
+        for choice, completion in zip(choices, done, strict=True):
+            _add_ids(body, words, choice, completion.token_ids, completion.prompt_token_ids)
+    return JSONResponse(words)
+
+
+def _add_ids(
+    body: GenerationBody,
+    words: Json,
+    choice: Json,
+    tokens: Sequence[int],
+    prompt: Sequence[int] | None,
+) -> None:
+    """Add token ids as vLLM does: those of a conversation's prompt stand beside its choices."""
+    choice["token_ids"] = tokens
+    if prompt is not None:
+        (words if isinstance(body, ChatBody) else choice)["prompt_token_ids"] = prompt
 
 
 def usage(job: Job, done: Sequence[Completion]) -> Json:
@@ -218,9 +237,13 @@ async def _collect(job: Job) -> list[Completion]:
     return [done[index] for index in range(len(job.prepared))]
 
 
-async def _worded(form: Form, job: Job, head: Json, wanted: StreamOptions) -> AsyncIterator[bytes]:
+async def _worded(form: Form, job: Job, head: Json, body: GenerationBody) -> AsyncIterator[bytes]:
     """Chunks as events, then the usage if requested; an error becomes the last event."""
+    wanted = body.stream_options or StreamOptions()
     done: dict[int, Completion] = {}
+    unsaid: list[list[int]] = [[] for _ in job.prepared]
+    """Tokens of which nothing could be shown yet."""
+    begun: set[int] = set()
     prompt, written, said = job.prompt_tokens, 0, time.monotonic()
     try:
         async for index, chunk in job.chunks:
@@ -232,8 +255,14 @@ async def _worded(form: Form, job: Job, head: Json, wanted: StreamOptions) -> As
                 if len(job.prepared) == 1 and chunk.completion.failure is not None:
                     raise APIError(500, chunk.completion.failure)
             written += len(chunk.token_ids)
+            unsaid[index] += chunk.token_ids
             for choice in choices:
                 words: Json = {**head, "choices": [choice]}
+                if body.return_token_ids:
+                    asked = None if index in begun else job.prepared[index].tokens
+                    _add_ids(body, words, choice, unsaid[index], asked)
+                    unsaid[index] = []
+                    begun.add(index)
                 if wanted.continuous_usage_stats:
                     words["usage"] = _counts(prompt, written)
                 yield event(words)
