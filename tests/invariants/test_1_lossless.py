@@ -80,8 +80,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 def engine_of(target, drafter: Drafter, case: Case) -> Engine:
     per_token = sum(
-        kv_bytes_per_token(config, torch.float32)
-        for config in (target.decoder.config, drafter.model.config.transformer)
+        kv_bytes_per_token(spec, torch.float32)
+        for spec in (target.decoder.spec, drafter.model.config.transformer)
     )
     blocks = -(-LONGEST // case.block_size) + (case.spare_blocks or 0)
     memory = 1 << 22 if case.spare_blocks is None else blocks * case.block_size * per_token

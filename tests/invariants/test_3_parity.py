@@ -37,7 +37,7 @@ ROPES: dict[str, dict[str, Any]] = {
 def assert_parity(directory: Path, dtype: torch.dtype = torch.float32, atol: float = 1e-4) -> None:
     """Equal logits, and equal hidden states between any two layers."""
     decoder, peer = tiny.load_target(directory, dtype), tiny.load_peer(directory, dtype)
-    layers = decoder.config.num_hidden_layers
+    layers = len(decoder.spec.layers)
     with torch.no_grad():
         wanted = peer(torch.tensor([TOKENS]), output_hidden_states=True)
     logits, tapped = tiny.run_target(decoder, TOKENS, tuple(range(layers)))

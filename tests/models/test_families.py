@@ -10,6 +10,7 @@ import tiny
 
 from peagle.drafters.checkpoint import load_drafter
 from peagle.errors import InputError
+from peagle.models.spec import MLPSpec
 
 Values = dict[str, Any]
 
@@ -162,9 +163,9 @@ def test_experts_that_cannot_be_run(
 
 def test_published_directories_count_experts_under_another_name(tmp_path: Path):
     directory = tiny.save_target(tmp_path, "qwen3_moe")
-    saved = tiny.load_target(directory).config
+    saved = tiny.load_target(directory).spec
     change_config(directory, lambda c: c.update(num_experts=c.pop("num_local_experts")))
-    assert tiny.load_target(directory).config == saved
+    assert tiny.load_target(directory).spec == saved
 
 
 def test_a_drafter_of_a_target_with_experts_is_dense(tmp_path: Path):
@@ -172,4 +173,4 @@ def test_a_drafter_of_a_target_with_experts_is_dense(tmp_path: Path):
     tiny.save_random_drafter(tmp_path / "drafter", tiny.drafter_config(parallel=True))
     change_config(tmp_path / "drafter", lambda c: c.update(tiny.EXPERTS))
     drafter = load_drafter(tmp_path / "drafter", target)
-    assert not drafter.config.transformer.num_experts
+    assert isinstance(drafter.config.layer.feed_forward, MLPSpec)

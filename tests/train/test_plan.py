@@ -213,7 +213,7 @@ def test_a_layer_keeps_what_the_formula_says(qk_norm: bool):
         model.rest[0](stream, rotation, 1, tiny.causal)
     sizes = [t.untyped_storage().nbytes() for place, t in kept.items() if place not in known]
     numbers = sum(sizes) / stream.element_size() / rows
-    assert numbers == pytest.approx(kept_by_layer(config.transformer, compiled=False), rel=0.03)
+    assert numbers == pytest.approx(kept_by_layer(config, compiled=False), rel=0.03)
 
 
 def test_the_recipe_with_what_the_run_takes_for_it(recipe_for, tmp_path: Path):
