@@ -7,22 +7,42 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from peagle.dialects import CallArguments, CallBegin, Content, Event, Reasoning, Section
+from peagle.dialects import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Event,
+    Reasoning,
+    Section,
+    ToolUse,
+)
 from peagle.engine.request import TokenLogprobs
 from peagle.errors import InputError
 from peagle.llm import ChatTurn, Chunk, Completion
 from peagle.models.tokenizer import render_chat
-from peagle.server.answer import Json, answer
+from peagle.server.answer import answer
+from peagle.server.delivery import Json
 from peagle.server.errors import APIError
 from peagle.server.protocol import ChatBody, Message, Tool
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
-from peagle.server.service import Service
+from peagle.server.service import Job, Service
 from peagle.server.tools import tool_use
 from peagle.server.trace import json_score, speculation_trace, token_bytes, token_text
 
 
 async def chat(service: Service, body: ChatBody, request: Request) -> Response:
     """Continue a conversation."""
+    async with contextlib.AsyncExitStack() as running:
+        job = await begin(service, body, running)
+        form = ChatForm(service.llm.tokenizer, body)
+        return await answer(service, form, job, body, request, running)
+
+
+async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitStack) -> Job:
+    """Run the next turn of a conversation; closing `running` cancels what still runs.
+
+    Raises `APIError` or `InputError` for a request that cannot run as asked.
+    """
     service.check_model(body.model)
     if body.top_logprobs is not None and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
@@ -30,22 +50,25 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
     service.check_choices(n)
     use = tool_use(body, limits)
     structured = structured_outputs(body, limits)
-    async with contextlib.AsyncExitStack() as running:
-        running.enter_context(service.admit(n))
-        shown = (body.tools or ()) if use is not None else ()
-        variables = template_variables(body.chat_template_kwargs, shown)
-        prompt = await render(service, body.messages, variables)
-        params = sampling_params(
-            body,
-            service.llm.sampling_defaults,
-            limits,
-            body.max_completion_tokens or body.max_tokens or service.room_after(prompt),
-            (body.top_logprobs or 0) if body.logprobs else None,
-            structured,
-        )
-        job = await service.begin([prompt], each_choice(params, n), running, ChatTurn(use))
-        form = ChatForm(service.llm.tokenizer, body)
-        return await answer(service, form, job, body, request, running)
+    running.enter_context(service.admit(n))
+    prompt = await prompt_of(service, body, use)
+    params = sampling_params(
+        body,
+        service.llm.sampling_defaults,
+        limits,
+        body.max_completion_tokens or body.max_tokens or service.room_after(prompt),
+        (body.top_logprobs or 0) if body.logprobs else None,
+        structured,
+    )
+    return await service.begin([prompt], each_choice(params, n), running, ChatTurn(use))
+
+
+async def prompt_of(service: Service, body: ChatBody, use: ToolUse | None) -> list[int]:
+    """Token ids of a conversation, which shows its tools if the answer may call any."""
+    shown = (body.tools or ()) if use is not None else ()
+    return await render(
+        service, body.messages, template_variables(body.chat_template_kwargs, shown)
+    )
 
 
 async def render(
