@@ -1,7 +1,9 @@
 """Markers of the families, on tokenizers small enough for tests, and answers as they write them.
 
 The markers are each family's own, special or not as in its tokenizer; all other text is bytes and
-a few merges. Templates are ours: they say about markers and calls what the families' own say.
+a few merges. Templates are ours: they say about markers and calls what the families' own say, and
+show answers as those do, or not: earlier thoughts are left out, Llama 3.1 takes one call at a time,
+and GPT-OSS is shown calls in another order than it writes them.
 """
 
 import json
@@ -20,10 +22,36 @@ TEXT = [
     "assistant analysis commentary final to=functions.get_weather json",
     "The user asks for the weather in Paris. It is 4.\n\n",
 ]
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+LAST_QUESTION = (
+    "{% set ns = namespace(last=-1) %}{% for message in messages %}{% if message.role == 'user' %}"
+    "{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
 )
+IF_THOUGHT = "{% if message.reasoning_content and loop.index0 > ns.last %}"
+THINK = IF_THOUGHT + "<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
+HERMES = (
+    "{% for call in message.tool_calls or [] %}{{ '\n' if message.content or not loop.first }}"
+    '<tool_call>\n{"name": "{{ call.function.name }}", '
+    '"arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+)
+CODER = (
+    "{% for call in message.tool_calls or [] %}{{ '\n' if message.content or not loop.first }}"
+    "<tool_call>\n<function={{ call.function.name }}>\n"
+    "{% for key, value in call.function.arguments.items() %}<parameter={{ key }}>\n"
+    "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}"
+    "</function>\n</tool_call>{% endfor %}"
+)
+
+
+CHATML = (
+    LAST_QUESTION + "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "THOUGHTS{{ message.content }}CALLS<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\nBEGUN{% endif %}"
+)
+
+
+def chatml(calls: str, thoughts: str = "", begun: str = "") -> str:
+    """The template of those who write ChatML; `begun`: what an answer's prompt begins it with."""
+    return CHATML.replace("THOUGHTS", thoughts).replace("CALLS", calls).replace("BEGUN", begun)
 
 
 @dataclass(frozen=True)
@@ -118,9 +146,23 @@ def _harmony(thoughts: str, content: str, calls: Calls) -> str:
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 QWEN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+LLAMA_CALL = (
+    "{# dictionary of argument name #}{% if message.tool_calls %}"
+    "{% if message.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
+    '{"name": "{{ message.tool_calls[0].function.name }}", '
+    '"parameters": {{ message.tool_calls[0].function.arguments | tojson }}}{% endif %}'
+)
+PYTHONIC = (
+    "{# [func_name1(a=1)] #}{% if message.tool_calls %}[{% for call in message.tool_calls %}"
+    "{{ call.function.name }}({% for key, value in call.function.arguments.items() %}"
+    '{{ key }}={{ "\'" + value + "\'" if value is string else value }}'
+    "{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}{% endfor %}]{% endif %}"
+)
+
+
 HEADERS = (
     "{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
-    "{{ message.content }}<|eot_id|>{% endfor %}"
+    "{{ message.content }}CALLS<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 HARMONY = (
@@ -133,27 +175,52 @@ HARMONY = (
     "<|return|>",
     "<|call|>",
 )
+GPT_OSS = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% set last = loop.last and not add_generation_prompt %}"
+    "{% if message.thinking and (last or message.tool_calls) %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}"
+    "{% if message.tool_calls %}{% set function = message.tool_calls[0].function %}"
+    "<|start|>assistant to=functions.{{ function.name }}<|channel|>commentary json<|message|>"
+    "{{ function.arguments | tojson }}<|call|>"
+    "{% else %}<|start|>assistant<|channel|>final<|message|>{{ message.content }}"
+    "{{ '<|return|>' if last else '<|end|>' }}{% endif %}"
+    "{% else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 GEMMA = ("<eos>", "<|turn>", "<turn|>", "<|tool_response>", "<|channel>", "<channel|>")
+GEMMA4 = (
+    LAST_QUESTION + "{% for message in messages %}"
+    "<|turn>{{ 'model' if message.role == 'assistant' else message.role }}\n"
+    + IF_THOUGHT
+    + "<|channel>thought\n{{ message.reasoning_content }}\n<channel|>{% endif %}"
+    "{{ message.content }}{% for call in message.tool_calls or [] %}"
+    "<|tool_call>call:{{ call.function.name }}{{ '{' }}"
+    "{% for key, value in call.function.arguments.items() %}"
+    "{{ key }}:{{ '<|\"|>' + value + '<|\"|>' if value is string else value | tojson }}"
+    "{{ ',' if not loop.last }}{% endfor %}{{ '}' }}<tool_call|>{% endfor %}<turn|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|turn>model\n{% endif %}"
+)
 FAMILIES = {
     "qwen3": Family(
         CHATML_TOKENS,
         QWEN,
         ("<|im_end|>",),
-        "{# </think> <tool_call> #}" + CHATML,
+        chatml(HERMES, THINK),
         _hermes,
     ),
     "qwen3-thinking": Family(
         CHATML_TOKENS,
         QWEN,
         ("<|im_end|>",),
-        CHATML.replace("assistant\n", "assistant\n<think>\n") + "{# <tool_call> #}",
+        chatml(HERMES, THINK, begun="<think>\n"),
         _inside_thoughts,
     ),
     "qwen3-coder": Family(
         CHATML_TOKENS,
         QWEN,
         ("<|im_end|>",),
-        "{# <tool_call> <function= #}" + CHATML,
+        chatml(CODER),
         _coder,
         thinks=False,
     ),
@@ -161,7 +228,7 @@ FAMILIES = {
         (*LLAMA, "<|python_tag|>", "<|eom_id|>", "<|eot_id|>"),
         (),
         ("<|eom_id|>", "<|eot_id|>"),
-        "{# dictionary of argument name #}" + HEADERS,
+        HEADERS.replace("CALLS", LLAMA_CALL),
         _llama,
         thinks=False,
         talks=False,
@@ -170,7 +237,7 @@ FAMILIES = {
         (*LLAMA, "<|python_tag|>", "<|eom_id|>", "<|eot_id|>"),
         (),
         ("<|eot_id|>",),
-        "{# [func_name1(a=1)] #}" + HEADERS,
+        HEADERS.replace("CALLS", PYTHONIC),
         _pythonic,
         thinks=False,
         talks=False,
@@ -179,21 +246,17 @@ FAMILIES = {
         (*GEMMA, "<|tool_call>", "<tool_call|>", '<|"|>'),
         (),
         ("<eos>", "<turn|>"),
-        "{# <|tool_call> <|channel> #}{% for message in messages %}<|turn>{{ message.role }}\n"
-        "{{ message.content }}<turn|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|turn>model\n{% endif %}",
+        GEMMA4,
         _gemma,
     ),
     "gpt-oss": Family(
         HARMONY,
         (),
         ("<|return|>", "<|call|>"),
-        "{% for message in messages %}<|start|>{{ message.role }}<|message|>{{ message.content }}"
-        "<|end|>{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
-        "{# <|channel|>analysis #}",
+        GPT_OSS,
         _harmony,
     ),
-    "plain": Family(CHATML_TOKENS, (), ("<|im_end|>",), CHATML, _hermes, thinks=False),
+    "plain": Family(CHATML_TOKENS, (), ("<|im_end|>",), chatml(HERMES), _hermes, thinks=False),
 }
 
 

@@ -1,10 +1,18 @@
 """What a GPU's memory allows, with a fake GPU."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from peagle.config import EngineConfig
-from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens, require_memory
+from peagle.device import (
+    batched_tokens,
+    free_memory,
+    kv_cache_memory,
+    prompt_tokens,
+    require_memory,
+)
 from peagle.errors import InputError
 
 CPU, GPU, GIB = torch.device("cpu"), torch.device("cuda"), 1 << 30
@@ -29,6 +37,24 @@ def test_the_cache_gets_what_weights_and_steps_leave(gpu: None) -> None:
     assert kv_cache_memory(EngineConfig(kv_cache_memory=7), GPU, 2 * GIB) == 7
     with pytest.raises(InputError, match=r"1.0 above gpu_memory_utilization 0.9"):
         kv_cache_memory(config, GPU, 6 * GIB)
+
+
+@pytest.mark.parametrize(("limit", "free"), [("max", 4), ("6442450944", 2)])
+def test_a_cpus_memory_is_what_the_system_and_the_container_leave(
+    limit: str, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "meminfo").write_text("MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\n")
+    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    (tmp_path / "memory.current").write_text(f"{4 * GIB}\n")
+    monkeypatch.setattr("peagle.device.MEMORY", tmp_path / "meminfo")
+    monkeypatch.setattr("peagle.device.CGROUP", tmp_path)
+    assert free_memory(CPU) == free * GIB
+
+
+def test_free_memory_elsewhere(gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peagle.device.MEMORY", tmp_path / "absent")
+    assert free_memory(CPU) > GIB // 4
+    assert free_memory(GPU) == 6 * GIB
 
 
 def test_a_gpu_takes_more_rows_a_step(gpu: None) -> None:

@@ -1,4 +1,4 @@
-"""Every command and Python block that README.md and docs/ print works as printed."""
+"""What README.md and docs/ print works as printed, their links lead somewhere, README is short."""
 
 import contextlib
 import os
@@ -16,7 +16,16 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PORT = "8000"
 """The port of the server in the pages; replaced by a free one here."""
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LINKED = [
+    *PAGES,
+    *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/log.md")),
+    *(ROOT / name for name in ("recipes/demo/README.md", "src/peagle/pair/README.md")),
+]
+"""Pages whose links are followed."""
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+LINES, WORDS = 150, 900
+"""Most lines of README.md, and most words of it beside tables."""
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
@@ -100,11 +109,105 @@ def run(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
 
 
-def test_recipe_keys_in_the_training_page_exist() -> None:
+def test_recipe_keys_in_the_pages_exist() -> None:
     from peagle.train.recipe import Recipe
 
-    lines = [
-        line for name, text in blocks("yaml") if name == "train.md" for line in text.splitlines()
-    ]
-    assert lines
+    given = blocks("yaml")
+    assert {"train.md", "first-drafter.md"} <= {page for page, _ in given}
+    lines = [line for _, text in given for line in text.splitlines()]
     assert {line.split(":")[0] for line in lines} <= Recipe.model_fields.keys()
+
+
+def printed_commands() -> list[tuple[str, list[str]]]:
+    """(page, words) of commands in blocks that are not run: they need models or machines."""
+    found = []
+    for page, text in blocks("text"):
+        lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
+        for number, line in enumerate(lines):
+            if re.match(r"\S*peagle [a-z]", line):
+                found.append((page, first_command(lines[number:])))
+    return found
+
+
+def first_command(lines: list[str]) -> list[str]:
+    """The words of the command that begins some lines; quotes may go over several."""
+    for count in range(1, len(lines) + 1):
+        with contextlib.suppress(ValueError):
+            return shlex.split("\n".join(lines[:count]), comments=True)
+    raise AssertionError(f"a quote is not closed: {lines[0]}")
+
+
+def test_speculative_configs_in_the_pages_are_valid() -> None:
+    from peagle.config import SpeculativeConfig
+
+    given = [
+        (page, words[words.index("--speculative-config") + 1])
+        for page, words in printed_commands()
+        if "--speculative-config" in words
+    ]
+    assert {"README.md", "serve.md", "generate.md", "local.md"} <= {page for page, _ in given}
+    for page, config in given:
+        assert SpeculativeConfig.from_json(config).model, page
+
+
+def test_printed_commands_exist() -> None:
+    from peagle.cli.app import app
+
+    known = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    asked = {words[1] for _, words in printed_commands()}
+    assert asked
+    assert asked <= known
+
+
+def test_readme_is_read_in_two_minutes() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    beside_tables = [line for line in lines if not line.startswith("|")]
+    assert len(lines) <= LINES
+    assert sum(len(line.split()) for line in beside_tables) <= WORDS
+
+
+def prose(page: Path) -> str:
+    """A page without its fenced blocks and code."""
+    return re.sub(r"`[^`\n]*`", "", FENCED.sub("", page.read_text()))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that links to a page's headings may have, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    text = prose(page)
+    targets = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(
+        r"^\[.+\]: (\S+)$", text, re.MULTILINE
+    )
+    for target in targets:
+        if target.startswith(("https://", "http://")):
+            continue
+        path, _, anchor = target.partition("#")
+        found = (page.parent / path).resolve() if path else page
+        assert found.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(found), f"{page.name}: {target}"
+    labels = re.findall(r"\]\[([^\]]+)\]", text)
+    assert set(labels) <= set(re.findall(r"^\[(.+)\]: ", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=lambda page: page.name)
+def test_every_page_is_linked_from_readme_or_a_page_beside_it(page: Path) -> None:
+    others = [other for other in PAGES if other != page]
+    linked = {
+        (other.parent / target.partition("#")[0]).resolve()
+        for other in others
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose(other))
+    }
+    assert page.resolve() in linked
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_page_begins_with_what_it_is_for(page: Path) -> None:
+    title, blank, opening = page.read_text().split("\n", 2)
+    assert title.startswith("# ")
+    assert blank == ""
+    assert re.match(r"(?!```)[A-Za-z`]", opening), "a sentence, before any command or table"

@@ -4,8 +4,10 @@ import json
 import re
 import resource
 from typing import Any
+from unittest import mock
 
 import pytest
+from families import tokenizer
 
 from peagle import LLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
 from peagle.config import StructuredOutputs
@@ -183,3 +185,37 @@ def test_a_stop_string_that_the_last_token_allowed_completes_is_the_reason(llm: 
     how = SamplingParams(structured_outputs=form, stop=("\ufffd",), max_tokens=count)
     [done] = llm.generate([PROMPT], how)
     assert (done.text, done.finish_reason) == ("ok ", "stop")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutputs(choice=("<think>", "no")),
+        StructuredOutputs(json={"const": {"a": "<|im_end|>"}}),
+        StructuredOutputs(json={"properties": {"a": {"enum": ["x", "</tool_call>"]}}}),
+        StructuredOutputs(json={"properties": {"<think>": {}}}),
+        StructuredOutputs(regex="<think>[a-z]+"),
+        StructuredOutputs(grammar='start: "<think>" /[a-z]+/'),
+    ],
+)
+def test_a_text_that_is_a_token_of_its_own_is_refused_by_name(form: StructuredOutputs):
+    own = tokenizer("qwen3")
+    compiler = GrammarCompiler(own, len(own), [own.eos_token_id])
+    with pytest.raises(InputError, match="is a token of its own"):
+        compiler.check(form)
+    compiler.check(StructuredOutputs(json={"description": "<think>", "const": "think"}))
+    compiler.check(StructuredOutputs(grammar='start: <think> "a"'))
+
+
+def test_a_form_that_was_compiled_is_kept_by_its_content():
+    """Also where Python takes two for equal: true is 1, and properties have an order."""
+    own = tokenizer("plain")
+    compiler = GrammarCompiler(own, len(own), [own.eos_token_id])
+    with mock.patch.object(compiler, "_matcher", wraps=compiler._matcher) as made:
+        for schema in ({"const": True}, {"const": 1}, {"const": True}):
+            compiler.compile(StructuredOutputs(json=schema))
+        assert made.call_count == 2
+        for order in ("ab", "ba", "ab"):
+            properties = {name: {"type": "null"} for name in order}
+            compiler.compile(StructuredOutputs(json={"properties": properties}))
+        assert made.call_count == 4

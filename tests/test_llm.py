@@ -121,6 +121,28 @@ def test_chunks_make_up_the_completion(llm: LLM):
     assert all(chunk.accepted < len(chunk.token_ids) for chunk in chunks[:-1])
 
 
+@pytest.mark.parametrize("most", [0, 20])
+def test_log_probabilities_of_a_prompt_come_with_its_first_chunk(
+    pair: TinyPair, llm: LLM, most: int
+):
+    how = HOW.model_copy(update={"prompt_logprobs": 1, "max_tokens": most})
+    (completion,) = llm.generate([PROMPTS[0]], how)
+    ids, (nothing, *found) = completion.prompt_token_ids, completion.prompt_logprobs
+    rows = tiny.peer_logits(tiny.load_peer(pair.target), ids).log_softmax(dim=-1)
+    wanted = [row[token].item() for row, token in zip(rows, ids[1:], strict=False)]
+    assert nothing is None
+    assert [entry.chosen for entry in found if entry] == pytest.approx(wanted, abs=1e-4)
+    first, *others = llm.stream(PROMPTS[0], how)
+    assert len(first.prompt_logprobs) == len(ids)
+    assert not any(chunk.prompt_logprobs for chunk in others)
+    last = [first, *others][-1].completion
+    assert last is not None
+    assert last.prompt_logprobs == first.prompt_logprobs
+    (plain,) = llm.generate([PROMPTS[0]], HOW)
+    assert plain.prompt_logprobs == ()
+    assert plain.token_ids[:most] == completion.token_ids
+
+
 def test_streams_side_by_side_lose_nothing(llm: LLM):
     """Each step serves every request, whoever called it."""
     expected = llm.generate(PROMPTS[:3], HOW)

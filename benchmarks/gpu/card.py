@@ -7,7 +7,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-FIELDS = ("name", "driver_version", "temperature.gpu", "clocks.sm", "power.draw", "memory.used")
+FIELDS = (
+    *("name", "driver_version", "temperature.gpu", "clocks.sm", "power.draw"),
+    *("memory.used", "memory.total"),
+)
 SLACK_MIB, FREE_SECONDS = 512, 60
 
 
@@ -46,6 +49,12 @@ def freed(used_before: float, seconds: float = FREE_SECONDS) -> bool:
             return False
         time.sleep(0.5)
     return True
+
+
+def free_bytes() -> int | None:
+    """The card's free memory without a context of our own on it; None without a card."""
+    seen = reading()
+    return int(seen["memory.total"] - seen["memory.used"]) << 20 if seen else None
 
 
 def _number(text: str) -> float | str:

@@ -7,6 +7,7 @@ Weights are random and acceptance is set, so nothing has to be downloaded and bo
 same number of tokens per cycle. Each match is one process of `peagle bench` and one or two of
 `vllm_peer.py`, one after the other; the side that begins alternates, since a warm card may run
 slower. After every process the directory holds the results so far: comparison.json, .md and .png.
+A size that does not fit the card's free memory is refused before anything runs.
 """
 
 import json
@@ -23,9 +24,12 @@ from records import caption, cells, merge, read, table, write
 from sides import Vllm, attempt
 
 from peagle.bench.report import machine
+from peagle.bench.synthetic import require_room
 from peagle.cli.script import new_app
 from peagle.errors import InputError
+from peagle.files import refuse_existing
 
+RESULTS = "comparison.json"
 app = new_app(__doc__)
 Out = Annotated[Path, typer.Option(help="Directory for the results.")]
 
@@ -43,16 +47,20 @@ def run(
     only: Annotated[Side | None, typer.Option(help="Run only this side.")] = None,
     first: Annotated[Side, typer.Option(help="Side that begins.")] = "peagle",
     timeout: Annotated[float, typer.Option(help="Seconds allowed per process.")] = 400,
+    force: Annotated[bool, typer.Option("--force", help="Replace earlier results.")] = False,
 ) -> None:
     """Run both sides on every match; leaves no process behind when ended early.
 
     The exit code is 1 if every process failed.
     """
+    refuse_existing(out / RESULTS, force)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     chosen = [Match.parse(text) for text in matches.split(",")]
     levels = tuple(int(level) for level in concurrency.split(","))
     vllm = Vllm(vllm_python, vllm_path)
     work = Work(prompt_tokens, max_tokens, dtype=dtype)
+    for match in chosen:
+        require_room(match.shape, [match.method], work.dtype, "auto", card.free_bytes())
     sides = _sides(only, first, vllm)
     seen = card.reading()
     environment = machine() | {"device": seen.get("name", "no GPU"), "card": seen}
@@ -96,7 +104,7 @@ def _brief(record: dict[str, Any]) -> str:
 
 
 def _publish(results: dict[str, Any], out: Path) -> None:
-    write(results, out / "comparison.json")
+    write(results, out / RESULTS)
     (out / "comparison.md").write_text(table(results))
     bars.draw(cells(results["records"]), caption(results), out / "comparison.png")
 

@@ -4,7 +4,15 @@ import json
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from peagle.errors import ConfigError, InputError
 
@@ -94,7 +102,11 @@ class SamplingParams(Config):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    max_tokens: PositiveInt = 128
+    prompt_logprobs: TopLogprobs | None = None
+    """Log-probabilities of each token of the prompt but the first, and of this many likely ones; no
+    key of the prompt then comes from the prefix cache."""
+    max_tokens: NonNegativeInt = 128
+    """0 generates nothing, where `prompt_logprobs` are all that is wanted."""
     min_tokens: NonNegativeInt = 0
     """Neither an end-of-text nor a stop token before this many output tokens."""
     logprobs: TopLogprobs | None = None
@@ -103,6 +115,13 @@ class SamplingParams(Config):
     """The form that the output must have; needs the extra `structured`."""
     num_speculative_tokens: NonNegativeInt | None = None
     """K for this request: 0 turns speculation off; unset is the engine's K, also the maximum."""
+
+    @field_validator("max_tokens")
+    @classmethod
+    def _generate_for_something(cls, value: int, others: ValidationInfo) -> int:
+        if value == 0 and others.data.get("prompt_logprobs") is None:
+            raise ValueError("0 generates nothing; give at least 1, or ask for prompt_logprobs")
+        return value
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -129,6 +148,19 @@ class SamplingParams(Config):
     def penalized(self) -> bool:
         """Whether logits depend on the tokens that came before."""
         return self.penalties != NO_PENALTIES
+
+
+class ChatConfig(Config):
+    """How conversations become prompts, and answers messages. Names are those of vLLM's flags."""
+
+    chat_template: str | None = None
+    """A Jinja template in place of the tokenizer's own."""
+    default_chat_template_kwargs: dict[str, Any] = {}
+    """Variables of the template, which a request may override."""
+    tool_call_parser: str | None = None
+    """How the target writes calls; unset, its tokenizer and template tell."""
+    reasoning_parser: str | None = None
+    """How the target writes thoughts; unset, its tokenizer and template tell."""
 
 
 class SpeculativeConfig(Config):

@@ -1,11 +1,16 @@
 """What `auto` means on this machine."""
 
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
 import torch
 
 from peagle.config import EngineConfig
 from peagle.errors import InputError
 
 CPU_KV_CACHE = 1 << 30
+MEMORY, CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup")
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 PROMPT_TOKENS = {"cpu": 1024, "cuda": 8192}
 """Of these, for prompts. Fewer on a CPU: its time grows with the rows, and a whole burst of prompts
@@ -51,12 +56,35 @@ def require_memory(needed: int, device: torch.device, what: str) -> None:
     free, total = torch.cuda.mem_get_info(device)
     if needed > free:
         raise InputError(
-            f"{what} take {_gib(needed)} GiB and {_gib(free)} of the GPU's {_gib(total)} are free: "
-            f"{_gib(needed - free)} GiB are missing; free them or take a larger GPU"
+            f"{what} take {gib(needed)} GiB and {gib(free)} of the GPU's {gib(total)} are free: "
+            f"{gib(needed - free)} GiB are missing; free them or take a larger GPU"
         )
 
 
-def _gib(size: int) -> str:
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated; on a CPU as the system and the container's limit say."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    return min(_available(), default=_whole_memory())
+
+
+def _available() -> Iterator[int]:
+    """What Linux has ready, and what a control group's limit leaves, where there are any."""
+    try:
+        lines = dict(line.split(":") for line in MEMORY.read_text().splitlines())
+        yield int(lines["MemAvailable"].split()[0]) << 10
+        limit, used = ((CGROUP / name).read_text() for name in ("memory.max", "memory.current"))
+        yield int(limit) - int(used)  # "max" where there is no limit
+    except (OSError, KeyError, ValueError):
+        return
+
+
+def _whole_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def gib(size: int) -> str:
+    """A size in GiB, as messages give it."""
     return f"{size / 2**30:.1f}"
 
 
@@ -73,8 +101,8 @@ def kv_cache_memory(config: EngineConfig, device: torch.device, workspace: int =
     left = int(free - (1 - config.gpu_memory_utilization) * total) - workspace
     if left <= 0:
         raise InputError(
-            f"{_gib(total - free)} of the GPU's {_gib(total)} GiB are in use and a step needs "
-            f"{_gib(workspace)}, which is {_gib(-left)} above gpu_memory_utilization "
+            f"{gib(total - free)} of the GPU's {gib(total)} GiB are in use and a step needs "
+            f"{gib(workspace)}, which is {gib(-left)} above gpu_memory_utilization "
             f"{config.gpu_memory_utilization}; raise it, or lower max_num_batched_tokens"
         )
     return left

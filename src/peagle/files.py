@@ -11,6 +11,9 @@ from safetensors import SafetensorError
 
 from peagle.errors import InputError, reason
 
+STDOUT = Path("-")
+"""What stands for standard output in place of a result file."""
+
 
 @contextmanager
 def unfinished(path: Path, writer: str = "") -> Iterator[Path]:
@@ -62,6 +65,12 @@ def whole_file(path: Path) -> Iterator[TextIO]:
             raise InputError(f"{path} cannot be written: {error.strerror}") from None
         with file:
             yield file
+
+
+def refuse_existing(path: Path, force: bool) -> None:
+    """Raise `InputError` for a file that exists, unless the user gave `--force`."""
+    if not force and Path(os.path.expanduser(path)).is_file():
+        raise InputError(f"{path} exists; give another name, or --force to replace it")
 
 
 def _writable(path: Path) -> Path:

@@ -4,9 +4,10 @@ The grammars are llguidance's; it comes with the extra `structured`.
 """
 
 import json
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,6 +39,8 @@ UNFIT = {"NoExtensionBias": "no text fits"}
 
 
 SLASH = r"\/"
+QUOTED = re.compile(r'"(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"')
+"""A literal of a Lark grammar."""
 
 
 class GrammarCompiler:
@@ -53,6 +56,7 @@ class GrammarCompiler:
         ends = list(end_tokens)
         self._vocab_size = vocab_size
         self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, vocab_size, ends)
+        self._added: tuple[str, ...] = tuple(tokenizer.get_added_vocab())
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._keeping = threading.Lock()
 
@@ -74,6 +78,19 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return GrammarConstraint(matcher, self._vocab_size)
 
+    def check(self, wanted: StructuredOutputs) -> None:
+        """Raise `InputError` for a form with a text that the tokenizer has as an added token.
+
+        Such a token is no text to a grammar, and the model would write nothing else for that text.
+        """
+        for text in _literals(wanted):
+            for token in self._added:
+                if token in text:
+                    raise InputError(
+                        f"structured outputs: {token!r} is a token of its own in this model, which "
+                        f"no text can hold; in a grammar write {token} without quotes"
+                    )
+
     def _compiled(self, wanted: StructuredOutputs) -> "LLMatcher":
         try:
             matcher = _on_large_stack(lambda: self._matcher(wanted))
@@ -91,6 +108,34 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any text fits
         return matcher
+
+
+def _literals(wanted: StructuredOutputs) -> Iterator[str]:
+    """The texts that a form names."""
+    if wanted.json_schema is not None:
+        yield from _named(wanted.json_schema)
+    yield from wanted.choice or ()
+    if wanted.regex is not None:
+        yield wanted.regex
+    if wanted.grammar is not None:
+        yield from (json.loads(text) for text in QUOTED.findall(wanted.grammar))
+
+
+def _named(schema: Any) -> Iterator[str]:
+    """Names of properties, and values of `const` and `enum`, of a JSON schema."""
+    if isinstance(schema, list):
+        for item in schema:
+            yield from _named(item)
+    if not isinstance(schema, dict):
+        return
+    for key, value in schema.items():
+        if key in ("const", "enum"):
+            yield json.dumps(value, ensure_ascii=False)
+        elif key == "properties" and isinstance(value, dict):
+            yield from value
+            yield from _named([*value.values()])
+        else:
+            yield from _named(value)
 
 
 def _complaint(matcher: "LLMatcher") -> str:

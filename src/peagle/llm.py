@@ -1,15 +1,22 @@
 """LLM: prompts in, texts out. Below it everything is token ids."""
 
+import contextlib
 import functools
 import itertools
 import operator
 import time
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig, StructuredOutputs
+from peagle.config import (
+    ChatConfig,
+    EngineConfig,
+    SamplingParams,
+    SpeculativeConfig,
+    StructuredOutputs,
+)
 from peagle.detokenizer import Detokenizer
 from peagle.device import resolve_device, resolve_dtype
 from peagle.dialects import (
@@ -20,6 +27,7 @@ from peagle.dialects import (
     PlainText,
     Reader,
     Section,
+    Tool,
     ToolUse,
     find_dialect,
 )
@@ -34,7 +42,7 @@ from peagle.errors import InputError
 from peagle.grammar import GrammarCompiler, lark_rule
 from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import load_decoder
-from peagle.models.tokenizer import load_tokenizer
+from peagle.models.tokenizer import load_tokenizer, render_chat
 from peagle.models.weights import model_directory
 from peagle.stop_strings import StopStrings
 
@@ -68,6 +76,9 @@ class Completion:
     """The stop string that ended it."""
     failure: str | None = None
     """Why it failed, where `finish_reason` is error."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
+    """One for each of `prompt_token_ids`, if requested: None for the first, which follows nothing.
+    Fewer where the request ended within its prompt."""
 
     @property
     def text(self) -> str:
@@ -89,6 +100,8 @@ class Chunk:
     """How many of `token_ids`, from the first on, are accepted drafts."""
     logprobs: tuple[TokenLogprobs, ...]
     """One for each of `token_ids`, if requested."""
+    prompt_logprobs: tuple[TokenLogprobs | None, ...]
+    """As in `Completion`, in a request's first chunk; none in the others."""
     completion: Completion | None
     """The whole request, once finished."""
 
@@ -134,6 +147,7 @@ class LLM:
         target: str | Path,
         speculative_config: SpeculativeConfig | None = None,
         config: EngineConfig | None = None,
+        chat: ChatConfig | None = None,
     ) -> None:
         config = config or EngineConfig()
         directory = model_directory(str(target))
@@ -142,6 +156,7 @@ class LLM:
         dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
         tokenizer = load_tokenizer(directory)
+        find_dialect(tokenizer, chat or ChatConfig())  # refuses a wrong name before memory is taken
         drafter: Drafter | None = None
         k = 0
         if speculative_config is not None:
@@ -150,26 +165,36 @@ class LLM:
             drafter = drafter_for(model)
             k = speculative_config.num_speculative_tokens or model.config.default_k
         engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))
-        self._open(engine, tokenizer, defaults)
+        self._open(engine, tokenizer, defaults, chat)
 
     @classmethod
-    def over(cls, engine: Engine, tokenizer: Any) -> Self:
+    def over(cls, engine: Engine, tokenizer: Any, chat: ChatConfig | None = None) -> Self:
         """An LLM over an existing engine."""
         llm = cls.__new__(cls)
-        llm._open(engine, tokenizer, {})
+        llm._open(engine, tokenizer, {}, chat)
         return llm
 
-    def _open(self, engine: Engine, tokenizer: Any, sampling_defaults: dict[str, float]) -> None:
+    def _open(
+        self,
+        engine: Engine,
+        tokenizer: Any,
+        sampling_defaults: dict[str, float],
+        chat: ChatConfig | None,
+    ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
+        self.chat_config = chat or ChatConfig()
         self.drafter, self.k = engine.drafter, engine.k
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
-        self.dialect: Dialect = find_dialect(tokenizer)
-        """How the target writes the answers of chats."""
         self._ids = itertools.count()
         self._live: dict[str, _Live] = {}
         self._kept: list[Chunk] = []
         """Chunks of requests that other callers wait for."""
+
+    @functools.cached_property
+    def dialect(self) -> Dialect:
+        """How the target writes the answers of conversations."""
+        return find_dialect(self.tokenizer, self.chat_config)
 
     @functools.cached_property
     def _grammars(self) -> GrammarCompiler:
@@ -208,6 +233,38 @@ class LLM:
         ).input_ids
         return ids
 
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
+    ) -> list[int]:
+        """Token ids of a conversation by the chat template, up to where the answer begins.
+
+        tools: in OpenAI's form. variables: the template's own. Raises `InputError` when there is no
+        template, or when it refuses the conversation.
+        """
+        chat = self.chat_config
+        known = {"add_generation_prompt": True, **chat.default_chat_template_kwargs, **variables}
+        shown = {"tools": list(tools)} if tools else {}
+        text = render_chat(self.tokenizer, messages, chat.chat_template, **known, **shown)
+        return self.tokenize(text, add_special_tokens=False)
+
+    def chat(
+        self,
+        conversations: Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        **variables: Any,
+    ) -> list[Completion]:
+        """Answer every conversation, in order; `Completion.message` holds thoughts and calls.
+
+        Arguments are those of `render`. Raises `InputError` before any of them runs.
+        """
+        use = ToolUse(tuple(map(Tool.of, tools))) if tools else None
+        prompts = [self.render(messages, tools, **variables) for messages in conversations]
+        return list(self.completions(prompts, params, ChatTurn(use)))
+
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -220,13 +277,15 @@ class LLM:
         self,
         prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
+        chat: ChatTurn | None = None,
     ) -> Iterator[Completion]:
         """Like `generate`, but yield each completion once it and those before it are finished.
 
-        Leaving the loop early cancels the rest.
+        chat: that the prompts are conversations. Leaving the loop early cancels the rest.
         """
         each = _per_prompt(params, len(prompts))
-        prepared = [self.prepare(prompt, how) for prompt, how in zip(prompts, each, strict=True)]
+        pairs = zip(prompts, each, strict=True)
+        prepared = [self.prepare(prompt, how, chat) for prompt, how in pairs]
         ids: list[str] = []
         try:
             for request in prepared:
@@ -242,9 +301,11 @@ class LLM:
             for request_id in ids:
                 self.cancel(request_id)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, chat: ChatTurn | None = None
+    ) -> Iterator[Chunk]:
         """Complete one prompt, chunk by chunk; leaving the loop early cancels it."""
-        request_id = self.submit(self.prepare(prompt, params or SamplingParams()))
+        request_id = self.submit(self.prepare(prompt, params or SamplingParams(), chat))
         finished = False
         try:
             while not finished:
@@ -265,12 +326,22 @@ class LLM:
         tokens = self.encode(prompt)
         self.engine.check(tokens, params)
         wanted = params.structured_outputs
+        if wanted is not None:
+            self._grammars.check(wanted)
         if chat is not None:
             form = lark_rule(wanted) if wanted is not None else None
             grammar = self.dialect.grammar(tokens, chat.use, form)
             wanted = StructuredOutputs(grammar=grammar) if grammar is not None else None
         constraint = self._grammars.compile(wanted) if wanted is not None else None
         return Prepared(tokens, params, constraint, chat)
+
+    def build_grammars(self) -> None:
+        """Make what structured outputs need of the tokenizer, which takes seconds for a large one.
+
+        Without it the first request that needs it waits, and others with it.
+        """
+        with contextlib.suppress(InputError):  # not installed, or no end of text: told when asked
+            _ = self._grammars
 
     def submit(self, prepared: Prepared) -> str:
         """Queue a request and return its id; `step` runs it."""
@@ -333,6 +404,7 @@ class LLM:
             tuple(reader.sections[known:]),
             min(output.accepted, len(tokens)),
             tuple(live.request.logprobs[known : known + len(tokens)]),
+            () if known else _prompt_logprobs(live.request),
             completion,
         )
 
@@ -358,6 +430,7 @@ class LLM:
             events=live.reader.events,
             stop_string=live.reader.stop_string,
             failure=request.failure if reason == "error" else None,
+            prompt_logprobs=_prompt_logprobs(request),
         )
 
     def _decode(self, tokens: Sequence[int]) -> str:
@@ -370,6 +443,12 @@ def check_finished(completions: Iterable[Completion]) -> None:
     for index, completion in enumerate(completions, start=1):
         if completion.failure is not None:
             raise InputError(f"prompt {index} ended with an error: {completion.failure}")
+
+
+def _prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...]:
+    if request.params.prompt_logprobs is None:
+        return ()
+    return None, *request.prompt_logprobs
 
 
 def _says_something(output: RequestOutput) -> bool:

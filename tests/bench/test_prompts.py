@@ -132,3 +132,12 @@ def test_what_is_no_file_is_named(tmp_path):
         load_prompts(str(tmp_path / "folder.txt"))
     with pytest.raises(InputError, match="a limit of 0"):
         load_prompts("bundled", 0)
+
+
+def test_as_a_chat_a_text_is_a_users_turn_and_a_chat_stays_as_it_is():
+    tokenizer = Tokenizer(chat_template="any")
+    rendered = [ord(letter) for letter in "<user>hi<assistant>"]
+    assert Prompt("hi", place="a:1").as_chat().token_ids(tokenizer) == rendered
+    assert Prompt("hi", place="a:1").as_chat().place == "a:1"
+    chat = Prompt("hi", ({"role": "assistant", "content": "hi"},))
+    assert chat.as_chat() is chat

@@ -45,7 +45,7 @@ def fake_vllm(directory: Path, then: str = "") -> str:
 
 def compare(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(SCRIPTS / "compare.py"), *map(str, arguments)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
 
@@ -230,6 +230,23 @@ class TestCompare:
         assert "finds no vLLM: it is left out" in done.stderr
         [only] = json.loads((tmp_path / "comparison.json").read_text())["records"]
         assert (only["side"], only["failure"]) == ("peagle", None)
+
+    def test_a_real_size_needs_a_gpu(self, tmp_path: Path):
+        out = tmp_path / "out"
+        done = compare("run", "--out", out, "--matches", "tiny:none,qwen3-8b:peagle")
+        assert done.returncode == 1
+        [line] = done.stderr.splitlines()
+        assert line.startswith("compare.py: shape qwen3-8b needs a GPU, and torch sees none")
+        assert not out.exists()
+
+    def test_earlier_results_are_kept(self, tmp_path: Path):
+        (tmp_path / "comparison.json").write_text("kept")
+        given = ["--matches", "tiny:none", "--out", tmp_path, "--only", "peagle", *TINY_RUN]
+        done = compare("run", *given)
+        assert done.returncode == 1
+        assert "comparison.json exists; give another name, or --force" in done.stderr
+        assert (tmp_path / "comparison.json").read_text() == "kept"
+        assert compare("run", *given, "--force").returncode == 0
 
     def test_an_unknown_shape_is_refused(self, tmp_path: Path):
         done = compare("run", "--out", tmp_path, "--matches", "huge:none")

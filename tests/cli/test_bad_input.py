@@ -56,7 +56,7 @@ def refused(peagle):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ([], "no prompt: give --prompt TEXT"),
+        ([], "no prompt: give --prompt TEXT, --prompt - or --prompts FILE; {pair.target} is the"),
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "\udcff"], "not valid UTF-8"),
         (["--prompts", "absent.txt"], "absent.txt cannot be read: No such file or directory\n"),
@@ -86,6 +86,8 @@ def refused(peagle):
             "peagle: --speculative-config: modle: no such",
         ),
         (["--prompt", "x", "--speculative-config", "{{}}", "--k", "3"], "give either"),
+        (["--prompt", "x", "--speculative-config", "{{}}", "--drafter", "d"], "give either"),
+        (["--prompt", "x", "other"], "other and --target {pair.target}: give the target once"),
         (["--prompt", "x", "--drafter", "{bad}/empty"], "no config.json"),
         (["--prompt", "x", "--drafter", "{bad}/narrow"], "features of width 32"),
         (["--prompt", "x", "--drafter", "{bad}/vocabulary"], "299 tokens"),
@@ -97,6 +99,7 @@ def refused(peagle):
 )
 def test_generate(refused, pair, bad, options, complaint):
     options = [option.format(pair=pair, bad=bad) for option in options]
+    complaint = complaint.format(pair=pair)
     assert complaint in refused("generate", "--target", pair.target, *options)
 
 
@@ -169,6 +172,30 @@ def test_bench_refuses_before_it_runs_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_bench_replaces_no_file_unasked(refused, pair, tmp_path, monkeypatch):
+    monkeypatch.setattr("peagle.bench.load.drive", lambda *_: pytest.fail("a run began"))
+    out = tmp_path / "out.json"
+    out.write_text("kept")
+    complaint = refused("bench", pair.target, "--json", out)
+    assert f"{out} exists; give another name, or --force to replace it" in complaint
+    assert out.read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--speculative-config", "{}", "--k", "3"], "give either --speculative-config or"),
+        (["--speculative-config", "{}", "--drafter", "d"], "give either --speculative-config or"),
+        (["--drafter", "a", "--peagle", "b"], "give either one drafter, or --eagle3 and --peagle"),
+        (["--drafter", "./absent"], "./absent: no such directory"),
+        (["--methods", "peagle"], "method peagle needs a drafter"),
+        (["--json", "--limit", "2"], "--json needs a FILE, or - for stdout"),
+    ],
+)
+def test_bench_of_contradictory_flags(refused, pair, options, complaint):
+    assert complaint in refused("bench", "--target", pair.target, *options)
+
+
 def test_bench_needs_a_place_for_its_result(refused, pair, tmp_path, monkeypatch):
     monkeypatch.setattr("peagle.bench.load.drive", lambda *_: pytest.fail("a run began"))
     options = ["--target", pair.target, "--methods", "none", "--json"]
@@ -184,7 +211,8 @@ def test_a_missing_bundled_pair_names_the_recipe(refused, tmp_path, monkeypatch)
 
 def test_check_of_what_is_no_directory(refused):
     assert "no such directory" in refused("check", "./absent")
-    assert "Missing argument" in refused("check")
+    assert "no drafter: give its directory or hub id" in refused("check")
+    assert "a and --drafter b: give the drafter once" in refused("check", "a", "--drafter", "b")
 
 
 def test_an_unknown_command(refused):

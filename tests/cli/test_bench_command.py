@@ -1,5 +1,6 @@
 import json
 import resource
+import shutil
 from unittest import mock
 
 import pytest
@@ -78,12 +79,62 @@ def test_a_full_disk_takes_the_result_file_but_not_the_table(bench, tmp_path, li
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("columns", [40, 60])
-def test_a_narrow_terminal_cuts_no_number(bench, monkeypatch, columns):
-    monkeypatch.setenv("COLUMNS", str(columns))
-    result = bench("--methods", "none")
-    assert "…" not in result.out
-    assert len(result.out.splitlines()[-2].split()) == 10
+def test_the_result_goes_to_stdout_and_then_the_table_does_not(bench):
+    result = bench("--k", 2, "--json", "-")
+    assert [run["k"] for run in json.loads(result.out)["runs"]] == [0, 2, 2]
+    assert "speed-up" in result.err
+
+
+def test_a_result_is_replaced_when_asked(bench, tmp_path):
+    out = tmp_path / "out.json"
+    out.write_text("before")
+    assert bench("--methods", "none", "--json", out, "--force").code == 0
+    assert json.loads(out.read_text())["runs"]
+
+
+def runs(result):
+    assert result.code == 0, result.err
+    found = json.loads(result.out)["runs"]
+    return [(run["method"], run["k"]) for run in found]
+
+
+def test_k_is_by_default_what_each_drafter_was_trained_for(bench, pair, tmp_path):
+    other = shutil.copytree(pair.eagle3, tmp_path / "eagle3")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"num_speculative_tokens": 2}))
+    found = runs(bench("--eagle3", other, "--json", "-"))
+    assert found == [("none", 0), ("eagle3", 2), ("peagle", 8)]
+
+
+@pytest.mark.parametrize("method", ["eagle3", "peagle"])
+@pytest.mark.parametrize("form", ["--drafter", "--speculative-config"])
+def test_one_drafter_runs_beside_none_by_its_files_method(peagle, pair, method, form):
+    drafter = str(getattr(pair, method))
+    named = [drafter, "--k", 3]
+    if form == "--speculative-config":
+        named = [json.dumps({"model": drafter, "num_speculative_tokens": 3})]
+    size = ["--limit", 1, "--max-tokens", 4]
+    found = runs(peagle("bench", pair.target, form, *named, *size, "--json", "-"))
+    assert found == [("none", 0), (method, 3)]
+
+
+def test_a_target_without_a_drafter_runs_alone(peagle, pair):
+    size = ["--limit", 1, "--max-tokens", 4, "--json", "-"]
+    assert runs(peagle("bench", pair.target, *size)) == [("none", 0)]
+    both = ["--eagle3", pair.eagle3, *size]
+    assert runs(peagle("bench", pair.target, *both)) == [("none", 0), ("eagle3", 8)]
+
+
+def test_chat_makes_a_users_turn_of_each_prompt(peagle, pair, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        "peagle.models.tokenizer.template_turns", lambda turns: seen.append(turns) or turns
+    )
+    (tmp_path / "prompts.txt").write_text("first\nsecond\n")
+    size = ["--prompts", tmp_path / "prompts.txt", "--max-tokens", 4]
+    result = peagle("bench", pair.target, "--chat", *size, "--json", "-")
+    assert json.loads(result.out)["environment"]["chats"] == 2
+    assert [turn["content"] for (turn,) in seen] == ["first", "second"]
 
 
 def test_without_none_there_is_nothing_to_compare_with(bench, tmp_path):

@@ -4,6 +4,8 @@ import pytest
 
 SHAPE = ["--shape", "tiny", "--random-weights", "--max-tokens", 12, "--prompt-tokens", 9]
 
+RANDOM = ["--random-weights", "--synthetic-acceptance", "2"]
+
 
 def test_a_shape_is_measured_and_marked_synthetic(peagle, tmp_path):
     out = tmp_path / "out.json"
@@ -32,14 +34,18 @@ def test_a_shape_is_measured_and_marked_synthetic(peagle, tmp_path):
         (["--shape", "huge"], "shape huge is not known"),
         ([*SHAPE, "--k", "3", "--synthetic-acceptance", "5"], "make at most 4"),
         ([*SHAPE, "--k", "3", "--synthetic-acceptance", "0.5"], "at least 1 token"),
-        ([*SHAPE, "--synthetic-acceptance", "2", "--target", "x"], "leave out --target"),
+        ([*SHAPE, "--synthetic-acceptance", "2", "--target", "x"], "leave out targets, drafters"),
         ([*SHAPE, "--methods", "none", "--prompt-tokens", "0"], "at least one prompt token"),
         ([*SHAPE, "--methods", "none", "--max-tokens", "1020"], "more than the 1024"),
+        ([*SHAPE, "--synthetic-acceptance", "2", "--drafter", "x"], "leave out targets, drafters"),
+        (["--shape", "qwen3-8b", *RANDOM], "shape qwen3-8b needs a GPU, and torch sees none; on"),
         (["--random-weights"], "need --shape"),
         (["--synthetic-acceptance", "2"], "need --shape"),
     ],
 )
-def test_what_does_not_fit_is_refused(peagle, arguments, message):
+def test_what_does_not_fit_is_refused(peagle, monkeypatch, arguments, message):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("peagle.bench.shapes.random_target", lambda *_: pytest.fail("it begins"))
     result = peagle("bench", *arguments)
     assert result.code == 2
     assert message in result.err

@@ -31,6 +31,13 @@ def test_every_problem_is_a_line_on_stderr_and_the_code_is_2(peagle, pair, tmp_p
     assert "no problem found" not in result.out
 
 
+def test_k_is_compared_with_what_the_drafter_was_trained_for(peagle, pair):
+    assert peagle("check", "--drafter", pair.peagle, "--k", 8).code == 0
+    result = peagle("check", pair.peagle, "--k", 9)
+    assert result.code == 2
+    assert "problem: K = 9 is beyond the 8 tokens that it was trained for; give --k 8" in result.err
+
+
 def test_a_target_that_would_not_load_is_told_as_well(peagle, pair, tmp_path):
     target = shutil.copytree(pair.target, tmp_path / "target")
     tensors = load_file(target / "model.safetensors")

@@ -18,6 +18,15 @@ def test_the_help_of_each_command_shows_an_example_that_fits_a_line(peagle, comm
     assert all(re.match(rf"    (peagle {command}|echo)", line) for line in examples)
 
 
+@pytest.mark.parametrize("command", [[], *([command] for command in COMMANDS)])
+def test_help_has_a_short_form(peagle, command):
+    assert peagle(*command, "-h") == peagle(*command, "--help")
+
+
+def test_a_typo_in_a_commands_name_is_recognised(peagle):
+    assert "Did you mean 'generate'" in peagle("genrate").err
+
+
 def test_a_narrow_terminal_cuts_no_options_name(peagle, monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     assert "--max-num-batched-tokens" in peagle("serve", "--help").out
@@ -33,7 +42,7 @@ def test_the_installed_command_is_this_one():
     script = Path(sys.executable).with_name("peagle")
     done = subprocess.run([script, "generate", "--wrong"], capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("peagle: No such option: --wrong")
+    assert done.stderr.startswith("peagle: no such option: --wrong")
 
 
 @pytest.mark.parametrize(("command", "turns"), [("serve", None), ("check", "10000")])

@@ -1,11 +1,15 @@
 import io
 import json
-import re
+import shutil
 
 import pytest
+from chat_templates import LLAMA, byte_tokenizer
+from scripted import scripted_llm, writing
 
 from peagle.config import SamplingParams
 from peagle.llm import LLM
+from peagle.train.conversations import read_documents
+from peagle.train.packing import Document
 
 TOKENS = 20
 PROMPT = "def name(self):"
@@ -13,8 +17,8 @@ PROMPT = "def name(self):"
 
 @pytest.fixture
 def generate(peagle, pair):
-    def run(*arguments):
-        return peagle("generate", "--target", pair.target, "--max-tokens", TOKENS, *arguments)
+    def run(*arguments, target=pair.target):
+        return peagle("generate", "--target", target, "--max-tokens", TOKENS, *arguments)
 
     return run
 
@@ -49,6 +53,15 @@ def test_json_holds_the_same_tokens_with_and_without_a_drafter(generate, pair, e
         assert TOKENS - 1 <= record["cycles"] + sum(record["accepted_per_cycle"]) < TOKENS + k
 
 
+def test_training_reads_json_as_prompt_and_response(generate, tmp_path):
+    (tmp_path / "data.jsonl").write_text(generate("--prompt", PROMPT, "--json").out)
+    (record,) = records(generate("--prompt", PROMPT, "--json"))
+    data = [str(tmp_path / "data.jsonl")]
+    documents, _ = read_documents(data, lambda: pytest.fail("loaded"), 512, "cut", 5000)
+    prompt, response = record["prompt_token_ids"], record["token_ids"]
+    assert documents == [Document.answered([*prompt, *response], len(prompt))]
+
+
 def test_vllms_json_says_the_same_as_the_options(generate, pair):
     config = {
         "method": "eagle3",
@@ -59,6 +72,34 @@ def test_vllms_json_says_the_same_as_the_options(generate, pair):
     by_json = generate("--prompt", PROMPT, "--json", "--speculative-config", json.dumps(config))
     by_options = generate("--prompt", PROMPT, "--json", "--drafter", pair.peagle, "--k", 3)
     assert by_json.out == by_options.out
+
+
+@pytest.mark.parametrize("form", [[], ["--target"]])
+def test_the_target_is_an_argument_or_a_flag(peagle, pair, expected, form):
+    result = peagle("generate", *form, pair.target, "--prompt", PROMPT, "--max-tokens", TOKENS)
+    assert result.out == expected.text + "\n"
+
+
+def test_chat_renders_a_users_turn_as_the_template_does(generate, pair, tmp_path):
+    """With one beginning-of-text token where the template writes it, as the tokenizer would."""
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    tokenizer = byte_tokenizer(LLAMA)
+    tokenizer.save_pretrained(target)
+    (record,) = records(generate("--chat", "--prompt", "hi", "--json", target=target))
+    begun = "<|bos|><|header|>user<|/header|>\n\nhi<|eot|><|header|>assistant<|/header|>\n\n"
+    assert tokenizer.decode(record["prompt_token_ids"]) == begun
+    assert record["prompt"] == "hi"
+
+
+def test_chat_without_a_template_is_refused_before_anything_loads(generate, pair, tmp_path):
+    target = shutil.copytree(pair.target, tmp_path / "target")
+    byte_tokenizer(None).save_pretrained(target)
+    (target / "chat_template.jinja").unlink(missing_ok=True)
+    (target / "model.safetensors").unlink()
+    result = generate("--chat", "--prompt", "hi", target=target)
+    assert (result.code, result.out) == (2, "")
+    told = f"peagle: {target} has no chat template; leave out --chat to give it plain text\n"
+    assert result.err == told
 
 
 def test_logprobs_are_printed_when_asked_for(generate):
@@ -93,18 +134,15 @@ def test_prompts_come_from_options_stdin_and_files(generate, tmp_path, monkeypat
 
 def test_several_texts_are_printed_apart(generate, expected):
     result = generate("--prompt", PROMPT, "--prompt", PROMPT)
-    assert result.out == f"{expected.text}\n\n{expected.text}\n"
+    first, second = f"--- 1 of 2: {PROMPT}", f"--- 2 of 2: {PROMPT}"
+    assert result.out == f"{first}\n{expected.text}\n\n{second}\n{expected.text}\n"
 
 
-def test_on_a_terminal_each_text_comes_below_its_prompt(generate, monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+def test_a_long_prompt_is_shortened_above_its_text(generate):
     long = "def other(\n    self,\n" + "    argument,\n" * 20
-    lines = re.sub(r"\x1b\[\d+m", "", generate("--prompt", PROMPT, "--prompt", long).out)
-    shown = [line for line in lines.splitlines() if line.startswith("---")]
-    assert shown == [
-        f"--- {PROMPT}",
-        "--- def other( self, argument, argument, argument, argument, ...",
-    ]
+    result = generate("--prompt", PROMPT, "--prompt", long)
+    shown = [line for line in result.out.splitlines() if line.startswith("---")]
+    assert shown[1] == "--- 2 of 2: def other( self, argument, argument, argument, argument, ..."
 
 
 @pytest.mark.parametrize("how", [[], ["--json"]])
@@ -150,7 +188,7 @@ def test_every_sampling_option_reaches_the_engine(generate, monkeypatch):
     seen = []
     original = LLM.completions
     monkeypatch.setattr(
-        LLM, "completions", lambda *arguments: seen.append(arguments[-1]) or original(*arguments)
+        LLM, "completions", lambda *arguments: seen.append(arguments[2]) or original(*arguments)
     )
     options = [part for name, value in given.items() for part in (option(name), value)]
     assert generate("--prompt", PROMPT, "--json", "--ignore-eos", *options).code == 0
@@ -166,3 +204,17 @@ def test_k_beyond_training_is_a_warning(generate, pair):
     result = generate("--prompt", PROMPT, "--drafter", pair.peagle, "--k", 9)
     assert result.code == 0
     assert result.err.startswith("peagle: warning: K = 9 is beyond the 8 tokens")
+
+
+def test_thoughts_of_a_chat_are_not_among_the_text(peagle, tmp_path, monkeypatch):
+    llm, script = scripted_llm("qwen3", tmp_path)
+    monkeypatch.setattr("peagle.cli.generate.load_llm", lambda *_: llm)
+    monkeypatch.setattr(
+        "peagle.cli.generate.as_chats", lambda given, _: [p.as_chat() for p in given]
+    )
+    with writing(script, "qwen3", "<think>\nHm.\n</think>\n\nIt is 4."):
+        result = peagle("generate", "--chat", "--prompt", "2+2?")
+        assert (result.code, result.out) == (0, "It is 4.\n")
+        assert result.err.startswith("Hm.\n\n")
+        (record,) = records(peagle("generate", "--chat", "--prompt", "2+2?", "--json"))
+    assert (record["reasoning_content"], record["text"]) == ("Hm.", "It is 4.")

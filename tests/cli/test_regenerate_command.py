@@ -13,6 +13,8 @@ from openai_stub import openai_stub, said
 
 from peagle.config import SamplingParams
 from peagle.llm import LLM
+from peagle.models.tokenizer import load_tokenizer
+from peagle.train.conversations import read_documents
 
 TOKENS = 64
 """More than an answer has."""
@@ -87,8 +89,22 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, target, ch
     answers = [completion.text for completion in completions]
     answered = [turn["content"] for turn in (first[1], first[3], second[1])]
     assert [*answered, lines[f"{chats}:3"]["response"]] == answers
+    ids = [turn["token_ids"] for turn in (first[1], first[3], second[1], lines[f"{chats}:3"])]
+    assert ids == [list(completion.token_ids) for completion in completions]
     again = regenerate()
     assert (again.code, "3 were there already\n1 left out" in again.out) == (0, True)
+
+
+def test_with_the_target_as_a_flag_all_arguments_are_sources(peagle, target, chats, tmp_path):
+    more = write(tmp_path / "more.jsonl", {"prompt": "def"})
+    found = []
+    for named in ([target, chats, more], ["--target", target, chats, more]):
+        out = tmp_path / "out.jsonl"
+        assert peagle("regenerate", *named, "--max-tokens", TOKENS, "--output", out).code == 0
+        found.append(sorted(line["source"] for line in read(out)))
+        out.unlink()
+    assert found[0] == found[1]
+    assert f"{more}:1" in found[0]
 
 
 def test_a_run_that_answers_nothing_fails(regenerate, chats):
@@ -113,11 +129,12 @@ def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_pa
 def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_path):
     found = []
     drafter = json.dumps({"model": str(pair.peagle), "num_speculative_tokens": 3})
-    for more in ([], ["--speculative-config", drafter], ["--concurrency", 1]):
+    flags = ["--drafter", pair.peagle, "--k", 3]
+    for more in ([], ["--speculative-config", drafter], flags, ["--concurrency", 1]):
         assert regenerate("--temperature", 1.0, "--seed", 5, "--dtype", "float32", *more).code == 0
         found.append(sorted(read(tmp_path / "out.jsonl"), key=lambda line: line["source"]))
         (tmp_path / "out.jsonl").unlink()
-    assert found[0] == found[1] == found[2]
+    assert all(one == found[0] for one in found)
 
 
 def test_a_second_run_does_what_is_left(regenerate, tmp_path):
@@ -169,6 +186,35 @@ def test_answers_of_another_model_or_sampling_are_not_mixed(peagle, chats, stub,
         assert by + other in result.err
         assert out.read_text() == before
     assert run("m", "--seed", 3, "--max-tokens", 9).out.startswith("3 conversations, ")
+
+
+def test_a_file_without_token_ids_is_not_continued_by_the_engine(regenerate, tmp_path):
+    """An earlier version's answers may hold markers as text."""
+    out = tmp_path / "out.jsonl"
+    assert regenerate("--limit", 1).code == 0
+    (line,) = read(out)
+    for turn in line["messages"]:
+        turn.pop("token_ids", None)
+    before = write(out, line).read_text()
+    result = regenerate()
+    assert (result.code, result.out) == (2, "")
+    assert "out.jsonl:1: its answers have no token ids; an earlier peagle" in result.err
+    assert out.read_text() == before
+
+
+def test_training_reads_the_ids(regenerate, target, tmp_path):
+    assert regenerate().code == 0
+    tokenizer = load_tokenizer(target)
+    out = str(tmp_path / "out.jsonl")
+    documents, _ = read_documents([out], lambda: tokenizer, 512, "drop", len(tokenizer))
+    learned = [list(one.tokens[a:b]) for one in documents for a, b in one.responses]
+    written = [
+        turn["token_ids"]
+        for line in read(tmp_path / "out.jsonl")
+        for turn in line.get("messages", [line])
+        if "token_ids" in turn
+    ]
+    assert sorted(learned) == sorted(ids for ids in written if len(ids) > 1)
 
 
 def test_nothing_is_loaded_when_nothing_is_left(regenerate, monkeypatch):
@@ -276,7 +322,8 @@ def test_ctrl_c_keeps_what_is_written_and_ends_with_130(slow, stub, tmp_path):
 
 
 BAD = [
-    ([], "{target} is the target; name the conversations' files after it"),
+    ([], "{target} is the target; name the conversations' files"),
+    (["{chats}", "--endpoint", "http://x/v1", "--model", "m", "--k", "3"], "its own models"),
     (["absent.jsonl"], "absent.jsonl cannot be read: No such file"),
     (["{chats}", "--endpoint", "http://x/v1"], "--endpoint and --model go together"),
     (["{chats}", "--model", "m"], "--endpoint and --model go together"),
@@ -286,6 +333,8 @@ BAD = [
     (["{chats}", "--threads", "0"], "--threads 0"),
     (["{chats}", "--speculative-config", "{{"], "speculative config is not JSON"),
     (["{chats}", "--device", "abacus"], "device abacus"),
+    (["{chats}", "--k", "3"], "--k needs --drafter"),
+    (["--target", "other"], "{target} cannot be read: Is a directory"),
     (["{bad}"], "bad.jsonl:2: the conversation has no user turn to answer"),
 ]
 

@@ -130,6 +130,34 @@ class TestDryRun:
         result = peagle("train", recipe, "--dry-run", "warmup_steps=50")
         assert "warmup_steps 15" in [" ".join(line.split()) for line in result.out.splitlines()]
 
+    def test_flags_are_the_recipes_keys_under_the_commands_names(self, peagle, recipe):
+        target = Recipe.load(recipe).target
+        other = recipe.parent / "1e5"
+        flags = ["--target", target, "--drafter", other, "--k", 3]
+        result = peagle("train", recipe, "--dry-run", *flags)
+        lines = [" ".join(line.split()) for line in result.out.splitlines()]
+        assert {f"output {other}", "num_speculative_tokens 3", f"target {target}"} <= {*lines}
+        assert "cod_ratio 0.8 (default)" in lines
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--k", "3", "num_speculative_tokens=3"], "num_speculative_tokens is given as a flag"),
+            (["--k", "0"], "num_speculative_tokens: Input should be greater than 0"),
+            (["--target", "1"], "1: no such directory"),
+        ],
+    )
+    def test_flags_that_cannot_be_used(self, peagle, recipe, words, message):
+        result = peagle("train", recipe, "--dry-run", *words)
+        assert (result.code, result.out) == (2, "")
+        assert message in result.err
+
+    def test_in_a_narrow_terminal_values_stay_in_their_column(self, peagle, recipe, monkeypatch):
+        monkeypatch.setenv("COLUMNS", "60")
+        lines = peagle("train", recipe, "--dry-run").out.splitlines()
+        assert max(map(len, lines)) <= 60
+        assert not any("…" in line for line in lines)
+
     def test_what_the_run_would_refuse_is_refused(self, peagle, recipe):
         result = peagle("train", recipe, "--dry-run", "row_length=300")
         assert (result.code, result.out) == (2, "")
@@ -224,12 +252,20 @@ class TestEngineLength:
         logged = entries(recipe)[-1]
         length = logged["engine_acceptance_length"]
         assert logged.keys() == {"step", "engine_acceptance_length", "seconds", "time"}
-        assert lines[-1] == (
+        assert lines[-3] == (
             f"the engine's AL {length:.3f} (8 held-out prompts, greedy, 128 tokens at most)"
         )
         estimated = max(e["acceptance_length"] or 0 for e in entries(recipe)[:-1])
         assert length == pytest.approx(estimated, rel=0.15)
         assert length > 1.3, "too weak a drafter to show anything"
+
+    def test_a_verdict_and_the_next_command_follow(self, peagle, recipe):
+        *_, meaning, following = peagle("train", recipe).err.splitlines()
+        length = entries(recipe)[-1]["engine_acceptance_length"]
+        assert meaning.startswith(f"AL {length:.2f} of at most 5: ")
+        assert following.startswith("next: peagle ")
+        assert str(recipe.parent / "target") in following
+        assert str(recipe.parent / "out") in following
 
     def test_it_is_measured_without_the_trainer(self, peagle, recipe, monkeypatch):
         """There is no room for two targets."""

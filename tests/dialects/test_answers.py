@@ -10,6 +10,7 @@ from families import FAMILIES, Calls, encode, prompt, tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peagle.config import ChatConfig
 from peagle.detokenizer import Detokenizer
 from peagle.dialects import Message, Reader, Tool, ToolUse, find_dialect
 from peagle.dialects.events import Event
@@ -51,7 +52,7 @@ def read(
 ) -> Message:
     """An answer that comes in chunks; its stream is checked against the whole."""
     tokenizer_, before = tokenizer(name), prompt(name)
-    dialect = find_dialect(tokenizer_)
+    dialect = find_dialect(tokenizer_, ChatConfig())
     reader = Reader(
         dialect.parser(before, use),
         dialect.markers(use),
@@ -184,7 +185,7 @@ def test_what_is_no_call_between_its_markers_is_content(name: str, caplog):
 def test_surplus_calls_are_left_out():
     name, use = "qwen3", ToolUse(USE.tools, most=1)
     text, _ = answer(name, "Hm.", "", [CALL, ("now", {})])
-    dialect, before = find_dialect(tokenizer(name)), prompt(name)
+    dialect, before = find_dialect(tokenizer(name), ChatConfig()), prompt(name)
     reader = Reader(
         dialect.parser(before, use),
         dialect.markers(use),
@@ -256,3 +257,19 @@ def test_a_tagged_call_may_lack_its_markers_and_hold_tags():
     left_open = "<tool_call>\n<function=get_weather>\n<parameter=city>\nRome\n</tool_call>"
     message = read("qwen3-coder", encode("qwen3-coder", left_open))
     assert said(message)[2] == [("get_weather", {"city": "Rome"})]
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("qwen3", "See <tool_call>what?"),
+        ("qwen3", "See <tool_call>what?</tool_call>"),
+        ("qwen3-coder", "1 <<tool_call>what?"),
+        ("qwen3-coder", "Write <function=f-"),
+        ("gemma4", "See <|tool_call>what?"),
+    ],
+)
+def test_what_is_no_call_is_content_as_it_was_written(name: str, text: str):
+    """Without an end that never came, and in its order."""
+    message = read(name, encode(name, text))
+    assert ("".join(message.content.split()), message.calls) == ("".join(text.split()), [])

@@ -8,6 +8,7 @@ from families import FAMILIES, Calls, Family, encode, prompt, tokenizer
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
+from peagle.config import ChatConfig
 from peagle.dialects import Tool, ToolUse, find_dialect
 
 CITY = {
@@ -49,7 +50,7 @@ def vocabulary() -> Any:
 
 def takes(vocabulary: Any, name: str, text: str, use: ToolUse | None, form: str | None) -> bool:
     """Whether the grammar of a request takes a whole answer."""
-    grammar = find_dialect(tokenizer(name)).grammar(prompt(name), use, form)
+    grammar = find_dialect(tokenizer(name), ChatConfig()).grammar(prompt(name), use, form)
     assert grammar is not None
     matcher = LLMatcher(vocabulary(name), LLMatcher.grammar_from_lark(grammar), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
@@ -116,7 +117,7 @@ def test_with_tools_and_a_form_the_answer_is_either(name: str, vocabulary: Any):
 
 @NAMES
 def test_a_model_that_may_choose_needs_no_grammar(name: str):
-    dialect = find_dialect(tokenizer(name))
+    dialect = find_dialect(tokenizer(name), ChatConfig())
     assert dialect.grammar(prompt(name), ToolUse(TOOLS), None) is None
     assert dialect.grammar(prompt(name), None, None) is None
 

@@ -44,7 +44,7 @@ def set_tensors(directory, **changes):
 def test_a_sound_drafter_is_described(peagle, target):
     for found in (diagnose(peagle), diagnose(peagle, target)):
         assert found.problems == ()
-        assert found.trained_tokens == 8
+        assert found.config.trained_tokens == 8
         assert dict(found.facts) == {
             "method": "P-EAGLE: K tokens in one pass",
             "layers": "2, Qwen3-style",

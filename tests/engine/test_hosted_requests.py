@@ -17,7 +17,7 @@ from peagle.engine.graph import CycleGraphs
 from peagle.engine.prefill import Prefill
 from peagle.engine.request import Request
 from peagle.engine.resident_cycle import Verified
-from peagle.engine.sampler import edit, logprobs
+from peagle.engine.sampler import edit
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 WAYS = [
@@ -224,19 +224,6 @@ def test_an_error_between_the_parts_loses_nobodys_tokens(targets, trained, call:
         except RuntimeError:
             raised += 1
     assert (bound.output, free.output, raised) == (whole.output, alone.output, 1)
-
-
-def test_equal_log_probabilities_are_ranked_alike_beside_others():
-    logits = torch.randint(4, (6, 500), generator=torch.Generator().manual_seed(0)).float()
-
-    def asking(count: int) -> Request:
-        return Request("", [1], SamplingParams(logprobs=count), 0, 0)
-
-    tokens, few = [1, 2, 3], asking(3)
-    [alone] = logprobs([few], [logits[:3]], [tokens])
-    beside, other = logprobs([few, asking(20)], [logits[:3], logits[3:]], [tokens, tokens])
-    assert beside == alone
-    assert [len(entry.top) for entry in other] == [20] * 3
 
 
 @pytest.mark.parametrize("vocab", [8, 11, 31, 33])

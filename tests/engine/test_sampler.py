@@ -1,14 +1,12 @@
-"""Penalties, bias and log-probabilities under speculation, against one token at a time in numpy."""
+"""Penalties and bias under speculation, against one token at a time in numpy."""
 
 import numpy as np
-import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
-from peagle.engine.request import Request
 
 PROMPT = [(5 + 3 * i) % tiny.MASK for i in range(8)]
 
@@ -46,39 +44,6 @@ def test_penalties_see_the_drafts_before_them(targets, trained, how, method: str
     drafter = trained[method].drafter if k else None
     engine = Engine(targets["easy"].decoder, drafter, k, tiny.engine_config())
     assert tiny.run(engine, [PROMPT], how)[0].output == reference(targets["easy"].peer, how)
-
-
-def scored(targets, trained, method: str, how: SamplingParams) -> Request:
-    drafter = None if method == "none" else trained[method].drafter
-    engine = Engine(targets["easy"].decoder, drafter, 4 if drafter else 0, tiny.engine_config())
-    return tiny.run(engine, [PROMPT], how)[0]
-
-
-@pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_log_probabilities_are_the_targets(targets, trained, method: str, count: int):
-    """One entry a token, before temperature, filters and penalties, drafted or not."""
-    how = SamplingParams(
-        max_tokens=15, logprobs=count, temperature=1.5, top_k=9, seed=3, frequency_penalty=0.5
-    )
-    request = scored(targets, trained, method, how)
-    scores = tiny.peer_logits(targets["easy"].peer, request.tokens).log_softmax(dim=-1)
-    assert len(request.logprobs) == 15
-    for place, given_ in enumerate(request.logprobs):
-        row = scores[len(PROMPT) - 1 + place]
-        assert given_.chosen == pytest.approx(row[request.output[place]].item(), abs=1e-4)
-        values, ids = row.topk(count)
-        assert [token for token, _ in given_.top] == ids.tolist()
-        assert [value for _, value in given_.top] == pytest.approx(values.tolist(), abs=1e-4)
-
-
-def test_asking_for_log_probabilities_changes_no_token(targets, trained):
-    plain, asked = (
-        scored(targets, trained, "peagle", SamplingParams(max_tokens=20, logprobs=n))
-        for n in (None, 2)
-    )
-    assert plain.output == asked.output
-    assert plain.logprobs == []
 
 
 def test_more_rows_than_are_sampled_at_once_are_drawn_as_alone(targets, trained):

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,8 @@ def test_reasoning_and_calls_are_part_of_the_answer(stub: Stub):
     stub.reply = lambda body: said("", reasoning_content="hm", tool_calls=[{"id": "1"}], role="x")
     message = assistant("", reasoning_content="hm", tool_calls=[{"id": "1"}])
     assert ask(stub.url) == Answer(message, 0)
+    stub.reply = lambda body: said("4", reasoning="hm", reasoning_content=None, tool_calls=[])
+    assert ask(stub.url) == Answer(assistant("4", reasoning_content="hm"), 1)
     stub.reply = lambda body: (200, {}, {"choices": [{"message": {"content": None}}]})
     assert ask(stub.url) == Answer(assistant(""), 0)
 
@@ -109,6 +112,16 @@ def test_a_busy_server_is_asked_again_when_it_says(stub: Stub, pauses: list[floa
     replies(stub, (429, {"Retry-After": "7"}, busy), (503, {}, busy), (500, {}, b"?"), said("ok"))
     assert ask(stub.url).message["content"] == "ok"
     assert pauses == [7.0, *module.PAUSES[1:3]]
+
+
+def test_a_request_at_which_a_server_fails_again_and_again_has_no_answer(
+    stub: Stub, pauses: list[float]
+):
+    """Others go on: an answer that ends with an error is a failure too."""
+    replies(stub, (500, {}, {"error": {"message": "too complex"}}))
+    with pytest.raises(NoAnswerError, match=r"^an answer ended with an error: too complex$"):
+        ask(stub.url)
+    assert pauses == list(module.PAUSES[: module.FAILURES - 1])
 
 
 def test_a_server_that_stays_away(stub: Stub, pauses: list[float]):
@@ -213,8 +226,9 @@ def test_answers_are_the_engines(llm: AsyncLLM, url: str):
         async with open_endpoint(url, "m", None, 4) as endpoint:
             return await run(endpoint)
 
-    answers = asyncio.run(by_endpoint())
-    assert answers == asyncio.run(run(EngineAnswerer(llm)))
+    answers, own = asyncio.run(by_endpoint()), asyncio.run(run(EngineAnswerer(llm)))
+    assert answers == [replace(answer, token_ids=()) for answer in own]
+    assert [len(answer.token_ids) for answer in own] == [12, 9]
     assert [(answer.tokens, answer.cut) for answer in answers] == [(12, True), (9, True)]
 
 

@@ -1,6 +1,7 @@
 import json
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,17 +11,17 @@ from peagle.regenerate.output import open_output
 BY = "me, greedy"
 
 
-def line(asked: str, **more: str) -> dict[str, str]:
+def line(asked: str, **more: str) -> dict[str, Any]:
     return {"source": "a:1", "asked": asked, "by": BY, **more}
 
 
-def text(*lines: dict[str, str]) -> str:
+def text(*lines: dict[str, Any]) -> str:
     return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def test_lines_are_there_as_soon_as_they_are_written(tmp_path: Path):
     path = tmp_path / "out.jsonl"
-    with open_output(path, BY) as output:
+    with open_output(path, BY, with_ids=False) as output:
         assert output.done == set()
         output.write("f0", "a:1", {"prompt": "é\n"})
         whole = '{"source": "a:1", "asked": "f0", "by": "me, greedy", "prompt": "é\\n"}\n'
@@ -33,7 +34,7 @@ def test_a_file_is_continued_without_its_torn_last_line(tmp_path: Path, torn: st
     path = tmp_path / "out.jsonl"
     whole = text(line("f0"), line("f1"))
     path.write_text(whole + torn, "utf-8", "surrogateescape")
-    with open_output(path, BY) as output:
+    with open_output(path, BY, with_ids=False) as output:
         assert output.done == {"f0", "f1"}
         assert path.read_text() == whole
         output.write("f2", "a:1", {})
@@ -49,7 +50,7 @@ def test_lines_of_another_kind_are_left_alone(tmp_path: Path, foreign: str):
     path.write_text(f"{text(line('f0'))}{foreign}\n")
     with (
         pytest.raises(InputError, match=r"out\.jsonl:2: not a line written by peagle regenerate"),
-        open_output(path, BY),
+        open_output(path, BY, with_ids=False),
     ):
         pass
     assert path.read_text() == f"{text(line('f0'))}{foreign}\n"
@@ -68,10 +69,38 @@ def test_answers_of_others_are_left_alone(tmp_path: Path, other: dict[str, str],
     path.write_text(text(line("f0"), other) + "torn")
     with (
         pytest.raises(InputError, match=rf"out\.jsonl:2: {message}"),
-        open_output(path, BY),
+        open_output(path, BY, with_ids=False),
     ):
         pass
     assert path.read_text() == text(line("f0"), other) + "torn"
+
+
+WITH_IDS = [
+    {"messages": [{"role": "user"}, {"role": "assistant", "token_ids": [5]}]},
+    {"prompt": "x", "response": "y", "token_ids": [5]},
+]
+WITHOUT = [{"messages": [{"role": "assistant"}]}, {"prompt": "x", "response": "y"}]
+
+
+@pytest.mark.parametrize("written", WITH_IDS)
+@pytest.mark.parametrize("earlier", WITHOUT)
+def test_answers_without_their_ids_are_not_continued_with_them(
+    tmp_path: Path, written: dict[str, Any], earlier: dict[str, Any]
+):
+    path = tmp_path / "out.jsonl"
+    path.write_text(text(line("f0") | written))
+    with open_output(path, BY, with_ids=True) as output:
+        assert output.done == {"f0"}
+    path.write_text(text(line("f0") | written, line("f1") | earlier))
+    with (
+        pytest.raises(
+            InputError, match=r"out\.jsonl:2: its answers have no token ids; .* give ano"
+        ),
+        open_output(path, BY, with_ids=True),
+    ):
+        pass
+    with open_output(path, BY, with_ids=False) as output:
+        assert output.done == {"f0", "f1"}
 
 
 @pytest.mark.parametrize("written", ["{}", '{"prompt": "mine"}', "a thesis"])
@@ -80,7 +109,7 @@ def test_a_file_of_another_kind_without_a_newline_is_left_alone(tmp_path: Path, 
     path.write_text(written)
     with (
         pytest.raises(InputError, match=r"out\.jsonl:1: not a line written by peagle regenerate"),
-        open_output(path, BY),
+        open_output(path, BY, with_ids=False),
     ):
         pass
     assert path.read_text() == written
@@ -89,7 +118,7 @@ def test_a_file_of_another_kind_without_a_newline_is_left_alone(tmp_path: Path, 
 def test_a_torn_first_line_is_begun_again(tmp_path: Path):
     path = tmp_path / "out.jsonl"
     path.write_text('{"source": "a:1", "pro')
-    with open_output(path, BY) as output:
+    with open_output(path, BY, with_ids=False) as output:
         assert output.done == set()
     assert path.read_bytes() == b""
 
@@ -97,18 +126,21 @@ def test_a_torn_first_line_is_begun_again(tmp_path: Path):
 def test_a_place_that_cannot_be_written(tmp_path: Path):
     absent = tmp_path / "absent" / "out.jsonl"
     for path, why in ((tmp_path, "it is not a file"), (absent, "there is no directory .*absent")):
-        with pytest.raises(InputError, match=f"cannot be written: {why}"), open_output(path, BY):
+        with (
+            pytest.raises(InputError, match=f"cannot be written: {why}"),
+            open_output(path, BY, with_ids=False),
+        ):
             pass
 
 
 def test_a_file_that_cannot_grow(tmp_path: Path):
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with open_output(tmp_path / "out.jsonl", BY) as output:
+    with open_output(tmp_path / "out.jsonl", BY, with_ids=False) as output:
         resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
         try:
             with pytest.raises(InputError, match=r"out\.jsonl cannot be written: File too large"):
                 output.write("f0", "a:1", {"prompt": "x" * 100})
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    with open_output(tmp_path / "out.jsonl", BY) as output:
+    with open_output(tmp_path / "out.jsonl", BY, with_ids=False) as output:
         assert output.done == set()

@@ -1,4 +1,5 @@
 import asyncio
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,6 +39,9 @@ class Counting:
         self.context = context
         self.cut: Sequence[str] = ()
         """What answers are cut."""
+        self.calls: list[dict[str, Any]] = []
+        """What every answer calls."""
+        self.ids: tuple[int, ...] = ()
         self.running = self.most = 0
         self.seeds: list[int | None] = []
 
@@ -57,7 +61,8 @@ class Counting:
         self.most = max(self.most, self.running)
         await asyncio.sleep(0.001)
         self.running -= 1
-        return Answer({"role": "assistant", "content": text}, 5, text in self.cut)
+        more = {"tool_calls": self.calls} if self.calls else {}
+        return Answer(assistant(text, **more), 5, text in self.cut, self.ids)
 
 
 def run(
@@ -66,7 +71,7 @@ def run(
     """The lines and the outcomes."""
     outcomes: list[Outcome] = []
     asked = by_digest(conversations)
-    with open_output(path, "us") as output:
+    with open_output(path, "us", with_ids=False) as output:
         asyncio.run(regenerate(asked, answerer, PARAMS, output, concurrency, outcomes.append))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {line.pop("asked") for line in lines} <= asked.keys()
@@ -95,6 +100,8 @@ PLANS: list[tuple[list[Message], list[Message | None]]] = [
     ([user("a"), assistant("b"), assistant("c")], [user("a"), None]),
     ([user("a"), CALL, RESULT, assistant("b")], [user("a"), CALL, RESULT, None]),
     ([user("a"), CALL, RESULT], [user("a"), CALL, RESULT, None]),
+    ([user("a"), CALL], [user("a"), None]),
+    ([user("a"), CALL, user("b"), CALL, RESULT], [user("a"), None, user("b"), CALL, RESULT, None]),
     ([SYSTEM, assistant("b")], [SYSTEM]),
 ]
 
@@ -111,9 +118,52 @@ def test_an_answer_follows_a_question_and_no_question_is_lost(messages: list[Mes
         if turn is None:
             assert before is not None
             assert before["role"] in ("user", "tool")
-    kept = [message for message in messages if message != assistant("a")]
+    kept = [
+        message
+        for message, following in itertools.pairwise([*messages, None])
+        if message["role"] != "assistant" or (message, following) == (CALL, RESULT)
+    ]
     assert [turn for turn in turns if turn is not None] == kept
     assert not turns or turns[-1] is None or turns[-1]["role"] not in ("user", "tool")
+
+
+CALLING = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("calls", "results", "goes_on"), [(1, 1, True), (2, 1, False), (2, 2, True)]
+)
+def test_calls_are_followed_by_their_results_or_end_the_conversation(
+    tmp_path: Path, calls: int, results: int, goes_on: bool
+):
+    """Data may write calls as text, so that the target answers there and results follow."""
+    answerer = Counting()
+    answerer.calls = [CALLING] * calls
+    messages = (user("x"), assistant("<call>"), *[RESULT] * results, assistant("?"))
+    lines, (outcome,) = run(tmp_path / "out", [Chat("a:1", messages)], answerer)
+    called = assistant("1: x", tool_calls=[CALLING] * calls)
+    rest = [*[RESULT] * results, assistant(f"{2 + results}: seen", tool_calls=[CALLING] * calls)]
+    assert lines[0]["messages"] == [user("x"), called, *(rest if goes_on else [])]
+    ends = "a:1: the target calls a tool, and the data has no result of that call"
+    assert outcome.problem == (None if goes_on else ends)
+    assert not outcome.cut
+
+
+def test_what_the_target_wrote_stands_beside_its_own_answers_alone(tmp_path: Path):
+    """Ids in the data are of whoever answered there, and no part of the question."""
+    answerer = Counting()
+    answerer.ids = (5, 7)
+    chat = Chat("a:1", (user("x"), CALL, RESULT, assistant("?")), None, (None, (1,), None, (2,)))
+    lines, _ = run(tmp_path / "out", [chat, Completion("a:2", "x", "?", (1,))], answerer)
+    answer = assistant("3: seen", token_ids=[5, 7])
+    assert lines[0]["messages"] == [user("x"), CALL, RESULT, answer]
+    assert lines[1] == {
+        "source": "a:2",
+        "prompt": "x",
+        "response": "after x",
+        "token_ids": [5, 7],
+    }
+    assert by_digest([chat]).keys() == by_digest([replace(chat, token_ids=())]).keys()
 
 
 def test_a_full_context_ends_a_conversation_at_its_last_answer(tmp_path: Path):
@@ -187,12 +237,13 @@ ASKED = Chat("a:1", (SYSTEM, user("x"), assistant("old"), user("y")), [{"type": 
 SAME: list[Conversation] = [
     replace(ASKED, place="b:7"),
     replace(ASKED, messages=(SYSTEM, user("x"), assistant("new"), user("y"), assistant("more"))),
+    replace(ASKED, messages=(SYSTEM, user("x"), CALL, user("y"), CALL)),
 ]
 OTHER: list[Conversation] = [
     replace(ASKED, tools=None),
     replace(ASKED, messages=ASKED.messages[1:]),
     replace(ASKED, messages=(*ASKED.messages[:-1], user("z"))),
-    replace(ASKED, messages=(SYSTEM, user("x"), CALL, user("y"))),
+    replace(ASKED, messages=(SYSTEM, user("x"), CALL, RESULT, user("y"))),
     Completion("a:1", "x", "old"),
 ]
 

@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -47,7 +47,7 @@ class Running:
         assert engine.pool.free_blocks == engine.pool.num_blocks
 
 
-def start(settings: ServerSettings) -> Iterator[Running]:
+def start(settings: ServerSettings, load: Callable[[], LLM] = load) -> Iterator[Running]:
     """Serve in a thread until the test is over."""
     app = create_app(AsyncLLM(load), settings)
     listener = socket.create_server(("127.0.0.1", 0))

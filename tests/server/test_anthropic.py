@@ -145,6 +145,22 @@ def test_tokens_are_counted_as_for_a_chat_completion(served: Served):
     assert (counts["output_tokens_details"]["thinking_tokens"] > 0) == bool(thoughts)
 
 
+def test_what_a_client_sends_back_is_the_prompt_of_a_chat_completions_message(served: Served):
+    text, *_ = written(served, "I will look.", [CALL])
+    blocks = whole(served, text, tools=TOOLS)["content"]
+    call = next(block["id"] for block in blocks if block["type"] == "tool_use")
+    result = {"type": "tool_result", "tool_use_id": call, "content": "Sun"}
+    said = [{"role": "assistant", "content": blocks}, {"role": "user", "content": [result]}]
+    body = {"messages": [*ASKED, *said]}
+    count = served.post("/v1/messages/count_tokens", body).json()["input_tokens"]
+    function = {"name": "get_weather", "parameters": SCHEMA}
+    body = {"messages": ASKED, "tools": [{"type": "function", "function": function}]}
+    chat = served.post("/v1/chat/completions", body, text).json()["choices"][0]["message"]
+    found = {"role": "tool", "tool_call_id": chat["tool_calls"][0]["id"], "content": "Sun"}
+    wanted = served.post("/v1/chat/completions", {"messages": [*ASKED, chat, found]}, "x").json()
+    assert count == wanted["usage"]["prompt_tokens"]
+
+
 def test_a_limit_cuts_the_same_blocks_whole_and_streamed(served: Served):
     text, *_ = written(served, "It is 4.", [])
     tokens = whole(served, text, tools=TOOLS)["usage"]["output_tokens"]

@@ -13,9 +13,11 @@ from conftest import Running
 from openai import OpenAI
 
 from peagle import LLM, SamplingParams
+from peagle.config import ChatConfig
 from peagle.regenerate.engine import EngineAnswerer
 from peagle.server.chat import render
 from peagle.server.protocol import Message
+from peagle.server.service import Service
 from peagle.train.samples import Chat, parse_sample
 from peagle.train.template import ChatTemplate
 
@@ -215,6 +217,14 @@ def test_echo_is_what_was_said(client: OpenAI):
     assert answer.choices[0].text.startswith(said)
 
 
+def with_template(service: Service, template: str) -> Service:
+    """The same service with another chat template."""
+    other = copy(service)
+    other.llm = copy(service.llm)
+    other.llm.chat_config = ChatConfig(chat_template=template)
+    return other
+
+
 def test_templates_get_what_a_tool_was_called_with_as_an_object(server: Running):
     template = "{% for m in messages %}{% for c in m.tool_calls or [] %}"
     template += "{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
@@ -222,8 +232,7 @@ def test_templates_get_what_a_tool_was_called_with_as_an_object(server: Running)
         {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
         for arguments in ('{"x": [1]}', "no JSON")
     ]
-    service = copy(server.service)
-    service.settings = service.settings.model_copy(update={"chat_template": template})
+    service = with_template(server.service, template)
     messages = [Message(role="assistant", content=None, tool_calls=called)]
     tokens = asyncio.run(render(service, messages, {}))
     assert service.llm.tokenizer.decode(tokens) == '{"x": [1]}"no JSON"'
@@ -240,8 +249,7 @@ def test_a_tool_call_is_the_same_text_in_every_rendering(server: Running):
     function = {"name": "f", "arguments": '{"x": [1], "y": "é"}'}
     call = {"id": "1", "type": "function", "function": function}
     turns = ({"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]})
-    service, tokenizer = copy(server.service), copy(server.service.llm.tokenizer)
-    service.settings = service.settings.model_copy(update={"chat_template": template})
+    service, tokenizer = with_template(server.service, template), copy(server.service.llm.tokenizer)
     served = asyncio.run(render(service, [Message(**turn) for turn in turns], {}))
     text = tokenizer.decode(served)
     assert '(x: [1])(y: "é")' in text

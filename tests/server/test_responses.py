@@ -204,19 +204,20 @@ def test_the_typed_client_reads_answers_streams_and_forms(served: Served):
     assert kinds[-1] == "response.completed"
 
 
-def test_what_a_client_sends_back_continues_the_conversation(served: Served):
-    """Its own answer, as items, gives the prompt that a chat completion's message gives."""
+def test_what_a_client_sends_back_is_the_prompt_of_a_chat_completions_message(served: Served):
     text, *_ = written(served, "I will look.", [CALL])
-    [*items] = whole(served, text, tools=TOOLS, store=False)["output"]
-    call = next(item for item in items if item["type"] == "function_call")
-    output = {"type": "function_call_output", "call_id": call["call_id"], "output": "Sun"}
     asked = {"role": "user", "content": "What is 2+2?"}
-    said = {"role": "assistant", "content": "I will look."}
-    found = {"role": "tool", "tool_call_id": call["call_id"], "content": "Sun"}
-    body = {"messages": [asked, said, found], "tools": []}
-    wanted = served.post("/v1/chat/completions", body, "x").json()["usage"]["prompt_tokens"]
+    items = whole(served, text, tools=[WEATHER], store=False)["output"]
+    call = next(item["call_id"] for item in items if item["type"] == "function_call")
+    output = {"type": "function_call_output", "call_id": call, "output": "Sun"}
     again = whole(served, "x", input=[asked, *items, output])
-    assert again["usage"]["input_tokens"] == wanted
+    function = {name: WEATHER[name] for name in ("name", "parameters")}
+    body = {"messages": [asked], "tools": [{"type": "function", "function": function}]}
+    chat = served.post("/v1/chat/completions", body, text).json()["choices"][0]["message"]
+    found = {"role": "tool", "tool_call_id": chat["tool_calls"][0]["id"], "content": "Sun"}
+    body = {"messages": [asked, chat, found]}
+    wanted = served.post("/v1/chat/completions", body, "x").json()["usage"]
+    assert again["usage"]["input_tokens"] == wanted["prompt_tokens"]
 
 
 def test_thoughts_are_carried_only_for_clients_that_keep_answers(qwen: Served):

@@ -11,7 +11,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -20,8 +20,10 @@ from conftest import NAME, load
 
 from peagle import AsyncLLM
 from peagle.cli.app import main
+from peagle.config import ChatConfig
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
+from peagle.pair import bundled
 from peagle.server.run import DrainingServer, bind, serve
 from peagle.server.settings import ServerSettings
 
@@ -200,6 +202,9 @@ def listens(port: int) -> bool:
         (["--prot", "8001"], "no such option: --prot (did you mean --port?)"),
         (["a", "--prot=8001"], "no such option: --prot (did you mean --port?)"),
         (["a", "b"], "unexpected argument: b"),
+        (["a", "--target", "b"], "a and --target b: give the target once"),
+        (["--target", "a", "--prot", "8001"], "no such option: --prot (did you mean --port?)"),
+        (["--drafter", "d", "--speculative-config", "{}"], "give either --speculative-config or"),
         (["--max-model-len", "0"], "peagle: --max-model-len: "),
         (["--gpu-memory-utilization", "2"], "peagle: --gpu-memory-utilization: "),
         (["--chat-template", "/nowhere"], "--chat-template /nowhere: No such file or directory"),
@@ -217,6 +222,52 @@ def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):
     _, errors = failed.process.communicate(timeout=60)
     assert failed.process.returncode == 2
     assert words in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "drafter"),
+    [
+        ([], "the bundled one (P-EAGLE), K = 8"),
+        (["--k", "3"], "the bundled one (P-EAGLE), K = 3"),
+        ([str(bundled("target"))], "none: every token is the target's own"),
+        (
+            ["--target", str(bundled("target")), "--drafter", str(bundled("eagle3")), "--k", "2"],
+            f"{bundled('eagle3')} (EAGLE-3), K = 2",
+        ),
+    ],
+)
+def test_it_begins_with_what_it_serves_and_where(
+    flags: list[str],
+    drafter: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    def serve(llm: AsyncLLM, _: object, __: object, announce: Callable[[str], None]) -> None:
+        announce("http://0.0.0.0:8000")
+        llm.close()
+
+    monkeypatch.setattr("peagle.server.run.serve", serve)
+    monkeypatch.setattr("peagle.server.run.end_on_sigterm", lambda: None)
+    assert main(["serve", "--port", "0", "--dtype", "float32", "--device", "cpu", *flags]) == 0
+    target = str(bundled("target"))
+    named = target in flags
+    assert capsys.readouterr().err.splitlines() == [
+        "page     http://localhost:8000/",
+        f"API      http://0.0.0.0:8000/v1 (model {target if named else 'peagle-demo'})",
+        f"target   {target if named else 'the bundled one'}",
+        f"drafter  {drafter}",
+        "device   cpu, float32",
+        "answers  no reasoning, tool calls as hermes",
+    ]
+
+
+def test_a_json_log_begins_with_json(monkeypatch: pytest.MonkeyPatch):
+    given: list[object] = []
+    monkeypatch.setattr("peagle.async_llm.AsyncLLM", lambda _: None)
+    monkeypatch.setattr("peagle.server.run.end_on_sigterm", lambda: None)
+    monkeypatch.setattr("peagle.server.run.serve", lambda *all_of_it: given.append(all_of_it[3]))
+    assert main(["serve", "--port", "0", "--log-format", "json"]) == 0
+    assert given == [None]
 
 
 @pytest.mark.parametrize("engine", ["peagle", "vllm"])
@@ -240,9 +291,7 @@ def test_a_variable_holds_one_key(
     monkeypatch.setenv("PEAGLE_API_KEY", "a b\n")
     monkeypatch.setattr("peagle.async_llm.AsyncLLM", lambda _: None)
     monkeypatch.setattr("peagle.server.run.end_on_sigterm", lambda: None)
-    monkeypatch.setattr(
-        "peagle.server.run.serve", lambda llm, settings, listener: given.append(settings)
-    )
+    monkeypatch.setattr("peagle.server.run.serve", lambda llm, settings, *_: given.append(settings))
     assert main(["serve", "--port", "0", *flags]) == 0
     assert given[0].api_keys == keys
 
@@ -300,7 +349,8 @@ def test_a_broken_chat_template_is_told_at_the_start(
 ):
     monkeypatch.setattr(DrainingServer, "run", lambda *_, **__: None)
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-    settings = ServerSettings(model_names=(NAME,), chat_template="{{ messages")
+    llm = AsyncLLM(load)
+    llm.llm.chat_config = ChatConfig(chat_template="{{ messages")
     with bind("127.0.0.1", 0) as listener:
-        serve(AsyncLLM(load), settings, listener)
+        serve(llm, ServerSettings(model_names=(NAME,)), listener)
     assert "--chat-template with a plain question: the chat template refuses" in caplog.text

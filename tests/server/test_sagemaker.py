@@ -40,6 +40,8 @@ def test_the_model_comes_from_its_places_in_order(tmp_path: Path):
         ([], ["--port", "8080", "m"]),
         (["--port", "1"], ["--port", "8080", "m", "--port", "1"]),
         (["other"], ["--port", "8080", "other"]),
+        (["--target", "other"], ["--port", "8080", "--target", "other"]),
+        (["--target=other"], ["--port", "8080", "--target=other"]),
     ],
 )
 def test_the_command_line_wins(arguments: list[str], wanted: list[str]):

@@ -1,5 +1,6 @@
 """`--engine vllm`: the command line that vLLM gets."""
 
+import json
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -73,6 +74,26 @@ def test_the_bundled_pair_by_default(monkeypatch: pytest.MonkeyPatch):
     found = command([], monkeypatch)
     assert found[:2] == ["serve", str(bundled("target"))]
     assert str(bundled("peagle")) in found[3]
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_the_target_as_a_flag_leaves_vllms_own_flags_whole(monkeypatch: pytest.MonkeyPatch):
+    given = ["--target", "t", "--tensor-parallel-size", "2", "--port", "9", "--enforce-eager"]
+    found = command(given, monkeypatch)
+    assert found == ["serve", "t", "--port", "9", *given[2:4], "--enforce-eager"]
+
+
+@pytest.mark.usefixtures("_vllm")
+@pytest.mark.parametrize(("method", "parallel"), [("peagle", True), ("eagle3", False)])
+def test_a_drafter_by_flags_is_told_as_its_files_say(
+    method: str, parallel: bool, monkeypatch: pytest.MonkeyPatch
+):
+    drafter = str(bundled(method))
+    stated = {"method": "eagle3", "model": drafter, "parallel_drafting": parallel}
+    for flags, k in ([], 8), (["--k", "3"], 3):
+        _, _, name, config = command(["t", "--drafter", drafter, *flags], monkeypatch)
+        assert name == "--speculative-config"
+        assert json.loads(config) == stated | {"num_speculative_tokens": k}
 
 
 @pytest.mark.usefixtures("_vllm")

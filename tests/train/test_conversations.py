@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import CHATML, assistant, byte_tokenizer, user
+from chat_templates import CHATML, THINKING, assistant, byte_tokenizer, user
+from datasets import Dataset
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -101,12 +102,68 @@ def test_pieces_are_the_documents_own_tokens(
         assert learned == responses & set(piece.tokens)
 
 
+def test_a_response_whose_ids_are_known_is_learned_as_it_was_written(tmp_path: Path):
+    tokenizer = byte_tokenizer(CHATML)
+    apart = tokenizer("h", add_special_tokens=False).input_ids
+    apart += tokenizer("i", add_special_tokens=False).input_ids
+    row = {"prompt": "ab", "response": "hi"}
+    assert apart != tokenizer("hi", add_special_tokens=False).input_ids
+    documents, _ = read(write(tmp_path / "data.jsonl", row | {"token_ids": apart}, row))
+    responses = [[*one.tokens[a:b]] for one in documents for a, b in one.responses]
+    assert responses == [apart]  # one token, as which the other is encoded, teaches nothing
+    assert documents[0].tokens[:3] == tuple(tokenizer("ab").input_ids)
+
+
+def test_a_sample_of_several_documents_is_counted_once(tmp_path: Path):
+    """The first answer's thoughts are left out later, so that each has a prompt of its own."""
+    tokenizer = byte_tokenizer(THINKING)
+    thought = "<think>\nhm\n</think>\n\n"
+
+    def own(text: str) -> dict[str, Any]:
+        ids = tokenizer(f"{thought}{text}<|im_end|>", add_special_tokens=False).input_ids
+        return assistant(f"{thought}{text}", token_ids=ids)
+
+    file = write(
+        tmp_path / "d.jsonl", {"messages": [user("a"), own("b"), user("c"), own("d" * 40)]}
+    )
+    documents, summary = read(file, length=100, template=THINKING)
+    assert [len(document.tokens) for document in documents] == [41, 100]
+    assert {document.source for document in documents} == {f"{file}:1"}
+    assert (summary.documents, summary.cut, summary.dropped) == (2, 1, 0)
+
+
+def test_ids_survive_datasets(tmp_path: Path):
+    """In Parquet every message has all keys of all messages, most of them null."""
+    tokenizer = byte_tokenizer(CHATML)
+    ids = [*tokenizer("h", add_special_tokens=False).input_ids, 4]
+    rows = [
+        {"source": "a", "messages": [user("a"), assistant("h", token_ids=ids)]},
+        {"source": "b", "prompt": "p", "response": "h", "token_ids": ids},
+    ]
+    file = write(tmp_path / "data.jsonl", *rows)
+    parquet = tmp_path / "data.parquet"
+    Dataset.from_json(file).to_parquet(parquet)
+    expected, _ = read(file)
+    assert [one.tokens[-len(ids) :] for one in expected] == [tuple(ids)] * 2
+    for source in (f"hf:{file}", f"hf:{parquet}"):
+        assert read(source)[0] == expected
+
+
 BAD = [
     ({"prompt": "no answer"}, "the prompt has no response; peagle regenerate"),
     ({"messages": [user("a")]}, "the conversation has no assistant turn; peagle regenerate"),
     ({"messages": [user(5)]}, "turn 1: content is neither"),  # type: ignore[arg-type]
     ({"text": 5}, "text is not a string"),
     ({"prompt_token_ids": [1], "token_ids": [300]}, "token id 300 is outside the target's vocab"),
+    (
+        {"messages": [user("a"), assistant("", token_ids=[300])]},
+        "token id 300 is outside the target's vocab",
+    ),
+    (
+        {"messages": [user("a"), assistant("hi", token_ids=[2**40])]},
+        "turn 2: token_ids say something else by the tokenizer of tiny; use the target that wrote",
+    ),
+    ({"prompt": "a", "response": "b", "token_ids": [20]}, "token_ids say something else by the"),
 ]
 
 

@@ -37,7 +37,20 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
         {"messages": [assistant("a", tool_calls=[])], "tools": [], "conversations": None},
         Chat(AT, (assistant("a"),)),
     ),
+    (
+        {"messages": [user("a"), assistant("b", token_ids=[3, 4]), user("c"), assistant("d")]},
+        Chat(
+            AT,
+            (user("a"), assistant("b"), user("c"), assistant("d")),
+            token_ids=(None, (3, 4), None, None),
+        ),
+    ),
+    (
+        {"messages": [user("a") | {"token_ids": [1]}, assistant("b", token_ids=None)]},
+        Chat(AT, (user("a"), assistant("b"))),
+    ),
     ({"prompt": "a", "response": "b", "text": "c"}, Completion(AT, "a", "b")),
+    ({"prompt": "a", "response": "b", "token_ids": [3]}, Completion(AT, "a", "b", (3,))),
     ({"prompt": "a", "response": None}, Completion(AT, "a", None)),
     ({"text": "c", "prompt": None}, Text(AT, "c")),
     (
@@ -62,6 +75,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt_token_ids": [1], "token_ids": [1.5]}, "token_ids is not a list of token ids"),
     ({"prompt_token_ids": [1], "token_ids": [-1]}, "token_ids is not a list of token ids"),
     ({"prompt_token_ids": [1], "token_ids": [True]}, "token_ids is not a list of token ids"),
+    ({"messages": [assistant("a", token_ids=[1.5])]}, "turn 1: token_ids is not a list of token"),
+    ({"prompt": "a", "response": "b", "token_ids": "c"}, "token_ids is not a list of token ids"),
     ({"messages": "hi"}, "messages is not a list of objects"),
     ({"messages": ["hi"]}, "messages is not a list of objects"),
     ({"conversations": []}, "conversations is empty"),

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from peagle.drafters.checkpoint import is_parallel
 from peagle.drafters.diagnosis import diagnose
+from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
 from peagle.models.weights import model_directory
 from peagle.pair import bundled
@@ -18,26 +20,42 @@ class Pair:
     target: str
     drafters: Mapping[str, str]
 
-    def check(self, k: int) -> list[str]:
-        """Check every drafter before anything runs.
-
-        Returns a warning for each one trained for fewer than `k` tokens; raises `InputError` with
-        all problems of all of them.
-        """
+    def examine(self) -> dict[str, DrafterConfig]:
+        """Each method's drafter. Raises `InputError` with all problems of all of them."""
         target = model_directory(self.target)
         problems: list[str] = []
-        warnings: list[str] = []
+        configs: dict[str, DrafterConfig] = {}
         for method, drafter in self.drafters.items():
             found = diagnose(model_directory(drafter), target, parallel=method == "peagle")
             problems += [f"{drafter}: {problem}" for problem in found.problems]
-            if found.trained_tokens is not None and k > found.trained_tokens:
-                warnings.append(
-                    f"K = {k} is beyond the {found.trained_tokens} tokens that {drafter} "
-                    "was trained for"
-                )
+            if found.config is not None:
+                configs[method] = found.config
         if problems:
             raise InputError("; ".join(problems))
-        return warnings
+        return configs
+
+    def beyond_training(self, configs: Mapping[str, DrafterConfig], k: int) -> list[str]:
+        """A warning for each drafter that was trained for fewer than `k` tokens."""
+        return [
+            f"K = {k} is beyond the {config.trained_tokens} tokens that {self.drafters[method]} "
+            "was trained for"
+            for method, config in configs.items()
+            if config.trained_tokens is not None and k > config.trained_tokens
+        ]
+
+    def check(self, k: int) -> list[str]:
+        """Check every drafter before anything runs; the warnings of `beyond_training`.
+
+        Raises `InputError` as `examine`.
+        """
+        return self.beyond_training(self.examine(), k)
+
+
+def method_of(drafter: str, parallel: bool | None = None) -> str:
+    """The method that a drafter's files are of, if it is not said; raises `InputError`."""
+    if parallel is None:
+        parallel = is_parallel(model_directory(drafter))
+    return "peagle" if parallel else "eagle3"
 
 
 def choose_pair(

@@ -34,12 +34,21 @@ class Prompt:
         except UnicodeEncodeError:
             raise InputError("the prompt is not valid UTF-8 text") from None
 
+    def as_chat(self) -> "Prompt":
+        """The prompt as a user's turn; one that is a chat already stays as it is."""
+        turn = {"role": "user", "content": self.text}
+        return self if self.messages else replace(self, messages=(turn,))
+
+    def is_chat(self, tokenizer: Any) -> bool:
+        """Whether it is a conversation for this tokenizer, rather than a text to continue."""
+        return bool(self.messages and tokenizer.chat_template)
+
     def token_ids(self, tokenizer: Any) -> list[int]:
         """Token ids, by the tokenizer's chat template if there are a chat and a template.
 
         Without transformers' warning of a long text: what the engine holds decides.
         """
-        if not (self.messages and tokenizer.chat_template):
+        if not self.is_chat(tokenizer):
             return list(tokenizer(self.text, verbose=False).input_ids)
         text = render_chat(tokenizer, self.messages, add_generation_prompt=True)
         return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)

@@ -17,7 +17,8 @@ from rich.table import Table
 from peagle.bench.load import PromptWorkload, Run
 from peagle.config import DType
 from peagle.device import resolve_device, resolve_dtype
-from peagle.files import whole_file
+from peagle.files import STDOUT, whole_file
+from peagle.installation import installed_version
 
 NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 
@@ -31,6 +32,7 @@ def environment(workload: PromptWorkload) -> dict[str, Any]:
             "target": workload.pair.target,
             "drafters": dict(workload.pair.drafters),
             "prompts": len(workload.prompts),
+            "chats": sum(bool(prompt.messages) for prompt in workload.prompts),
             "max_tokens": workload.max_tokens,
             "sampling": "greedy, end of text ignored",
         }
@@ -54,7 +56,8 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("peagle", "torch", "transformers")},
+        "versions": {"peagle": installed_version()}
+        | {name: version(name) for name in ("torch", "transformers")},
     }
 
 
@@ -125,12 +128,14 @@ def _identical(run: Run) -> str:
 
 @contextmanager
 def result_file(path: Path | None) -> Iterator[Callable[[Any], None]]:
-    """A function that writes a result as JSON; without a path it writes nothing.
+    """A function that writes a result as JSON, to `STDOUT` or a file; without a path, nowhere.
 
     The file is opened before the block runs. Raises `InputError` when it cannot be written.
     """
     if path is None:
         yield lambda _: None
-        return
-    with whole_file(path) as file:
-        yield lambda result: print(json.dumps(result, indent=1), file=file)
+    elif path == STDOUT:
+        yield lambda result: print(json.dumps(result, indent=1))
+    else:
+        with whole_file(path) as file:
+            yield lambda result: print(json.dumps(result, indent=1), file=file)

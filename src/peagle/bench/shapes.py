@@ -92,6 +92,13 @@ def random_drafter(
     shape: Shape, parallel: bool, layers: int, device: torch.device, dtype: torch.dtype
 ) -> Drafter:
     """A dense drafter with random weights for a shape's target."""
+    model = _draft_model(shape, parallel, layers)
+    _fill(model, device, dtype)
+    return drafter_for(model)
+
+
+def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
+    """The drafter of a shape's target."""
     target = shape.target
     transformer = replace(
         target,
@@ -100,17 +107,30 @@ def random_drafter(
         qk_norm=False,
         num_experts=0,
     )
-    config = DrafterConfig(
+    return DrafterConfig(
         transformer=transformer,
         target_hidden_size=target.hidden_size,
         taps=default_taps(target.num_hidden_layers),
         draft_vocab_size=shape.draft_vocab_size,
         mask_token_id=min(MASK_TOKEN, target.vocab_size - 1) if parallel else None,
     )
+
+
+def _draft_model(shape: Shape, parallel: bool, layers: int) -> DraftModel:
+    """A drafter without weights."""
     with torch.device("meta"):
-        model = DraftModel(config, target.max_position_embeddings)
-    _fill(model, device, dtype)
-    return drafter_for(model)
+        config = draft_config(shape, parallel, layers)
+        return DraftModel(config, shape.target.max_position_embeddings)
+
+
+def parameter_count(name: str, method: str, layers: int) -> int:
+    """Weights of a shape's target, and of its drafter for a method other than none."""
+    shape = shape_of(name)
+    with torch.device("meta"):
+        models: list[nn.Module] = [Decoder(shape.target)]
+    if method != "none":
+        models.append(_draft_model(shape, method == "peagle", layers))
+    return sum(value.numel() for model in models for value in model.parameters())
 
 
 def random_engine(

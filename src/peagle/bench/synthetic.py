@@ -1,15 +1,19 @@
 """Time without meaning: random weights of a real size, and a set acceptance length."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from peagle.bench.load import Case, Tokens
-from peagle.bench.shapes import random_engine, random_prompts, shape_of
+from peagle.bench.shapes import parameter_count, random_engine, random_prompts, shape_of
 from peagle.config import DraftLengthMode, DType, EngineConfig, SamplingParams
+from peagle.device import free_memory, gib, resolve_device, resolve_dtype
 from peagle.errors import InputError
 from peagle.llm import LLM
 
 CONTEXT = 4096
+CPU_WEIGHTS = 1 << 30
+"""Bytes of weights above which a CPU must be asked for by name."""
 DRAFT_LAYERS = {"peagle": 4, "eagle3": 1}
 
 
@@ -25,6 +29,32 @@ def acceptance_rates(k: int, length: float) -> list[float]:
         emitted = sum(rate**place for place in range(k + 1))
         low, high = (rate, high) if emitted < length else (low, rate)
     return [high**place for place in range(1, k + 1)]
+
+
+def require_room(
+    shape: str, methods: Iterable[str], dtype: str, device_name: str, free: int | None = None
+) -> None:
+    """Raise `InputError` unless the weights fit into the memory that they would be put in.
+
+    Without a GPU a real size runs only on a CPU that was asked for: one took a machine's memory.
+    free: bytes that can still be allocated; None looks, which on a GPU opens a context.
+    """
+    device = resolve_device(device_name)
+    largest = max(parameter_count(shape, method, DRAFT_LAYERS.get(method, 0)) for method in methods)
+    needed = largest * resolve_dtype(dtype, device).itemsize
+    if device.type == "cpu":
+        needed *= 2  # a product's weights are kept once more, packed
+    free = free_memory(device) if free is None else free
+    place = "GPU" if device.type == "cuda" else "machine"
+    sizes = (
+        f"its weights take about {gib(needed)} GiB, and {gib(free)} GiB of the {place}'s are free"
+    )
+    if device_name == "auto" and device.type == "cpu" and needed > CPU_WEIGHTS:
+        raise InputError(
+            f"shape {shape} needs a GPU, and torch sees none; on the device cpu {sizes}"
+        )
+    if needed > free:
+        raise InputError(f"shape {shape} does not fit: {sizes}; take a smaller one")
 
 
 class NoText:
@@ -67,6 +97,10 @@ class SyntheticWorkload:
             raise InputError(
                 f"--synthetic-acceptance {self.acceptance_length}: a cycle emits at least 1 token"
             )
+
+    def require_room(self, methods: Iterable[str]) -> None:
+        """Raise `InputError` unless the weights of every method fit the memory."""
+        require_room(self.shape, methods, self.dtype, self.device)
 
     @property
     def caption(self) -> str:

@@ -3,14 +3,17 @@
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
 
 from peagle.cli import bench, check, demo, generate, regenerate, serve, train
+from peagle.cli.groups import flattened
 from peagle.cli.interrupts import INTERRUPTED
+from peagle.cli.script import new_app
+from peagle.cli.unknown_flags import unknown_flag
 from peagle.errors import InputError
+from peagle.installation import installed_version
 
 INPUT_ERROR = 2
 SPINS = "10000"
@@ -20,26 +23,23 @@ then the engine for that process: 22 tokens/s beside such a process on two cores
 turns. A server keeps libgomp's: its event loop and clients take cores for microseconds all the
 time, and with threads that sleep meanwhile its answers took 5 to 9 % longer."""
 
-app = typer.Typer(
+app = new_app(
+    "Lossless speculative decoding with P-EAGLE drafters: see it, use it, measure it.",
     name="peagle",
-    help="Lossless speculative decoding with P-EAGLE drafters: see it, use it, measure it.",
     epilog="Begin with: peagle demo",
-    rich_markup_mode=None,
-    add_completion=False,
-    pretty_exceptions_enable=False,
 )
-app.command(epilog=demo.EXAMPLE)(demo.demo)
-app.command(epilog=generate.EXAMPLE)(generate.generate)
-app.command(epilog=serve.EXAMPLE, context_settings=serve.SETTINGS)(serve.serve)
-app.command(epilog=bench.EXAMPLE)(bench.bench)
-app.command(epilog=check.EXAMPLE)(check.check)
-app.command(epilog=regenerate.EXAMPLE)(regenerate.regenerate)
-app.command(epilog=train.EXAMPLE)(train.train)
+app.command(epilog=demo.EXAMPLE)(flattened(demo.demo))
+app.command(epilog=generate.EXAMPLE)(flattened(generate.generate))
+app.command(epilog=serve.EXAMPLE, context_settings=serve.SETTINGS)(flattened(serve.serve))
+app.command(epilog=bench.EXAMPLE)(flattened(bench.bench))
+app.command(epilog=check.EXAMPLE)(flattened(check.check))
+app.command(epilog=regenerate.EXAMPLE)(flattened(regenerate.regenerate))
+app.command(epilog=train.EXAMPLE)(flattened(train.train))
 
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"peagle {version('peagle')}")
+        typer.echo(f"peagle {installed_version()}")
         raise typer.Exit
 
 
@@ -69,10 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         return _end(str(error), INPUT_ERROR)
     except typer.TyperException as error:
-        return _end(error.format_message(), INPUT_ERROR)
+        return _end(_misuse(error), INPUT_ERROR)
     if code == INTERRUPTED:
         return _end("interrupted", INTERRUPTED)
     return code or 0
+
+
+def _misuse(error: typer.TyperException) -> str:
+    """What is wrong with a command line."""
+    context, flag = getattr(error, "ctx", None), getattr(error, "option_name", None)
+    if context is not None and flag is not None and hasattr(error, "possibilities"):
+        return unknown_flag(context, flag)
+    return error.format_message()
 
 
 def _end(message: str, code: int) -> int:

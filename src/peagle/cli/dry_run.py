@@ -24,7 +24,7 @@ def print_plan(recipe: "Recipe") -> None:
     """Print what a recipe amounts to; nothing is written. Raises `InputError` as the run would."""
     from peagle.train.plan import Plan
 
-    plan, console = Plan.of(recipe), Console(soft_wrap=True)
+    plan, console = Plan.of(recipe), Console()
     _print(console, "Recipe", _recipe(plan))
     _print(console, "Data", _data(plan))
     _print(console, "Elements of a step", _elements(plan), "depth", "share", "elements")

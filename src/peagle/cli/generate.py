@@ -9,71 +9,49 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle.cli.loading import choose_speculation, load_llm
-from peagle.cli.options import Device, DTypeName, Target, Threads, from_flags, use_threads
+from peagle.cli.groups import fields
+from peagle.cli.loading import as_chats, choose_speculation, load_llm
+from peagle.cli.options import (
+    SAMPLING,
+    Chat,
+    DraftingFlags,
+    Hardware,
+    Target,
+    Threads,
+    from_flags,
+    use_threads,
+)
 from peagle.config import EngineConfig, SamplingParams, parse_json_option
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
     from peagle.bench.prompts import Prompt
-    from peagle.llm import LLM, Completion
+    from peagle.llm import LLM, ChatTurn, Completion
 
 EXAMPLE = """\b
 Examples:
   peagle generate --prompt "def fibonacci(n):" --max-tokens 64
-  peagle generate --target ./target --drafter ./drafter --k 5 --prompt "Hello"
+  peagle generate ./target --drafter ./drafter --k 5 --chat --prompt "Hello"
   peagle generate --prompts questions.txt --temperature 0.8 --seed 1 --json
   echo "import os" | peagle generate --prompt -"""
 STDIN = "-"
 HEADING = 60
-"""Most characters of a prompt above its text."""
-DEFAULT = SamplingParams()
+"""Most characters of a prompt above its text, where there are several."""
+Sampling = Annotated[dict[str, Any], fields(SamplingParams, SAMPLING)]
 
 
 def generate(
+    *,
+    target: Target,
     prompt: Annotated[
         list[str] | None, typer.Option(help="A prompt, or - to read one from stdin; repeatable.")
     ] = None,
     prompts: Annotated[
         str | None, typer.Option(help="File of prompts: .jsonl, .jsonl.gz or .txt (one per line).")
     ] = None,
-    target: Target = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            help="Drafter: directory or hub id.",
-            show_default="the bundled one; none with your own target",
-        ),
-    ] = None,
-    k: Annotated[
-        int | None,
-        typer.Option("--k", help="Tokens to draft per cycle.", show_default="as trained"),
-    ] = None,
-    speculative_config: Annotated[
-        str | None, typer.Option(help="vLLM's JSON, in place of --drafter and --k.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most output tokens.")] = DEFAULT.max_tokens,
-    min_tokens: Annotated[int, typer.Option(help="Fewest output tokens.")] = DEFAULT.min_tokens,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = DEFAULT.temperature,
-    top_k: Annotated[
-        int, typer.Option(help="Sample from the k likeliest; 0 is all.")
-    ] = DEFAULT.top_k,
-    top_p: Annotated[
-        float, typer.Option(help="Sample from this share of probability; 1 is all.")
-    ] = DEFAULT.top_p,
-    min_p: Annotated[
-        float, typer.Option(help="Drop below this share of the likeliest; 0 drops none.")
-    ] = DEFAULT.min_p,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="1 is no penalty.")
-    ] = DEFAULT.repetition_penalty,
-    presence_penalty: Annotated[
-        float, typer.Option(help="0 is no penalty.")
-    ] = DEFAULT.presence_penalty,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="0 is no penalty.")
-    ] = DEFAULT.frequency_penalty,
-    seed: Annotated[int | None, typer.Option(help="Same seed, same tokens.")] = None,
+    chat: Chat = False,
+    drafting: DraftingFlags,
+    sampling: Sampling,
     stop: Annotated[list[str] | None, typer.Option(help="Text to end before; repeatable.")] = None,
     stop_token_id: Annotated[
         list[int] | None, typer.Option(help="Token id to end at; repeatable.")
@@ -81,58 +59,46 @@ def generate(
     logit_bias: Annotated[
         str | None, typer.Option(help='Token id -> value added to its logit: {"42": -5}.')
     ] = None,
-    ignore_eos: Annotated[
-        bool, typer.Option("--ignore-eos", help="Write on past the end of text.")
-    ] = False,
-    logprobs: Annotated[
-        int | None, typer.Option(help="With --json: top log-probabilities per token.")
-    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object per prompt: tokens and accepted counts.")
     ] = False,
-    dtype: DTypeName = "auto",
-    device: Device = "auto",
+    hardware: Hardware,
     threads: Threads = None,
 ) -> None:
     """Complete prompts with a drafter's help.
 
-    By default with the bundled pair. The text goes to stdout, a line about the speed to stderr.
+    By default with the bundled pair. The text goes to stdout; what a model thinks before it, and a
+    line about the speed, to stderr.
     """
     with from_flags(stop_token_ids="--stop-token-id"):
         params = SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=min_tokens,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            presence_penalty=presence_penalty,
-            frequency_penalty=frequency_penalty,
-            seed=seed,
+            **sampling,
             stop=tuple(stop or ()),
             stop_token_ids=tuple(stop_token_id or ()),
             logit_bias=parse_json_option("--logit-bias", logit_bias or "{}", '{"42": -100}'),
-            ignore_eos=ignore_eos,
-            logprobs=logprobs,
         )
-    if logprobs is not None and not as_json:
+    if params.logprobs is not None and not as_json:
         raise InputError("--logprobs needs --json, which prints them")
+    if as_json and target is not None and target.endswith((".json", ".jsonl")):
+        raise InputError(f"--json takes no file here: leave out {target} and redirect stdout to it")
     from peagle.llm import check_finished
 
-    given = _read_prompts(prompt or [], prompts)
-    speculation = choose_speculation(target, speculative_config, drafter, k)
+    given = _read_prompts(prompt or [], prompts, target)
+    speculation = choose_speculation(target, drafting)
     use_threads(threads)
-    llm = load_llm(target, speculation, EngineConfig(dtype=dtype, device=device))
+    if chat:
+        given = as_chats(given, target)
+    llm = load_llm(target, speculation, EngineConfig(**hardware))
     write = _write_json if as_json else _write_text
     check_finished(write(llm, given, params))
 
 
-def _read_prompts(texts: Sequence[str], file: str | None) -> "list[Prompt]":
+def _read_prompts(texts: Sequence[str], file: str | None, target: str | None) -> "list[Prompt]":
     from peagle.bench.prompts import Prompt, load_prompts
 
     if not texts and file is None:
-        raise InputError("no prompt: give --prompt TEXT, --prompt - or --prompts FILE")
+        taken = f"; {target} is the target" if target else ""
+        raise InputError(f"no prompt: give --prompt TEXT, --prompt - or --prompts FILE{taken}")
     prompts = [Prompt(_read_stdin() if text == STDIN else text) for text in texts]
     return prompts + (load_prompts(file) if file is not None else [])
 
@@ -161,9 +127,9 @@ def _write_json(
     llm: "LLM", prompts: "Sequence[Prompt]", params: SamplingParams
 ) -> "Sequence[Completion]":
     """Print each prompt's line once it is finished, so that an interruption keeps it."""
-    encoded = _encode(llm, prompts)
+    encoded, turn = _encode(llm, prompts), _turn(llm, prompts)
     completions: list[Completion] = []
-    for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
+    for prompt, completion in zip(prompts, llm.completions(encoded, params, turn), strict=True):
         typer.echo(json.dumps(_record(prompt, completion)))
         completions.append(completion)
     return completions
@@ -182,6 +148,8 @@ def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
         "accepted_per_cycle": did.accepted_per_cycle,
         "accepted_per_position": did.accepted_per_position,
     }
+    if completion.message.reasoning:
+        record["reasoning_content"] = completion.message.reasoning
     if completion.failure is not None:
         record["error"] = completion.failure
     if completion.logprobs:
@@ -196,27 +164,52 @@ def _write_text(
 ) -> "Sequence[Completion]":
     """Print each text once it is finished, a single one as it is written; then the speed."""
     start = time.perf_counter()
-    encoded = _encode(llm, prompts)
+    encoded, turn = _encode(llm, prompts), _turn(llm, prompts)
     completions: list[Completion] = []
     if len(encoded) == 1:
-        completions = [_stream(llm, encoded[0], params)]
+        completions = [_stream(llm, encoded[0], params, turn)]
     else:
-        named = sys.stdout.isatty()
-        for prompt, completion in zip(prompts, llm.completions(encoded, params), strict=True):
-            heading = _heading(prompt) if named else ""
-            typer.echo("\n" * bool(completions) + heading + completion.text)
+        for prompt, completion in zip(prompts, llm.completions(encoded, params, turn), strict=True):
+            heading = _heading(prompt, len(completions) + 1, len(prompts))
+            typer.secho("\n" * bool(completions) + heading, dim=True)
+            _echo_thoughts(completion.message.reasoning, nl=True)
+            typer.echo(completion.text)
             completions.append(completion)
     typer.secho(_speed(completions, time.perf_counter() - start), err=True, dim=True)
     return completions
 
 
-def _heading(prompt: "Prompt") -> str:
+def _heading(prompt: "Prompt", number: int, count: int) -> str:
     """A line that says whose the text below it is."""
-    return typer.style(f"--- {shorten(prompt.text, HEADING, placeholder=' ...')}", dim=True) + "\n"
+    return f"--- {number} of {count}: {shorten(prompt.text, HEADING, placeholder=' ...')}"
 
 
-def _stream(llm: "LLM", prompt: list[int], params: SamplingParams) -> "Completion":
-    for chunk in llm.stream(prompt, params):
+def _turn(llm: "LLM", prompts: "Sequence[Prompt]") -> "ChatTurn | None":
+    """Whether the answers are those of conversations, in which thoughts are told from content."""
+    from peagle.llm import ChatTurn
+
+    return ChatTurn() if all(prompt.is_chat(llm.tokenizer) for prompt in prompts) else None
+
+
+def _echo_thoughts(text: str, nl: bool = False) -> None:
+    """Show thoughts, but not on stdout, which is the answer's."""
+    if text:
+        typer.secho(text, err=True, dim=True, italic=True, nl=nl)
+
+
+def _stream(
+    llm: "LLM", prompt: list[int], params: SamplingParams, turn: "ChatTurn | None"
+) -> "Completion":
+    from peagle.dialects import Reasoning
+
+    thinking = False
+    for chunk in llm.stream(prompt, params, turn):
+        thoughts = "".join(event.text for event in chunk.events if isinstance(event, Reasoning))
+        _echo_thoughts(thoughts)
+        thinking = thinking or bool(thoughts)
+        if thinking and chunk.text:
+            typer.echo("\n", err=True)
+            thinking = False
         typer.echo(chunk.text, nl=chunk.completion is not None)
         if chunk.completion is not None:
             return chunk.completion

@@ -1,37 +1,35 @@
 """Models as the commands load them."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
 
 from peagle.cli.interrupts import at_once
-from peagle.config import EngineConfig, SpeculativeConfig
+from peagle.cli.options import Drafting
+from peagle.config import ChatConfig, EngineConfig, SpeculativeConfig
 from peagle.errors import ConfigError, InputError
 from peagle.pair import bundled
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
+    from peagle.bench.prompts import Prompt
     from peagle.llm import LLM
 
 
-def choose_speculation(
-    target: str | None, config: str | None, drafter: str | None = None, k: int | None = None
-) -> SpeculativeConfig | None:
-    """How to speculate: by vLLM's JSON `config`, with `drafter`, or with the bundled one.
+def choose_speculation(target: str | None, drafting: Drafting) -> SpeculativeConfig | None:
+    """How to speculate: as the flags say, or with the bundled drafter.
 
     None when the target is the user's own and no drafter is given for it.
     """
-    if config is not None:
-        if drafter is not None or k is not None:
-            raise InputError("give either --speculative-config or --drafter and --k")
-        return read_speculation(config)
+    if drafting.speculative_config is not None:
+        return read_speculation(drafting.speculative_config)
+    drafter, k = drafting.drafter, drafting.k
     if k is not None and k < 1:
-        raise InputError(
-            f"--k {k}: give at least 1; --target DIRECTORY without --drafter does not speculate"
-        )
+        raise InputError(f"--k {k}: give at least 1; a target without --drafter does not speculate")
     if drafter is None and target:
         if k is not None:
-            raise InputError("--k needs --drafter, since --target is not the bundled one")
+            raise InputError("--k needs --drafter, since the target is not the bundled one")
         return None
     return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
 
@@ -44,23 +42,43 @@ def read_speculation(text: str) -> SpeculativeConfig:
         raise InputError(f"--speculative-config: {error.told()}") from None
 
 
+def as_chats(prompts: "Sequence[Prompt]", target: str | None) -> "list[Prompt]":
+    """Each prompt as a user's turn.
+
+    Raises `InputError` for a target without a chat template, before anything large is loaded.
+    """
+    from peagle.models.tokenizer import load_tokenizer
+    from peagle.models.weights import model_directory
+
+    place = model_directory(target or str(bundled("target")))
+    if load_tokenizer(place).chat_template is None:
+        raise InputError(f"{place} has no chat template; leave out --chat to give it plain text")
+    return [prompt.as_chat() for prompt in prompts]
+
+
 def load_llm(
-    target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig
+    target: str | None,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+    chat: ChatConfig | None = None,
 ) -> "LLM":
     """`target` or the bundled one, perhaps with a drafter; warns of a K beyond its training."""
     from peagle.llm import LLM
 
-    llm = LLM(target or bundled("target"), speculation, config)
+    llm = LLM(target or bundled("target"), speculation, config, chat)
     if llm.beyond_training:
         typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
     return llm
 
 
 def open_async_llm(
-    target: str | None, speculation: SpeculativeConfig | None, config: EngineConfig
+    target: str | None,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+    chat: ChatConfig | None = None,
 ) -> "AsyncLLM":
     """Like `load_llm`, on the engine's own thread, which cannot be stopped while it loads."""
     with at_once():
         from peagle.async_llm import AsyncLLM
 
-        return AsyncLLM(lambda: load_llm(target, speculation, config))
+        return AsyncLLM(lambda: load_llm(target, speculation, config, chat))

@@ -1,18 +1,69 @@
-"""Options that several commands share."""
+"""Options that several commands share, each named and explained once."""
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import typer
 
-from peagle.config import DType
+from peagle.cli.groups import Help, fields, flag_name, group
+from peagle.config import EngineConfig
 from peagle.errors import ConfigError, InputError
 
-Target = Annotated[
+SAMPLING: dict[str, Help] = {
+    "max_tokens": "Most output tokens.",
+    "min_tokens": "Fewest output tokens.",
+    "temperature": "0 is greedy.",
+    "top_k": "Sample from the k likeliest; 0 is all.",
+    "top_p": "Sample from this share of probability; 1 is all.",
+    "min_p": "Drop below this share of the likeliest; 0 drops none.",
+    "repetition_penalty": "1 is no penalty.",
+    "presence_penalty": "0 is no penalty.",
+    "frequency_penalty": "0 is no penalty.",
+    "seed": "Same seed, same tokens.",
+    "ignore_eos": "Write on past the end of text.",
+    "logprobs": "With --json: top log-probabilities per token.",
+}
+"""What fields of `SamplingParams` do, as their flags say it."""
+SIZES: dict[str, Help] = {
+    "max_model_len": ("Most tokens of prompt and output together.", "the target's"),
+    "max_num_seqs": "Most requests that run at once.",
+    "max_num_batched_tokens": (
+        "Most target rows in one pass.",
+        "2048, half of it for prompts; on a GPU 8192",
+    ),
+    "gpu_memory_utilization": "Share of the GPU's memory that may be used.",
+    "kv_cache_memory": ("Bytes for the KV cache.", "1 GiB, or what the GPU leaves"),
+    "enable_prefix_caching": "Reuse the KV of shared prompt prefixes.",
+    "draft_length": "auto: on a GPU, as many drafts, up to K, as are fastest.",
+    "seed": "Seed of requests without one.",
+}
+"""The same of `EngineConfig`."""
+HARDWARE: dict[str, Help] = {
+    "dtype": "auto is float32 on a CPU, bfloat16 on a GPU.",
+    "device": "auto, cpu, cuda or cuda:N.",
+}
+"""And of those of its fields that every command has."""
+BOTH_FORMS = "give either --speculative-config or --drafter and --k"
+
+TargetArgument = Annotated[
     str | None,
-    typer.Option(help="Target model: directory or hub id.", show_default="the bundled one"),
+    typer.Argument(help="Target model: directory or hub id.", show_default="the bundled one"),
+]
+TargetFlag = Annotated[str | None, typer.Option("--target", help="The target, as a flag.")]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help="Drafter: directory or hub id.", show_default="only the bundled target has one"
+    ),
+]
+K = Annotated[
+    int | None, typer.Option("--k", help="Tokens to draft per cycle.", show_default="as trained")
+]
+SpeculativeJSON = Annotated[
+    str | None, typer.Option(help="vLLM's JSON, in place of --drafter and --k.")
 ]
 Eagle3 = Annotated[
     str | None,
@@ -22,10 +73,8 @@ Peagle = Annotated[
     str | None,
     typer.Option(help="P-EAGLE drafter: directory or hub id.", show_default="the bundled one"),
 ]
-DTypeName = Annotated[
-    DType, typer.Option("--dtype", help="auto is float32 on a CPU, bfloat16 on a GPU.")
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Render each prompt as a user's turn.")]
+Hardware = Annotated[dict[str, Any], fields(EngineConfig, HARDWARE)]
 Threads = Annotated[
     int | None,
     typer.Option(help="CPU threads.", show_default="OMP_NUM_THREADS, or 7 of every 8 cores"),
@@ -33,6 +82,36 @@ Threads = Annotated[
 CORES_PER_SPARE = 8
 """One core in this many is left to others. All threads wait for the slowest one: with a thread on
 each of 16 cores, one busy process beside them took 5/6 of the tokens; with 14 threads, none."""
+
+
+def one_of(argument: str | None, flag: str | None, name: str) -> str | None:
+    """What an argument and the flag of the same meaning say. Raises `InputError` if both do."""
+    if argument is not None and flag is not None:
+        raise InputError(f"{argument} and --{name} {flag}: give the {name} once")
+    return flag if argument is None else argument
+
+
+def _target(target: TargetArgument = None, target_flag: TargetFlag = None) -> str | None:
+    return one_of(target, target_flag, "target")
+
+
+Target = Annotated[str | None, group(_target)]
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """A drafter and its K as the flags name them: in vLLM's JSON, or one by one."""
+
+    drafter: Drafter = None
+    k: K = None
+    speculative_config: SpeculativeJSON = None
+
+    def __post_init__(self) -> None:
+        if self.speculative_config is not None and (self.drafter, self.k) != (None, None):
+            raise InputError(BOTH_FORMS)
+
+
+DraftingFlags = Annotated[Drafting, group(Drafting)]
 
 
 def use_threads(threads: int | None) -> None:
@@ -63,8 +142,3 @@ def from_flags(**renamed: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise InputError(error.told(flag)) from None
-
-
-def flag_name(parameter: str) -> str:
-    """The flag of a command's parameter."""
-    return "--" + parameter.replace("_", "-")

@@ -6,14 +6,25 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from peagle.cli.groups import fields
 from peagle.cli.interrupts import at_once
-from peagle.cli.loading import open_async_llm, read_speculation
-from peagle.cli.options import Device, DTypeName, Threads, from_flags, use_threads
+from peagle.cli.loading import choose_speculation, open_async_llm
+from peagle.cli.options import (
+    SAMPLING,
+    SIZES,
+    Drafting,
+    DraftingFlags,
+    Hardware,
+    TargetFlag,
+    Threads,
+    from_flags,
+    use_threads,
+)
 from peagle.cli.progress import run_bar
 from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.errors import InputError
@@ -30,23 +41,31 @@ Examples:
   peagle regenerate ./target hf:owner/name:train --limit 1000 --output answers.jsonl
   peagle regenerate chats.jsonl --endpoint URL --model NAME --output answers.jsonl"""
 KEY = "OPENAI_API_KEY"
+SAMPLED = {name: SAMPLING[name] for name in ("max_tokens", "temperature", "seed")}
+Sampling = Annotated[dict[str, Any], fields(SamplingParams, SAMPLED, max_tokens=2048, seed=0)]
+Length = Annotated[dict[str, Any], fields(EngineConfig, {"max_model_len": SIZES["max_model_len"]})]
 
 
 def regenerate(
+    *,
     target: Annotated[
-        str, typer.Argument(help="Target model: directory or hub id; leave out with --endpoint.")
-    ],
-    output: Annotated[
-        Path,
-        typer.Option(help="JSONL file; an existing one gets the answers it lacks."),
-    ],
+        str | None,
+        typer.Argument(
+            help="Target model: directory or hub id; not with --target or --endpoint.",
+            show_default=False,
+        ),
+    ] = None,
     sources: Annotated[
         list[str] | None,
         typer.Argument(help="Conversations: JSONL files, or hf:ID_OR_PATH[:SPLIT] for datasets."),
     ] = None,
-    max_tokens: Annotated[int, typer.Option(help="Most tokens per answer.")] = 2048,
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Same seed, same answers.")] = 0,
+    target_flag: TargetFlag = None,
+    output: Annotated[
+        Path,
+        typer.Option(help="JSONL file; an existing one gets the answers it lacks."),
+    ],
+    drafting: DraftingFlags,
+    sampling: Sampling,
     concurrency: Annotated[int, typer.Option(help="Conversations in flight.")] = 32,
     limit: Annotated[
         int | None,
@@ -54,22 +73,12 @@ def regenerate(
             help="Use only this many conversations, the first ones.", show_default="all of them"
         ),
     ] = None,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option(help="vLLM's JSON: the drafter and its K.", show_default="none"),
-    ] = None,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Most tokens of prompt and output together.", show_default="the target's"
-        ),
-    ] = None,
-    dtype: DTypeName = "auto",
-    device: Device = "auto",
+    length: Length,
+    hardware: Hardware,
     threads: Threads = None,
     endpoint: Annotated[
         str | None,
-        typer.Option(help=f"OpenAI-compatible URL to ask instead of TARGET; key from {KEY}."),
+        typer.Option(help=f"OpenAI-compatible URL to ask instead of a target; key from {KEY}."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Model name at the endpoint.")] = None,
 ) -> None:
@@ -83,15 +92,16 @@ def regenerate(
     from peagle.regenerate.run import regenerate as answer
 
     with from_flags(max_num_seqs="--concurrency"):
-        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
-        config = EngineConfig(
-            dtype=dtype, device=device, max_model_len=max_model_len, max_num_seqs=concurrency
-        )
-    speculation = read_speculation(speculative_config) if speculative_config else None
-    given = _sources(target, sources or [], endpoint, model)
+        params = SamplingParams(**sampling)
+        config = EngineConfig(**length, **hardware, max_num_seqs=concurrency)
+    _check_endpoint(endpoint, model, target_flag, drafting)
+    words = [word for word in (target, *(sources or [])) if word is not None]
+    place, given = _target_and_sources(words, target_flag, endpoint)
+    speculation = choose_speculation(place, drafting) if place else None
     conversations = read_conversations(given, limit)
     use_threads(threads)
-    with open_output(output, _answered_by(model or str(Path(target)), params)) as file:
+    by = _answered_by(model or str(Path(place)), params)
+    with open_output(output, by, with_ids=endpoint is None) as file:
         waiting = {asked: one for asked, one in conversations.items() if asked not in file.done}
         tally = Tally(len(conversations) - len(waiting), len(file.done - conversations.keys()))
 
@@ -102,7 +112,7 @@ def regenerate(
         if endpoint is not None and model is not None:
             _ask_endpoint(run, endpoint, model, concurrency)
         elif waiting:
-            _ask_engine(run, waiting.values(), target, speculation, config)
+            _ask_engine(run, waiting.values(), place, speculation, config)
     if tally.skipped and not tally.before and not tally.finished:
         raise InputError(f"no conversation was answered: {tally.problem}")
     typer.echo(tally)
@@ -151,17 +161,27 @@ class Tally:
         return "\n".join([*lines, f"first problem: {self.problem}"] if self.problem else lines)
 
 
-def _sources(
-    target: str, others: Sequence[str], endpoint: str | None, model: str | None
-) -> Sequence[str]:
-    """The sources among the arguments; without an endpoint the first is the target."""
+def _check_endpoint(
+    endpoint: str | None, model: str | None, target: str | None, drafting: Drafting
+) -> None:
     if (endpoint is None) != (model is None):
         raise InputError("--endpoint and --model go together")
-    if endpoint is not None:
-        return [target, *others]
-    if not others:
-        raise InputError(f"{target} is the target; name the conversations' files after it")
-    return others
+    if endpoint is not None and (target is not None or drafting != Drafting()):
+        raise InputError("--endpoint has its own models; leave out --target and --drafter")
+
+
+def _target_and_sources(
+    words: Sequence[str], target: str | None, endpoint: str | None
+) -> tuple[str, Sequence[str]]:
+    """The target, empty with an endpoint, and the sources: all words but an unflagged target."""
+    if endpoint is None and target is None:
+        if not words:
+            raise InputError("no target: give TARGET or --target, then the conversations' files")
+        target, *words = words
+    if not words:
+        named = f"{target} is the target; " if target else ""
+        raise InputError(f"{named}name the conversations' files")
+    return target or "", words
 
 
 def _answered_by(name: str, params: SamplingParams) -> str:

@@ -1,4 +1,4 @@
-"""Scripts of benchmarks/ as commands, with help and errors in plain text."""
+"""Applications and scripts of benchmarks/ as commands, with help and errors in plain text."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +14,18 @@ def run(main: Callable[..., Any]) -> None:
     app()
 
 
-def new_app(about: str | None) -> typer.Typer:
-    """An application without commands; its help is the first line of the script's docstring."""
+def new_app(about: str | None, **more: Any) -> typer.Typer:
+    """An application without commands; its help is the first line of `about`.
+
+    about: a script's docstring. more: what `typer.Typer` takes besides.
+    """
     return typer.Typer(
         help=_first_line(about),
+        context_settings={"help_option_names": ["-h", "--help"]},
         add_completion=False,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
+        **more,
     )
 
 

@@ -2,34 +2,47 @@
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from peagle.cli.groups import fields, flag_name, flattened
 from peagle.cli.loading import choose_speculation, open_async_llm
-from peagle.cli.options import Device, DTypeName, Threads, flag_name, from_flags, use_threads
-from peagle.config import DraftLengthMode, EngineConfig, SpeculativeConfig, parse_json_option
+from peagle.cli.options import (
+    SIZES,
+    DraftingFlags,
+    Hardware,
+    TargetArgument,
+    TargetFlag,
+    Threads,
+    from_flags,
+    one_of,
+    use_threads,
+)
+from peagle.cli.unknown_flags import unknown_flag, with_effect
+from peagle.config import ChatConfig, EngineConfig, SpeculativeConfig, parse_json_option
 from peagle.errors import InputError, lacking, reason
 from peagle.pair import bundled
 from peagle.server import sagemaker
 
 if TYPE_CHECKING:
+    from peagle.async_llm import AsyncLLM
+    from peagle.llm import LLM
     from peagle.server.settings import ServerSettings
 
 EXAMPLE = """\b
 Examples:
   peagle serve
-  peagle serve ./target --speculative-config '{"method": "eagle3", "model": "./drafter"}'
+  peagle serve ./target --drafter ./drafter --k 5
   peagle serve ./target --host 0.0.0.0 --api-key "$KEY" --max-num-seqs 16"""
 BUNDLED_NAME = "peagle-demo"
-CONFIG = EngineConfig()
+Sizes = Annotated[dict[str, Any], fields(EngineConfig, SIZES)]
 SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 """Lets vLLM's own flags through to it."""
 KEY = "PEAGLE_API_KEY"
-KEEP = ("target", "speculative_config", "engine")
+KEEP = ("target", "target_flag", "drafter", "k", "speculative_config", "engine")
 """Parameters that are not passed to vLLM as flags of the same name."""
 
 
@@ -44,27 +57,21 @@ def with_environment(arguments: Sequence[str], environment: Mapping[str, str]) -
 
 def _switches() -> set[str]:
     """Our flags that also have a `--no-` form."""
-    parameters = inspect.signature(serve).parameters.items()
+    parameters = inspect.signature(flattened(serve)).parameters.items()
     return {flag_name(name) for name, one in parameters if isinstance(one.default, bool)}
 
 
 def _names_target(arguments: Sequence[str]) -> bool:
-    return bool(arguments) and not arguments[0].startswith("-")
+    first = arguments[0] if arguments else "-"
+    return not first.startswith("-") or any(a.partition("=")[0] == "--target" for a in arguments)
 
 
 def serve(
     context: typer.Context,
-    target: Annotated[
-        str | None,
-        typer.Argument(help="Target model: directory or hub id.", show_default="the bundled one"),
-    ] = None,
-    speculative_config: Annotated[
-        str | None,
-        typer.Option(
-            help="vLLM's JSON: the drafter and its K.",
-            show_default="the bundled P-EAGLE; none with your own target",
-        ),
-    ] = None,
+    *,
+    target: TargetArgument = None,
+    target_flag: TargetFlag = None,
+    drafting: DraftingFlags,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[
@@ -81,40 +88,21 @@ def serve(
             help="JSON list of web origins that may call the API.", show_default="its own"
         ),
     ] = None,
-    max_model_len: Annotated[
-        int | None,
-        typer.Option(
-            help="Most tokens of prompt and output together.", show_default="the target's"
-        ),
-    ] = None,
-    max_num_seqs: Annotated[
-        int, typer.Option(help="Most requests that run at once.")
-    ] = CONFIG.max_num_seqs,
-    max_num_batched_tokens: Annotated[
-        int | None,
-        typer.Option(
-            help="Most target rows in one pass.",
-            show_default="2048, half of it for prompts; on a GPU 8192",
-        ),
-    ] = None,
-    gpu_memory_utilization: Annotated[
-        float, typer.Option(help="Share of the GPU's memory that may be used.")
-    ] = CONFIG.gpu_memory_utilization,
-    kv_cache_memory: Annotated[
-        int | None,
-        typer.Option(help="Bytes for the KV cache.", show_default="1 GiB, or what the GPU leaves"),
-    ] = None,
-    enable_prefix_caching: Annotated[
-        bool, typer.Option(help="Reuse the KV of shared prompt prefixes.")
-    ] = True,
-    draft_length: Annotated[
-        DraftLengthMode,
-        typer.Option(help="auto: on a GPU, as many drafts, up to K, as are fastest."),
-    ] = CONFIG.draft_length,
-    seed: Annotated[int, typer.Option(help="Seed of requests without one.")] = CONFIG.seed,
+    sizes: Sizes,
     chat_template: Annotated[
         Path | None,
         typer.Option(help="Jinja file of the chat template.", show_default="the tokenizer's own"),
+    ] = None,
+    default_chat_template_kwargs: Annotated[
+        str | None, typer.Option(help="JSON object of the chat template's variables.")
+    ] = None,
+    tool_call_parser: Annotated[
+        str | None,
+        typer.Option(help="vLLM's name of how calls are written.", show_default="as found"),
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None,
+        typer.Option(help="vLLM's name of how thoughts are written.", show_default="as found"),
     ] = None,
     max_queue: Annotated[
         int, typer.Option(help="Most requests that wait; further ones get 429.")
@@ -125,8 +113,7 @@ def serve(
     log_format: Annotated[
         Literal["text", "json"], typer.Option(help="Form of log lines.")
     ] = "text",
-    dtype: DTypeName = "auto",
-    device: Device = "auto",
+    hardware: Hardware,
     threads: Threads = None,
     engine: Annotated[
         Literal["peagle", "vllm"],
@@ -137,56 +124,62 @@ def serve(
 
     By default the bundled pair. The page at / shows which tokens the drafter wrote.
     """
-    ours = engine == "peagle"
-    if target is not None and target.startswith("-"):
-        if ours:
-            raise _unknown(context, target)
-        raise InputError(f"no such option: {target}; vLLM's own come after the target")
-    speculation = choose_speculation(target, speculative_config)
+    place, further = _target(context, target, target_flag, engine)
+    speculation = choose_speculation(place, drafting)
     secret = None if api_key else _key_of(os.environ)
-    if not ours:
-        _start_vllm(context, target, speculation, secret)
+    if engine == "vllm":
+        _start_vllm(context, place, speculation, further, secret)
         return None
-    if context.args:
-        raise _unknown(context, context.args[0])
+    further = with_effect(further)
+    if further:
+        raise _unknown(context, further[0])
     from peagle.server.settings import ServerSettings
 
     with from_flags(model_names="--served-model-name", api_keys="--api-key"):
         settings = ServerSettings(
-            model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
+            model_names=tuple(served_model_name or [place or BUNDLED_NAME]),
             api_keys=tuple(api_key or ()) if secret is None else (secret,),
             allowed_origins=parse_json_option(
                 "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
             ),
             max_queue=max_queue,
             drain_seconds=drain_seconds,
-            chat_template=_read_template(chat_template),
             log_format=log_format,
         )
-        config = EngineConfig(
-            dtype=dtype,
-            device=device,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            gpu_memory_utilization=gpu_memory_utilization,
-            kv_cache_memory=kv_cache_memory,
-            enable_prefix_caching=enable_prefix_caching,
-            draft_length=draft_length,
-            seed=seed,
+        chat = ChatConfig(
+            chat_template=_read_template(chat_template),
+            default_chat_template_kwargs=parse_json_option(
+                "--default-chat-template-kwargs",
+                default_chat_template_kwargs or "{}",
+                '{"enable_thinking": false}',
+            ),
+            tool_call_parser=tool_call_parser,
+            reasoning_parser=reasoning_parser,
         )
+        config = EngineConfig(**sizes, **hardware)
     use_threads(threads)
-    return _serve(target, speculation, config, settings, host, port)
+    return _serve(place, speculation, config, chat, settings, host, port)
+
+
+def _target(
+    context: typer.Context, argument: str | None, flag: str | None, engine: str
+) -> tuple[str | None, list[str]]:
+    """The target, and the words that are neither it nor flags of ours.
+
+    Of those the first lands where the target is expected if that is given as a flag.
+    """
+    if argument is None or not argument.startswith("-"):
+        return one_of(argument, flag, "target"), context.args
+    if engine == "vllm" and flag is None:
+        raise InputError(f"no such option: {argument}; vLLM's own come after the target")
+    return flag, [argument, *context.args]
 
 
 def _unknown(context: typer.Context, word: str) -> InputError:
-    """For a word that is left over, with the option that was perhaps meant."""
-    if not word.startswith("-"):
-        return InputError(f"unexpected argument: {word}")
-    word = word.partition("=")[0]
-    options = [option for parameter in context.command.params for option in parameter.opts]
-    near = get_close_matches(word, options, n=1)
-    return InputError(f"no such option: {word}" + "".join(f" (did you mean {n}?)" for n in near))
+    """For a word that is left over."""
+    if word.startswith("-"):
+        return InputError(unknown_flag(context, word))
+    return InputError(f"unexpected argument: {word}")
 
 
 def _key_of(environment: Mapping[str, str]) -> str | None:
@@ -201,6 +194,7 @@ def _serve(
     target: str | None,
     speculation: SpeculativeConfig | None,
     config: EngineConfig,
+    chat: ChatConfig,
     settings: "ServerSettings",
     host: str,
     port: int,
@@ -212,8 +206,46 @@ def _serve(
         raise InputError(lacking(f"the server needs {error.name}", "serve")) from None
     run.end_on_sigterm()
     with run.bind(host, port) as listener:
-        llm = open_async_llm(target, speculation, config)
-        return run.serve(llm, settings, listener)
+        llm = open_async_llm(target, speculation, config, chat)
+        told = _announcement(llm, settings.model_names[0], target, speculation, config)
+        return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
+
+
+def _announcement(
+    llm: "AsyncLLM",
+    name: str,
+    target: str | None,
+    speculation: SpeculativeConfig | None,
+    config: EngineConfig,
+) -> Callable[[str], None]:
+    """Prints what is served and where, one fact to a line, when given the address."""
+
+    from peagle.device import resolve_device, resolve_dtype
+
+    def announce(url: str) -> None:
+        device = resolve_device(config.device)
+        dtype = str(resolve_dtype(config.dtype, device)).removeprefix("torch.")
+        facts = {
+            "page": f"{url.replace('0.0.0.0', 'localhost').replace('[::]', 'localhost')}/",
+            "API": f"{url}/v1 (model {name})",
+            "target": target or "the bundled one",
+            "drafter": _drafter(llm.llm, speculation),
+            "device": f"{device}, {dtype}",
+            "answers": llm.llm.dialect.description,
+        }
+        for fact, value in facts.items():
+            typer.echo(f"{fact:<9}{value}", err=True)
+
+    return announce
+
+
+def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
+    """The drafter that runs, its method and its K."""
+    if llm.drafter is None or speculation is None:
+        return "none: every token is the target's own"
+    ours = speculation.model == str(bundled("peagle"))
+    method = "P-EAGLE" if llm.drafter.model.config.parallel else "EAGLE-3"
+    return f"{'the bundled one' if ours else speculation.model} ({method}), K = {llm.k}"
 
 
 def _read_template(path: Path | None) -> str | None:
@@ -229,13 +261,29 @@ def _start_vllm(
     context: typer.Context,
     target: str | None,
     speculation: SpeculativeConfig | None,
+    further: Sequence[str],
     secret: str | None,
 ) -> None:
     from peagle.server.vllm import become, vllm_command
 
     flags = _given_flags(context)
-    command = vllm_command(target or str(bundled("target")), speculation, flags, context.args)
+    if speculation is not None and context.params["speculative_config"] is None:
+        speculation = _as_its_files_say(speculation)
+    command = vllm_command(target or str(bundled("target")), speculation, flags, further)
     become(command, os.environ if secret is None else {**os.environ, "VLLM_API_KEY": secret})
+
+
+def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:
+    """With method and K, which vLLM must be told. Raises `InputError` for what cannot be read."""
+    from peagle.drafters.diagnosis import diagnose
+    from peagle.models.weights import model_directory
+
+    found = diagnose(model_directory(speculation.model))
+    if found.config is None:
+        raise InputError(f"{speculation.model}: {'; '.join(found.problems)}")
+    k = speculation.num_speculative_tokens or found.config.default_k
+    stated = {"num_speculative_tokens": k, "parallel_drafting": found.config.parallel}
+    return speculation.model_copy(update=stated)
 
 
 def _given_flags(context: typer.Context) -> dict[str, Sequence[str]]:

@@ -1,8 +1,9 @@
 """`peagle train`: from a target and text that it wrote to a drafter."""
 
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   peagle train recipe.yaml --dry-run
+  peagle train recipe.yaml --target ./target --drafter ./drafter --k 8
   peagle train recipe.yaml learning_rate=3e-4 steps=2000"""
+RECIPES = "the recipe's"
 LONG = 1e6
 """Seconds over which the remaining time is estimated: reports may be minutes apart."""
 
@@ -34,6 +37,18 @@ def train(
     recipe: Annotated[Path, typer.Argument(help="YAML recipe: target, data, output, method ...")],
     overrides: Annotated[
         list[str] | None, typer.Argument(help="key=value pairs that override the recipe's.")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Target model: directory or hub id.", show_default=RECIPES)
+    ] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="Directory to write: output.", show_default=RECIPES)
+    ] = None,
+    k: Annotated[
+        int | None,
+        typer.Option(
+            "--k", help="Tokens to train for: num_speculative_tokens.", show_default=RECIPES
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print what the run would do and need, and exit.")
@@ -55,13 +70,25 @@ def train(
     from peagle.cli.trackers import Tracking
     from peagle.train.recipe import Recipe
 
-    given = Recipe.load(recipe, overrides or [])
+    flags = {"target": target, "output": drafter, "num_speculative_tokens": k}
+    given = Recipe.load(recipe, [*(overrides or []), *_as_overrides(flags, overrides or [])])
     if dry_run:
         print_plan(given)
     elif os.environ.get("RANK", "0") != "0":  # torchrun's; only the first rank prints
         _help_training(given)
     else:
         _train(given, Tracking(tensorboard, wandb))
+
+
+def _as_overrides(flags: Mapping[str, object], overrides: Sequence[str]) -> Iterator[str]:
+    """The flags as key=value. Raises `InputError` for a key that is given both ways."""
+    given = {override.partition("=")[0] for override in overrides}
+    for key, value in flags.items():
+        if value is None:
+            continue
+        if key in given:
+            raise InputError(f"{key} is given as a flag and as {key}=...; give it once")
+        yield f"{key}={json.dumps(value)}"  # so that YAML reads text as text
 
 
 def _help_training(recipe: "Recipe") -> None:
@@ -95,7 +122,7 @@ def _train(recipe: "Recipe", tracking: "Tracking") -> None:
         console.print(f"{recipe.output}: best estimated AL {length:.3f} at step {step}")
         prompts = held_out_prompts(trainer.validation)
         del trainer  # frees its target to make room for the engine's
-        _check_estimate(recipe, prompts, log, console)
+        _check_estimate(recipe, length, prompts, log, console)
 
 
 def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -> "Progress | None":
@@ -108,10 +135,15 @@ def _run(trainer: "Trainer", log: "TrainingLog", console: Console, start: int) -
 
 
 def _check_estimate(
-    recipe: "Recipe", prompts: "list[tuple[int, ...]]", log: "TrainingLog", console: Console
+    recipe: "Recipe",
+    estimated: float,
+    prompts: "list[tuple[int, ...]]",
+    log: "TrainingLog",
+    console: Console,
 ) -> None:
-    """Show and log the engine's own AL of the best drafter, or why there is none."""
+    """Show and log the engine's own AL of the best drafter, or why there is none; then judge it."""
     from peagle.cli.engine_length import measure_engine
+    from peagle.cli.verdict import judge
 
     try:
         measured = measure_engine(recipe, prompts)
@@ -120,6 +152,7 @@ def _check_estimate(
         return
     console.print(str(measured))
     log.add_engine(recipe.steps, measured.acceptance_length)
+    console.print(str(judge(recipe, estimated, measured.acceptance_length)), markup=False)
 
 
 def _kept_step(recipe: "Recipe") -> int | None:

@@ -11,6 +11,7 @@
 | `hermes`, `qwen3_coder`, `llama`, `pythonic`, `gemma4` | formats of calls |
 | `json_calls` | calls as JSON objects, for several of them |
 | `harmony` | GPT-OSS's channels |
+| `response_template` | checkpoints that say themselves how they are read |
 """
 
 from peagle.dialects.detection import find_dialect

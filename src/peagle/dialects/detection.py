@@ -3,14 +3,16 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from peagle.config import ChatConfig
 from peagle.dialects.dialect import Dialect
 from peagle.dialects.gemma4 import Gemma4Calls
-from peagle.dialects.harmony import NAMES, HarmonyDialect
+from peagle.dialects.harmony import NEEDED, START, HarmonyDialect
 from peagle.dialects.hermes import HermesCalls
 from peagle.dialects.llama import LlamaCalls
 from peagle.dialects.markers import Markers
 from peagle.dialects.pythonic import PythonicCalls
 from peagle.dialects.qwen3_coder import Qwen3CoderCalls
+from peagle.dialects.response_template import ResponseTemplateDialect
 from peagle.dialects.section_dialect import SectionDialect
 from peagle.dialects.sections import CallFormat, ReasoningFormat
 from peagle.errors import InputError
@@ -43,37 +45,39 @@ SIGNS = {
 """What a chat template tells the model about calls, the surest sign first."""
 
 
-def find_dialect(
-    tokenizer: Any,
-    template: str | None = None,
-    tool_parser: str | None = None,
-    reasoning_parser: str | None = None,
-) -> Dialect:
-    """The dialect of a tokenizer and its chat template.
+def find_dialect(tokenizer: Any, chat: ChatConfig) -> Dialect:
+    """The dialect of a tokenizer and its chat template, or the one that is named.
 
-    template: in place of the tokenizer's own.
-    tool_parser, reasoning_parser: vLLM's names, which override what is found. Raises `InputError`
-    for one that does not exist.
+    Raises `InputError` for a name that does not exist, or whose tokens the tokenizer lacks.
     """
-    text = template or _template(tokenizer)
-    _check("--tool-call-parser", tool_parser, (*CALLS, HARMONY[0]))
-    _check("--reasoning-parser", reasoning_parser, (*REASONING, HARMONY[1]))
-    whole = not Markers.of(tokenizer, NAMES).spelled
-    named = tool_parser == HARMONY[0] or reasoning_parser == HARMONY[1]
-    if named and not whole:
-        raise InputError(
-            f"the tokenizer lacks harmony's tokens ({', '.join(NAMES)}); name another parser"
-        )
-    if named or (whole and "<|channel|>" in text and not (tool_parser or reasoning_parser)):
+    calls, reasoning = chat.tool_call_parser, chat.reasoning_parser
+    _check("--tool-call-parser", calls, (*CALLS, HARMONY[0]))
+    _check("--reasoning-parser", reasoning, (*REASONING, HARMONY[1]))
+    text = chat.chat_template or _template(tokenizer)
+    whole = not Markers.of(tokenizer, NEEDED).spelled
+    if calls == HARMONY[0] or reasoning == HARMONY[1]:
+        if not whole:
+            raise InputError(
+                f"the tokenizer lacks harmony's tokens ({', '.join(NEEDED)}); name another parser"
+            )
         return HarmonyDialect(tokenizer)
-    calls = CALLS[tool_parser or _calls(text)]()
-    reasoning = REASONING[reasoning_parser] if reasoning_parser else _reasoning(tokenizer, text)
-    return SectionDialect(tokenizer, reasoning, calls)
+    if whole and START in text and not (calls or reasoning):
+        return HarmonyDialect(tokenizer)  # its own reader knows more than a template can say
+    found = _sections(tokenizer, text, calls, reasoning)
+    own = getattr(tokenizer, "response_template", None)
+    return ResponseTemplateDialect(tokenizer, found) if own and not (calls or reasoning) else found
+
+
+def _sections(
+    tokenizer: Any, text: str, calls: str | None, reasoning: str | None
+) -> SectionDialect:
+    thoughts = REASONING[reasoning] if reasoning else _reasoning(tokenizer, text)
+    return SectionDialect(tokenizer, thoughts, CALLS[calls or _calls(text)]())
 
 
 def _check(flag: str, name: str | None, known: tuple[str, ...]) -> None:
     if name is not None and name not in known:
-        raise InputError(f"{flag} {name}: there are {', '.join(known)}")
+        raise InputError(f"{flag} {name}: there is no such parser; there are {', '.join(known)}")
 
 
 def _template(tokenizer: Any) -> str:

@@ -19,6 +19,8 @@ from peagle.dialects.tools import ToolUse
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 CONSTRAIN, END, CALL, RETURN = "<|constrain|>", "<|end|>", "<|call|>", "<|return|>"
+NEEDED = (START, CHANNEL, MESSAGE, END)
+"""Markers without which it is another format."""
 NAMES = (START, CHANNEL, MESSAGE, CONSTRAIN, END, CALL, RETURN)
 FUNCTIONS = "functions."
 RECIPIENT = re.compile(r"\bto=(\S+)")
@@ -125,7 +127,7 @@ class HarmonyDialect:
     description = "reasoning and tool calls as openai (harmony)"
 
     def __init__(self, tokenizer: Any) -> None:
-        self._markers = Markers.of(tokenizer, NAMES)
+        self._markers = Markers(Markers.of(tokenizer, NAMES).ids)
         self._decode: Callable[[Sequence[int]], str] = tokenizer.decode
 
     def markers(self, use: ToolUse | None) -> Markers:

@@ -91,9 +91,7 @@ class Reader:
         ended: whether the model ended the answer, rather than a limit or a stop string.
         """
         if not self.stopped:
-            self._say(self._text(self._detokenizer.flush()))
-            if self._spelled is not None:
-                self._say(self._parser.text(self._spelled.release()))
+            self._flush()
             self._say(self._parser.finish(ended))
         if self._stops is not None and not self.stopped:
             self._add(Content(self._stops.release()))
@@ -126,10 +124,16 @@ class Reader:
 
     def _read_marker(self, token: int) -> None:
         self._count += 1
-        self._say(self._text(self._detokenizer.flush()))
+        self._flush()
         self._detokenizer.skip(token)
         self._say(self._parser.marker(self._markers.ids[token]))
         self.sections.append("marker")
+
+    def _flush(self) -> None:
+        """Take what text was held back, since it ends here."""
+        self._say(self._text(self._detokenizer.flush()))
+        if self._spelled is not None:
+            self._say(self._parser.text(self._spelled.release()))
 
     def _text(self, text: str) -> Iterator[Event]:
         if self._spelled is None:

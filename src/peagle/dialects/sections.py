@@ -136,6 +136,8 @@ class Sections:
         self._call: CallReader | None = None
         self._marked = False
         """Whether a marker opened the section of calls."""
+        self._begin = ""
+        """That marker, unless it is the call's own text."""
         self._called = False
         if not thinking:
             self._expect_bare_call()
@@ -164,7 +166,7 @@ class Sections:
         elif call is None or not self._marked:
             yield from self._open(name, calls)
         elif name == calls.end:
-            yield from self._close(call)
+            yield from self._close(call, name)
         elif name in calls.inner:
             yield from self._read(call.marker(name))
         else:
@@ -174,7 +176,7 @@ class Sections:
         """What was held back."""
         call = self._call
         if call is not None and self._marked and ended:
-            yield from self._close(call)
+            yield from self._close(call, "")
         elif call is not None and not self._marked and not call.within:
             yield from self._answer(call.held)
         rest = self._content.release()
@@ -213,7 +215,7 @@ class Sections:
             yield from self._answer(self._call.held)
         self._content.release()
         self._call, self._marked = calls.reader(self._use, marked=True), True
-        self.section = "call"
+        self.section, self._begin = "call", name if name == calls.begin else ""
         if name == calls.also:
             yield from self._read(self._call.feed(name))
 
@@ -226,13 +228,13 @@ class Sections:
             self.section, self._call = "content", None
             yield from self._answer(call.held)
 
-    def _close(self, call: CallReader) -> Iterator[Event]:
-        """Close a section of calls; what is no call in it is content."""
+    def _close(self, call: CallReader, end: str) -> Iterator[Event]:
+        """Close a section of calls at its end marker, if any; what is no call in it is content."""
         yield from self._read(call.finish())
         self.section, self._call = "content", None
-        if call.held.strip() and self._calls is not None:
+        if call.held.strip():
             log.warning(f"a tool call cannot be read and is content: {call.held[:200]!r}")
-            yield from self._answer(f"{self._calls.begin}{call.held}{self._calls.end}")
+            yield from self._answer(f"{self._begin}{call.held}{end}")
 
 
 class Heading:

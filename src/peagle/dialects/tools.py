@@ -27,6 +27,13 @@ class Tool:
     strict: bool = False
     """Whether the arguments must fit the schema, even where the model may choose not to call."""
 
+    @classmethod
+    def of(cls, tool: Mapping[str, Any]) -> "Tool":
+        """A tool in OpenAI's form."""
+        function = tool["function"]
+        parameters, strict = function.get("parameters"), function.get("strict")
+        return cls(function["name"], parameters, strict is True)
+
     @property
     def schema(self) -> Mapping[str, Any]:
         """JSON schema of its arguments."""
@@ -36,7 +43,8 @@ class Tool:
     def arguments(self) -> dict[str, Argument]:
         """The arguments that the schema names, in its order, those first that are required."""
         properties, required = self.schema.get("properties"), self.schema.get("required")
-        needed = frozenset(required if isinstance(required, list) else ())
+        names = required if isinstance(required, list) else ()
+        needed = frozenset(name for name in names if isinstance(name, str))
         named = properties if isinstance(properties, dict) else {}
         arguments = [Argument(name, schema, name in needed) for name, schema in named.items()]
         arguments.sort(key=lambda argument: not argument.required)
@@ -64,9 +72,11 @@ def types_of(schema: Any) -> Iterator[str]:
     if not isinstance(schema, dict):
         return
     named = schema.get("type")
-    yield from [named] if isinstance(named, str) else named if isinstance(named, list) else []
+    names = named if isinstance(named, list) else [named]
+    yield from (name for name in names if isinstance(name, str))
     for key in ("anyOf", "oneOf", "allOf"):
-        for one in schema.get(key) or ():
+        options = schema.get(key)
+        for one in options if isinstance(options, list) else ():
             yield from types_of(one)
 
 

@@ -18,7 +18,15 @@ from peagle.files import replacing_directory
 from peagle.models.decoder import Decoder, DecoderConfig
 from peagle.models.families import architecture_of, reading, transformer_config
 from peagle.models.loading import layer_rules
-from peagle.models.weights import TensorRule, about, assemble, disassemble, read_json, read_tensors
+from peagle.models.weights import (
+    TensorRule,
+    about,
+    assemble,
+    disassemble,
+    read_json,
+    read_tensors,
+    tensor_names,
+)
 from peagle.ops.packing import pack
 
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
@@ -226,6 +234,11 @@ def method_problems(
     if MASK_HIDDEN in tensors and not config.parallel:
         return ["it has mask_hidden but no mask token id; set pard_token and ptd_token_id"]
     return []
+
+
+def is_parallel(directory: Path) -> bool:
+    """Whether a directory's tensors are a P-EAGLE drafter's. Raises `InputError`."""
+    return MASK_HIDDEN in tensor_names(directory)
 
 
 def effective_config(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> DrafterConfig:

@@ -54,8 +54,8 @@ class Diagnosis:
     """What the drafter is, as far as it could be read: label -> value."""
     problems: tuple[str, ...]
     """What is wrong, each with a fix; if empty, the drafter will load."""
-    trained_tokens: int | None
-    """K that it was trained for, if the directory says."""
+    config: DrafterConfig | None
+    """Its configuration as it will run; None if that could not be read."""
 
 
 def diagnose(
@@ -87,7 +87,7 @@ def diagnose(
     if tensors:
         problems += _tensor_problems(config, shape, tensors)
     facts = {**_config_facts(config, tensors), **_weight_facts(tensors)}
-    return Diagnosis(facts, tuple(problems), config.trained_tokens)
+    return Diagnosis(facts, tuple(problems), config)
 
 
 def target_problems(directory: Path) -> list[str]:

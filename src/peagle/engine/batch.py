@@ -42,6 +42,12 @@ class Scheduled:
         return self.request.tokens[self.start : self.stop]
 
     @property
+    def scored(self) -> range:
+        """Of its positions, those whose next token's log-probability the prompt still needs."""
+        wanted = self.request.unscored
+        return range(max(self.start, wanted.start), min(self.stop, wanted.stop))
+
+    @property
     def following(self) -> list[int]:
         """The token after each of them; at the prompt's end, its last one again."""
         tokens = self.request.tokens

@@ -24,6 +24,8 @@ class Verification:
     """[sampled rows, vocab]: the newest token's row and each draft's, request after request."""
     features: Tensor | None
     """[rows, feature_size] tapped hidden states of every row, for the next draft."""
+    hidden: Tensor
+    """[rows, hidden_size] of every row, which the target's head turns into logits."""
 
 
 def verify(
@@ -39,9 +41,8 @@ def verify(
     tokens, positions: [rows]; sampled: the rows whose logits are wanted, None for all of them.
     """
     hidden, features = target(tokens, positions, attend, taps)
-    if sampled is not None:
-        hidden = hidden.index_select(0, sampled)
-    return Verification(target.head(hidden), features)
+    ends = hidden if sampled is None else hidden.index_select(0, sampled)
+    return Verification(target.head(ends), features, hidden)
 
 
 def accept(drafts: Tensor, chosen: Tensor, ks: Sequence[int]) -> tuple[list[list[int]], list[int]]:

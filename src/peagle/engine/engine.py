@@ -1,5 +1,6 @@
 """The engine: add, abort, step."""
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,10 +131,11 @@ class Engine:
         """Raise `InputError` for what cannot be run as asked; callable from any thread."""
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
-        if len(prompt) >= self.max_length:
+        if len(prompt) + min(params.max_tokens, 1) > self.max_length:
+            output = " with at least one of output" if params.max_tokens else ""
             raise InputError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self.max_length} with "
-                "at least one of output; shorten the prompt or raise max_model_len"
+                f"the prompt has {len(prompt)} tokens and the context holds {self.max_length}"
+                f"{output}; shorten the prompt or raise max_model_len"
             )
         ids = (*prompt, *params.logit_bias, *params.stop_token_ids)
         for token in (min(ids), max(ids)):
@@ -225,6 +227,10 @@ class Engine:
             request.drafter_computed = request.computed - len(result.tokens)
         request.speculation.record(item.drafts, result.accepted)
         new, reason = _until_end(request, result.tokens, self.max_length)
+        if any(math.isnan(entry.chosen) for entry in result.prompt_logprobs):
+            new, reason = [], "error"
+        if reason != "error":
+            request.prompt_logprobs += result.prompt_logprobs
         request.tokens += new
         request.logprobs += result.logprobs[: len(new)]
         if request.constraint is not None:
@@ -254,7 +260,10 @@ class Engine:
 def _until_end(
     request: Request, tokens: list[int], max_length: int
 ) -> tuple[list[int], str | None]:
-    """New tokens up to and including the one that ends the request, and why it ends."""
+    """New tokens up to and including the one that ends the request, and why it ends.
+
+    Those of a prompt after which nothing is to be generated are none, and end it.
+    """
     allowed = min(request.params.max_tokens - request.output_length, max_length - request.total)
     for index, token in enumerate(tokens[:allowed]):
         if token < 0:
@@ -262,4 +271,4 @@ def _until_end(
         enough = request.output_length + index + 1 > request.params.min_tokens
         if token in request.stop_ids and enough:
             return tokens[: index + 1], "stop"
-    return tokens[:allowed], "length" if len(tokens) >= allowed else None
+    return tokens[:allowed], "length" if tokens and len(tokens) >= allowed else None

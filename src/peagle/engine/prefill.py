@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from peagle.drafters.drafter import Span
 from peagle.engine.batch import Scheduled
+from peagle.engine.logprobs import scored_rows
 from peagle.engine.prompt_attention import prompt_attention, warm_up
 from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
@@ -27,9 +28,11 @@ class Prefill:
     def run(self, chunks: Sequence[Scheduled]) -> PromptEnds:
         """The target and the drafter over some chunks.
 
-        Equal lengths from position 0 should be adjacent: those attend in one call.
+        Equal lengths from position 0 should be adjacent: those attend in one call. Captured passes
+        read the ends of prompts alone, so that those to be scored run outside of them.
         """
-        graph = self._graphs.fit(chunks)
+        scored = scored_rows(chunks)
+        graph = None if scored else self._graphs.fit(chunks)
         if graph is not None:
             return graph.run(chunks)
         device = self._table.slots.device
@@ -38,11 +41,12 @@ class Prefill:
         padding = -len(tokens) % ROW_MULTIPLE if len(tokens) > MULTIPLE_FROM else 0
         tokens += [0] * padding
         following += [0] * padding
-        given = (upload(values, device) for values in (tokens, following, _ends(chunks)))
+        given = [tokens, following, _ends(chunks)] + [scored] * bool(scored)
         spans = [Span(item.request.row, item.start, item.rows) for item in chunks]
         per_layer_attention = self._cycle.target.config.per_layer_attention
         attention = prompt_attention(self._table, spans, per_layer_attention, padding)
-        return self._cycle.fill(PromptRows(*given), attention)
+        rows = PromptRows(*(upload(values, device) for values in given))
+        return self._cycle.fill(rows, attention)
 
     def warm_up(self, most: int) -> None:
         """Compile experts for passes of up to `most` tokens, and plan single prompts as long.

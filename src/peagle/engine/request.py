@@ -65,9 +65,11 @@ class Speculation:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log-probabilities at one output position, before temperature and filters."""
+    """Log-probabilities at one position, before temperature and filters."""
 
     chosen: float
+    rank: int
+    """How many tokens are as likely, itself included."""
     top: tuple[tuple[int, float], ...]
     """(token id, log-probability), most likely first."""
 
@@ -124,6 +126,8 @@ class Request:
         self.stop_ids: frozenset[int] = frozenset()
         """Token ids that end this request."""
         self.logprobs: list[TokenLogprobs] = []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        """Of the prompt's second token and those after it, as far as they are known."""
         self.speculation = Speculation([0] * k)
         self.arrived = time.perf_counter()
         self.admitted: float | None = None
@@ -154,6 +158,13 @@ class Request:
     def decoding(self) -> bool:
         """Whether only the newest token lacks its KV."""
         return self.computed == self.total - 1 and self.output_length > 0
+
+    @property
+    def unscored(self) -> range:
+        """Positions of the prompt whose next token's log-probability is still to be found."""
+        last = self.prompt_length - 1
+        asked = self.params.prompt_logprobs is not None
+        return range(len(self.prompt_logprobs) if asked else last, last)
 
     @property
     def furthest(self) -> int:

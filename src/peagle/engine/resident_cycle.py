@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.resident import CycleShape, ResidentDrafter, known_inputs
+from peagle.engine.logprobs import Scores, score
 from peagle.models.decoder import Decoder
 from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
@@ -35,6 +36,8 @@ class PromptRows:
     """[rows] the tokens after them; any token where a prompt ends."""
     ends: Tensor
     """[ends] rows that give their requests the next token."""
+    scored: Tensor | None = None
+    """[scored] rows whose following token is scored; None: no row's."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class PromptEnds:
     """[ends, vocab]"""
     features: Tensor | None
     """[ends, hidden_size], projected; None without a drafter."""
+    scores: Scores | None = None
+    """Of the scored rows."""
 
 
 @dataclass(frozen=True)
@@ -122,15 +127,28 @@ class ResidentCycle:
         x = target.embed(prompts.tokens)
         first = residual.normed(x, self.layers.layers[0].input_norm)
         taps = self.taps(len(x))
-        to_the_end = taps is not None and len(self.layers.layers) in taps.layers
+        tapped = taps is not None and len(self.layers.layers) in taps.layers
+        to_the_end = tapped or prompts.scored is not None
         reads = None if to_the_end else ends
         stream, last = self.layers(x, first, attention(self.target_cache), taps, reads)
         features = None if taps is None else self._fill_drafter(prompts, taps.into, attention)
+        scores = self._score(prompts, stream)
         if not len(ends):
-            return PromptEnds(x.new_empty(0, target.config.vocab_size), features)
+            return PromptEnds(x.new_empty(0, target.config.vocab_size), features, scores)
         if to_the_end:
-            last = residual.normed(stream.index_select(0, ends), target.norm)
+            return PromptEnds(self._logits(stream.index_select(0, ends)), features, scores)
         return PromptEnds(residual.linear(last, target.head), features)
+
+    def _score(self, prompts: PromptRows, stream: Tensor) -> Scores | None:
+        """Of the tokens that follow the scored rows. stream: [rows, hidden_size]."""
+        if prompts.scored is None:
+            return None
+        rows, tokens = (of.index_select(0, prompts.scored) for of in (stream, prompts.following))
+        return score(rows, self._logits, tokens)
+
+    def _logits(self, stream: Tensor) -> Tensor:
+        """Of the residual stream after the last layer [rows, hidden_size]: [rows, vocab]."""
+        return residual.linear(residual.normed(stream, self.target.norm), self.target.head)
 
     def _fill_drafter(self, prompts: PromptRows, tapped: Tensor, attention: Attention) -> Tensor:
         drafter, cache = self.drafter, self.drafter_cache

@@ -14,6 +14,7 @@ from peagle.engine.download import Download
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.kv_cache import KVCache
+from peagle.engine.logprobs import PromptLogprobs, output_logprobs
 from peagle.engine.prefill import Prefill
 from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request import TokenLogprobs
@@ -21,7 +22,7 @@ from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import ResidentCycle
 from peagle.engine.resident_requests import ResidentRequests
 from peagle.engine.runner import CycleResult
-from peagle.engine.sampler import edit, logprobs
+from peagle.engine.sampler import edit
 from peagle.models.decoder import Decoder
 from peagle.ops.cached_attention import supports_head_dim
 from peagle.ops.triton import AVAILABLE, kernels
@@ -71,6 +72,8 @@ class Flight:
     """Whether it has prompt chunks only."""
     logits: Mapping[str, Tensor]
     """[rows, vocab] by request id, of those that want log-probabilities."""
+    prompts: PromptLogprobs | None
+    """Log-probabilities of prompts' own tokens; None where none are wanted."""
 
 
 class ResidentRunner:
@@ -161,13 +164,13 @@ class ResidentRunner:
         logits: dict[str, Tensor] = {}
         cycle = self._cycle(cycles, logits) if cycles else None
         # after the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
-        self.refused = self._start(chunks, logits) if chunks else []
+        self.refused, prompts = self._start(chunks, logits) if chunks else ([], None)
         work = [item for item in work if item not in self.refused]
         for item in work:
             item.request.launch(item.rows, item.completes)
         admissions = tuple(item.request.admissions for item in work)
         results = Download(self._requests.state.results)
-        return Flight(tuple(work), admissions, results, cycle, not cycles, logits)
+        return Flight(tuple(work), admissions, results, cycle, not cycles, logits, prompts)
 
     def _cycle(self, work: list[Scheduled], logits: dict[str, Tensor]) -> LaunchedCycle | None:
         """Run a cycle; its times are known only where the host takes no part in it."""
@@ -183,22 +186,25 @@ class ResidentRunner:
         self._graphs.accept(rows, verified)
         return None
 
-    def _start(self, chunks: list[Scheduled], logits: dict[str, Tensor]) -> list[Scheduled]:
+    def _start(
+        self, chunks: list[Scheduled], logits: dict[str, Tensor]
+    ) -> tuple[list[Scheduled], PromptLogprobs | None]:
         """Run prompt chunks, and move requests whose prompt is complete to the cycle.
 
-        Returns all chunks if the device has no memory for them.
+        Returns all chunks if the device has no memory for them, and their log-probabilities.
         """
         chunks = sorted(chunks, key=lambda item: (item.start > 0, item.rows))
         try:
             ends = self._prefill.run(chunks)
+            prompts = None if ends.scores is None else PromptLogprobs(chunks, ends.scores)
             begun = [item for item in chunks if item.completes]
             if begun:
                 logits.update(_edited(begun, ends.logits, Download(torch.empty(0))))
                 self._requests.begin(begun, ends)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            return chunks
-        return []
+            return chunks, None
+        return [], prompts
 
     def _timed(self, rows: list[int], shape: CycleShape) -> LaunchedCycle | None:
         """Run and time a cycle; None if it was not captured, since its time is not typical then."""
@@ -251,10 +257,12 @@ def _landed(flight: Flight) -> list[tuple[Scheduled, CycleResult]]:
         accepted, *emitted = results[request.row]
         tokens[item] = emitted[: accepted + 1] if item.completes else []
     scores = _scores(flight.logits, tokens)
-    return [
-        (item, CycleResult(new, max(len(new) - 1, 0), None, scores.get(item.request.id, [])))
-        for item, new in tokens.items()
-    ]
+    prompts = {} if flight.prompts is None else flight.prompts.by_request()
+    landed = []
+    for item, new in tokens.items():
+        own, of_prompt = (found.get(item.request.id, []) for found in (scores, prompts))
+        landed.append((item, CycleResult(new, max(len(new) - 1, 0), None, own, of_prompt)))
+    return landed
 
 
 def _scores(
@@ -263,5 +271,5 @@ def _scores(
     """Log-probabilities by request id."""
     asked = {item.request: new for item, new in tokens.items() if item.request.id in logits}
     rows = [logits[request.id] for request in asked]
-    scores = logprobs([*asked], rows, [*asked.values()])
+    scores = output_logprobs([*asked], rows, [*asked.values()])
     return {request.id: own for request, own in zip(asked, scores, strict=True)}

@@ -11,9 +11,11 @@ from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.engine.batch import Scheduled
 from peagle.engine.cycle import Verification, accept, verify
 from peagle.engine.kv_cache import KVCache
+from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, scored_rows
 from peagle.engine.request import TokenLogprobs
 from peagle.engine.request_table import RequestTable
-from peagle.engine.sampler import choose, logprobs
+from peagle.engine.sampler import choose
+from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
 
 
@@ -27,6 +29,8 @@ class CycleResult:
     features: Tensor | None
     """[kept rows, feature_size] features of the rows whose keys stay; None on the device."""
     logprobs: list[TokenLogprobs]
+    prompt_logprobs: list[TokenLogprobs]
+    """Of the prompt's next tokens, behind those of the steps before."""
 
 
 class Verdict(NamedTuple):
@@ -65,7 +69,7 @@ class Runner:
         drafts = self._draft(work)
         seen = self._verify(work, drafts)
         verdicts = _accept(work, drafts, seen.logits)
-        return _results(work, verdicts, seen.features)
+        return _results(work, verdicts, self._score_prompts(work, seen.hidden), seen.features)
 
     def _draft(self, work: Sequence[Scheduled]) -> Tensor:
         """Drafts of every request that wants some [sum(drafts)]; also fills the drafter's cache."""
@@ -92,6 +96,18 @@ class Runner:
         positions, attend = self._memory.open(spans)
         taps = self._taps if any(item.request.speculates for item in work) else ()
         return verify(self.target, tokens, positions, attend, sampled, taps)
+
+    def _score_prompts(
+        self, work: Sequence[Scheduled], hidden: Tensor
+    ) -> dict[str, list[TokenLogprobs]]:
+        """Log-probabilities of prompts' tokens, by request id. hidden: [rows, hidden_size]."""
+        rows = scored_rows(work)
+        if not rows:
+            return {}
+        tokens = [item.request.tokens[place + 1] for item in work for place in item.scored]
+        chosen, places = (upload(values, self.device) for values in (tokens, rows))
+        scores = score(hidden.index_select(0, places), self.target.head, chosen)
+        return PromptLogprobs(work, scores).by_request()
 
     def _inputs(self, work: Sequence[Scheduled], drafts: Tensor) -> tuple[Tensor, Tensor | None]:
         """The target's tokens [rows], and the rows whose logits are wanted (None: all)."""
@@ -121,13 +137,16 @@ def _accept(work: Sequence[Scheduled], drafts: Tensor, logits: Tensor) -> dict[s
     chosen = choose(logits, sampled, drafts)
     emitted, accepted = accept(drafts, chosen, [item.drafts for item in sampled])
     requests = [item.request for item in sampled]
-    scores = logprobs(requests, logits.split([item.drafts + 1 for item in sampled]), emitted)
+    scores = output_logprobs(requests, logits.split([item.drafts + 1 for item in sampled]), emitted)
     verdicts = map(Verdict, emitted, accepted, scores)
     return {request.id: verdict for request, verdict in zip(requests, verdicts, strict=True)}
 
 
 def _results(
-    work: Sequence[Scheduled], verdicts: Mapping[str, Verdict], features: Tensor | None
+    work: Sequence[Scheduled],
+    verdicts: Mapping[str, Verdict],
+    prompts: Mapping[str, list[TokenLogprobs]],
+    features: Tensor | None,
 ) -> list[CycleResult]:
     results, first = [], 0
     for item in work:
@@ -136,5 +155,6 @@ def _results(
         wanted = features if item.request.speculates else None
         share = None if wanted is None else wanted[first : first + kept]
         first += item.rows
-        results.append(CycleResult(tokens, accepted, share, scores))
+        of_prompt = prompts.get(item.request.id, [])
+        results.append(CycleResult(tokens, accepted, share, scores, of_prompt))
     return results

@@ -1,16 +1,13 @@
-"""What the host has to say about tokens: which each row takes, edited logits, log-probabilities."""
+"""What the host has to say about tokens: which each row takes, and edited logits."""
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from peagle.config import MAX_LOGPROBS
 from peagle.engine.batch import Scheduled
 from peagle.engine.download import Download
-from peagle.engine.request import Request, TokenLogprobs
 from peagle.engine.upload import upload
 from peagle.ops.argmax import argmax
 from peagle.ops.penalties import Penalties, penalize
@@ -70,39 +67,6 @@ def _keep_to_forms(
     forbidden = ~_unpacked(bits, bound[0].shape[1])
     for rows, mask in zip(bound, forbidden.split([len(rows) for rows in bound]), strict=True):
         rows.masked_fill_(mask, float("-inf"))
-
-
-def logprobs(
-    requests: Sequence[Request], logits: Sequence[Tensor], tokens: Sequence[Sequence[int]]
-) -> list[list[TokenLogprobs]]:
-    """For each request those of its emitted tokens; none unless asked for.
-
-    logits: [rows, vocab] of each request, the first of which chose its `tokens`.
-    """
-    found: list[list[TokenLogprobs]] = [[] for _ in requests]
-    asked = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
-    if asked:
-        rows = torch.cat([logits[i][: len(tokens[i])] for i in asked])
-        scored = iter(_scored(rows, [token for i in asked for token in tokens[i]]))
-        for i in asked:
-            count, own = requests[i].params.logprobs or 0, itertools.islice(scored, len(tokens[i]))
-            found[i] = [replace(entry, top=entry.top[:count]) for entry in own]
-    return found
-
-
-def _scored(rows: Tensor, tokens: Sequence[int]) -> list[TokenLogprobs]:
-    """Log-probability of a token for each row, and of the most likely ones.
-
-    Always of as many, so that equal ones are not another request's choice.
-    """
-    count = min(MAX_LOGPROBS, rows.shape[1])
-    chosen, parts = upload(tokens, rows.device).clamp(min=0), []  # -1: the row is NaN
-    for logits, ids in zip(rows.split(AT_ONCE), chosen.split(AT_ONCE), strict=True):
-        scores = logits.float().log_softmax(dim=-1)
-        parts.append((scores.gather(1, ids[:, None])[:, 0], *scores.topk(count)))
-    own, values, tops = (torch.cat(column).tolist() for column in zip(*parts, strict=True))
-    pairs = (tuple(zip(*row, strict=True)) for row in zip(tops, values, strict=True))
-    return list(map(TokenLogprobs, own, pairs))
 
 
 def _unpacked(bits: Tensor, count: int) -> Tensor:

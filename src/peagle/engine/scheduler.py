@@ -224,7 +224,7 @@ class Scheduler:
         left = min(
             request.params.max_tokens - request.output_length, self.max_length - request.total
         )
-        return 0 < left <= request.promised
+        return 0 < request.promised >= left
 
     def _hold(self, request: Request, length: int) -> bool:
         """Take blocks until the request has `length` positions; False when there are too few."""
@@ -248,10 +248,15 @@ class Scheduler:
         request.features = None
 
     def _cached_prefix(self, request: Request) -> list[int]:
-        """Blocks that already hold the request's prefix; at least one token is left to compute."""
+        """Blocks that already hold the request's prefix; at least one token is left to compute.
+
+        Nor do they hold anything of a prompt that is still to be scored, whose rows have to be run.
+        """
         if not self.prefix_caching or request.distrusts_cache:
             return []
-        most = self._extend_hashes(request, (request.total - 1) // self.table.block_size)
+        left = request.unscored
+        length = left.start if left else request.total - 1
+        most = self._extend_hashes(request, length // self.table.block_size)
         return self.pool.find(request.hashes[:most])
 
     def _extend_hashes(self, request: Request, count: int) -> int:

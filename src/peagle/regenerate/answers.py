@@ -13,10 +13,18 @@ class Answer:
     """What the target wrote, and how it ended."""
 
     message: Message
-    """An assistant's turn; for a completion, `content` is the text."""
+    """An assistant's turn, with thoughts as `reasoning_content`; for a completion, `content` is the
+    text."""
     tokens: int
     cut: bool = False
     """Whether a limit on tokens or the context ended it, rather than the target."""
+    token_ids: tuple[int, ...] = ()
+    """What the target wrote, its end included; empty where a server does not tell."""
+
+    @property
+    def written(self) -> dict[str, Any]:
+        """The ids as they are kept beside a message or response."""
+        return {"token_ids": self.token_ids} if self.token_ids else {}
 
 
 class NoAnswerError(Exception):

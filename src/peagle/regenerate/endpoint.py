@@ -21,8 +21,10 @@ LONGEST_WAIT = 60.0
 ANSWER_SECONDS, CONNECT_SECONDS = 3600.0, 10.0
 OF_ONE_REQUEST = (400, 413, 422)
 """Statuses that refuse one request; others, such as 401 and 404, apply to all requests."""
-KEPT = ("content", "reasoning_content", "tool_calls")
-"""Keys of an assistant's turn that a chat template may read."""
+FAILED, FAILURES = 500, 4
+"""Status of a server that failed at a request, and how often it may until that one is given up."""
+THOUGHTS = ("reasoning_content", "reasoning")
+"""Names that servers give to what the model thought."""
 
 
 @asynccontextmanager
@@ -59,8 +61,7 @@ class Endpoint:
         said = choice.get("message")
         if not isinstance(said, dict):
             raise self._unlike_openai()
-        message = {key: said[key] for key in KEPT if said.get(key)}
-        return Answer({"role": "assistant", "content": "", **message}, tokens, _cut(choice))
+        return Answer(_message(said), tokens, _cut(choice))
 
     async def complete(self, prompt: str, params: SamplingParams) -> Answer:
         """What follows a text, without a chat template."""
@@ -93,6 +94,7 @@ class Endpoint:
         raise self._unlike_openai()
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        failures = 0
         for pause in (*PAUSES, None):
             asked_to_wait = None
             try:
@@ -103,6 +105,9 @@ class Endpoint:
                 if response.status_code != 429 and response.status_code < 500:
                     return self._read(response)
                 problem = f"{response.status_code} {_complaint(response)}"
+                failures += response.status_code == FAILED
+                if failures == FAILURES:
+                    raise NoAnswerError(f"an answer ended with an error: {_complaint(response)}")
                 asked_to_wait = seconds_to_wait(response.headers)
             if pause is not None:
                 await asyncio.sleep(pause if asked_to_wait is None else asked_to_wait)
@@ -141,6 +146,17 @@ def _seconds_until(date: datetime.datetime) -> float:
     """Seconds from now; a date without a time zone is in UTC."""
     then = date if date.tzinfo else date.replace(tzinfo=datetime.UTC)
     return (then - datetime.datetime.now(datetime.UTC)).total_seconds()
+
+
+def _message(said: Mapping[str, Any]) -> Message:
+    """An assistant's turn with what a chat template may read."""
+    message: Message = {"role": "assistant", "content": said.get("content") or ""}
+    thoughts = next((said[name] for name in THOUGHTS if said.get(name)), None)
+    if thoughts is not None:
+        message["reasoning_content"] = thoughts
+    if isinstance(said.get("tool_calls"), list) and said["tool_calls"]:
+        message["tool_calls"] = said["tool_calls"]
+    return message
 
 
 def _cut(choice: Mapping[str, Any]) -> bool:

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
+from peagle import dialects
 from peagle.async_llm import AsyncLLM
 from peagle.config import SamplingParams
+from peagle.errors import InputError
+from peagle.llm import ChatTurn, Completion
 from peagle.models.tokenizer import render_chat
 from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.train.samples import Message
@@ -27,23 +30,63 @@ class EngineAnswerer:
         tools: list[dict[str, Any]] | None,
         params: SamplingParams,
     ) -> Answer:
-        """The assistant's next turn."""
-        text = self.render(messages, tools)
-        return await self._answer(self._llm.tokenize(text, add_special_tokens=False), params)
+        """The assistant's next turn, read by the target's dialect."""
+        try:
+            text = self.render(messages, tools)
+        except InputError as error:  # the data's own turns were tried before anything ran
+            raise NoAnswerError(f"the target's own answers: {error}") from None
+        prompt = self._llm.tokenize(text, add_special_tokens=False)
+        return await self._answer(prompt, params, ChatTurn(tool_use(tools or ())))
 
     async def complete(self, prompt: str, params: SamplingParams) -> Answer:
         """What follows a text, without a chat template."""
         return await self._answer(self._llm.encode(prompt), params)
 
-    async def _answer(self, tokens: list[int], params: SamplingParams) -> Answer:
+    async def _answer(
+        self, prompt: list[int], params: SamplingParams, chat: ChatTurn | None = None
+    ) -> Answer:
         room = self._llm.engine.max_length
-        if len(tokens) >= room:
-            raise NoAnswerError(f"a prompt of {len(tokens)} tokens; the context holds {room}")
+        if len(prompt) >= room:
+            raise NoAnswerError(f"a prompt of {len(prompt)} tokens; the context holds {room}")
+        prepared = await self._async.prepare(prompt, params, chat)
         completion = None
-        async for chunk in self._async.stream(tokens, params):
-            completion = chunk.completion
-        assert completion is not None  # a stream ends with its completion
+        async with self._async.run([prepared]) as chunks:
+            async for _, chunk in chunks:
+                completion = chunk.completion
+        assert completion is not None  # the chunks end with it
         if completion.failure is not None:
             raise NoAnswerError(f"an answer ended with an error: {completion.failure}")
-        message = {"role": "assistant", "content": completion.text}
-        return Answer(message, len(completion.token_ids), completion.finish_reason == "length")
+        return _answer_of(completion)
+
+
+def tool_use(tools: Sequence[dict[str, Any]]) -> dialects.ToolUse | None:
+    """The functions among a conversation's tools; the target is free to call them as it likes."""
+    found = []
+    for tool in tools:
+        match tool.get("function", tool):
+            case {"name": str(name), "parameters": dict(parameters)}:
+                found.append(dialects.Tool(name, parameters))
+            case {"name": str(name)}:
+                found.append(dialects.Tool(name))
+    return dialects.ToolUse(tuple(found)) if found else None
+
+
+def _answer_of(completion: Completion) -> Answer:
+    ids = completion.token_ids
+    return Answer(_message(completion.message), len(ids), completion.finish_reason == "length", ids)
+
+
+def _message(said: dialects.Message) -> Message:
+    """What a client would send back."""
+    message: Message = {"role": "assistant", "content": said.content}
+    if said.reasoning:
+        message["reasoning_content"] = said.reasoning
+    if said.calls:
+        message["tool_calls"] = [_call(n, call) for n, call in enumerate(said.calls)]
+    return message
+
+
+def _call(number: int, call: dialects.Call) -> dict[str, Any]:
+    """A call in OpenAI's form, with the same id in every run."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{number}", "type": "function", "function": function}

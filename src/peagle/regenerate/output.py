@@ -1,7 +1,7 @@
 """The file of finished conversations, which a later run continues."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -16,8 +16,8 @@ BEGINNING = b'{"source": "'
 class Output:
     """One line per finished conversation, handed to the system before `write` returns."""
 
-    def __init__(self, path: Path, file: FileIO, by: str) -> None:
-        self._path, self._file, self._by = path, file, by
+    def __init__(self, path: Path, file: FileIO, by: str, with_ids: bool) -> None:
+        self._path, self._file, self._by, self._with_ids = path, file, by, with_ids
         self.done = self._read_questions()
         """Digests of the questions of the conversations in the file."""
 
@@ -48,7 +48,12 @@ class Output:
 
     def _question(self, line: bytes, place: str) -> str:
         match _parsed(line):
-            case {"source": str(), "asked": str(asked), "by": self._by}:
+            case {"source": str(), "asked": str(asked), "by": self._by, **record}:
+                if self._with_ids and not _has_ids(record):
+                    raise InputError(
+                        f"{place}: its answers have no token ids; an earlier peagle regenerate or "
+                        "an endpoint wrote them; give another --output"
+                    )
                 return asked
             case {"source": str(), "asked": str(), "by": str(by)}:
                 raise InputError(
@@ -64,11 +69,12 @@ class Output:
 
 
 @contextmanager
-def open_output(path: Path, by: str) -> Iterator[Output]:
+def open_output(path: Path, by: str, with_ids: bool) -> Iterator[Output]:
     """The file, new or continued, of answers by `by`: a model and how it is sampled.
 
-    Raises `InputError` when it cannot be written, holds answers by another model or sampling, or
-    has lines of another kind.
+    with_ids: whether every answer comes with its token ids. Raises `InputError` when it cannot be
+    written, holds answers by another model or sampling or without their ids, or has lines of
+    another kind.
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} cannot be written: it is not a file")
@@ -79,7 +85,14 @@ def open_output(path: Path, by: str) -> Iterator[Output]:
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
     with file:
-        yield Output(path, file, by)
+        yield Output(path, file, by, with_ids)
+
+
+def _has_ids(record: Mapping[Any, Any]) -> bool:
+    """Whether an answer in a record has its token ids."""
+    messages = record.get("messages")
+    told = [record, *messages] if isinstance(messages, list) else [record]
+    return any(isinstance(one, dict) and "token_ids" in one for one in told)
 
 
 def _parsed(line: bytes) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.regenerate.answers import Answerer, NoAnswerError
+from peagle.regenerate.answers import Answer, Answerer, NoAnswerError
 from peagle.regenerate.output import Output
 from peagle.train.digest import digest
 from peagle.train.samples import Chat, Completion, Message, Sample, read_samples
@@ -19,6 +19,11 @@ from peagle.train.samples import Chat, Completion, Message, Sample, read_samples
 Conversation = Chat | Completion
 QUESTIONERS = ("user", "tool")
 """Roles whose turns the assistant answers."""
+CALLED = "the target calls a tool, and the data has no result of that call"
+
+
+class CutAnswerError(NoAnswerError):
+    """A limit on tokens or the context ended the answer, rather than the target."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,16 @@ def by_digest(conversations: Iterable[Conversation]) -> dict[str, Conversation]:
 def plan(chat: Chat) -> list[Message | None]:
     """The turns of a conversation, with None where the target is to answer.
 
-    It answers where the assistant does, and a last question without an answer. Turns that call
-    tools are kept, since the results after them belong to them; other assistant turns that do not
-    follow a question are left out.
+    It answers where the assistant does, and a last question without an answer. Calls of tools are
+    kept where results follow, which belong to them; other assistant turns that do not follow a
+    question are left out.
     """
     turns: list[Message | None] = []
     asked = False
-    for message in chat.messages:
-        if message["role"] != "assistant" or "tool_calls" in message:
+    followers: list[Message | None] = [*chat.messages[1:], None]
+    for message, following in zip(chat.messages, followers, strict=False):
+        belongs = "tool_calls" in message and _is_result(following)
+        if message["role"] != "assistant" or belongs:
             turns.append(message)
             asked = message["role"] in QUESTIONERS
         elif asked:
@@ -168,36 +175,69 @@ async def _complete(text: Completion, answerer: Answerer, params: SamplingParams
         answer = await answerer.complete(text.prompt, _seeded(params, 0))
     except NoAnswerError as error:
         return Outcome(None, 0, f"{text.place}: {error}")
-    response = answer.message["content"]
-    return Outcome({"prompt": text.prompt, "response": response}, answer.tokens)
+    said = {"prompt": text.prompt, "response": answer.message["content"]}
+    return Outcome({**said, **answer.written}, answer.tokens)
 
 
 async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> Outcome:
     """Answer turn by turn, up to the first turn for which the target has no complete answer.
 
-    A partial answer would be rendered with an end of turn that the target did not write.
+    A partial answer would be rendered with an end of turn that the target did not write. A call
+    that has no result in the data is an answer, but none can follow it.
     """
     said: list[Message] = []
-    tokens, answered, problem, cut = 0, 0, None, False
-    for turn, message in enumerate(plan(chat)):
+    answers: dict[int, Answer] = {}
+    problem, cut = None, False
+    turns = plan(chat)
+    for turn, message in enumerate(turns):
         if message is not None:
             said.append(message)
             continue
         try:
-            answer = await answerer.chat(said, chat.tools, _seeded(params, turn))
+            answer = await _whole_answer(said, chat, answerer, _seeded(params, turn))
         except NoAnswerError as error:
-            problem = f"{chat.place}: {error}"
+            problem, cut = f"{chat.place}: {error}", isinstance(error, CutAnswerError)
             break
-        if answer.cut:
-            cut, limits = True, "--max-tokens or the context's end"
-            problem = f"{chat.place}: an answer was cut after {answer.tokens} tokens by {limits}"
-            break
+        answers[turn] = answer
         said.append(answer.message)
-        tokens, answered = tokens + answer.tokens, len(said)
-    if not answered:
-        return Outcome(None, 0, problem, cut)
-    tools = {"tools": chat.tools} if chat.tools else {}
-    return Outcome({"messages": said[:answered], **tools}, tokens, problem, cut)
+        following = turns[turn + 1 :]
+        if _awaits_results(answer, following):
+            problem = f"{chat.place}: {CALLED}" if None in following else None
+            break
+    record = _record(said, answers, chat.tools) if answers else None
+    return Outcome(record, sum(answer.tokens for answer in answers.values()), problem, cut)
+
+
+async def _whole_answer(
+    said: Sequence[Message], chat: Chat, answerer: Answerer, params: SamplingParams
+) -> Answer:
+    """The target's next turn. Raises `NoAnswerError`, also for one that a limit cut."""
+    answer = await answerer.chat(said, chat.tools, params)
+    if answer.cut:
+        limits = "--max-tokens or the context's end"
+        raise CutAnswerError(f"an answer was cut after {answer.tokens} tokens by {limits}")
+    return answer
+
+
+def _awaits_results(answer: Answer, following: Sequence[Message | None]) -> bool:
+    """Whether an answer makes more calls than there are results right after it."""
+    results = itertools.takewhile(_is_result, following)
+    return len(answer.message.get("tool_calls", ())) > len([*results])
+
+
+def _is_result(message: Message | None) -> bool:
+    return message is not None and message["role"] == "tool"
+
+
+def _record(
+    said: Sequence[Message], answers: Mapping[int, Answer], tools: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """A conversation up to its last answer, each with what the target wrote."""
+    messages = [
+        {**message, **(answers[turn].written if turn in answers else {})}
+        for turn, message in enumerate(said[: max(answers) + 1])
+    ]
+    return {"messages": messages, **({"tools": tools} if tools else {})}
 
 
 def _seeded(params: SamplingParams, what: str | int) -> SamplingParams:

@@ -31,6 +31,10 @@ class Form(Protocol):
         """A finished choice."""
         ...
 
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """What an answer has besides its choices and its usage."""
+        ...
+
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice, for a stream; perhaps nothing yet."""
         ...
@@ -67,8 +71,12 @@ class Choices:
 
     def whole(self, done: Sequence[Completion]) -> Json:
         """The answer as one object."""
-        choices = [self._form.choice(index, completion) for index, completion in enumerate(done)]
-        return {**self._head, "choices": choices, "usage": usage(self._job, done)}
+        choices = [
+            _explained(self._form.choice(index, completion), completion)
+            for index, completion in enumerate(done)
+        ]
+        told = {"choices": choices, "usage": usage(self._job, done)}
+        return {**self._head, **told, **self._form.whole(done)}
 
     def begin(self) -> Sequence[bytes]:
         """Nothing: a choice begins with its first delta."""
@@ -77,7 +85,11 @@ class Choices:
     def add(self, index: int, chunk: Chunk) -> Iterator[bytes]:
         """An event for each delta."""
         self._written += len(chunk.token_ids)
-        for choice in self._form.deltas(index, chunk):
+        choices = self._form.deltas(index, chunk)
+        if chunk.completion is not None:
+            *before, last = choices
+            choices = [*before, _explained(last, chunk.completion)]
+        for choice in choices:
             words: Json = {**self._head, "choices": [choice]}
             if self._wanted.continuous_usage_stats:
                 words["usage"] = _counts(self._job.prompt_tokens, self._written)
@@ -92,6 +104,12 @@ class Choices:
     def fail(self, refusal: APIError) -> bytes:
         """The error in place of a delta."""
         return event(refusal.body.model_dump())
+
+
+def _explained(choice: Json, completion: Completion) -> Json:
+    """A choice, and why it ended with an error, where others did not."""
+    failure = completion.failure
+    return choice if failure is None else {**choice, "error": {"message": failure}}
 
 
 def usage(job: Job, done: Sequence[Completion]) -> Json:

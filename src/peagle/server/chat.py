@@ -19,7 +19,6 @@ from peagle.dialects import (
 from peagle.engine.request import TokenLogprobs
 from peagle.errors import InputError
 from peagle.llm import ChatTurn, Chunk, Completion
-from peagle.models.tokenizer import render_chat
 from peagle.server.answer import answer
 from peagle.server.delivery import Json
 from peagle.server.errors import APIError
@@ -27,7 +26,13 @@ from peagle.server.protocol import ChatBody, Message, Tool
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
 from peagle.server.service import Job, Service
 from peagle.server.tools import tool_use
-from peagle.server.trace import json_score, speculation_trace, token_bytes, token_text
+from peagle.server.trace import (
+    json_score,
+    prompt_scores,
+    speculation_trace,
+    token_bytes,
+    token_text,
+)
 
 
 async def chat(service: Service, body: ChatBody, request: Request) -> Response:
@@ -93,15 +98,14 @@ def template_variables(
 def _render(
     service: Service, messages: Sequence[Message], variables: Mapping[str, Any]
 ) -> list[int]:
-    tokenizer, template = service.llm.tokenizer, service.settings.chat_template
-    if template is None and tokenizer.chat_template is None:
+    llm = service.llm
+    if llm.chat_config.chat_template is None and llm.tokenizer.chat_template is None:
         raise APIError(400, "this model has no chat template; start with --chat-template FILE")
     turns = [turn.model_dump(exclude_none=True) | {"content": turn.text} for turn in messages]
     try:
-        text = render_chat(tokenizer, turns, template, **variables)
+        return llm.render(turns, **variables)
     except InputError as error:
         raise APIError(400, str(error), "messages") from None
-    return service.llm.tokenize(text, add_special_tokens=False)
 
 
 class ChatForm:
@@ -134,6 +138,10 @@ class ChatForm:
             "finish_reason": _reason(completion),
             "logprobs": self._logprobs(scored),
         }
+
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """The prompt's log-probabilities, which all choices share; where they are asked for."""
+        return prompt_scores(self._tokenizer, done[0], self._body.prompt_logprobs)
 
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice: a delta for each event, none where nothing is said."""

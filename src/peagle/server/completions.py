@@ -1,8 +1,8 @@
 """`POST /v1/completions`."""
 
 import contextlib
+import functools
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from fastapi import Request, Response
@@ -14,10 +14,11 @@ from peagle.server.delivery import Json
 from peagle.server.errors import APIError
 from peagle.server.protocol import CompletionBody
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
-from peagle.server.service import Service
+from peagle.server.service import Job, Service
 from peagle.server.trace import (
     TextOffsets,
     json_score,
+    prompt_scores,
     speculation_trace,
     token_bytes,
     token_text,
@@ -36,7 +37,7 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
         body,
         service.llm.sampling_defaults,
         limits,
-        body.max_tokens or DEFAULT_MAX_TOKENS,
+        DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         body.logprobs,
         structured_outputs(body, limits),
     )
@@ -46,7 +47,7 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
         running.enter_context(service.admit(len(prompts) * n))
         job = await service.begin(prompts, each_choice(params, n), running)
         repeated = [prompt for prompt in prompts for _ in range(n)]
-        form = CompletionForm(service.llm.tokenizer, body, repeated)
+        form = CompletionForm(service.llm.tokenizer, body, repeated, job)
         return await answer(service, form, job, body, request, running)
 
 
@@ -56,12 +57,15 @@ class CompletionForm:
     prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
     def __init__(
-        self, tokenizer: Any, body: CompletionBody, prompts: Sequence[str | list[int]]
+        self, tokenizer: Any, body: CompletionBody, prompts: Sequence[str | list[int]], job: Job
     ) -> None:
-        self._tokenizer, self._body = tokenizer, body
+        """prompts: of each of the job's sequences, as the client gave it."""
+        self._tokenizer, self._body, self._job = tokenizer, body, job
         self._echo = [self._said(prompt) if body.echo else "" for prompt in prompts]
         self._begun: set[int] = set()
         self._offsets = [TextOffsets() for _ in prompts]
+        self._special = frozenset(tokenizer.all_special_ids)
+        self._text = functools.cache(functools.partial(token_text, tokenizer))
 
     def choice(self, index: int, completion: Completion) -> Json:
         """A finished choice."""
@@ -69,8 +73,13 @@ class CompletionForm:
             "index": index,
             "text": self._echo[index] + completion.text,
             "finish_reason": completion.finish_reason,
-            "logprobs": self._logprobs(index, completion.token_ids, completion.logprobs),
+            "logprobs": self._logprobs(index, completion),
+            **prompt_scores(self._tokenizer, completion, self._body.prompt_logprobs),
         }
+
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """Nothing: choices may have different prompts."""
+        return {}
 
     def deltas(self, index: int, chunk: Chunk) -> Sequence[Json]:
         """What a chunk adds to its choice."""
@@ -80,25 +89,31 @@ class CompletionForm:
             "index": index,
             "text": echo + chunk.text,
             "finish_reason": chunk.completion.finish_reason if chunk.completion else None,
-            "logprobs": self._logprobs(index, chunk.token_ids, chunk.logprobs),
+            "logprobs": self._logprobs(index, chunk),
         }
         if self._body.traced:
             delta["speculation"] = speculation_trace(self._tokenizer, chunk)
         return [delta]
 
-    def _logprobs(
-        self, index: int, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs]
-    ) -> Json | None:
+    def _logprobs(self, index: int, part: Completion | Chunk) -> Json | None:
+        """Those of a part's tokens, behind those of the prompt if it is part of the text."""
         if self._body.logprobs is None:
             return None
-        texts = [token_text(self._tokenizer, token) for token in tokens]
-        data = map(partial(token_bytes, self._tokenizer), tokens, texts)
+        before = part.prompt_logprobs if self._body.echo else ()
+        tokens = [*self._job.prepared[index].tokens[: len(before)], *part.token_ids]
+        logprobs = [*before, *part.logprobs]
         return {
-            "tokens": texts,
-            "token_logprobs": [json_score(one.chosen) for one in logprobs],
-            "top_logprobs": [self._top(one) for one in logprobs],
-            "text_offset": [*map(self._offsets[index].add, data)],
+            "tokens": [self._text(token) for token in tokens],
+            "token_logprobs": [one and json_score(one.chosen) for one in logprobs],
+            "top_logprobs": [one and self._top(one) for one in logprobs],
+            "text_offset": [self._offset(index, token) for token in tokens],
         }
+
+    def _offset(self, index: int, token: int) -> int:
+        """Of the next token in the text, where special ones are only if the client wrote them."""
+        offsets, text = self._offsets[index], self._text(token)
+        hidden = token in self._special and not self._echo[index].startswith(text, offsets.length)
+        return offsets.add(b"" if hidden else token_bytes(self._tokenizer, token, text))
 
     def _said(self, prompt: str | list[int]) -> str:
         if isinstance(prompt, str):
@@ -107,8 +122,9 @@ class CompletionForm:
         return text
 
     def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
-        pairs = reversed(logprobs.top)  # among tokens with the same text the likeliest stays
-        return {token_text(self._tokenizer, token): json_score(score) for token, score in pairs}
+        asked = logprobs.top[: self._body.logprobs]
+        pairs = reversed(asked)  # among tokens with the same text the likeliest stays
+        return {self._text(token): json_score(score) for token, score in pairs}
 
 
 def _refuse_unsupported(body: CompletionBody) -> None:
@@ -116,8 +132,9 @@ def _refuse_unsupported(body: CompletionBody) -> None:
         raise APIError(400, "suffix is not supported", "suffix")
     if body.best_of not in (None, body.choices):
         raise APIError(400, "best_of other than n is not supported", "best_of")
-    if body.echo and body.logprobs is not None:
-        raise APIError(400, "log-probabilities of an echoed prompt are not supported", "echo")
+    if body.max_tokens == 0 and body.prompt_top is None:
+        reason = "0 generates nothing; give at least 1, or ask for echo or prompt_logprobs"
+        raise APIError(400, f"max_tokens: {reason}", "max_tokens")
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:

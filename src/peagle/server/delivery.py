@@ -72,7 +72,9 @@ async def deliver(
     if done is None:
         return Response(status_code=CLIENT_GONE)
     for index, completion in enumerate(done):
-        _check(answer, index, completion)
+        _log_failure(answer, index, completion)
+    if all(completion.failure for completion in done):
+        raise APIError(500, done[0].failure or "")
     return JSONResponse(answer.whole(done))
 
 
@@ -156,11 +158,11 @@ async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
             return
 
 
-def _check(answer: Answer, index: int, completion: Completion) -> None:
-    """Raise `APIError` for a choice that ended with an error, and log the reason."""
+def _log_failure(answer: Answer, index: int, completion: Completion) -> None:
+    """Log why a choice ended with an error. An answer of which nothing came to its end is an error
+    as a whole; else its route tells which choice failed."""
     if completion.failure is not None:
         log.warning(f"choice {index} of {answer.id} ended with an error: {completion.failure}")
-        raise APIError(500, completion.failure)
 
 
 async def _collect(job: Job) -> list[Completion]:
@@ -181,7 +183,9 @@ async def _events(answer: Answer, job: Job) -> AsyncIterator[bytes]:
         async for index, chunk in job.chunks:
             if chunk.completion is not None:
                 done[index] = chunk.completion
-                _check(answer, index, chunk.completion)
+                _log_failure(answer, index, chunk.completion)
+                if len(job.prepared) == 1 and chunk.completion.failure is not None:
+                    raise APIError(500, chunk.completion.failure)
             for data in answer.add(index, chunk):
                 yield data
                 said = time.monotonic()

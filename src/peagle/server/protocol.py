@@ -101,6 +101,8 @@ class GenerationBody(Body):
     min_tokens: Count | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsOptions | None = None
+    prompt_logprobs: TopLogprobs | None = None
+    """vLLM's field: log-probabilities of the prompt's tokens, and of this many likely ones."""
     speculation: SpeculationOptions | None = None
     user: Ignored = None
     metadata: Ignored = None
@@ -121,6 +123,11 @@ class GenerationBody(Body):
         return None if self.speculation is None else self.speculation.num_speculative_tokens
 
     @property
+    def prompt_top(self) -> int | None:
+        """Likely tokens to find in the place of each of the prompt's; None: score no prompt."""
+        return self.prompt_logprobs
+
+    @property
     def traced(self) -> bool:
         """Whether the answer marks which tokens are the drafter's."""
         return self.speculation is not None and self.speculation.trace
@@ -131,10 +138,20 @@ class CompletionBody(GenerationBody):
 
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
     echo: bool | None = None
-    """Put the prompt before its completion."""
+    """Put the prompt before its completion, in the log-probabilities too."""
+    max_tokens: Count | None = None
+    """0, with `echo` or `prompt_logprobs`, is an answer about the prompt alone."""
     logprobs: TopLogprobs | None = None
     best_of: Positive | None = None
     suffix: str | None = None
+
+    @property
+    def prompt_top(self) -> int | None:
+        """Those of an echoed prompt too; where nothing is generated, it is scored in any case."""
+        least = 0 if self.max_tokens == 0 else None
+        echoed = (self.logprobs, least) if self.echo else ()
+        wanted = (self.prompt_logprobs, *echoed)
+        return max((count for count in wanted if count is not None), default=None)
 
 
 class FunctionCall(Body):

@@ -7,13 +7,14 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
 from peagle.async_llm import AsyncLLM
 from peagle.errors import InputError, reason
-from peagle.models.tokenizer import render_chat
 from peagle.server.app import create_app
 from peagle.server.connection import Connection
 from peagle.server.middleware import LineFormatter
@@ -58,12 +59,19 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
 
 
-def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> int:
+def serve(
+    llm: AsyncLLM,
+    settings: ServerSettings,
+    listener: socket.socket,
+    announce: Callable[[str], None] | None = None,
+) -> int:
     """Serve until SIGTERM or Ctrl-C, then finish what runs.
 
-    Returns the exit code: 1 if the engine failed, so that the process is started again.
+    announce: gets the address once it answers; None logs it. Returns the exit code: 1 if the engine
+    failed, so that the process is started again.
     """
     set_up_log(settings.log_format)
+    llm.llm.build_grammars()
     if llm.llm.engine.runs_ahead:
         sys.setswitchinterval(TURN)
     app = create_app(llm, settings)
@@ -78,7 +86,7 @@ def serve(llm: AsyncLLM, settings: ServerSettings, listener: socket.socket) -> i
         timeout_graceful_shutdown=FAREWELL,
     )
     service: Service = app.state.service
-    server = DrainingServer(config, service)
+    server = DrainingServer(config, service, announce or partial(_log_start, settings))
     _warn(llm, settings, listener.getsockname()[0])
     try:
         server.run(sockets=[listener])
@@ -91,13 +99,15 @@ def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
     """Warn of surprises: a server open to all, a template that refuses every question."""
     if not settings.api_keys and host not in ("127.0.0.1", "::1"):
         log.warning("no API key: whoever reaches this port can use it; see --api-key")
-    if settings.chat_template is not None:
-        question = [{"role": "user", "content": "Hello"}]
-        tokenizer, template = llm.llm.tokenizer, settings.chat_template
+    if llm.llm.chat_config.chat_template is not None:
         try:
-            render_chat(tokenizer, question, template, add_generation_prompt=True)
+            llm.llm.render([{"role": "user", "content": "Hello"}])
         except InputError as error:
             log.warning(f"--chat-template with a plain question: {error}")
+
+
+def _log_start(settings: ServerSettings, url: str) -> None:
+    log.info(f"serving {settings.model_names[0]} on {url}")
 
 
 class DrainingServer(uvicorn.Server):
@@ -106,19 +116,21 @@ class DrainingServer(uvicorn.Server):
     A second signal ends it at once.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, announce: Callable[[str], None]
+    ) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._announce = service, announce
         self._loop: asyncio.AbstractEventLoop | None = None
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer, and log it."""
+        """Begin to answer, and say so."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         for listener in sockets or ():
             host, port = listener.getsockname()[:2]
-            log.info(f"serving {self._service.settings.model_names[0]} on http://{host}:{port}")
+            self._announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     async def on_tick(self, counter: int) -> bool:
         """Whether to end, asked several times a second; also when the engine has failed."""

@@ -37,6 +37,8 @@ def sampling_params(
     structured: StructuredOutputs | None,
 ) -> SamplingParams:
     """The sampling parameters of the first choice. Raises `APIError` or `InputError`."""
+    if body.stream and body.prompt_logprobs is not None:
+        raise APIError(400, "a stream has no prompt_logprobs", "prompt_logprobs")
     values: dict[str, Any] = {"temperature": 1.0, **defaults}
     given = {name: getattr(body, name) for name in FIELDS}
     values |= {name: value for name, value in given.items() if value is not None}
@@ -50,6 +52,7 @@ def sampling_params(
         logit_bias=_logit_bias(body.logit_bias or {}, limits),
         max_tokens=max_tokens,
         logprobs=logprobs,
+        prompt_logprobs=body.prompt_top,
         structured_outputs=structured,
         num_speculative_tokens=body.k,
     )

@@ -107,12 +107,24 @@ class Service:
         prepared = [
             await self._async.prepare(prompt, how, chat) for prompt in prompts for how in each
         ]
+        self._check_prompt_logprobs(prepared)
         n = len(each)  # n sequences in a row share a prompt, which counts once
         watches = [self.metrics.watch(counts_prompt=i % n == 0) for i in range(len(prepared))]
         chunks = await running.enter_async_context(self._async.run(prepared))
         for watch in watches:
             running.callback(watch.close)
         return Job(prepared, _counted(chunks, watches), n)
+
+    def _check_prompt_logprobs(self, prepared: Sequence[Prepared]) -> None:
+        asked = [(len(one.tokens), one.params.prompt_logprobs) for one in prepared]
+        count = sum(length * (1 + top) for length, top in asked if top is not None)
+        if count > self.settings.limits.prompt_logprobs:
+            raise APIError(
+                400,
+                f"{count} log-probabilities of prompts, but an answer holds "
+                f"{self.settings.limits.prompt_logprobs}; ask for fewer, or send fewer prompts",
+                "prompt",
+            )
 
     async def drain(self) -> None:
         """Accept no more requests, and wait for those that run as long as the settings allow."""

@@ -28,6 +28,9 @@ class Limits(Config):
     common_multiple: PositiveInt = 100_000
     """Largest common multiple of a schema's `multipleOf`: the states of a number's grammar."""
     tools: PositiveInt = 64
+    prompt_logprobs: PositiveInt = 1 << 18
+    """Log-probabilities of prompts in one answer: the prompts' tokens and likely ones in their
+    places, times n."""
 
 
 class ServerSettings(Config):
@@ -43,7 +46,5 @@ class ServerSettings(Config):
     """Sequences that may wait besides those that run; further requests get 429."""
     drain_seconds: Annotated[float, Field(ge=0.0)] = 30.0
     """Seconds that requests may go on after SIGTERM."""
-    chat_template: str | None = None
-    """A Jinja template in place of the tokenizer's own."""
     log_format: LogFormat = "text"
     limits: Limits = Limits()

@@ -1,11 +1,12 @@
 """Single tokens as text, their scores, and which of them the drafter proposed."""
 
 import codecs
+import functools
 import re
 from typing import Any
 
 from peagle.detokenizer import UNFINISHED
-from peagle.llm import Chunk
+from peagle.llm import Chunk, Completion
 
 _SHOWN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
 _HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
@@ -36,12 +37,13 @@ class TextOffsets:
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._length = 0
+        self.length = 0
+        """Of the text so far."""
 
     def add(self, token: bytes) -> int:
         """The offset of the next token."""
-        begin = self._length
-        self._length += len(self._decoder.decode(token))
+        begin = self.length
+        self.length += len(self._decoder.decode(token))
         return begin
 
 
@@ -50,10 +52,37 @@ def json_score(score: float) -> float:
     return max(score, -9999.0)
 
 
+def prompt_scores(tokenizer: Any, completion: Completion, top: int | None) -> dict[str, Any]:
+    """vLLM's `prompt_logprobs`: by token id, each of a prompt's tokens and `top` likely ones.
+
+    The first token has none. Nothing where `top` is None.
+    """
+    if top is None:
+        return {}
+    text = functools.cache(functools.partial(token_text, tokenizer))
+    found: list[dict[int, Any] | None] = []
+    for token, scores in zip(completion.prompt_token_ids, completion.prompt_logprobs, strict=False):
+        if scores is None:
+            found.append(None)
+            continue
+        likely = ((token, rank, score) for rank, (token, score) in enumerate(scores.top[:top], 1))
+        found.append(
+            {
+                token: {"logprob": json_score(score), "rank": rank, "decoded_token": text(token)}
+                for token, rank, score in ((token, scores.rank, scores.chosen), *likely)
+            }
+        )
+    return {"prompt_logprobs": found}
+
+
 def speculation_trace(tokenizer: Any, chunk: Chunk) -> dict[str, Any]:
-    """A cycle's tokens, the first `accepted` of which are the drafter's."""
+    """A cycle's tokens, the first `accepted` of which are the drafter's.
+
+    sections: what each token belongs to: content, reasoning, call or marker.
+    """
     return {
         "token_ids": chunk.token_ids,
+        "sections": chunk.sections,
         "texts": [token_text(tokenizer, token) for token in chunk.token_ids],
         "accepted": chunk.accepted,
     }

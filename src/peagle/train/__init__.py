@@ -5,7 +5,8 @@ would take, for --dry-run), trainer (the loop), schedule (which rows and chains 
 snapshot (state to resume from), parallel and sharding (several GPUs).
 
 Data: sources (JSONL files and datasets), samples (what a line says), template (conversations to
-tokens), conversations (samples to documents), packing (documents to rows), digest.
+tokens), own_answers (answers whose tokens are known), conversations (samples to documents), packing
+(documents to rows), digest.
 
 Target features: features (computed in every step), feature_cache and feature_format (kept on disk).
 

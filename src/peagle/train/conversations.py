@@ -8,12 +8,13 @@ from functools import cached_property
 from typing import Any, Literal
 
 from peagle.errors import InputError
+from peagle.train.own_answers import check_ids, own_documents
 from peagle.train.packing import Document
 from peagle.train.samples import Chat, Completion, Sample, Text, TokenIds, read_samples
 from peagle.train.template import ChatTemplate
 
 Overlong = Literal["cut", "split", "drop"]
-BATCH = 1024
+BATCH = 256
 """How many samples are encoded together."""
 
 
@@ -27,7 +28,7 @@ class Summary:
     cut: int
     """Samples that lost their end."""
     split: int
-    """Samples that became several documents, or one piece because only it has a response."""
+    """Samples that are too long and became pieces, of which those with a response are left."""
     dropped: int
     """Samples left out: too long, or without two tokens of a response."""
 
@@ -53,13 +54,14 @@ def read_documents(
     """
     documents: list[Document] = []
     counts: Counter[str] = Counter()
-    for document in _encode(read_samples(sources), Encoder(load_tokenizer)):
-        _check_vocabulary(document, vocab_size)
-        pieces = fit(document, length, overlong)
+    for of_sample in _encode(read_samples(sources), Encoder(load_tokenizer)):
+        for document in of_sample:
+            _check_vocabulary(document, vocab_size)
+        pieces = [piece for document in of_sample for piece in fit(document, length, overlong)]
         documents += pieces
         if not pieces:
             counts["dropped"] += 1
-        elif len(document.tokens) > length:
+        elif any(len(document.tokens) > length for document in of_sample):
             counts[overlong] += 1
     if not documents:
         raise InputError(
@@ -85,15 +87,17 @@ class Encoder:
     def __init__(self, load_tokenizer: Callable[[], Any]) -> None:
         self._load_tokenizer = load_tokenizer
 
-    def encode(self, samples: Sequence[Any]) -> list[Document]:
+    def encode(self, samples: Sequence[Any]) -> list[list[Document]]:
         """Documents of samples of one kind, in order. Raises `InputError` naming a sample."""
+        kind = type(samples[0])
+        if kind is Chat:
+            return self._chats(samples)
         kinds: dict[type, Callable[[Sequence[Any]], list[Document]]] = {
-            Chat: self._chats,
             Completion: self._completions,
             Text: self._texts,
             TokenIds: _token_ids,
         }
-        return kinds[type(samples[0])](samples)
+        return [[document] for document in kinds[kind](samples)]
 
     @cached_property
     def _tokenizer(self) -> Any:
@@ -103,17 +107,29 @@ class Encoder:
     def _template(self) -> ChatTemplate:
         return ChatTemplate(self._tokenizer)
 
-    def _chats(self, samples: Sequence[Chat]) -> list[Document]:
-        return self._template.encode(samples)
+    def _chats(self, samples: Sequence[Chat]) -> list[list[Document]]:
+        """Responses are the ids that the target wrote, else found in a rendering."""
+        own = [sample for sample in samples if sample.token_ids]
+        written = iter(own_documents(own, self._template, self._tokenizer))
+        others = self._template.encode([sample for sample in samples if not sample.token_ids])
+        rendered = iter([document] for document in others)
+        return [next(written if sample.token_ids else rendered) for sample in samples]
 
     def _completions(self, samples: Sequence[Completion]) -> list[Document]:
         """Prompt and response are encoded separately, as when the response is generated."""
         prompts = self._ids([sample.prompt for sample in samples])
         responses = self._ids([_response(s) for s in samples], add_special_tokens=False)
         return [
-            Document.answered((*prompt, *response), len(prompt))
-            for prompt, response in zip(prompts, responses, strict=True)
+            Document.answered((*prompt, *self._written(sample, response)), len(prompt))
+            for sample, prompt, response in zip(samples, prompts, responses, strict=True)
         ]
+
+    def _written(self, sample: Completion, response: Sequence[int]) -> Sequence[int]:
+        """The response's ids as the target wrote them, if that is known."""
+        if sample.token_ids is None:
+            return response
+        check_ids(sample.token_ids, [_response(sample)], self._tokenizer, sample.place)
+        return sample.token_ids
 
     def _texts(self, samples: Sequence[Text]) -> list[Document]:
         return [Document.answered(ids, 0) for ids in self._ids([s.text for s in samples])]
@@ -125,12 +141,12 @@ class Encoder:
         return ids
 
 
-def _encode(samples: Iterator[Sample], encoder: Encoder) -> Iterator[Document]:
-    """Each sample's document."""
+def _encode(samples: Iterator[Sample], encoder: Encoder) -> Iterator[list[Document]]:
+    """Each sample's documents."""
     for _, alike in itertools.groupby(samples, key=type):
         while batch := list(itertools.islice(alike, BATCH)):
-            for sample, document in zip(batch, encoder.encode(batch), strict=True):
-                yield replace(document, source=sample.place)
+            for sample, documents in zip(batch, encoder.encode(batch), strict=True):
+                yield [replace(document, source=sample.place) for document in documents]
 
 
 def _token_ids(samples: Sequence[TokenIds]) -> list[Document]:

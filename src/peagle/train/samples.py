@@ -28,6 +28,8 @@ class Chat:
     messages: tuple[Message, ...]
     tools: list[dict[str, Any]] | None = None
     """Functions that the assistant may call, as the template takes them."""
+    token_ids: tuple[tuple[int, ...] | None, ...] = ()
+    """What the target wrote, for each message; None where that is unknown, empty where all is."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Completion:
     place: str
     prompt: str
     response: str | None
+    token_ids: tuple[int, ...] | None = None
+    """What the target wrote of the response, if that is known."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +73,24 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
     """The sample in a JSON object; keys with null count as absent. Raises `InputError`."""
     value = _present(record)
     if value.keys() >= {"prompt_token_ids", "token_ids"}:
-        return TokenIds(
-            place, _ids(value, "prompt_token_ids", place), _ids(value, "token_ids", place)
-        )
+        prompt = _ids(value["prompt_token_ids"], f"{place}: prompt_token_ids")
+        return TokenIds(place, prompt, _ids(value["token_ids"], f"{place}: token_ids"))
     for key in ("messages", "conversations"):
         if key in value:
-            return Chat(place, _messages(value[key], key, place), _tools(value, place))
+            return _chat(value, key, place)
     if "prompt" in value:
         response = _text(value, "response", place) if "response" in value else None
-        return Completion(place, _text(value, "prompt", place), response)
+        ids = _ids(value["token_ids"], f"{place}: token_ids") if "token_ids" in value else None
+        return Completion(place, _text(value, "prompt", place), response, ids)
     if "text" in value:
         return Text(place, _text(value, "text", place))
     raise InputError(f"{place}: needs {FORMS}")
+
+
+def _chat(value: dict[str, Any], key: str, place: str) -> Chat:
+    messages = _messages(value[key], key, place)
+    written = tuple(_taken_ids(item, f"{place}: turn {n}") for n, item in enumerate(messages, 1))
+    return Chat(place, messages, _tools(value, place), written if any(written) else ())
 
 
 def _present(value: dict[str, Any]) -> dict[str, Any]:
@@ -107,6 +117,14 @@ def _message(item: dict[str, Any], turn: str) -> Message:
     return {"role": ROLES[role], "content": _content(content, f"{turn}: {said}"), **rest}
 
 
+def _taken_ids(message: Message, turn: str) -> tuple[int, ...] | None:
+    """Take the target's token ids out of a message, since no template reads them."""
+    ids = message.pop("token_ids", None)
+    if ids is None or message["role"] != "assistant":
+        return None
+    return _ids(ids, f"{turn}: token_ids")
+
+
 def _content(content: Any, what: str) -> str:
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
     texts = []
@@ -128,10 +146,9 @@ def _tools(value: dict[str, Any], place: str) -> list[dict[str, Any]] | None:
     return tools or None
 
 
-def _ids(value: dict[str, Any], key: str, place: str) -> tuple[int, ...]:
-    ids = value[key]
+def _ids(ids: Any, what: str) -> tuple[int, ...]:
     if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-        raise InputError(f"{place}: {key} is not a list of token ids")
+        raise InputError(f"{what} is not a list of token ids")
     return tuple(ids)
 
 

@@ -45,8 +45,36 @@ class ChatTemplate:
         Raises `InputError` naming the place of a conversation that has no assistant turn, that the
         template refuses, or whose turns cannot be found in the rendering.
         """
-        finished = [_up_to_the_last_answer(chat) for chat in chats]
-        found = [self._find_turns(chat) for chat in finished]
+        return self._encode([_up_to_the_last_answer(chat) for chat in chats])
+
+    def encode_last(self, chats: Sequence[Chat]) -> list[Document]:
+        """Documents of conversations that end with an answer, which is all that is learned.
+
+        Raises `InputError` as `encode` does.
+        """
+        whole = self._encode(chats, last=True)
+        return [Document(one.tokens[: one.responses[-1][1]], one.responses[-1:]) for one in whole]
+
+    def prompts(self, chats: Sequence[Chat]) -> list[list[int]]:
+        """Token ids of what the target is shown before the last turn of each conversation.
+
+        Raises `InputError` naming the place of one that the template refuses.
+        """
+        if not chats:
+            return []
+        texts = [
+            self._render(chat, chat.messages[:-1], add_generation_prompt=True) for chat in chats
+        ]
+        ids: list[list[int]] = self._tokenizer(
+            texts, add_special_tokens=False, verbose=False
+        ).input_ids
+        return ids
+
+    def _encode(self, chats: Sequence[Chat], last: bool = False) -> list[Document]:
+        """Documents with all responses, or with the last one at least."""
+        if not chats:
+            return []
+        found = [self._find_turns(chat, last) for chat in chats]
         encoded = self._tokenizer(
             [text for text, _ in found],
             add_special_tokens=False,
@@ -59,8 +87,11 @@ class ChatTemplate:
             for ids, offsets, (_, turns) in rows
         ]
 
-    def _find_turns(self, chat: Chat) -> tuple[str, list[Span]]:
-        """The rendering of a conversation, and its responses in characters."""
+    def _find_turns(self, chat: Chat, last: bool) -> tuple[str, list[Span]]:
+        """The rendering of a conversation, and its responses in characters.
+
+        last: whether the others need not be found.
+        """
         text = self._render(chat, chat.messages)
         if MARKS.search(str(self._tokenizer.chat_template)):
             return text, self._marked_turns(chat)
@@ -68,7 +99,7 @@ class ChatTemplate:
             raise self._unmarkable(chat, "it does not show everything the assistant says")
         turns = []
         for index, message in enumerate(chat.messages):
-            if message["role"] == "assistant":
+            if message["role"] == "assistant" and (not last or index + 1 == len(chat.messages)):
                 turn = self._added_turn(chat, index, text) or self._altered_turn(chat, index, text)
                 if turn is None:
                     raise self._unmarkable(chat, f"turn {index + 1} cannot be found in its text")

@@ -1,0 +1,116 @@
+"""What `peagle bench` compares: methods, each with its drafter and Ks."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peagle.cli.loading import read_speculation
+from peagle.cli.options import BOTH_FORMS, Eagle3, Peagle, SpeculativeJSON
+from peagle.config import SpeculativeConfig
+from peagle.errors import InputError
+
+if TYPE_CHECKING:
+    from peagle.bench.load import Case
+    from peagle.drafters.model import DrafterConfig
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The choice as the flags give it. Raises `InputError` where they contradict one another."""
+
+    drafter: Annotated[
+        str | None,
+        typer.Option(
+            help="The one drafter to measure: directory or hub id.",
+            show_default="only the bundled target has any",
+        ),
+    ] = None
+    k: Annotated[
+        str | None,
+        typer.Option(
+            "--k", help="Drafts per cycle, one or several: 3,5,7.", show_default="as trained"
+        ),
+    ] = None
+    speculative_config: SpeculativeJSON = None
+    eagle3: Eagle3 = None
+    peagle: Peagle = None
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            help="Methods to run: any of none, eagle3, peagle.",
+            show_default="none, and those with a drafter",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.speculative_config is not None and (self.drafter, self.k) != (None, None):
+            raise InputError(BOTH_FORMS)
+        if self._one() is not None and (self.eagle3, self.peagle) != (None, None):
+            raise InputError("give either one drafter, or --eagle3 and --peagle to compare two")
+
+    def _one(self) -> SpeculativeConfig | None:
+        """The one drafter that is compared with none."""
+        if self.speculative_config is not None:
+            return read_speculation(self.speculative_config)
+        return None if self.drafter is None else SpeculativeConfig(model=self.drafter)
+
+    @property
+    def names_drafters(self) -> bool:
+        """Whether a drafter is named."""
+        return self._one() is not None or (self.eagle3, self.peagle) != (None, None)
+
+    def by_method(self) -> "Compared":
+        """The same with one drafter named by the method that its files are of."""
+        from peagle.bench.pair import method_of
+
+        one = self._one()
+        if one is None:
+            return self
+        method, k = method_of(one.model, one.parallel_drafting), one.num_speculative_tokens
+        chosen = {method: one.model, "methods": self.methods or f"none,{method}"}
+        return Compared(k=self.k if k is None else str(k), **chosen)
+
+    def run(self, all_by_default: bool) -> list[str]:
+        """The methods to run, none first."""
+        from peagle.bench.pair import METHODS
+
+        if self.methods is None:
+            drafters = {"none": "", "eagle3": self.eagle3, "peagle": self.peagle}
+            return [one for one in METHODS if all_by_default or drafters[one] is not None]
+        names = [name.strip() for name in self.methods.split(",")]
+        for name in names:
+            if name not in METHODS:
+                known = ", ".join(METHODS)
+                raise InputError(f"--methods {self.methods}: {name!r} is none of {known}")
+        return sorted(set(names), key=METHODS.index)
+
+    def cases(
+        self,
+        methods: Sequence[str],
+        drafters: "Mapping[str, DrafterConfig]",
+        concurrencies: Sequence[int],
+    ) -> "list[Case]":
+        """Every combination; K by default as each drafter was trained."""
+        from peagle.bench.load import list_cases
+
+        ks = {name: [config.default_k] for name, config in drafters.items()}
+        if self.k is not None:
+            ks = dict.fromkeys(methods, numbers("--k", self.k))
+        return [
+            case
+            for method in methods
+            for case in list_cases([method], ks.get(method, ()), concurrencies)
+        ]
+
+
+def numbers(option: str, text: str) -> list[int]:
+    """Distinct positive numbers, from text such as "3,5,7"."""
+    try:
+        found = list(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise InputError(f"{option} {text}: give whole numbers, such as 3,5,7") from None
+    if min(found) < 1:
+        raise InputError(f"{option} {text}: every number must be at least 1")
+    return found

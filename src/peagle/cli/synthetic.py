@@ -1,0 +1,86 @@
+"""The flags of `peagle bench --shape`: a published size with random weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from peagle.config import DraftLengthMode
+from peagle.errors import InputError
+
+if TYPE_CHECKING:
+    from peagle.bench.load import Case
+    from peagle.bench.synthetic import SyntheticWorkload
+    from peagle.drafters.model import DrafterConfig
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """The flags as given; without a shape all others must be left out."""
+
+    shape: Annotated[
+        str | None,
+        typer.Option(help="Run a published size, not a model: qwen3-8b, ...", show_default="none"),
+    ] = None
+    random_weights: Annotated[
+        bool, typer.Option("--random-weights", help="Required by --shape: its weights are random.")
+    ] = False
+    synthetic_acceptance: Annotated[
+        float | None,
+        typer.Option(help="Acceptance length to simulate with --shape.", show_default="none"),
+    ] = None
+    prompt_tokens: Annotated[int, typer.Option(help="Prompt length with --shape.")] = 256
+    draft_length: Annotated[
+        DraftLengthMode,
+        typer.Option(help="With --shape; auto: as many drafts, up to K, as are fastest."),
+    ] = "fixed"
+
+    def __post_init__(self) -> None:
+        given = self.random_weights, self.synthetic_acceptance, self.draft_length
+        if self.shape is None and given != (False, None, "fixed"):
+            raise InputError(
+                "--random-weights, --synthetic-acceptance and --draft-length need --shape"
+            )
+
+    def drafters(self, methods: Sequence[str]) -> "dict[str, DrafterConfig]":
+        """The drafters of the shape. Raises `InputError` for an unknown one."""
+        from peagle.bench.shapes import draft_config, shape_of
+        from peagle.bench.synthetic import DRAFT_LAYERS
+
+        shape = shape_of(self.shape or "")
+        return {
+            method: draft_config(shape, method == "peagle", DRAFT_LAYERS[method])
+            for method in methods
+            if method != "none"
+        }
+
+    def workload(
+        self, cases: "Sequence[Case]", max_tokens: int, hardware: Mapping[str, Any]
+    ) -> "SyntheticWorkload":
+        """What all cases share. Raises `InputError` for a size that does not fit the memory."""
+        from peagle.bench.synthetic import SyntheticWorkload
+
+        acceptance = self._acceptance(cases)
+        sizes = self.prompt_tokens, max_tokens, self.draft_length
+        workload = SyntheticWorkload(self.shape or "", acceptance, *sizes, **hardware)
+        workload.require_room({case.method for case in cases})
+        return workload
+
+    def _acceptance(self, cases: "Sequence[Case]") -> float:
+        if not self.random_weights:
+            raise InputError("--shape has random weights; add --random-weights to confirm")
+        length = self.synthetic_acceptance
+        if all(case.k == 0 for case in cases):
+            return length or 1.0
+        if length is None:
+            raise InputError(
+                "random drafters are never right; add --synthetic-acceptance AL, such as 3.94"
+            )
+        least = min(case.k for case in cases if case.k)
+        if length > least + 1:
+            raise InputError(
+                f"--synthetic-acceptance {length}: {least} drafts and the bonus make at most "
+                f"{least + 1}"
+            )
+        return length

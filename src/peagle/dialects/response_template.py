@@ -1,0 +1,146 @@
+"""Checkpoints that say themselves how to read their answers, by a `response_template`.
+
+transformers does the reading. It works on text, so that every added token is a marker here, and its
+text is handed on.
+"""
+
+import json
+import logging
+import string
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from peagle.dialects.dialect import Dialect
+from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
+from peagle.dialects.markers import Markers
+from peagle.dialects.parser import Section
+from peagle.dialects.sections import Trimmed
+from peagle.dialects.tools import ToolUse
+
+THOUGHTS = ("thinking", "reasoning", "reasoning_content")
+CALLS = "tool_calls"
+log = logging.getLogger("peagle.dialects")
+
+
+class ResponseTemplateParser:
+    """Reads an answer with transformers' parser of a response template.
+
+    Calls are said once they are complete. Where the parser fails, the rest is content.
+    """
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self._field = ""
+        """The region that is open."""
+        self._text = Trimmed("", "")
+        self.section: Section = "content"
+        self._failed = False
+        self._follow(parser.initial_events)
+
+    def text(self, text: str) -> Iterator[Event]:
+        """Text and the texts of added tokens alike."""
+        if self._failed:
+            yield from [Content(text)] if text else []
+            return
+        try:
+            found = self._parser.feed(text)
+        except Exception as error:  # whatever a template's own patterns and types make of it
+            log.warning(f"the response template does not fit the answer: {error}")
+            self._failed = True
+            yield Content(text)
+            return
+        yield from self._events(found)
+
+    def marker(self, name: str) -> Iterator[Event]:
+        """An added token."""
+        return self.text(name)
+
+    def finish(self, ended: bool) -> Iterator[Event]:
+        """What only the end decides. A call that a limit cut is left out."""
+        if self._failed or not ended:
+            return
+        try:
+            _, found = self._parser.finalize()
+        except Exception as error:
+            log.warning(f"the response template does not fit the answer: {error}")
+            return
+        yield from self._events(found)
+
+    def _follow(self, found: Iterable[dict[str, Any]]) -> None:
+        """Take the state that the prompt leaves."""
+        for _ in self._events(found):
+            pass
+
+    def _events(self, found: Iterable[dict[str, Any]]) -> Iterator[Event]:
+        for event in found:
+            match event:
+                case {"type": "region_open", "field": field}:
+                    self._field, self._text = field, Trimmed(string.whitespace, string.whitespace)
+                    self.section = _section(field)
+                case {"type": "region_chunk", "text": text, "dirty": False}:
+                    yield from self._said(self._text.feed(text))
+                case {"type": "region_close", "field": field, "value": value}:
+                    self.section = "marker"
+                    if field == CALLS:
+                        yield from _calls(value)
+
+    def _said(self, text: str) -> Iterator[Event]:
+        if text and self.section == "reasoning":
+            yield Reasoning(text)
+        elif text and self.section == "content":
+            yield Content(text)
+
+
+class ResponseTemplateDialect:
+    """Reads by the checkpoint's template, and constrains as the dialect that it looks like."""
+
+    def __init__(self, tokenizer: Any, like: Dialect) -> None:
+        self._tokenizer, self._like = tokenizer, like
+        added = {token: text for text, token in tokenizer.get_added_vocab().items()}
+        self._markers = Markers(added)
+
+    @property
+    def description(self) -> str:
+        """The dialect in a few words."""
+        return f"by the checkpoint's response template; forms: {self._like.description}"
+
+    def markers(self, use: ToolUse | None) -> Markers:
+        """All added tokens."""
+        return self._markers
+
+    def parser(self, prompt: Sequence[int], use: ToolUse | None) -> ResponseTemplateParser:
+        """A parser in the state that the prompt leaves."""
+        tools = [
+            {"type": "function", "function": {"name": tool.name, "parameters": dict(tool.schema)}}
+            for tool in (use.tools if use is not None else ())
+        ]
+        prefix = self._tokenizer.decode(prompt, skip_special_tokens=False)
+        return ResponseTemplateParser(
+            self._tokenizer.get_response_parser(prefix=prefix, tools=tools or None)
+        )
+
+    def grammar(self, prompt: Sequence[int], use: ToolUse | None, form: str | None) -> str | None:
+        """That of the dialect that the template looks like."""
+        return self._like.grammar(prompt, use, form)
+
+
+def _section(field: str) -> Section:
+    if field in THOUGHTS:
+        return "reasoning"
+    return "call" if field == CALLS else "content" if field == "content" else "marker"
+
+
+def _calls(value: Any) -> Iterator[Event]:
+    """The calls of a region, in OpenAI's form or without its wrapper."""
+    for call in value if isinstance(value, list) else [value]:
+        function = call.get("function", call) if isinstance(call, dict) else {}
+        name, arguments = function.get("name"), function.get("arguments", {})
+        if not isinstance(name, str):
+            log.warning(f"a tool call without a name is left out: {call!r:.200}")
+            continue
+        text = (
+            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        )
+        yield CallBegin(name)
+        yield CallArguments(text)
+        yield CallEnd()

@@ -1,0 +1,66 @@
+"""Sizes that do not fit are refused before anything is allocated."""
+
+import pytest
+import torch
+
+from peagle.bench import synthetic
+from peagle.bench.shapes import SHAPES, parameter_count, random_engine
+from peagle.bench.synthetic import DRAFT_LAYERS, require_room
+from peagle.config import EngineConfig
+from peagle.errors import InputError
+
+GIB = 1 << 30
+
+
+@pytest.fixture(params=[True, False], ids=["GPU", "CPU"])
+def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether torch sees a GPU; it is never touched."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: request.param)
+    monkeypatch.setattr(synthetic, "free_memory", lambda _: pytest.fail("looked at the device"))
+    return request.param
+
+
+@pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
+def test_the_count_is_that_of_the_engines_weights(method: str):
+    layers = DRAFT_LAYERS.get(method, 0)
+    config = EngineConfig(device="cpu", max_num_seqs=1, kv_cache_memory=1 << 22)
+    engine = random_engine("tiny", method, 3 if layers else 0, layers, None, config)
+    weights = list(engine.executor.plain.target.parameters())
+    if engine.drafter is not None:
+        weights += engine.drafter.model.parameters()
+    assert parameter_count("tiny", method, layers) == sum(value.numel() for value in weights)
+
+
+def test_a_published_size_has_about_the_parameters_of_its_name():
+    assert parameter_count("qwen3-8b", "none", 0) == pytest.approx(8.2e9, rel=0.01)
+    assert parameter_count("qwen3-30b-a3b", "none", 0) == pytest.approx(30.5e9, rel=0.01)
+
+
+def test_what_is_too_large_is_refused_with_what_it_takes_and_what_is_free(gpu: bool):
+    if gpu:
+        require_room("qwen3-8b", ["none"], "bfloat16", "auto", 16 * GIB)
+        wanted = r"its weights take about 15.3 GiB, and 15.0 GiB of the GPU's are free"
+        with pytest.raises(InputError, match=wanted):
+            require_room("qwen3-8b", ["none"], "bfloat16", "auto", 15 * GIB)
+    else:
+        with pytest.raises(InputError, match=r"about 61.0 GiB, and 60.0 GiB of the machine's"):
+            require_room("qwen3-8b", ["none"], "float32", "cpu", 60 * GIB)
+        require_room("qwen3-8b", ["none"], "float32", "cpu", 62 * GIB)
+
+
+def test_the_largest_method_counts(gpu: bool):
+    with pytest.raises(InputError, match="does not fit" if gpu else "needs a GPU"):
+        require_room("qwen3-8b", ["none", "peagle"], "bfloat16", "auto", 16 * GIB)
+
+
+def test_only_a_small_shape_runs_on_a_cpu_that_was_not_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for shape in SHAPES:
+        if shape == "tiny":
+            require_room(shape, DRAFT_LAYERS, "auto", "auto", GIB)
+        else:
+            with pytest.raises(InputError, match=f"shape {shape} needs a GPU, and torch sees none"):
+                require_room(shape, DRAFT_LAYERS, "auto", "auto", 1 << 50)
+            require_room(shape, DRAFT_LAYERS, "auto", "cpu", 1 << 50)

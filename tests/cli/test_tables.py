@@ -1,0 +1,67 @@
+"""Tables in narrow terminals, and in none."""
+
+import io
+
+import pytest
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from peagle.cli.tables import print_table
+
+HEADINGS = ["method", "K", "tokens/s", "speed-up", "acceptance length", "E2E ms", "same text"]
+ROW = ["P-EAGLE", "7", "12345.6", "12.34x", "4.7412", "98765.4", "yes"]
+
+
+def wide_table():
+    table = Table(*HEADINGS, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_row(*ROW)
+    return table
+
+
+def printed(table, columns, keys=1, terminal=True):
+    file = io.StringIO()
+    console = Console(file=file, width=columns, force_terminal=terminal, color_system=None)
+    print_table(console, table, keys)
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("columns", [30, 40, 50, 60, 70, 80, 120])
+def test_no_line_is_wider_than_the_terminal_and_no_cell_is_cut(columns):
+    lines = printed(wide_table(), columns)
+    assert max(map(len, lines)) <= columns
+    words = " ".join(lines).split()
+    assert set(ROW) <= set(words)
+    assert {word for heading in HEADINGS for word in heading.split()} <= set(words)
+
+
+def test_headings_break_before_columns_go_below():
+    whole, broken, below = (printed(wide_table(), columns) for columns in (120, 66, 40))
+    assert any("acceptance length" in line for line in whole)
+    assert not any("acceptance length" in line for line in broken)
+    rows = [sum("P-EAGLE" in line for line in lines) for lines in (whole, broken, below)]
+    assert rows == [1, 1, 2]
+
+
+def test_each_part_begins_with_the_keys():
+    rows = [line.split() for line in printed(wide_table(), 36, keys=2) if "P-EAGLE" in line]
+    assert len(rows) > 1
+    assert all(row[:2] == ["P-EAGLE", "7"] for row in rows)
+    assert [cell for row in rows for cell in row[2:]] == ROW[2:]
+
+
+def test_a_long_text_is_folded_in_its_own_column():
+    table = Table.grid(padding=(0, 2))
+    table.add_row("directory", "a/" * 40)
+    table.add_row("aux layers", "2, N/2, N-3 of the target's N")
+    lines = printed(table, 40)
+    assert max(map(len, lines)) <= 40
+    assert "".join(line[11:].strip() for line in lines[:-2]) == "a/" * 40
+    assert [line[11:].strip() for line in lines[-2:]] == ["2, N/2, N-3 of the target's N", ""]
+
+
+def test_a_file_gets_the_whole_width(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = Table.grid(padding=(0, 2))
+    table.add_row("directory", "a/" * 100)
+    assert len(printed(table, 80, terminal=False)) == 1
