@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -174,6 +175,31 @@ def test_a_limit_cuts_the_same_items_whole_and_streamed(served: Served):
             assert response["incomplete_details"] == reason
 
 
+def test_an_item_that_a_limit_cuts_says_so(served: Served):
+    text, *_ = written(served, "It is 4.", [])
+    tokens = whole(served, text)["usage"]["output_tokens"]
+    [*before, last] = whole(served, text, max_output_tokens=tokens - 2)["output"]
+    assert (last["type"], last["status"]) == ("message", "incomplete")
+    assert {item["status"] for item in before} <= {"completed"}
+
+
+def test_items_keep_the_order_in_which_they_were_said(tmp_path: Path):
+    start = "<|end|><|start|>assistant<|channel|>"
+    text = (
+        f"<|channel|>analysis<|message|>One.{start}commentary<|message|>Wait."
+        f"{start}analysis<|message|>Two.{start}commentary to=functions.get_weather "
+        '<|constrain|>json<|message|>{"city": "Paris"}'
+    )
+    with serving("gpt-oss", tmp_path) as oss:
+        response = whole(oss, text, tools=TOOLS)
+        last = streamed(oss, text, tools=TOOLS)[-1]
+    for output in (response["output"], last["response"]["output"]):
+        *said, call = output
+        assert [item["content"][0]["text"] for item in said] == ["One.", "Wait.", "Two."]
+        assert [item["type"] for item in said] == ["reasoning", "message", "reasoning"]
+        assert call["type"] == "function_call"
+
+
 def test_tokens_are_counted_as_for_a_chat_completion(served: Served):
     text, thoughts, *_ = written(served, "It is 4.", [])
     counts = whole(served, text)["usage"]
@@ -230,6 +256,19 @@ def test_thoughts_are_carried_only_for_clients_that_keep_answers(qwen: Served):
 
     assert carried() is None
     assert carried(store=False) == carried(include=["reasoning.encrypted_content"]) is not None
+
+
+def test_an_answer_that_fails_is_an_error_whole_and_streamed(qwen: Served):
+    """Its grammar turns out too complex."""
+    schema = {"type": "string", "pattern": "^((a{100}){100}){100}$"}
+    body = {"input": "?", "text": {"format": {"type": "json_schema", "schema": schema}}}
+    key = {"authorization": "Bearer sesame"}
+    answer = qwen.post("/v1/responses", body, "x", **key)
+    assert answer.status_code == 500
+    why = answer.json()["error"]["message"]
+    *_, last = named_events(qwen.post("/v1/responses", {**body, "stream": True}, "x", **key))
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"]["message"] == why
 
 
 def test_an_engine_that_fails_ends_a_stream_with_a_failed_response(
