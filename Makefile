@@ -4,11 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 VLLM   := .venv-vllm
+PIP    := install --quiet --disable-pip-version-check
+
+# $(call step,WHAT,COMMAND): say what begins, and then how long it took
+define step
+@printf '  %s ... ' '$(1)' && begun=$$(date +%s) && $(2) && echo "$$(($$(date +%s) - begun)) s"
+endef
 
 .PHONY: demo test lint test-vllm clean
 
 demo: $(READY)
-	$(BIN)/peagle demo
+	@$(BIN)/peagle demo
 
 test: $(READY) lint
 	$(BIN)/pytest -n 2
@@ -24,17 +30,19 @@ test-vllm: $(READY) $(VLLM)/.ready
 
 # torch first and alone: a range asked for by another package would bring its largest build
 $(READY): pyproject.toml constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@echo "setting up $(VENV), 2.7 GB on disk (more where torch comes with CUDA):"
+	$(call step,Python environment,$(PYTHON) -m venv $(VENV))
+	$(call step,torch (0.8 GB),$(BIN)/pip $(PIP) "$$(grep '^torch==' constraints.txt)")
+	$(call step,peagle and what it needs (1.9 GB),$(BIN)/pip $(PIP) --constraint constraints.txt --editable '.[dev]')
+	@touch $@
 
 $(VLLM)/.ready: tests/vllm/requirements.txt
-	$(PYTHON) -m venv $(VLLM)
-	$(VLLM)/bin/pip install --quiet --disable-pip-version-check "$$(grep '^torch==' $<)"
-	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --requirement $<
-	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
-	touch $@
+	@echo "setting up $(VLLM) for tests against vLLM:"
+	$(call step,Python environment,$(PYTHON) -m venv $(VLLM))
+	$(call step,torch,$(VLLM)/bin/pip $(PIP) "$$(grep '^torch==' $<)")
+	$(call step,vLLM and what it needs,$(VLLM)/bin/pip $(PIP) --requirement $<)
+	@$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
+	@touch $@
 
 clean:
 	rm -rf $(VENV) $(VLLM)

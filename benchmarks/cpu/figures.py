@@ -4,28 +4,30 @@
         --vllm-python .venv-vllm/bin/python
 
 All sides run on the same models, prompts, dtype and threads. They take turns, every side once per
-round, since a shared machine changes from minute to minute; the best round counts. All runs go to a
-dated JSON file, the tables to a page beside it.
+round, since a shared machine changes from minute to minute; the median round counts. All runs go to
+a dated JSON file, the tables to a page beside it.
 """
 
 import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from page import Figure, render
-from peers import HERE, Peer, best_peer, open_sides
+from peers import HERE, Peer, median_peer, open_sides
 from transformers import AutoTokenizer
 
-from peagle.bench.load import PromptWorkload, Run, best_of, list_cases, run_cases
+from peagle.bench.load import PromptWorkload, Run, list_cases
 from peagle.bench.pair import METHODS, choose_pair
 from peagle.bench.prompts import load_prompts
 from peagle.bench.report import environment
+from peagle.bench.rounds import median_runs, take_turns
+from peagle.bench.verdict import compare
 from peagle.cli.script import run
 from peagle.files import whole_file
 
@@ -41,27 +43,27 @@ def main(
     peagle: Directory = None,
     limit: Annotated[int, typer.Option(help="Number of prompts.")] = 32,
     max_tokens: Annotated[int, typer.Option(help="Output tokens of each.")] = 128,
-    rounds: Annotated[int, typer.Option(help="Rounds of each side.")] = 3,
+    rounds: Annotated[int, typer.Option(help="Rounds of each side.")] = 7,
     out: Annotated[Path, typer.Option(help="Directory for the results.")] = HERE / "results",
 ) -> None:
     """Measure every side, write the result files and print the page."""
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
     pair.check(max(KS))
-    workload = PromptWorkload(
-        pair, tuple(load_prompts(prompts, limit)), max_tokens, "float32", "cpu"
-    )
+    given = tuple(replace(prompt, stop=()) for prompt in load_prompts(prompts, limit))
+    workload = PromptWorkload(pair, given, max_tokens, "float32", "cpu")
     facts = environment(workload) | {"prompt_file": Path(prompts).name, "rounds": rounds}
     facts["target"] = _shown(facts["target"])
     facts["drafters"] = {name: _shown(place) for name, place in facts["drafters"].items()}
     with open_sides(_job(workload), max(KS), vllm_python) as sides:
         ours, theirs = [], []
+        turns = take_turns(workload, list_cases(METHODS, KS, (1,)))
         for index in range(rounds):
             print(f"round {index + 1} of {rounds}", file=sys.stderr)
-            ours.append(list(run_cases(workload, list_cases(METHODS, KS, (1,)))))
+            ours.append(next(turns))
             theirs.append([side.run() for side in sides])
-    runs = best_of(ours)
+    runs = median_runs(ours)
     by_side = zip(sides, zip(*theirs, strict=True), strict=True)
-    peers = [best_peer(side, tries, runs[0].outputs) for side, tries in by_side]
+    peers = [median_peer(side, tries, runs[0].outputs) for side, tries in by_side]
     _write(out, facts, runs, peers)
 
 
@@ -86,9 +88,8 @@ def _job(workload: PromptWorkload) -> dict[str, Any]:
 def figures(runs: Sequence[Run], peers: Sequence[Peer]) -> Iterator[Figure]:
     """Required figures beside the measured ones."""
     none, eagle3, peagle = (_fastest(runs, method) for method in METHODS)
-    otps = peagle.measures.otps
-    yield _ratio("P-EAGLE at its best K over no speculation", 2.0, otps / none.measures.otps)
-    yield _ratio("P-EAGLE over EAGLE-3, best K each", 1.15, otps / eagle3.measures.otps)
+    yield _ratio("P-EAGLE at its best K over no speculation", 2.0, compare(peagle, none).median)
+    yield _ratio("P-EAGLE over EAGLE-3, best K each", 1.15, compare(peagle, eagle3).median)
     longest = next(run for run in runs if run.case.method == "peagle" and run.case.k == max(KS))
     length = longest.measures.acceptance_length
     yield Figure(f"P-EAGLE AL at K = {max(KS)}", "3.5", f"{length:.2f}")

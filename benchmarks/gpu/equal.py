@@ -13,6 +13,7 @@ import multiprocessing
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -45,7 +46,7 @@ def main(
 ) -> None:
     """Print, for each side and drafter, how many outputs equal those without one."""
     pair = choose_pair(METHODS, None, {})
-    given = tuple(load_prompts(prompts, limit))
+    given = tuple(replace(prompt, stop=()) for prompt in load_prompts(prompts, limit))
     workload = PromptWorkload(pair, given, max_tokens, cast(DType, dtype))
     cases = list_cases(METHODS, [k], [concurrency])
     with result_file(out) as write:
@@ -83,7 +84,7 @@ def theirs(
     tokenizer = load_tokenizer(Path(workload.pair.target))
     asked = {
         "target": workload.pair.target,
-        "prompts": workload.tokens(cases[0], tokenizer),
+        "prompts": [prompt.token_ids(tokenizer) for prompt in workload.prompts],
         "max_tokens": workload.max_tokens,
         "concurrency": cases[0].concurrency,
         "dtype": workload.dtype,

@@ -8,7 +8,8 @@ from typing import Any
 
 from matches import Match
 
-from peagle.bench.report import NAMES, result_file
+from peagle.bench.pair import NAMES
+from peagle.bench.report import result_file
 from peagle.errors import InputError
 
 Record = Mapping[str, Any]

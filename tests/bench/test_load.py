@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from peagle.bench import load
-from peagle.bench.load import Case, PromptWorkload, best_of, drive, list_cases, run_cases
+from peagle.bench.load import Case, PromptWorkload, drive, list_cases, median_run, run_cases
 from peagle.bench.pair import Pair
 from peagle.bench.prompts import load_prompts
 from peagle.config import SamplingParams
@@ -110,18 +110,23 @@ def test_identity_is_unknown_where_none_was_not_run(workload):
 
 def test_no_case_profits_from_the_prompts_of_another(workload):
     llm = workload.open("peagle", 2, 1)
-    prompt = workload.prompts[0].token_ids(llm.tokenizer)
+    prompt, params = workload.requests(Case("peagle", 2, 1), llm.tokenizer)[0]
     assert len(prompt) > 2 * 16  # blocks, so that there would be something to find
-    drive(llm, [(prompt, workload.params(2, TOKENS))], 1)
-    llm.submit(llm.prepare(prompt, workload.params(2, TOKENS)))
+    drive(llm, [(prompt, params)], 1)
+    llm.submit(llm.prepare(prompt, params))
     (item,) = llm.engine.scheduler.schedule()
     assert item.rows == len(prompt)
 
 
 def test_no_output_ends_early(workload, monkeypatch):
+    """Unless its prompt says where it ends: then the end of the text is one, too."""
     monkeypatch.setattr("peagle.llm.end_tokens", lambda directory, own: tuple(range(300)))
-    (run,) = run_cases(workload, [Case("none", 0, 1)])
+    endless = tuple(dataclasses.replace(prompt, stop=()) for prompt in workload.prompts)
+    case = Case("none", 0, 1)
+    (run,) = run_cases(dataclasses.replace(workload, prompts=endless), [case])
     assert run.measures.output_tokens == 3 * TOKENS
+    (run,) = run_cases(workload, [case])
+    assert run.measures.output_tokens < 3 * TOKENS
 
 
 def test_a_run_as_json_is_an_entry_of_the_result_file(workload):
@@ -144,17 +149,43 @@ def test_a_run_as_json_is_an_entry_of_the_result_file(workload):
     assert list(entry["ttft_ms"]) == ["p50", "p95", "p99"]
 
 
-def test_the_best_round_of_each_case_counts_and_one_difference_is_enough(workload):
-    cases = [Case("none", 0, 1), Case("peagle", 2, 1)]
-    first = list(run_cases(workload, cases))
-    faster = dataclasses.replace(first[0].measures, otps=1e9)
-    second = [
-        dataclasses.replace(first[0], measures=faster),
-        dataclasses.replace(first[1], identical_to_none=False),
+def test_the_median_round_counts_and_one_difference_is_enough(workload):
+    (run,) = run_cases(workload, [Case("none", 0, 1)])
+    speeds = [30.0, 10.0, 20.0]
+    rounds = [
+        dataclasses.replace(
+            run,
+            measures=dataclasses.replace(run.measures, otps=speed),
+            identical_to_none=speed != 10.0,
+            core_share=speed / 30.0,
+        )
+        for speed in speeds
     ]
-    none, peagle = best_of([first, second])
-    assert (none.measures.otps, none.identical_to_none) == (1e9, True)
-    assert peagle.identical_to_none is False
+    median = median_run(rounds)
+    assert (median.measures.otps, median.rounds) == (20.0, (30.0, 10.0, 20.0))
+    assert median.identical_to_none is False
+    assert median_run([rounds[0], rounds[2]]).identical_to_none is True
+    assert median.core_share == pytest.approx(20 / 30)
+
+
+def test_a_stop_text_ends_outputs_for_every_method(workload):
+    cases = [Case("none", 0, 1), Case("peagle", 2, 1)]
+    whole = next(run_cases(workload, cases[:1]))
+    tokenizer = workload.open("none", 0, 1).tokenizer
+    letter = tokenizer.decode(whole.outputs[0][TOKENS // 2])
+    prompts = tuple(dataclasses.replace(prompt, stop=(letter,)) for prompt in workload.prompts)
+    none, peagle = run_cases(dataclasses.replace(workload, prompts=prompts), cases)
+    assert len(none.outputs[0]) < len(whole.outputs[0]) == TOKENS
+    assert peagle.identical_to_none
+
+
+def test_a_run_knows_for_how_much_of_its_time_it_had_a_core(workload, monkeypatch):
+    case = Case("none", 0, 1)
+    (run,) = run_cases(workload, [case])
+    assert 0.0 < run.core_share <= 1.1  # two clocks
+    monkeypatch.setattr(load.time, "thread_time", lambda: 1.0)  # as of a thread that never runs
+    (run,) = run_cases(workload, [case])
+    assert run.core_share == 0.0
 
 
 def test_work_that_cannot_be_done_is_refused_before_it_begins(workload):

@@ -1,10 +1,13 @@
+import ast
 import gzip
 import json
 
 import pytest
 
+from peagle import LLM, EngineConfig, SamplingParams
 from peagle.bench.prompts import Prompt, load_prompts
 from peagle.errors import InputError
+from peagle.pair import bundled as model_directory
 
 
 class Tokenizer:
@@ -33,13 +36,24 @@ def texts(source, limit=None):
     return [prompt.text for prompt in load_prompts(source, limit)]
 
 
-def test_the_bundled_prompts_are_python_to_be_continued():
-    bundled = texts("bundled")
+def distinct_share(tokens, length=4):
+    """The share of runs of `length` tokens that are the first of their kind (distinct-n)."""
+    runs = list(zip(*(tokens[start:] for start in range(length)), strict=False))
+    return len(set(runs)) / len(runs)
+
+
+def test_answers_to_the_bundled_prompts_are_whole_and_do_not_repeat_themselves():
+    """What the prompts were chosen for, beside making sense to a reader; see the pair's README."""
+    prompts = load_prompts("bundled")
+    bundled = [prompt.text for prompt in prompts]
     assert len(set(bundled)) == 16
-    for text in bundled:
-        assert text.endswith(('"""\n', ":\n"))
-        indent = " " * (len(text.splitlines()[-1]) - len(text.splitlines()[-1].lstrip()))
-        compile(text + indent + "pass\n", "prompt", "exec")
+    llm = LLM(model_directory("target"), config=EngineConfig(dtype="float32"))
+    params = [SamplingParams(max_tokens=128, stop=prompt.stop) for prompt in prompts]
+    for prompt, answer in zip(bundled, llm.generate(bundled, params), strict=True):
+        assert answer.finish_reason == "stop"
+        assert len(answer.token_ids) >= 20
+        ast.parse(prompt + answer.text)
+        assert distinct_share(answer.token_ids) >= 0.85
 
 
 def test_no_bundled_prompt_is_humanevals(data):
@@ -94,6 +108,12 @@ def test_a_template_that_refuses_is_an_input_error():
         prompt.token_ids(Tokenizer("template"))
 
 
+def test_a_prompt_may_say_where_its_answer_ends(tmp_path):
+    lines = ({"prompt": "a", "stop": ["\n", "END"]}, {"prompt": "b"})
+    prompts = load_prompts(written(tmp_path / "s.jsonl", *map(json.dumps, lines)))
+    assert [prompt.stop for prompt in prompts] == [("\n", "END"), ()]
+
+
 GOOD = b'{"prompt": "x"}\n'
 
 
@@ -107,6 +127,8 @@ GOOD = b'{"prompt": "x"}\n'
         ("s.jsonl", b'{"question": "x"}', r"s\.jsonl:1: no prompt in it"),
         ("s.jsonl", b'"x"', r"s\.jsonl:1: no prompt in it"),
         ("s.jsonl", b'{"prompt": 7}', r"s\.jsonl:1: no prompt in it"),
+        ("s.jsonl", b'{"prompt": "x", "stop": "y"}', r"s\.jsonl:1: stop must be a list of texts"),
+        ("s.jsonl", b'{"prompt": "x", "stop": [""]}', r"s\.jsonl:1: stop .* none of them empty"),
         ("s.jsonl", b'{"turns": []}', r"s\.jsonl:1: no prompt in it"),
         ("s.jsonl", b'{"messages": [{"role": "user"}]}', r"s\.jsonl:1: a message needs"),
         ("s.jsonl", GOOD + b'{"prompt": ""}', r"s\.jsonl:2: the prompt is empty"),

@@ -1,66 +1,110 @@
 import io
-from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 
+import pytest
 from rich.console import Console
 from rich.text import Text
 
+from peagle.bench.load import Case, Run
+from peagle.bench.measures import Measures, Percentiles
 from peagle.bench.prompts import load_prompts
 from peagle.cli import demo as module
-from peagle.cli.demo import DRAFTED, OWN, _coloured
+from peagle.cli.demo import DRAFTED, OWN, _answer, _coloured
 
 
-def test_it_writes_an_answer_and_compares_the_three_methods(peagle, pair, monkeypatch):
-    monkeypatch.setattr(module, "ANSWER_TOKENS", 12)
-    monkeypatch.setattr(module, "COMPARED_TOKENS", 8)
+@pytest.fixture
+def short(monkeypatch):
+    """Little work, which takes a tenth of a second."""
+    monkeypatch.setattr(module, "ANSWER_TOKENS", 8)
+    monkeypatch.setattr(module, "COMPARED", 2)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_it_writes_answers_and_compares_the_three_methods(
+    peagle, pair, short, monkeypatch, columns
+):
     monkeypatch.setattr(module, "ROUNDS", 2)
+    monkeypatch.setenv("COLUMNS", str(columns))
     models = ["--target", pair.target, "--eagle3", pair.eagle3, "--peagle", pair.peagle]
     result = peagle("demo", *models)
     assert result.code == 0
     assert "\x1b" not in result.out
     assert result.out.startswith("P-EAGLE writes:\n")  # no legend of colours that are not there
-    assert load_prompts("bundled", 1)[0].text in result.out
-    assert "acceptance length   same text" in result.out
-    rows = [line.split() for line in result.out.splitlines() if line.strip().endswith("yes")]
+    answers, _, comparison = result.out.partition(" method ")
+    for prompt in load_prompts("bundled", 2):
+        assert prompt.text in answers
+    assert max(map(len, comparison.splitlines())) <= columns
+    rows = [line.split() for line in comparison.splitlines() if line.strip().endswith("yes")]
     assert [row[0] for row in rows] == ["none", "EAGLE-3", "P-EAGLE"]
-    assert rows[0][3] == "1.00x"
-    assert "best of 2" in result.out
+    assert [row[1] for row in rows] == ["-", "5", "5"]
+    words = " ".join(comparison.split())
+    assert "took turns in 2 rounds" in words
+    assert "No clear winner on this machine" in words
+    assert "P-EAGLE guesses all K in one" in words
+    assert "K = 5 is fixed" in words
+    assert "15M parameters" not in words  # of a model that is not the bundled one
+
+
+def test_rounds_end_when_patience_does(pair, short, monkeypatch):
+    monkeypatch.setattr(module, "PATIENCE", 0.0)
+    monkeypatch.setattr("peagle.bench.rounds.take_turns", lambda *_: iter([["first"], ["second"]]))
+    assert module._rounds(SimpleNamespace(prompts=["x"])) == [["first"]]
 
 
 def test_a_terminal_gets_a_legend_of_the_colours(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     console = Console(file=io.StringIO(), force_terminal=True)
-    llm = SimpleNamespace(tokenizer=None, stream=lambda *_: [])
-    prompt = SimpleNamespace(text="x", token_ids=lambda _: [1])
-    open_llm, params = (lambda *_, **__: llm), (lambda *_: None)
-    module._show_answer(console, SimpleNamespace(open=open_llm, prompts=[prompt], params=params))
+    module._show_answers(console, SimpleNamespace(open=lambda *_, **__: None, prompts=[]))
     assert "accepted drafts" in console.file.getvalue()
 
 
-def test_the_bar_of_every_round_ends_full(monkeypatch):
-    """On a slow machine, where one round is all there is time for, too."""
-    steps = []
+def test_an_answer_ends_where_the_function_does():
+    """Also where the empty lines come in several chunks; colours stay on their tokens."""
+    chunks = [("a = 1\n", 1), ("\n", 0), ("\n\ndef", 1), ("never", 0)]
+    stream = [SimpleNamespace(text=t, token_ids=(t,), accepted=n) for t, n in chunks]
+    tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: "".join(ids))
+    llm = SimpleNamespace(tokenizer=tokenizer, stream=lambda *_: iter(stream))
+    prompt = SimpleNamespace(token_ids=lambda _: [1], stop=("\n\n\n",))
+    shown = list(_answer(llm, prompt))
+    assert [text.plain for text in shown] == ["a = 1\n", "\n", ""]
+    assert shown[0] == Text.assemble(("a = 1\n", DRAFTED), ("", OWN))
+    whole = SimpleNamespace(text="x = 2\n\n\ny", token_ids=("x = 2\n\n\ny",), accepted=0)
+    llm.stream = lambda *_: iter([whole])
+    assert [text.plain for text in _answer(llm, prompt)] == ["x = 2"]
 
-    @contextmanager
-    def bar(what, total):
-        steps.append([what, total, 0])
 
-        def advance():
-            steps[-1][2] += 1
+def made_up(speed, core_share=1.0, length=3.0):
+    none = Percentiles(0.0, 0.0, 0.0)
+    found = Measures(speed, length, (), none, none, none, 100)
+    return Run(Case("none", 0, 1), found, ((1,),), True, core_share=core_share)
 
-        yield advance
 
-    def run_cases(workload, cases, advance):
-        for _ in range(len(cases) * module.COMPARED_PROMPTS):
-            advance()
-        return cases
+def comparison(*rounds):
+    methods = ("none", "eagle3", "peagle")
+    cases = [Case(method, 5 * (method != "none"), 1) for method in methods]
+    console = Console(file=io.StringIO(), width=80)
+    runs = [[replace(r, case=c) for r, c in zip(turns, cases, strict=True)] for turns in rounds]
+    module._show_comparison(console, runs)
+    return " ".join(console.file.getvalue().split())
 
-    monkeypatch.setattr(module, "progress_bar", bar)
-    monkeypatch.setattr("peagle.bench.load.run_cases", run_cases)
-    monkeypatch.setattr(module, "PATIENCE", 0.0)
-    module._rounds(None)
-    assert steps == [["measuring, round 1 of up to 3", 12, 12]]
+
+def test_the_sentence_is_about_what_was_measured():
+    quiet = [made_up(300.0), made_up(450.0), made_up(480.0)]
+    words = comparison(*[quiet] * 6)
+    assert "Fastest on this machine: P-EAGLE, 1.07 times as fast as EAGLE-3" in words
+    assert "Do not rely" not in words
+    assert "Fastest on this machine: EAGLE-3" in comparison(*[[*quiet[:2], quiet[0]]] * 6)
+    assert "No clear winner" in comparison(*[[*quiet[:2], quiet[1]]] * 6)
+
+
+def test_figures_of_a_busy_machine_are_not_to_be_relied_on():
+    busy = [made_up(speed, core_share=0.5) for speed in (300.0, 450.0, 480.0)]
+    words = comparison(*[busy] * 6)
+    assert "Do not rely on these figures: the machine was busy" in words
+    cannot = [made_up(100.0), made_up(450.0), made_up(480.0)]
+    assert "a speed-up of 4.80 cannot be" in comparison(*[cannot] * 6)
 
 
 def test_accepted_drafts_and_the_targets_own_token_have_colours_of_their_own():

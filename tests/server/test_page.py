@@ -17,6 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from peagle import LLM, SamplingParams
+from peagle.bench.prompts import load_prompts
 from peagle.server.settings import ServerSettings
 
 PROMPT = "def is_even(n):\n"
@@ -28,6 +29,13 @@ def test_nothing_is_loaded_from_elsewhere():
     assert "http://" not in PAGE
     assert "https://" not in PAGE
     assert "innerHTML" not in PAGE
+
+
+def test_the_first_prompt_is_one_that_gets_a_whole_function():
+    found = PAGE.partition('<textarea id="prompt" spellcheck="false">')[2].partition("</textarea>")[
+        0
+    ]
+    assert found in [prompt.text for prompt in load_prompts("bundled")]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
-"""Load: a fixed number of requests in flight, greedy, every output of the same length."""
+"""Load: a fixed number of requests in flight, greedy, the same outputs for every case."""
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,7 +15,8 @@ from peagle.errors import InputError
 from peagle.llm import LLM, Completion, check_finished
 
 WARM_UP_TOKENS = 16
-Tokens = Sequence[int]
+Request = tuple[Sequence[int], SamplingParams]
+"""A prompt's tokens, and how they are continued."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Run:
     """Whether every output equals the one without speculation; None where that was not run."""
     rounds: tuple[float, ...] = ()
     """OTPS of every round; this run is the median one."""
+    core_share: float | None = None
+    """Share of its time in which this thread had a core; None where it waits for a GPU."""
 
     def as_json(self) -> dict[str, Any]:
         """The run as an entry of the result file."""
@@ -50,7 +54,7 @@ class Workload(Protocol):
 
     @property
     def max_tokens(self) -> int:
-        """Output tokens of every request."""
+        """Most output tokens of a request."""
         ...
 
     @property
@@ -63,26 +67,22 @@ class Workload(Protocol):
         """Whether all cases have the same prompts, and should have the same outputs."""
         ...
 
-    def params(self, k: int, max_tokens: int) -> SamplingParams:
-        """The sampling parameters of every request."""
-        ...
-
     def open(self, method: str, k: int, concurrency: int) -> LLM:
         """The engine for a method, for at most `k` drafts and `concurrency` requests."""
         ...
 
-    def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
-        """The prompts of a case."""
+    def requests(self, case: Case, tokenizer: Any) -> list[Request]:
+        """The requests of a case."""
         ...
 
     def place(self, index: int) -> str:
-        """How messages name a prompt."""
+        """How messages name a request."""
         ...
 
 
 @dataclass(frozen=True)
 class PromptWorkload:
-    """The same models, prompts and number of output tokens for every case."""
+    """The same models, prompts and lengths of outputs for every case."""
 
     pair: Pair
     prompts: tuple[Prompt, ...]
@@ -93,15 +93,23 @@ class PromptWorkload:
     comparable: bool = True
 
     def __post_init__(self) -> None:
-        self.params(0, self.max_tokens)  # refuses an invalid number before anything runs
+        self.params(0, ())  # refuses an invalid number before anything runs
 
-    def params(self, k: int, max_tokens: int) -> SamplingParams:
-        """Greedy, and never ending early, so that all cases do the same work."""
-        return SamplingParams(max_tokens=max_tokens, ignore_eos=True, num_speculative_tokens=k)
+    def params(self, k: int, stop: tuple[str, ...]) -> SamplingParams:
+        """Greedy, and ending at the same place, so that all cases do the same work.
 
-    def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
+        Without stop texts that is `max_tokens`: the end of a text is ignored.
+        """
+        return SamplingParams(
+            max_tokens=self.max_tokens, stop=stop, ignore_eos=not stop, num_speculative_tokens=k
+        )
+
+    def requests(self, case: Case, tokenizer: Any) -> list[Request]:
         """All prompts, whatever the case."""
-        return [prompt.token_ids(tokenizer) for prompt in self.prompts]
+        return [
+            (prompt.token_ids(tokenizer), self.params(case.k, prompt.stop))
+            for prompt in self.prompts
+        ]
 
     def place(self, index: int) -> str:
         """The prompt's file and line."""
@@ -158,20 +166,22 @@ def run_cases(
             yield replace(run, identical_to_none=identical)
 
 
-def best_of(rounds: Sequence[Sequence[Run]]) -> list[Run]:
-    """Each case's fastest run of several rounds; identical only if it was in all of them."""
-    best = []
-    for runs in zip(*rounds, strict=True):
-        fastest = max(runs, key=lambda run: run.measures.otps)
-        verdicts = [run.identical_to_none for run in runs]
-        identical = None if None in verdicts else all(verdicts)
-        best.append(replace(fastest, identical_to_none=identical))
-    return best
+def median_run(runs: Sequence[Run]) -> Run:
+    """A case's median run of several rounds, with the speeds of all of them."""
+    ordered = sorted(runs, key=lambda run: run.measures.otps)
+    verdicts = {run.identical_to_none for run in runs}
+    shares = [run.core_share for run in runs if run.core_share is not None]
+    return replace(
+        ordered[len(ordered) // 2],
+        identical_to_none=None if None in verdicts else all(verdicts),
+        rounds=tuple(run.measures.otps for run in runs),
+        core_share=statistics.median(shares) if shares else None,
+    )
 
 
 def drive(
     llm: LLM,
-    requests: Sequence[tuple[Tokens, SamplingParams]],
+    requests: Sequence[Request],
     concurrency: int,
     on_finish: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
@@ -189,41 +199,50 @@ def drive(
     return [done[index] for index in range(len(requests))]
 
 
+@dataclass(frozen=True)
+class OpenCase:
+    """A case that is ready to run: its warm engine and its requests."""
+
+    case: Case
+    llm: LLM
+    requests: Sequence[Request]
+
+    def run(self, on_finish: Callable[[], None] = lambda: None) -> Run:
+        """Complete all requests once; calls `on_finish` after each."""
+        start, own_start = time.perf_counter(), time.thread_time()
+        completions = drive(self.llm, self.requests, self.case.concurrency, on_finish)
+        seconds, own = time.perf_counter() - start, time.thread_time() - own_start
+        check_finished(completions)
+        return Run(
+            self.case,
+            measure(completions, seconds),
+            tuple(completion.token_ids for completion in completions),
+            identical_to_none=None,
+            core_share=None if self.llm.engine.runs_ahead else own / seconds,
+        )
+
+
+def open_case(workload: Workload, llm: LLM, case: Case) -> OpenCase:
+    """Warm up `llm` for a case. Raises `InputError` if the longest prompt does not fit."""
+    requests = workload.requests(case, llm.tokenizer)
+    _check_length(llm, workload, [len(prompt) for prompt, _ in requests])
+    few = {"max_tokens": min(WARM_UP_TOKENS, workload.max_tokens)}
+    first = [(prompt, params.model_copy(update=few)) for prompt, params in requests]
+    check_finished(drive(llm, first[: case.concurrency], case.concurrency))
+    return OpenCase(case, llm, requests)
+
+
 def _run_method(
     workload: Workload, method: str, k: int, cases: list[Case], on_finish: Callable[[], None]
 ) -> Iterator[Run]:
-    most = max(case.concurrency for case in cases)
-    llm = workload.open(method, k, most)
+    llm = workload.open(method, k, max(case.concurrency for case in cases))
     for case in cases:
-        prompts = workload.tokens(case, llm.tokenizer)
-        _check_length(llm, workload, prompts)
-        warm_up = workload.params(k, min(WARM_UP_TOKENS, workload.max_tokens))
-        first = [(prompt, warm_up) for prompt in prompts[: case.concurrency]]
-        check_finished(drive(llm, first, case.concurrency))
-        params = workload.params(k, workload.max_tokens)
-        runs = [_run_case(llm, case, prompts, params, on_finish) for _ in range(workload.rounds)]
-        median = sorted(runs, key=lambda run: run.measures.otps)[len(runs) // 2]
-        yield replace(median, rounds=tuple(run.measures.otps for run in runs))
+        ready = open_case(workload, llm, case)
+        runs = [ready.run(on_finish) for _ in range(workload.rounds)]
+        yield median_run(runs)
 
 
-def _run_case(
-    llm: LLM,
-    case: Case,
-    prompts: Sequence[Tokens],
-    params: SamplingParams,
-    on_finish: Callable[[], None],
-) -> Run:
-    start = time.perf_counter()
-    requests = [(prompt, params) for prompt in prompts]
-    completions = drive(llm, requests, case.concurrency, on_finish)
-    seconds = time.perf_counter() - start
-    check_finished(completions)
-    measures = measure(completions, seconds)
-    return Run(case, measures, tuple(c.token_ids for c in completions), None)
-
-
-def _check_length(llm: LLM, workload: Workload, prompts: Sequence[Tokens]) -> None:
-    lengths = [len(prompt) for prompt in prompts]
+def _check_length(llm: LLM, workload: Workload, lengths: Sequence[int]) -> None:
     longest = max(lengths)
     if longest + workload.max_tokens > llm.engine.max_length:
         raise InputError(

@@ -10,7 +10,9 @@ from peagle.errors import InputError
 from peagle.models.weights import model_directory
 from peagle.pair import bundled
 
-METHODS = ("none", "eagle3", "peagle")
+NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
+"""Methods as people write them."""
+METHODS = tuple(NAMES)
 
 
 @dataclass(frozen=True)

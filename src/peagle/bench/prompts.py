@@ -25,6 +25,9 @@ class Prompt:
     """The chat that `text` comes from, for a tokenizer with a chat template."""
     place: str = "the prompt"
     """How messages name it: FILE:LINE if it comes from a file."""
+    stop: tuple[str, ...] = ()
+    """Texts before which an answer ends. That of the bundled prompts is what follows a function or
+    class, two empty lines: beyond them the bundled target begins to repeat itself."""
 
     def __post_init__(self) -> None:
         if not self.text:
@@ -57,8 +60,9 @@ class Prompt:
 def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of a file, or of the package's own set when it is "bundled".
 
-    JSON lines hold `prompt` (as HumanEval), `turns` (as MT-Bench; the first one is used) or
-    `messages`; a .txt file holds one prompt per line. Raises `InputError` naming file and line.
+    JSON lines hold `prompt` (as HumanEval; perhaps with `stop`, a list of texts), `turns` (as
+    MT-Bench; the first one is used) or `messages`; a .txt file holds one prompt per line. Raises
+    `InputError` naming file and line.
     """
     if limit is not None and limit < 1:
         raise InputError(f"a limit of {limit} prompts leaves nothing to run")
@@ -105,7 +109,7 @@ def _from_json(line: str) -> Prompt:
         raise InputError(f"not JSON: {error}") from None
     match record:
         case {"prompt": str(text)}:
-            return Prompt(text)
+            return Prompt(text, stop=_stop_texts(record))
         case {"turns": [str(text), *_]}:
             return Prompt(text, ({"role": "user", "content": text},))
         case {"messages": [_, *_] as messages}:
@@ -114,6 +118,13 @@ def _from_json(line: str) -> Prompt:
         "no prompt in it; peagle reads an object with prompt (text), turns (a list of texts) "
         "or messages (a list of role and content)"
     )
+
+
+def _stop_texts(record: Mapping[str, Any]) -> tuple[str, ...]:
+    stop = record.get("stop", [])
+    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
+        raise InputError("stop must be a list of texts, none of them empty")
+    return tuple(stop)
 
 
 def _from_messages(messages: list[Any]) -> Prompt:

@@ -15,12 +15,12 @@ from rich import box
 from rich.table import Table
 
 from peagle.bench.load import PromptWorkload, Run
+from peagle.bench.pair import NAMES
+from peagle.bench.verdict import Ratio, Verdict, speed_up
 from peagle.config import DType
 from peagle.device import resolve_device, resolve_dtype
 from peagle.files import STDOUT, whole_file
 from peagle.installation import installed_version
-
-NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
 
 
 def environment(workload: PromptWorkload) -> dict[str, Any]:
@@ -34,9 +34,15 @@ def environment(workload: PromptWorkload) -> dict[str, Any]:
             "prompts": len(workload.prompts),
             "chats": sum(bool(prompt.messages) for prompt in workload.prompts),
             "max_tokens": workload.max_tokens,
-            "sampling": "greedy, end of text ignored",
+            "sampling": f"greedy, {_ends(workload)}",
         }
     )
+
+
+def _ends(workload: PromptWorkload) -> str:
+    if any(prompt.stop for prompt in workload.prompts):
+        return "to the end that prompts say, else end of text ignored"
+    return "end of text ignored"
 
 
 def hardware(device_name: str, dtype: DType) -> dict[str, Any]:
@@ -71,20 +77,39 @@ def cpu_name() -> str:
     return next(names, platform.processor() or platform.machine())
 
 
-def speed_up(run: Run, runs: Sequence[Run]) -> float | None:
-    """OTPS over that of no speculation at the same concurrency; None where that was not run."""
-    for other in runs:
-        if other.case.method == "none" and other.case.concurrency == run.case.concurrency:
-            return run.measures.otps / other.measures.otps
-    return None
-
-
 def summary_table(runs: Sequence[Run]) -> Table:
-    """One row per method: speed, acceptance, and whether the output is the same."""
-    table = _empty_table(("K", "tokens/s", "speed-up", "acceptance length", "same text"))
+    """One row per method: speed with its interval, acceptance, and whether the text is the same."""
+    table = _empty_table(("K", "tokens/s", "speed-up", "acceptance\nlength", "same\ntext"))
+    table.columns[3].justify = "left"
     for run in runs:
-        table.add_row(NAMES[run.case.method], *_speed_cells(run, runs), _identical(run))
+        k, speed, _, length = _speed_cells(run, runs)
+        ratio = speed_up(run, runs)
+        told = "-" if ratio is None else ratio_text(ratio)
+        table.add_row(NAMES[run.case.method], k, speed, told, length, _identical(run))
     return table
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """A ratio and its interval: 1.63x (1.58-1.68)."""
+    return f"{ratio.median:.2f}x{_interval(ratio)}"
+
+
+def verdict_sentence(verdict: Verdict) -> str:
+    """Which method is the fastest and by how much, or that this cannot be told."""
+    words = NAMES | {"none": "no speculation"}
+    first, second = (words[run.case.method] for run in (verdict.first, verdict.second))
+    times = f"{verdict.lead.median:.2f} times as fast as {second}{_interval(verdict.lead)}"
+    if verdict.clear:
+        return f"Fastest on this machine: {first}, {times}."
+    few = "" if verdict.lead.bounded else ", in too few rounds to say so"
+    return f"No clear winner on this machine: {first} was {times}{few}."
+
+
+def _interval(ratio: Ratio) -> str:
+    """In parentheses; nothing where it has no bounds or no width."""
+    if ratio.bounded and ratio.low < ratio.high:
+        return f" ({ratio.low:.2f}-{ratio.high:.2f})"
+    return ""
 
 
 def full_table(runs: Sequence[Run]) -> Table:
@@ -105,7 +130,7 @@ def full_table(runs: Sequence[Run]) -> Table:
 
 
 def _empty_table(columns: Sequence[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("method", no_wrap=True)
     for name in columns:
         table.add_column(name, justify="right")
@@ -117,7 +142,7 @@ def _speed_cells(run: Run, runs: Sequence[Run]) -> tuple[str, str, str, str]:
     return (
         str(run.case.k or "-"),
         f"{run.measures.otps:.1f}",
-        f"{ratio:.2f}x" if ratio is not None else "-",
+        f"{ratio.median:.2f}x" if ratio is not None else "-",
         f"{run.measures.acceptance_length:.2f}",
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from peagle.bench.load import Case, Tokens
+from peagle.bench.load import Case, Request
 from peagle.bench.shapes import parameter_count, random_engine, random_prompts, shape_of
 from peagle.config import DraftLengthMode, DType, EngineConfig, SamplingParams
 from peagle.device import free_memory, gib, resolve_device, resolve_dtype
@@ -110,10 +110,6 @@ class SyntheticWorkload:
             f"drafts set to {self.acceptance_length:g}. Only the times mean anything."
         )
 
-    def params(self, k: int, max_tokens: int) -> SamplingParams:
-        """Greedy, and never ending early."""
-        return SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-
     def open(self, method: str, k: int, concurrency: int) -> LLM:
         """The engine for a method."""
         context = min(CONTEXT, shape_of(self.shape).target.max_position_embeddings)
@@ -130,10 +126,12 @@ class SyntheticWorkload:
         engine = random_engine(self.shape, method, k, layers, rates, config)
         return LLM.over(engine, NoText())
 
-    def tokens(self, case: Case, tokenizer: Any) -> list[Tokens]:
-        """One prompt for each request in flight."""
+    def requests(self, case: Case, tokenizer: Any) -> list[Request]:
+        """One for each in flight: greedy, and never ending early."""
         vocab_size = shape_of(self.shape).target.vocab_size
-        return list(random_prompts(case.concurrency, self.prompt_tokens, vocab_size))
+        params = SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
+        prompts = random_prompts(case.concurrency, self.prompt_tokens, vocab_size)
+        return [(prompt, params) for prompt in prompts]
 
     def place(self, index: int) -> str:
         """All of them are alike."""

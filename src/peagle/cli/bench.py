@@ -55,7 +55,9 @@ def bench(
     concurrency: Annotated[
         str, typer.Option(help="Requests in flight, one or several: 1,8.")
     ] = "1",
-    max_tokens: Annotated[int, typer.Option(help="Output tokens of every request.")] = 128,
+    max_tokens: Annotated[
+        int, typer.Option(help="Output tokens of a request; fewer where its prompt says its end.")
+    ] = 128,
     json: Annotated[
         Path | None,
         typer.Option(
@@ -71,8 +73,8 @@ def bench(
 ) -> None:
     """Measure speed, acceptance and latency.
 
-    Greedy, every request of the same length. All inputs are checked before the first run; the
-    result file appears whole or not at all.
+    Greedy. All inputs are checked before the first run; the result file appears whole or not at
+    all.
     """
     levels = numbers("--concurrency", concurrency)
     if json is not None and json != STDOUT:

@@ -1,0 +1,166 @@
+"""Verdicts on made-up times: what a machine does to equal and to unequal methods."""
+
+import itertools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+
+from peagle.bench.load import Case, Run
+from peagle.bench.measures import Measures, Percentiles
+from peagle.bench.rounds import median_runs
+from peagle.bench.verdict import Ratio, Verdict, compare, doubts, interval, judge, speed_up
+
+NO_TIMES = Percentiles(0.0, 0.0, 0.0)
+ROUNDS = 12
+
+
+def run(method, otps, length=3.0, k=5, core_share=1.0):
+    found = Measures(otps, length, (), NO_TIMES, NO_TIMES, NO_TIMES, 100)
+    case = Case(method, 0 if method == "none" else k, 1)
+    return Run(case, found, ((1, 2),), identical_to_none=True, core_share=core_share)
+
+
+def measured(speeds, seed, noise, bursts, rounds=ROUNDS):
+    """Median runs on a machine whose speed drifts from round to round and has bursts of work."""
+    chance = random.Random(seed)
+    made = []
+    for _ in range(rounds):
+        drift = chance.lognormvariate(0.0, 0.15)
+        turns = []
+        for method, speed in speeds.items():
+            slower = chance.lognormvariate(0.0, noise)
+            if chance.random() < bursts:
+                slower *= chance.uniform(1.3, 2.5)
+            turns.append(run(method, speed * drift / slower))
+        made.append(turns)
+    return median_runs(made)
+
+
+SPEEDS = {"none": 300.0, "eagle3": 450.0, "peagle": 450.0}
+
+
+@pytest.mark.parametrize("bursts", [0.0, 0.03])
+def test_a_difference_of_a_tenth_is_named_in_six_of_six(bursts):
+    for seed in range(6):
+        verdict = judge(measured(SPEEDS | {"peagle": 495.0}, seed, noise=0.02, bursts=bursts))
+        assert verdict.clear
+        assert verdict.first.case.method == "peagle"
+        assert verdict.second.case.method == "eagle3"
+
+
+@pytest.mark.parametrize(
+    ("noise", "bursts", "most"), [(0.001, 0.0, 0), (0.02, 0.0, 0), (0.02, 0.1, 0), (0.05, 0.2, 5)]
+)
+def test_equal_methods_have_no_winner(noise, bursts, most):
+    """However bad the machine, not more often than the confidence allows."""
+    named = sum(judge(measured(SPEEDS, seed, noise, bursts)).clear for seed in range(100))
+    assert named <= most
+
+
+def test_a_lead_of_one_percent_is_no_lead_however_steady_the_machine():
+    assert not judge(measured(SPEEDS | {"peagle": 454.5}, 0, noise=0.0, bursts=0.0)).clear
+
+
+def test_no_speculation_may_be_the_fastest():
+    verdict = judge(measured(SPEEDS | {"none": 600.0}, 0, noise=0.02, bursts=0.0))
+    assert verdict.clear
+    assert verdict.first.case.method == "none"
+
+
+def test_a_method_is_judged_by_its_fastest_k():
+    speeds = {3: 100.0, 5: 120.0, 7: 110.0}
+    runs = [replace(run("peagle", speed, k=k), rounds=(speed,) * 6) for k, speed in speeds.items()]
+    verdict = judge([replace(run("none", 90.0), rounds=(90.0,) * 6), *runs])
+    assert verdict.first.case.k == 5
+    assert verdict.second.case.method == "none"
+    assert verdict.lead.median == pytest.approx(120 / 90)
+
+
+def test_too_few_rounds_decide_nothing():
+    speeds = SPEEDS | {"peagle": 900.0}
+    few = judge(measured(speeds, 0, noise=0.0, bursts=0.0, rounds=5))
+    assert not few.clear
+    assert not few.lead.bounded
+    assert judge(measured(speeds, 0, noise=0.0, bursts=0.0, rounds=6)).clear
+
+
+def test_rounds_are_compared_in_pairs():
+    """A machine that slows down by half hides no difference."""
+    none, peagle = (
+        replace(run(method, 1.0), rounds=tuple(speed / slower for slower in (1, 1, 1, 2, 2, 2)))
+        for method, speed in (("none", 100.0), ("peagle", 150.0))
+    )
+    assert compare(peagle, none) == Ratio(1.5, 1.5, 1.5)
+    assert speed_up(peagle, [none, peagle]) == Ratio(1.5, 1.5, 1.5)
+    assert speed_up(peagle, [peagle]) is None
+    assert not Verdict(peagle, none, Ratio(1.5, 1.01, 1.9)).clear
+
+
+def test_the_fastest_are_found_by_rounds_too():
+    """The slower one ran once more often while the machine was fast."""
+    fast, slow = (
+        replace(run(method, otps), rounds=rounds)
+        for method, otps, rounds in (
+            ("peagle", 105.0, (105.0, 105.0, 105.0, 105.0, 210.0, 210.0, 150.0)),
+            ("eagle3", 200.0, (100.0, 100.0, 100.0, 200.0, 200.0, 200.0, 200.0)),
+        )
+    )
+    verdict = judge([slow, fast])
+    assert (verdict.first, verdict.second) == (fast, slow)
+    assert not verdict.clear
+    assert verdict.lead.median == pytest.approx(1.05)
+
+
+def exact_coverage(count):
+    """The share of all ways to lie on either side of the median in which the interval holds it."""
+    held = 0
+    for sides in itertools.product((-1, 1), repeat=count):
+        values = [side * (place + 1.0) for place, side in enumerate(sides)]
+        low, high = interval(values)
+        held += low <= 0.0 <= high
+    return held / 2**count
+
+
+@pytest.mark.parametrize("count", [6, 8, 9, 12])
+def test_the_interval_holds_the_median_as_often_as_it_says_and_is_not_wider_than_needed(count):
+    assert 0.95 <= exact_coverage(count) < 1.0
+    ordered = [float(value) for value in range(count)]
+    low, high = interval(ordered)
+    beyond = 2 * sum(math.comb(count, place) for place in range(int(low) + 2)) / 2**count
+    assert low + high == count - 1
+    assert beyond > 0.05
+
+
+def test_an_interval_of_few_values_has_no_bounds():
+    assert interval([1.0] * 5) == (0.0, math.inf)
+
+
+def quiet(method, speed, length=3.0, **others):
+    return replace(run(method, speed, length, **others), rounds=(speed,) * 6)
+
+
+def test_nothing_is_doubted_on_a_quiet_machine():
+    assert not list(doubts([quiet("none", 300.0, 1.0), quiet("peagle", 490.0)]))
+
+
+def test_a_speed_up_above_the_acceptance_length_is_doubted():
+    (doubt,) = doubts([quiet("none", 100.0, 1.0), quiet("eagle3", 875.0, 4.34)])
+    assert "8.75 cannot be" in doubt
+    assert "EAGLE-3 at K = 5 emits 4.34 tokens" in doubt
+
+
+def test_a_busy_machine_is_named():
+    (doubt,) = doubts(
+        [quiet("none", 300.0, 1.0, core_share=0.4), quiet("peagle", 490.0, core_share=0.6)]
+    )
+    assert "had this one's core for 50% of the time" in doubt
+    unknown = [quiet("none", 300.0, 1.0, core_share=None), quiet("peagle", 490.0, core_share=None)]
+    assert not list(doubts(unknown))
+
+
+def test_an_unsteady_machine_is_named():
+    steady = quiet("peagle", 490.0)
+    (doubt,) = doubts([quiet("none", 300.0, 1.0), replace(steady, rounds=(490.0,) * 5 + (245.0,))])
+    assert "up to 2.0 times as long" in doubt

@@ -1,0 +1,49 @@
+"""`make demo` from nothing says what it does; with a Python that makes an environment of stubs."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+STUB = """#!/bin/sh
+# {python} -m venv DIRECTORY
+mkdir -p "$3/bin"
+printf '#!/bin/sh\\nexit {pip}\\n' > "$3/bin/pip"
+printf '#!/bin/sh\\necho the demo runs\\n' > "$3/bin/peagle"
+chmod +x "$3/bin/pip" "$3/bin/peagle"
+"""
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Runs `make demo` in a directory without an environment; `pip` is pip's exit code."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def run(pip=0):
+        python = tmp_path / "python"
+        python.write_text(STUB.format(python=python, pip=pip))
+        python.chmod(0o755)
+        command = ["make", "demo", f"PYTHON={python}"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+
+    return run
+
+
+def test_every_stage_of_the_set_up_is_a_line_and_is_timed(make):
+    lines = make().stdout.splitlines()
+    stages = [line.split(" ... ") for line in lines[1:-1]]
+    assert lines[0].startswith("setting up .venv, 2.7 GB")
+    assert [what.split()[0] for what, _ in stages] == ["Python", "torch", "peagle"]
+    assert all(took.removesuffix(" s").isdigit() for _, took in stages)
+    assert lines[-1] == "the demo runs"
+    assert make().stdout == "the demo runs\n"  # set up once
+
+
+def test_a_stage_that_fails_ends_it_and_is_tried_again(make):
+    failed = make(pip=3)
+    assert failed.returncode != 0
+    assert failed.stdout.splitlines()[-1].endswith("torch (0.8 GB) ... ")
+    assert make().stdout.endswith("the demo runs\n")
