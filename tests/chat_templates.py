@@ -67,6 +67,40 @@ STRICT = (
     "{% if messages[0].role != 'user' %}{{ raise_exception('begin with user') }}{% endif %}"
     + CHATML
 )
+NO_DEVELOPER = (
+    "{% for m in messages %}{% if m.role in ['user', 'system'] %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content }}<|im_end|>\n{% elif m.role == 'assistant' %}<|im_start|>assistant\n"
+    "{{ m.content }}{% for c in m.tool_calls %}({{ c.function.name }}){% endfor %}<|im_end|>\n"
+    "{% elif m.role == 'tool' %}<|im_start|>user\n[{{ m.content }}]<|im_end|>\n{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""As Qwen's: says nothing of roles it does not know."""
+HARMONY = (
+    "{% set ns = namespace(call=none) %}{% set all = messages %}"
+    "{% if messages[0].role in ['developer', 'system'] %}"
+    "<|header|>developer<|/header|>{{ messages[0].content }}<|eot|>{% set all = messages[1:] %}"
+    "{% endif %}{% for t in tools or [] %}{{ '// ' + t.function.description }}\n{% endfor %}"
+    "{% for m in all %}{% if m.role == 'assistant' %}{% if 'tool_calls' in m %}"
+    "{% if m.content and m.thinking %}{{ raise_exception('content or thinking') }}{% endif %}"
+    "{% if m.content or m.thinking %}<|header|>analysis<|/header|>{{ m.content or m.thinking }}"
+    "<|eot|>{% endif %}{% set call = m.tool_calls[0].function %}{% set ns.call = call.name %}"
+    "<|header|>assistant to={{ call.name }}<|/header|>{{ call.arguments | tojson }}<|eot|>"
+    "{% else %}<|header|>assistant<|/header|>{{ m.content }}<|eot|>{% endif %}"
+    "{% elif m.role == 'tool' %}{% if ns.call is none %}{{ raise_exception('no call') }}{% endif %}"
+    "<|header|>{{ ns.call }}<|/header|>{{ m.content }}<|eot|>"
+    "{% elif m.role == 'user' %}<|header|>user<|/header|>{{ m.content }}<|eot|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|header|>assistant{% endif %}"
+)
+"""As GPT-OSS's: one instruction, at the start; the first call of each message; no call with both
+thoughts and a text."""
+SINGLE_CALL = (
+    "{% for m in messages %}{% if 'tool_calls' in m %}{% if m.tool_calls | length != 1 %}"
+    "{{ raise_exception('only single calls') }}{% endif %}{% set call = m.tool_calls[0].function %}"
+    "<|header|>assistant<|/header|>{{ call.name }}{{ call.arguments | tojson }}<|eot|>{% else %}"
+    "<|header|>{{ m.role }}<|/header|>{{ m.content }}<|eot|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|header|>assistant<|/header|>{% endif %}"
+)
+"""As Llama 3.1's."""
 SPECIAL = (
     "<|bos|>",
     "<|eos|>",

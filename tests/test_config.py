@@ -25,9 +25,8 @@ BAD_SAMPLING = [
     ({"prompt_logprobs": 21}, "prompt_logprobs: "),
     ({"stop": ("",)}, "stop.0: "),
     ({"num_speculative_tokens": -1}, "num_speculative_tokens: "),
-    ({"top_k": 5}, "temperature 0 is greedy, so top_k, top_p and min_p would have no effect"),
-    ({"top_p": 0.9}, "temperature 0 is greedy"),
-    ({"min_p": 0.1}, "temperature 0 is greedy"),
+    ({"allowed_token_ids": []}, "allowed_token_ids: "),
+    ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens: "),
     ({"colour": "red"}, "colour: no such key"),
     ({"max_tokens": 0, "top_k": -9}, "top_k: .*max_tokens: "),
 ]

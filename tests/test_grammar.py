@@ -6,8 +6,11 @@ import resource
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
+from chat_templates import byte_tokenizer
 from families import tokenizer
+from tokenizers import decoders
 
 from peagle import LLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
 from peagle.config import StructuredOutputs
@@ -90,7 +93,10 @@ def test_an_unbound_request_beside_it_is_not_touched(llm: LLM):
 @pytest.mark.parametrize(
     ("form", "reason"),
     [
-        (StructuredOutputs(json_schema={"type": "unheard-of"}), "Invalid type: unheard-of"),
+        (
+            StructuredOutputs(json_schema={"type": "unheard-of"}, strict=True),
+            "no grammar can keep type; .+",
+        ),
         (StructuredOutputs(json_schema="{not json"), ".+"),
         (StructuredOutputs(regex="(["), ".+ regex parse error: unclosed character class"),
         (StructuredOutputs(grammar="start: nothing_of_the_kind"), ".+ unknown name: .+"),
@@ -219,3 +225,46 @@ def test_a_form_that_was_compiled_is_kept_by_its_content():
             properties = {name: {"type": "null"} for name in order}
             compiler.compile(StructuredOutputs(json={"properties": properties}))
         assert made.call_count == 4
+
+
+@pytest.mark.parametrize("missing", [1, 3, 8, 20])
+def test_a_target_may_lack_some_of_its_tokenizers_tokens(missing: int):
+    """They are never allowed, and what can be spelled without them is."""
+    own = byte_tokenizer(None)
+    size = len(own) - missing
+    compiler = GrammarCompiler(own, size, [1])
+    constraint = compiler.compile(StructuredOutputs(choice=("hi hi", "a\n\nb")))
+    written: list[int] = []
+    while 1 not in written:
+        [row] = constraint.allowed([]).numpy()
+        bits = np.unpackbits(row, bitorder="little")
+        assert not bits[size:].any()
+        written.append(int(bits.argmax()))
+        constraint.advance(written[-1:])
+    assert constraint.failure is None
+    assert own.decode(written[:-1]) in ("hi hi", "a\n\nb")
+
+
+def test_a_token_that_the_target_lacks_fails_where_it_has_to_come():
+    own = byte_tokenizer(None)
+    last = len(own) - 1
+    constraint = GrammarCompiler(own, last, [1]).compile(
+        StructuredOutputs(grammar=f'start: "a" <[{last}]>')
+    )
+    letter = own("a", add_special_tokens=False).input_ids
+    rows = constraint.allowed(letter)
+    assert rows[1].tolist() == [255] * len(rows[1])
+    constraint.advance(letter)
+    assert constraint.failure is None
+    constraint.allowed([])
+    constraint.advance([5])
+    assert (
+        constraint.failure == "structured outputs: what has to come next is no token of the target"
+    )
+
+
+def test_a_tokenizer_that_grammars_do_not_know_is_a_refusal():
+    own = byte_tokenizer(None)
+    own.backend_tokenizer.decoder = decoders.WordPiece()
+    with pytest.raises(InputError, match="structured outputs: not with this tokenizer: can't"):
+        GrammarCompiler(own, len(own), [1])

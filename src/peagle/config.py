@@ -71,7 +71,10 @@ class StructuredOutputs(Config):
     choice: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """One of these texts."""
     grammar: str | None = None
-    """A grammar in Lark's notation."""
+    """A grammar in Lark's notation, or in GBNF."""
+    strict: bool = False
+    """Whether a schema with a keyword that no grammar can keep is refused; else the keyword is left
+    out."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -82,10 +85,13 @@ class StructuredOutputs(Config):
 
 
 class SamplingParams(Config):
-    """How tokens are chosen and when a request ends. Names and meanings are vLLM's."""
+    """How a request is run: how its tokens are chosen, when it ends, what its text shows.
+
+    Names and meanings are vLLM's.
+    """
 
     temperature: Temperature = 0.0
-    """0 is greedy."""
+    """0 is greedy; top_k, top_p and min_p then have no effect."""
     top_k: TopK = 0
     """Keep the k most likely tokens; 0 or -1 keeps all."""
     top_p: TopP = 1.0
@@ -97,10 +103,19 @@ class SamplingParams(Config):
     frequency_penalty: Penalty = 0.0
     logit_bias: dict[int, Bias] = {}
     """Token id -> value added to its logit."""
+    allowed_token_ids: Annotated[tuple[int, ...], Field(min_length=1)] | None = None
+    """Every other token is ruled out, an end of text too."""
+    bad_words: tuple[str, ...] = ()
+    """Texts whose last token is ruled out where the tokens before it are there."""
     seed: int | None = None
     """Same seed, same tokens, whatever the batch, with or without speculation."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts that end the output; a special token's text stands for that token."""
     stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    """Whether the text shows what ended it."""
+    skip_special_tokens: bool = True
+    """Whether the text leaves special tokens out."""
     ignore_eos: bool = False
     prompt_logprobs: TopLogprobs | None = None
     """Log-probabilities of each token of the prompt but the first, and of this many likely ones; no
@@ -115,6 +130,13 @@ class SamplingParams(Config):
     """The form that the output must have; needs the extra `structured`."""
     num_speculative_tokens: NonNegativeInt | None = None
     """K for this request: 0 turns speculation off; unset is the engine's K, also the maximum."""
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """Keep only so many tokens from the prompt's end; -1 keeps as many as leave room for
+    `max_tokens`."""
+    priority: int = 0
+    """Of waiting requests those with the lowest number are next."""
+    cache_salt: str | None = None
+    """Requests with different salts share no cached prefix."""
 
     @field_validator("max_tokens")
     @classmethod
@@ -131,11 +153,6 @@ class SamplingParams(Config):
             raise ValueError(
                 "structured outputs end where their form is complete; leave out min_tokens and "
                 "ignore_eos"
-            )
-        if self.temperature == 0.0 and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0):
-            raise ValueError(
-                "temperature 0 is greedy, so top_k, top_p and min_p would have no effect; "
-                "leave them out or set temperature above 0"
             )
         return self
 

@@ -25,6 +25,17 @@ class ConfigError(InputError):
         return "; ".join(f"{name(key)}: {what}" if key else what for key, what in self._problems)
 
 
+class ContextLengthError(InputError):
+    """A prompt leaves no room. Programs recognise the words, Anthropic's clients the first of
+    them and OpenAI's those in the middle, and shorten the conversation."""
+
+    def __init__(self, tokens: int, most: int) -> None:
+        super().__init__(
+            f"prompt is too long: {tokens} tokens > {most - 1}; this model's maximum context "
+            f"length is {most} tokens, output included; shorten the prompt or raise max_model_len"
+        )
+
+
 def reason(error: Exception) -> str:
     """What an exception says, without the number and the file that the system adds."""
     return getattr(error, "strerror", None) or str(error)

@@ -18,7 +18,7 @@ from peagle.config import StructuredOutputs
 from peagle.errors import InputError, lacking
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 T = TypeVar("T")
 STACK = 1 << 30
@@ -36,8 +36,9 @@ LEXER_FUEL = 200_000
 
 UNFIT = {"NoExtensionBias": "no text fits"}
 """llguidance's word for it, in ours."""
-
-
+NO_TOKEN = "structured outputs: what has to come next is no token of the target"
+GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+"""A rule as only GBNF writes it."""
 SLASH = r"\/"
 QUOTED = re.compile(r'"(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"')
 """A literal of a Lark grammar."""
@@ -53,9 +54,12 @@ class GrammarCompiler:
             raise InputError(lacking("structured outputs need llguidance", "structured")) from None
         if not end_tokens:
             raise InputError("structured outputs need a target that names its end of text")
-        ends = list(end_tokens)
+        ends, size = list(end_tokens), max(vocab_size, len(tokenizer))
         self._vocab_size = vocab_size
-        self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, vocab_size, ends)
+        try:
+            self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, size, ends)
+        except ValueError as error:
+            raise InputError(f"structured outputs: not with this tokenizer: {error}") from None
         self._added: tuple[str, ...] = tuple(tokenizer.get_added_vocab())
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._keeping = threading.Lock()
@@ -93,7 +97,7 @@ class GrammarCompiler:
 
     def _compiled(self, wanted: StructuredOutputs) -> "LLMatcher":
         try:
-            matcher = _on_large_stack(lambda: self._matcher(wanted))
+            matcher = on_large_stack(lambda: self._matcher(wanted))
         except ValueError as error:
             raise InputError(f"structured outputs: {error}") from None
         if matcher.is_error():
@@ -101,13 +105,35 @@ class GrammarCompiler:
         return matcher
 
     def _matcher(self, wanted: StructuredOutputs) -> "LLMatcher":
-        from llguidance import LLMatcher, LLParserLimits
+        from llguidance import LLMatcher
 
-        limits = LLParserLimits(step_max_items=STEP_ITEMS, initial_lexer_fuel=LEXER_FUEL)
-        matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=limits)
+        matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0, limits=_limits())
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any text fits
         return matcher
+
+
+def complaint_about(schema: dict[str, Any]) -> str | None:
+    """Why a JSON schema cannot be compiled, whatever the tokenizer; None if it can.
+
+    Raises `InputError` without the extra `structured`.
+    """
+    try:
+        from llguidance import LLMatcher
+    except ModuleNotFoundError:
+        raise InputError(lacking("structured outputs need llguidance", "structured")) from None
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(schema)
+    except ValueError as error:
+        return str(error)
+    wrong, told = LLMatcher.validate_grammar_with_warnings(grammar, limits=_limits())
+    return told[0] if wrong else None
+
+
+def _limits() -> "LLParserLimits":
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(step_max_items=STEP_ITEMS, initial_lexer_fuel=LEXER_FUEL)
 
 
 def _literals(wanted: StructuredOutputs) -> Iterator[str]:
@@ -145,7 +171,7 @@ def _complaint(matcher: "LLMatcher") -> str:
     return " ".join(["structured outputs:", UNFIT.get(told, told), *reasons])
 
 
-def _on_large_stack(work: Callable[[], T]) -> T:
+def on_large_stack(work: Callable[[], T]) -> T:
     """Run some work on a thread with a large stack; returns or raises what the work does."""
     done: Future[T] = Future()
 
@@ -174,7 +200,7 @@ def lark_rule(wanted: StructuredOutputs) -> str:
         return f"/{wanted.regex.replace('/', SLASH)}/"
     if wanted.choice is not None:
         return " | ".join(json.dumps(text) for text in wanted.choice)
-    return f"%lark {{\n{wanted.grammar}\n}}"
+    return f"%lark {{\n{_lark(wanted.grammar or '')}\n}}"
 
 
 def _grammar(wanted: StructuredOutputs) -> str:
@@ -186,14 +212,29 @@ def _grammar(wanted: StructuredOutputs) -> str:
         return LLMatcher.grammar_from_json_schema(wanted.json_schema)
     if wanted.regex is not None:
         return LLMatcher.grammar_from_regex(wanted.regex)
-    return LLMatcher.grammar_from_lark(wanted.grammar or f"start: {lark_rule(wanted)}")
+    if wanted.choice is not None:
+        return LLMatcher.grammar_from_lark(f"start: {lark_rule(wanted)}")
+    return LLMatcher.grammar_from_lark(_lark(wanted.grammar or ""))
+
+
+def _lark(grammar: str) -> str:
+    """A grammar in Lark's notation; those in vLLM's and SGLang's examples are in GBNF."""
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    if not GBNF.search(grammar):
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except (GbnfToLarkError, RecursionError) as error:
+        raise InputError(f"not a grammar in GBNF: {error}") from None
 
 
 class GrammarConstraint:
     """One request's place in its grammar."""
 
     def __init__(self, matcher: "LLMatcher", vocab_size: int) -> None:
-        self._unused, self._bytes = matcher, -(-vocab_size // 8)
+        self._unused, self._vocab_size = matcher, vocab_size
+        self._bytes = -(-vocab_size // 8)
         self._matcher = matcher.deep_copy()
         self._taken: list[int] = []
         self._masked, self._fault = 0, ""
@@ -206,10 +247,10 @@ class GrammarConstraint:
 
         Where it is too complex, any token is allowed: a request that takes one there has failed.
         """
-        masks = self._masks(drafts)
+        masks, fault = self._masks(drafts)
         self._masked = len(drafts) + 1
-        if self._matcher.is_error():
-            self._masked, self._fault = len(masks), _complaint(self._matcher)
+        if fault is not None:
+            self._masked, self._fault = len(masks), fault
             self._go_back()
         else:
             self._matcher.rollback(len(masks) - 1)
@@ -224,23 +265,29 @@ class GrammarConstraint:
         self._taken += tokens
         self._take(tokens)
 
-    def _masks(self, drafts: Sequence[int]) -> list[Tensor]:
-        """The masks that can be computed; the matcher consumes drafts up to the last of them."""
+    def _masks(self, drafts: Sequence[int]) -> tuple[list[Tensor], str | None]:
+        """The masks that can be computed, and why the next one cannot.
+
+        The matcher consumes drafts up to the last mask.
+        """
         masks: list[Tensor] = []
         for draft in (*drafts, None):
             mask = self._mask()
             if self._matcher.is_error():
-                break
+                return masks, _complaint(self._matcher)
+            if not mask.any():
+                return masks, NO_TOKEN
             masks.append(mask)
             if draft is None or self._matcher.is_stopped():
                 break
             if not self._matcher.try_consume_tokens([draft]):
                 break
-        return masks
+        return masks, None
 
     def _mask(self) -> Tensor:
-        """Tokens allowed next, a bit each: [bytes] uint8."""
+        """Tokens allowed next, a bit each: [bytes] uint8. A tokenizer may have more."""
         mask = bytearray(self._matcher.compute_bitmask()[: self._bytes])
+        mask[-1] &= 0xFF >> (-self._vocab_size % 8)
         return torch.frombuffer(mask, dtype=torch.uint8)
 
     def _go_back(self) -> None:

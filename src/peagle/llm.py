@@ -31,6 +31,7 @@ from peagle.dialects import (
     ToolUse,
     find_dialect,
 )
+from peagle.dialects.dialect import needs_grammar
 from peagle.dialects.markers import Markers
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
@@ -40,11 +41,14 @@ from peagle.engine.engine import Engine
 from peagle.engine.request import Request, RequestOutput, Speculation, TokenLogprobs
 from peagle.errors import InputError
 from peagle.grammar import GrammarCompiler, lark_rule
+from peagle.models.chat_template import render_chat
 from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import load_decoder
-from peagle.models.tokenizer import load_tokenizer, render_chat
+from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
+from peagle.schema import kept_form
 from peagle.stop_strings import StopStrings
+from peagle.token_rules import with_token_rules
 
 Prompt = str | Sequence[int]
 
@@ -133,6 +137,8 @@ class Prepared:
 class _Live:
     request: Request
     reader: Reader
+    shows_end: bool
+    """Whether a token that ends the output is part of its text."""
     times: list[float] = field(default_factory=list)
 
 
@@ -201,6 +207,13 @@ class LLM:
         """Made for the first structured output."""
         return GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.end_tokens)
 
+    @functools.cached_property
+    def _special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens that the target knows, by their text."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        known = ((token.content, n) for n, token in added if token.special)
+        return {text: n for text, n in known if n < self.engine.vocab_size}
+
     @property
     def beyond_training(self) -> str | None:
         """A warning when K is larger than the drafter was trained for, else None."""
@@ -237,18 +250,20 @@ class LLM:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
+        add_special_tokens: bool = False,
         **variables: Any,
     ) -> list[int]:
         """Token ids of a conversation by the chat template, up to where the answer begins.
 
-        tools: in OpenAI's form. variables: the template's own. Raises `InputError` when there is no
+        tools: in OpenAI's form. add_special_tokens: whether the tokenizer adds its own to those of
+        the template. variables: the template's own. Raises `InputError` when there is no
         template, or when it refuses the conversation.
         """
         chat = self.chat_config
         known = {"add_generation_prompt": True, **chat.default_chat_template_kwargs, **variables}
         shown = {"tools": list(tools)} if tools else {}
         text = render_chat(self.tokenizer, messages, chat.chat_template, **known, **shown)
-        return self.tokenize(text, add_special_tokens=False)
+        return self.tokenize(text, add_special_tokens)
 
     def chat(
         self,
@@ -323,17 +338,39 @@ class LLM:
         chat: that the prompt is a conversation. Raises `InputError` for a request that cannot run
         as asked.
         """
-        tokens = self.encode(prompt)
+        params = self._with_stop_tokens(params)
+        tokens = self._truncated(self.encode(prompt), params)
         self.engine.check(tokens, params)
         wanted = params.structured_outputs
         if wanted is not None:
             self._grammars.check(wanted)
+            wanted = kept_form(wanted)
         if chat is not None:
-            form = lark_rule(wanted) if wanted is not None else None
-            grammar = self.dialect.grammar(tokens, chat.use, form)
+            rule = lark_rule(wanted) if wanted is not None else None
+            use = chat.use.kept if chat.use and needs_grammar(chat.use, rule) else chat.use
+            grammar = self.dialect.grammar(tokens, use, rule)
             wanted = StructuredOutputs(grammar=grammar) if grammar is not None else None
-        constraint = self._grammars.compile(wanted) if wanted is not None else None
-        return Prepared(tokens, params, constraint, chat)
+        form = self._grammars.compile(wanted) if wanted is not None else None
+        if form is not None:  # it ends where it is complete, that of required calls as well
+            params = params.model_copy(update={"min_tokens": 0, "ignore_eos": False})
+        rules = with_token_rules(form, params, self.tokenizer, self.engine.vocab_size)
+        return Prepared(tokens, params, rules, chat)
+
+    def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
+        """Parameters that stop at the special tokens named in `stop`, which no text may show."""
+        ids = [self._special_tokens[text] for text in params.stop if text in self._special_tokens]
+        if not ids:
+            return params
+        return params.model_copy(update={"stop_token_ids": (*params.stop_token_ids, *ids)})
+
+    def _truncated(self, tokens: list[int], params: SamplingParams) -> list[int]:
+        """A prompt's last tokens, as many as the request wants to keep."""
+        most = params.truncate_prompt_tokens
+        if most is None:
+            return tokens
+        if most < 0:
+            most = max(self.engine.max_length - params.max_tokens, 1)
+        return tokens[max(len(tokens) - most, 0) :]
 
     def build_grammars(self) -> None:
         """Make what structured outputs need of the tokenizer, which takes seconds for a large one.
@@ -347,17 +384,22 @@ class LLM:
         """Queue a request and return its id; `step` runs it."""
         request_id, params = str(next(self._ids)), prepared.params
         request = self.engine.add(request_id, prepared.tokens, params, prepared.constraint)
-        self._live[request_id] = _Live(request, self._reader(prepared))
+        shows_end = params.include_stop_str_in_output and prepared.chat is None
+        self._live[request_id] = _Live(request, self._reader(prepared), shows_end)
         return request_id
 
     def _reader(self, prepared: Prepared) -> Reader:
         """What reads the answer to a request."""
         chat, params = prepared.chat, prepared.params
+        decode = functools.partial(
+            self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens
+        )
+        included = params.include_stop_str_in_output
         return Reader(
             self.dialect.parser(prepared.tokens, chat.use) if chat else PlainText(),
             self.dialect.markers(chat.use) if chat else Markers(),
-            Detokenizer(self._decode, prepared.tokens),
-            StopStrings(params.stop) if params.stop else None,
+            Detokenizer(decode, prepared.tokens),
+            StopStrings(params.stop, included) if params.stop else None,
             params.min_tokens,
             chat.use.most if chat and chat.use else None,
             each=chat is not None and params.logprobs is not None,
@@ -386,12 +428,13 @@ class LLM:
         live = self._live[output.request_id]
         tokens, reason = list(output.new_tokens), output.finish_reason
         known, reader, ended = len(live.times), live.reader, reason == "stop"
-        stopped = reader.extend(tokens[:-1] if ended else tokens)
+        hidden = int(ended and not live.shows_end)
+        stopped = reader.extend(tokens[: len(tokens) - hidden])
         if stopped is not None:
             tokens, reason = tokens[:stopped], "stop"
             self.engine.abort(output.request_id, reason)
         elif reason is not None:
-            reader.skip(int(ended))
+            reader.skip(hidden)
             reader.finish(ended)
             if reader.stopped and reason == "length":
                 reason = "stop"
@@ -432,10 +475,6 @@ class LLM:
             failure=request.failure if reason == "error" else None,
             prompt_logprobs=_prompt_logprobs(request),
         )
-
-    def _decode(self, tokens: Sequence[int]) -> str:
-        text: str = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return text
 
 
 def check_finished(completions: Iterable[Completion]) -> None:

@@ -21,6 +21,9 @@ class Tokenizer:
         ids = [ord(letter) for letter in text]
         return type("Encoding", (), {"input_ids": [1, *ids] if add_special_tokens else ids})
 
+    def get_chat_template(self, chat_template, tools):
+        return self.chat_template
+
     def apply_chat_template(self, messages, chat_template, tokenize, add_generation_prompt):
         if any(message["role"] == "system" for message in messages):
             raise RuntimeError("no system role")

@@ -128,7 +128,7 @@ def test_a_target_without_a_drafter_runs_alone(peagle, pair):
 def test_chat_makes_a_users_turn_of_each_prompt(peagle, pair, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr(
-        "peagle.models.tokenizer.template_turns", lambda turns: seen.append(turns) or turns
+        "peagle.models.chat_template.template_turns", lambda turns, _: seen.append(turns) or turns
     )
     (tmp_path / "prompts.txt").write_text("first\nsecond\n")
     size = ["--prompts", tmp_path / "prompts.txt", "--max-tokens", 4]

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from peagle.drafters.checkpoint import load_drafter, read_drafter_config, save_drafter
 from peagle.drafters.model import DraftModel, default_taps
+from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
 from peagle.ops.rope import RopeConfig
 
@@ -403,6 +404,7 @@ def test_maps_of_the_vocabulary(target, tmp_path: Path, d2t: torch.Tensor | None
 def test_offsets_of_either_width(target, tmp_path: Path, dtype: torch.dtype):
     values, tensors = read(written(tmp_path / "ours", draft_vocab=30))
     tensors["d2t"] = torch.arange(30).to(dtype)
+    tensors["t2d"] = membership(torch.arange(0, 60, 2), tiny.VOCAB)
     model = load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
     assert model.target_ids(torch.arange(30)).tolist() == list(range(0, 60, 2))
 

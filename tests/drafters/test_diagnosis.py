@@ -9,6 +9,7 @@ from tiny import MASK, VOCAB, drafter_config, save_random_drafter, save_target
 
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.diagnosis import diagnose
+from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
 from peagle.models.loading import load_decoder
 
@@ -130,6 +131,52 @@ def test_a_fault_of_the_tensors_is_named(peagle, target, complaint):
 def test_a_fault_of_the_vocabulary_map_is_named(reduced, target, d2t, complaint):
     set_tensors(reduced, d2t=d2t)
     assert_found(reduced, target, complaint)
+
+
+KEPT = torch.arange(0, 80, 2)
+RIGHT = {"d2t": KEPT - torch.arange(40), "t2d": membership(KEPT, VOCAB)}
+DOUBTS = {
+    "d2t is torch.bfloat16, which rounds large": {"d2t": RIGHT["d2t"].bfloat16()},
+    "d2t is torch.float32, which rounds large": {"d2t": RIGHT["d2t"].float()},
+    "d2t maps 3 draft ids to tokens that others": {
+        "d2t": torch.where(torch.arange(40) < 4, -torch.arange(40), RIGHT["d2t"])
+    },
+    "d2t is all zeros": {"d2t": torch.zeros(40, dtype=torch.int64), "t2d": None},
+    "d2t and t2d disagree about 40 tokens": {"d2t": torch.zeros(40, dtype=torch.int64)},
+    "d2t and t2d disagree about 2 tokens": {"t2d": membership(KEPT + (KEPT == 78), VOCAB)},
+    r"t2d has shape \[40\], expected \[96\]": {"t2d": torch.ones(40, dtype=torch.bool)},
+}
+
+
+@pytest.mark.parametrize("complaint", DOUBTS)
+def test_a_map_that_makes_drafts_of_other_tokens_is_named(reduced, target, complaint):
+    """It runs, and tells so: the text is the target's own whatever is drafted."""
+    set_tensors(reduced, **{**RIGHT, **DOUBTS[complaint]})
+    [problem] = diagnose(reduced, target).problems
+    assert re.match(f"{complaint}.*; export the drafter again", problem)
+    decoder = load_decoder(target, torch.float32, torch.device("cpu"))
+    with pytest.warns(UserWarning, match=f"reduced: {complaint}"):
+        load_drafter(reduced, decoder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"t2d": None},
+        {"t2d": RIGHT["t2d"].to(torch.int64)},
+        {"d2t": RIGHT["d2t"].to(torch.int32)},
+        {
+            "d2t": torch.zeros(40, dtype=torch.int64),
+            "t2d": membership(torch.arange(40), VOCAB),
+        },
+    ],
+)
+def test_a_map_that_is_right_is_no_problem(reduced, target, changes, recwarn):
+    set_tensors(reduced, **{**RIGHT, **changes})
+    assert diagnose(reduced, target).problems == ()
+    load_drafter(reduced, load_decoder(target, torch.float32, torch.device("cpu")))
+    assert not [one for one in recwarn if "d2t" in str(one.message)]
 
 
 def assert_found(directory, target, complaint):

@@ -191,7 +191,7 @@ class TestNothingGenerated:
         [request] = tiny.run(engine, [LONG], asking(max_tokens=0))
         assert_scores(request.prompt_logprobs, targets["easy"].peer, LONG, 2)
         for prompt, most in ((LONG, 1), ([*LONG, 1], 0)):
-            with pytest.raises(InputError, match="the context holds 41"):
+            with pytest.raises(InputError, match="maximum context length is 41 tokens"):
                 engine.add("too long", prompt, asking(max_tokens=most))
 
     def test_without_log_probabilities_it_would_be_for_nothing(self):

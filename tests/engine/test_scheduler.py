@@ -96,6 +96,49 @@ def test_no_more_requests_run_than_allowed(watched):
     assert order == ["r0", "r1", "r2", "r3", "r4"]
 
 
+def ranked(priority: int, **more: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 4, "priority": priority, **more})
+
+
+def test_the_lowest_number_goes_first_and_equals_in_order_of_arrival(watched):
+    engine, steps = watched(max_num_seqs=1)
+    for name, priority in (("a", 0), ("b", 5), ("c", 0), ("d", -1), ("e", 5), ("f", -1)):
+        engine.add(name, prompt(5), ranked(priority))
+    tiny.finish(engine)
+    order = list(dict.fromkeys(request for step in steps for request, *_ in step))
+    assert order == ["d", "f", "a", "c", "b", "e"]
+
+
+def test_the_highest_number_is_preempted(watched):
+    """Though it came first."""
+    engine, _ = watched(
+        block_size=4, kv_cache_memory=16 * 4 * 1024, max_model_len=64, enable_prefix_caching=False
+    )
+    how = {"max_tokens": 16}
+    least = engine.add("a", prompt(24, 0), ranked(1, **how))
+    engine.step()
+    first = engine.add("b", prompt(24, 1), ranked(0, **how))
+    while first.status is not Status.FINISHED:
+        engine.step()
+    assert least.status is Status.WAITING
+    assert engine.stats.preemptions == 1
+    tiny.finish(engine)
+    assert least.output_length == 16
+
+
+def test_requests_with_other_salts_share_no_prefix(watched):
+    engine, steps = watched(block_size=4)
+    tokens = prompt(21)
+
+    def rows(salt: str | None) -> int:
+        steps.clear()
+        tiny.run(engine, [tokens], ranked(0, cache_salt=salt))
+        return steps[0][0][1]
+
+    salts = (None, None, "a", "a", "b", None, "a", "")
+    assert [rows(salt) for salt in salts] == [21, 1, 21, 1, 21, 1, 1, 1]
+
+
 def test_the_youngest_is_preempted_and_comes_back_first(watched):
     """16 blocks of 4: two requests that grow to 40 tokens do not fit at once."""
     engine, steps = watched(

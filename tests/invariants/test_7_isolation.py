@@ -232,7 +232,7 @@ def test_a_stream_left_early_is_cancelled(llm: LLM):
 
 @pytest.mark.usefixtures("whole")
 def test_a_malformed_prompt_stops_a_batch_before_it_begins(llm: LLM):
-    with pytest.raises(InputError, match="the context holds"):
+    with pytest.raises(InputError, match="maximum context length"):
         llm.generate([TEXTS[0], [2] * 1000], LONG)
 
 

@@ -1,13 +1,19 @@
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from hub_stub import hub_stub
+from huggingface_hub import snapshot_download
 from safetensors.torch import save_file
+from tiny_pair import save_tokenizer
 from torch import nn
 
 from peagle.errors import InputError
 from peagle.models import weights
+from peagle.models.chat_template import render_chat
+from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import (
     TensorRule,
     assemble,
@@ -64,12 +70,46 @@ def test_a_hub_that_answers_with_safetensors_only(monkeypatch: pytest.MonkeyPatc
 
     def answer(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         asked[name] = allow_patterns
-        assert ignore_patterns == ["*/*"]
         return str(tmp_path)
 
     monkeypatch.setattr(weights, "snapshot_download", answer)
     assert model_directory("owner/name") == tmp_path
     assert not any("bin" in pattern or "*.pt" in pattern for pattern in asked["owner/name"])
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_what_is_fetched_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whole: bool):
+    """Also the templates for tools, which have a folder of their own; no other folder's files."""
+    wanted = {"config.json", "tokenizer.model", "merges.txt", "chat_template.jinja"}
+    wanted |= {"additional_chat_templates/tool_use.jinja"} | (
+        {"model.safetensors"} if whole else set()
+    )
+    others = {"original/model.safetensors", "onnx/config.json", "pytorch_model.bin", "README.md"}
+    for name in {*wanted, *others, "model.safetensors"}:
+        (tmp_path / "hub" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "hub" / name).write_text(name)
+    with hub_stub(tmp_path / "hub") as (url, fetched):
+        download = partial(snapshot_download, endpoint=url, cache_dir=tmp_path / "cache")
+        monkeypatch.setattr(weights, "snapshot_download", download)
+        found = model_directory("owner/name", weights=whole)
+    assert {str(path.relative_to(found)) for path in found.rglob("*.*") if path.is_file()} == wanted
+    assert {*fetched} == wanted
+
+
+def test_templates_of_the_hub_are_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "hub" / "additional_chat_templates").mkdir(parents=True)
+    save_tokenizer(tmp_path / "hub")
+    (tmp_path / "hub" / "additional_chat_templates" / "tool_use.jinja").write_text("with tools")
+    with hub_stub(tmp_path / "hub") as (url, _):
+        download = partial(snapshot_download, endpoint=url, cache_dir=tmp_path / "cache")
+        monkeypatch.setattr(weights, "snapshot_download", download)
+        fetched = model_directory("owner/name")
+    tool = {"type": "function", "function": {"name": "f", "description": ""}}
+    turns = [{"role": "user", "content": "hi"}]
+    for place in (fetched, tmp_path / "hub"):
+        tokenizer = load_tokenizer(place)
+        assert render_chat(tokenizer, turns) == "<user>hi"
+        assert render_chat(tokenizer, turns, tools=[tool]) == "with tools"
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,21 @@ def test_results_of_calls_are_messages_before_the_users(content: Any):
     assert messages(turn) == [tool, tool, {"role": "user", "content": "Go on."}]
 
 
+@pytest.mark.parametrize(
+    ("content", "continues"),
+    [
+        ("It is", True),
+        ([text("It is")], True),
+        ([{"type": "tool_use", "id": "1", "name": "f", "input": {}}], None),
+        ([], None),
+    ],
+)
+def test_an_answer_that_the_client_begins_is_continued(content: Any, continues: bool | None):
+    turns = [ASKED, {"role": "assistant", "content": content}]
+    assert chat(messages=turns).get("continue_final_message") is continues
+    assert "continue_final_message" not in chat(messages=[*turns, ASKED])
+
+
 def test_instructions_may_come_later():
     assert messages(ASKED, {"role": "system", "content": "Now be brief."}) == [
         ASKED,
@@ -82,7 +97,6 @@ def test_tools_of_the_client_are_functions_and_others_are_left_out():
     ]
     found = chat(tools=tools)
     assert found["tools"] == [{"type": "function", "function": {**FUNCTION, "strict": True}}]
-    assert found["tool_choice"] == "auto"
     assert "tools" not in chat(tools=tools[1:], tool_choice={"type": "auto"})
 
 

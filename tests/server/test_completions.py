@@ -122,12 +122,9 @@ class TestNothingGenerated:
             assert len(choice.logprobs.token_logprobs) == length
             assert {len(top) for top in choice.logprobs.top_logprobs[1:]} == {logprobs}
 
-    def test_it_needs_a_question_about_the_prompt(self, client: OpenAI):
-        with pytest.raises(openai.BadRequestError, match="or ask for echo or prompt_logprobs"):
-            complete(client, echo=False, max_tokens=0)
-        messages = [{"role": "user", "content": "x"}]
-        with pytest.raises(openai.BadRequestError, match="max_tokens"):
-            client.chat.completions.create(model="demo", messages=messages, max_tokens=0)
+    def test_without_a_question_about_the_prompt_it_is_no_length(self, client: OpenAI):
+        plain = complete(client, echo=False, max_tokens=None)
+        assert complete(client, echo=False, max_tokens=0).choices[0].text == plain.choices[0].text
 
 
 def assert_vllms(found: list[Any], tokens: Sequence[int], peer: Any, offline: LLM) -> None:

@@ -414,7 +414,7 @@ def test_models(client: OpenAI):
         ({"prompt": []}, openai.BadRequestError, "empty"),
         ({"prompt": [4096]}, openai.BadRequestError, "4096"),
         ({"prompt": "x " * 5000}, openai.BadRequestError, "context"),
-        ({"max_tokens": 0}, openai.BadRequestError, "max_tokens"),
+        ({"max_tokens": -2}, openai.BadRequestError, "max_tokens"),
         ({"n": 1000}, openai.BadRequestError, "choices"),
         ({"n": 0}, openai.BadRequestError, "n: "),
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
@@ -424,7 +424,10 @@ def test_models(client: OpenAI):
         ({"logit_bias": {"x": 1}}, openai.BadRequestError, "token id"),
         ({"suffix": "x"}, openai.BadRequestError, "suffix"),
         ({"best_of": 4}, openai.BadRequestError, "best_of"),
-        ({"extra_body": {"nonsense": 1}}, openai.BadRequestError, "nonsense"),
+        ({"extra_body": {"max_token": 1}}, openai.BadRequestError, "did you mean max_tokens?"),
+        ({"extra_body": {"use_beam_search": True}}, openai.BadRequestError, "use_beam_search"),
+        ({"extra_body": {"bad_words": ["a"] * 1025}}, openai.BadRequestError, "bad words"),
+        ({"extra_body": {"allowed_token_ids": [4096]}}, openai.BadRequestError, "4096"),
         (
             {"extra_body": {"speculation": {"num_speculative_tokens": 8}}},
             openai.BadRequestError,
@@ -444,3 +447,209 @@ def test_wrong_key(server: Any):
     stranger = OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0)
     with pytest.raises(openai.AuthenticationError, match="API key"):
         complete(stranger)
+
+
+def test_only_allowed_tokens_are_written(client: OpenAI, offline: LLM):
+    allowed = offline.encode(" zip zap")
+    answer = complete(client, max_tokens=6, extra_body={"allowed_token_ids": allowed})
+    assert {*offline.encode(answer.choices[0].text)} <= {*allowed}
+    assert answer.usage.completion_tokens == 6
+
+
+def test_bad_words_are_not_written(client: OpenAI, offline: LLM):
+    plain = expected(offline, PROMPT, max_tokens=40).token_ids
+    words = {token: offline.tokenizer.decode([token]).strip(" ") for token in plain}
+    bad = [token for token in plain if words[token].isalpha()][:3]
+    how = {"bad_words": [words[token] for token in bad], "return_token_ids": True}
+    found = complete(client, max_tokens=40, extra_body=how).choices[0].model_extra["token_ids"]
+    assert bad
+    assert not {*bad} & {*found}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_string_may_be_shown(client: OpenAI, stream: bool):
+    text = complete(client, max_tokens=40).choices[0].text
+    stop = text[10:13]
+    how = {"max_tokens": 40, "stop": [stop], "extra_body": {"include_stop_str_in_output": True}}
+    answer = complete(client, stream=stream, **how)
+    chunks = list(answer) if stream else [answer]
+    said = "".join(chunk.choices[0].text for chunk in chunks)
+    assert said == text[: text.index(stop) + 3]
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_special_tokens_stop_and_show(client: OpenAI, offline: LLM):
+    """By their text as a stop string, though no text shows them; and in the text on request."""
+    end = offline.tokenizer.eos_token
+    how = {"max_tokens": 3, "logit_bias": {str(offline.tokenizer.eos_token_id): 100}}
+    ignoring = {"ignore_eos": True}
+    assert complete(client, **how, extra_body=ignoring).choices[0].finish_reason == "length"
+    stopped = complete(client, **how, stop=[end], extra_body=ignoring)
+    assert (stopped.choices[0].finish_reason, stopped.usage.completion_tokens) == ("stop", 1)
+    shown = complete(client, **how, extra_body={"skip_special_tokens": False, **ignoring})
+    assert shown.choices[0].text == end * 3
+    both = {"skip_special_tokens": False, "include_stop_str_in_output": True}
+    assert complete(client, **how, extra_body=both).choices[0].text == end
+
+
+def test_a_prompt_is_cut_at_its_start(client: OpenAI, offline: LLM):
+    ids = offline.encode(PROMPT * 2)
+    for keep in (3, -1, 10_000):
+        cut = complete(client, prompt=PROMPT * 2, extra_body={"truncate_prompt_tokens": keep})
+        kept = 3 if keep == 3 else len(ids)
+        assert cut.usage.prompt_tokens == kept
+        assert cut.choices[0].text == complete(client, prompt=ids[-kept:]).choices[0].text
+    long = [5] * (offline.engine.max_length + 7)
+    cut = complete(client, prompt=long, max_tokens=4, extra_body={"truncate_prompt_tokens": -1})
+    assert cut.usage.prompt_tokens == offline.engine.max_length - 4
+    assert cut.usage.completion_tokens == 4
+
+
+def test_token_ids_are_told_on_request(client: OpenAI, offline: LLM):
+    wanted = expected(offline, PROMPT, max_tokens=8)
+    how = {"max_tokens": 8, "extra_body": {"return_token_ids": True}}
+    whole = complete(client, **how).choices[0].model_extra
+    assert whole["prompt_token_ids"] == list(wanted.prompt_token_ids)
+    assert whole["token_ids"] == list(wanted.token_ids)
+    chunks = [chunk.choices[0].model_extra for chunk in complete(client, stream=True, **how)]
+    assert [token for chunk in chunks for token in chunk["token_ids"]] == whole["token_ids"]
+    assert [chunk.get("prompt_token_ids") for chunk in chunks] == [
+        whole["prompt_token_ids"],
+        *[None] * (len(chunks) - 1),
+    ]
+    told = chat(client, **how)
+    assert len(told.model_extra["prompt_token_ids"]) == told.usage.prompt_tokens
+    assert len(told.choices[0].model_extra["token_ids"]) == told.usage.completion_tokens
+    first = next(iter(chat(client, stream=True, **how)))
+    assert first.model_extra["prompt_token_ids"] == told.model_extra["prompt_token_ids"]
+    assert "token_ids" not in chat(client, max_tokens=1).choices[0].model_extra
+
+
+def test_log_probabilities_name_tokens_by_id_on_request(client: OpenAI, offline: LLM):
+    wanted = [f"token_id:{token}" for token in expected(offline, PROMPT, max_tokens=4).token_ids]
+    how = {"max_tokens": 4, "extra_body": {"return_tokens_as_token_ids": True}}
+    found = complete(client, logprobs=2, **how).choices[0].logprobs
+    assert found.tokens == wanted
+    assert all(name.startswith("token_id:") for top in found.top_logprobs for name in top)
+    plain = complete(client, logprobs=2, max_tokens=4).choices[0].logprobs
+    assert found.text_offset == plain.text_offset
+    said = chat(client, logprobs=True, **how).choices[0].logprobs.content
+    shown = chat(client, logprobs=True, max_tokens=4).choices[0].logprobs.content
+    assert [one.bytes for one in said] == [one.bytes for one in shown]
+    assert all(one.token.startswith("token_id:") for one in said)
+
+
+def test_other_names_of_forms(client: OpenAI):
+    schema = {"type": "object", "properties": {"on": {"const": 1}}, "required": ["on"]}
+    exact = {**schema, "additionalProperties": False}
+    lark, gbnf = 'start: "yes"', 'root ::= "yes"'
+    for fields, text in (
+        ({"guided_choice": ["yes"]}, "yes"),
+        ({"guided_regex": "y(e)s"}, "yes"),
+        ({"regex": "y(e)s"}, "yes"),
+        ({"guided_grammar": lark}, "yes"),
+        ({"guided_grammar": gbnf}, "yes"),
+        ({"ebnf": gbnf}, "yes"),
+        ({"structured_outputs": {"grammar": gbnf}}, "yes"),
+        ({"guided_json": exact}, '{"on":1}'),
+        ({"guided_json": json.dumps(exact)}, '{"on":1}'),
+        ({"json_schema": json.dumps(exact)}, '{"on":1}'),
+        ({"response_format": {"type": "json_object", "schema": exact}}, '{"on":1}'),
+        ({"response_format": {"type": "json_schema", "schema": exact}}, '{"on":1}'),
+    ):
+        answer = complete(client, max_tokens=60, extra_body=fields).choices[0]
+        assert (answer.text.replace(" ", ""), answer.finish_reason) == (text, "stop"), fields
+    with pytest.raises(openai.BadRequestError, match="give only one of guided_choice, regex"):
+        complete(client, extra_body={"guided_choice": ["a"], "regex": "a"})
+
+
+def test_no_tokens_and_no_filters_are_the_default(client: OpenAI):
+    """As clients write it that always send every field."""
+    plain = complete(client, temperature=0)
+    for fields in ({"max_tokens": 0}, {"max_tokens": -1}, {"stop": [""]}, {"stop": ""}):
+        answer = complete(client, **{"temperature": 0, **fields})
+        assert answer.choices[0].text == plain.choices[0].text
+    assert complete(client, temperature=1, top_p=0).choices[0].text == plain.choices[0].text
+    greedy = {"temperature": 0, "top_p": 0.1, "extra_body": {"top_k": 3, "min_p": 0.1}}
+    assert complete(client, **greedy).choices[0].text == plain.choices[0].text
+    told = chat(client, max_tokens=2, extra_body={"top_logprobs": 0})
+    assert told.choices[0].logprobs is None
+
+
+def test_least_lengths_do_not_hinder_tools(client: OpenAI):
+    how = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    extra = {"min_tokens": 3, "ignore_eos": True}
+    answer = chat(client, max_tokens=200, extra_body=extra, **how)
+    assert answer.choices[0].finish_reason == "tool_calls"
+
+
+def test_the_beginning_of_an_answer_goes_on(client: OpenAI, offline: LLM):
+    begun = [*MESSAGES, {"role": "assistant", "content": "def is_prime"}]
+    text = offline.tokenizer.apply_chat_template(begun, tokenize=False, continue_final_message=True)
+    wanted = expected(offline, text, max_tokens=8)
+    how = {"messages": begun, "max_tokens": 8}
+    answer = chat(client, extra_body={"continue_final_message": True}, **how)
+    assert answer.choices[0].message.content == wanted.text
+    both = {"continue_final_message": True, "add_generation_prompt": True}
+    with pytest.raises(openai.BadRequestError, match="give only one"):
+        chat(client, extra_body=both, **how)
+
+
+def test_variables_of_templates(server: Running, client: OpenAI, monkeypatch: Any):
+    template = (
+        "{{ reasoning_effort }}|{{ enable_thinking }}|{{ verbosity }}|{{ extra }}|"
+        "{{ documents | map(attribute='text') | join(',') if documents else '' }}|"
+        "{{ add_generation_prompt }}"
+    )
+    monkeypatch.setattr(server.service.llm.tokenizer, "chat_template", template)
+    for fields, said in (
+        ({}, "|||||True"),
+        ({"add_generation_prompt": False}, "|||||False"),
+        ({"reasoning_effort": "high", "verbosity": "low"}, "high|True|low|||True"),
+        ({"reasoning_effort": "none"}, "none|False||||True"),
+        (
+            {"reasoning_effort": "none", "chat_template_kwargs": {"enable_thinking": True}},
+            "none|True||||True",
+        ),
+        ({"chat_template_kwargs": {"extra": {"a": [1, None]}}}, "|||{'a': [1, None]}||True"),
+        ({"chat_template_kwargs": {"extra": None}}, "|||None||True"),
+        ({"documents": [{"text": "a"}, {"text": "b"}]}, "||||a,b|True"),
+    ):
+        found = server.service.llm.tokenizer(said).input_ids
+        told = chat(client, max_tokens=1, extra_body=fields)
+        assert told.usage.prompt_tokens == len(found), fields
+        asked = {"messages": MESSAGES, **fields}
+        told = client.post("../tokenize", body=asked, cast_to=dict)  # type: ignore[type-var]
+        assert told["tokens"] == found, fields
+
+
+UNSUPPORTED = {
+    "type": "object",
+    "properties": {"on": {"type": "boolean"}, "more": {"propertyNames": {"minLength": 1}}},
+    "required": ["on"],
+    "additionalProperties": False,
+}
+
+
+def tool_of(parameters: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "set", "parameters": parameters, **more}}
+
+
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_a_keyword_that_no_grammar_keeps_refuses_only_what_is_strict(client: OpenAI, choice: str):
+    how = {"tools": [TOOL, tool_of(UNSUPPORTED)], "tool_choice": choice, "max_tokens": 200}
+    answer = chat(client, parallel_tool_calls=False, **how).choices[0]
+    assert answer.finish_reason == ("tool_calls" if choice == "required" else "length")
+    how["tools"] = [TOOL, tool_of(UNSUPPORTED, strict=True)]
+    with pytest.raises(openai.BadRequestError, match=r"tool set: no grammar can keep properties\."):
+        chat(client, **how)
+
+
+def test_a_response_form_is_weakened_unless_it_is_strict(client: OpenAI):
+    form: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "it"}}
+    form["json_schema"]["schema"] = UNSUPPORTED
+    answer = chat(client, response_format=form, max_tokens=200).choices[0]
+    assert isinstance(json.loads(answer.message.content)["on"], bool)
+    form["json_schema"]["strict"] = True
+    with pytest.raises(openai.BadRequestError, match=r"keep properties\.more\.propertyNames"):
+        chat(client, response_format=form)

@@ -35,6 +35,7 @@ OTHERS = [
     ("/v1/models", "GET"),
     ("/v1/models/{name}", "GET"),
     ("/health", "GET"),
+    ("/load", "GET"),
     ("/ping", "GET"),
     ("/ping", "POST"),
     ("/version", "GET"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.server.protocol import ChatBody
+from peagle.server.protocol import ChatBody, NamedTool
 from peagle.server.responses.body import ResponsesBody
 from peagle.server.responses.conversation import chat_fields, encoded
 from peagle.server.responses.tools import CustomInput, Tools
@@ -161,10 +161,11 @@ def test_what_runs_elsewhere_is_left_out_and_logged_once(caplog: pytest.LogCaptu
 def test_choices_of_tools(choice: Any, wanted: str, names: set[str]):
     space = {"type": "namespace", "name": "ns", "tools": [{"type": "custom", "name": "g"}]}
     found = chat(tools=[FUNCTION, space], tool_choice=choice, parallel_tool_calls=False)
-    given = found["tool_choice"]
-    assert (given if isinstance(given, str) else given["function"]["name"]) == wanted
-    assert {tool["function"]["name"] for tool in found["tools"]} == names
-    assert found["parallel_tool_calls"] is False
+    body = ChatBody.model_validate(found)
+    given = body.tool_choice
+    assert (given.function.name if isinstance(given, NamedTool) else given) == wanted
+    assert {tool.function.name for tool in body.tools or ()} == names
+    assert body.parallel_tool_calls is False
 
 
 def test_forms_effort_limits_and_sampling_have_their_names_in_chat_completions():

@@ -16,6 +16,7 @@ from conftest import KEY, NAME, Running, start
 from uvicorn.server import ServerState
 
 from peagle import SamplingParams
+from peagle.server.body import MOST_TOLD
 from peagle.server.connection import Connection
 from peagle.server.settings import Limits, ServerSettings
 
@@ -171,6 +172,19 @@ def test_a_body_of_many_faults_is_told_the_first(server: Running):
         status, _, found = ask(server, path, wrong)
         assert (status, found["error"]["code"]) == (400, 400)
         assert time.perf_counter() - start < 3.0
+
+
+def test_a_body_of_many_unknown_fields_is_read_at_once(
+    server: Running, caplog: pytest.LogCaptureFixture
+):
+    """And the log stays short."""
+    unknown = {f"field {n:x}": 1 for n in range(150_000)}
+    start = time.perf_counter()
+    with caplog.at_level("WARNING", logger="peagle.server"):
+        status, _, _ = ask(server, "/v1/completions", {"prompt": "x", "max_tokens": 1, **unknown})
+    assert status == 200
+    assert time.perf_counter() - start < 5.0
+    assert len(caplog.records) <= MOST_TOLD
 
 
 def test_a_head_after_a_large_body_does_not_count_the_body(server: Running):
@@ -345,6 +359,7 @@ def test_malformed_bodies_are_refused_in_openai_form(server: Running, body: byte
     assert found["error"]["type"] == "invalid_request_error"
 
 
+NEAR = "no such field; did you mean "
 TEXT, IMAGE = {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {"url": "x"}}
 
 
@@ -352,13 +367,27 @@ TEXT, IMAGE = {"type": "text", "text": "x"}, {"type": "image_url", "image_url": 
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("messages.0.content.1.type", [TEXT, IMAGE], "Input should be 'text'"),
+        (
+            "messages.0.content.1.type",
+            [TEXT, IMAGE],
+            "'image_url' is not supported; this model reads only text",
+        ),
         ("messages.0.content.0.text", [{"type": "text"}], "Field required"),
         ("messages.0.content", 3, "Input should be a valid string"),
         ("stop.1", ["a", 3], "Input should be a valid string"),
         ("tool_choice.function.name", {"type": "function", "function": {}}, "Field required"),
         ("n", 0, "Input should be greater than or equal to 1"),
-        ("str", 1, "Extra inputs are not permitted"),
+        ("str_eam", True, "no such field; did you mean stream?"),
+        ("temprature", 1, "no such field; did you mean temperature?"),
+        ("stream_options.include_usages", {"include_usages": 1}, NEAR + "include_usage?"),
+        ("prompt_embeds", "AAAA", "not supported; leave it out"),
+        ("chat_template", "{{ 1 }}", "not supported; leave it out"),
+        ("best_of", 2, "not supported other than n; leave it out"),
+        (
+            "chat_template_kwargs.tokenize",
+            {"tokenize": True},
+            "tokenize is no variable of a template; leave it out",
+        ),
     ],
 )
 def test_an_error_says_where_it_is(
@@ -418,9 +447,10 @@ def test_hostile_templates_are_only_text(server: Running):
     assert ask(server, "/v1/chat/completions", given)[0] == 400
     given = body | {"chat_template": "{{ 1 }}"}
     assert ask(server, "/v1/chat/completions", given)[0] == 400
+    assert ask(server, "/tokenize", given)[0] == 400
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/ping", "/version", "/metrics"])
+@pytest.mark.parametrize("path", ["/", "/health", "/load", "/ping", "/version", "/metrics"])
 def test_open_routes_need_no_key(server: Running, path: str):
     assert ask(server, path, b"", "GET", Authorization="")[0] == 200
 
@@ -433,7 +463,82 @@ def test_other_routes_need_one(server: Running, path: str, value: str):
     assert headers["www-authenticate"] == "Bearer"
 
 
+@pytest.mark.parametrize("path", ["/", "/health", "/load", "/v1/models", "/metrics", "/nowhere"])
+def test_head_is_get_without_a_body(server: Running, path: str):
+    status, headers, _ = ask(server, path, b"", "GET")
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("HEAD", path, headers=HEADERS)
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (status, b"")
+    assert answer.headers["content-type"] == headers["content-type"]
+    connection.request("HEAD", "/v1/models")
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (401, b""), "it needs a key, too"
+    connection.close()
+
+
+def test_the_load_is_what_waits_or_runs(server: Running):
+    assert ask(server, "/load", b"", "GET")[2] == {"server_load": 0}
+    connections = [begin(server, LONG) for _ in range(2)]
+    assert ask(server, "/load", b"", "GET")[2] == {"server_load": 2}
+    for connection in connections:
+        connection.close()
+
+
+TOO_LONG = "x " * 5000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": TOO_LONG}),
+        ("/v1/completions", {"prompt": [5] * 5000, "stream": True}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TOO_LONG}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": TOO_LONG}], "n": 2}),
+        ("/invocations", {"messages": [{"role": "user", "content": TOO_LONG}]}),
+        ("/invocations", {"prompt": TOO_LONG}),
+    ],
+)
+def test_a_prompt_beyond_the_context_is_told_in_the_words_that_clients_know(
+    server: Running, path: str, body: dict[str, Any]
+):
+    """They shorten the conversation then."""
+    status, _, found = ask(server, path, body)
+    error, most = found["error"], server.service.llm.engine.max_length
+    assert (status, error["code"]) == (400, "context_length_exceeded")
+    assert error["type"] == "invalid_request_error"
+    assert f"; this model's maximum context length is {most} tokens, " in error["message"]
+
+
+def test_a_malformed_history_is_told_by_message_and_field(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+):
+    template = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}"
+        "{% for k, v in c.function.arguments | items %}{{ k }}{% endfor %}{% endfor %}"
+        "{% if m.role == 'tool' and loop.first %}{{ raise_exception('a result of no call') }}"
+        "{% endif %}{% endfor %}"
+    )
+    monkeypatch.setattr(server.service.llm.tokenizer, "chat_template", template)
+    call = {"id": "1", "function": {"name": "f", "arguments": "{'x': 1"}}
+    called = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    unasked = [{"role": "tool", "tool_call_id": "1", "content": "done"}, called[0]]
+    for messages, words in (
+        (called, "messages.1.tool_calls.0.function.arguments is no JSON object; "),
+        (unasked, "messages.0: the chat template refuses this: a result of no call"),
+    ):
+        for path in ("/v1/chat/completions", "/tokenize", "/invocations"):
+            status, _, found = ask(server, path, {"messages": messages})
+            assert (status, found["error"]["param"]) == (400, "messages")
+            assert found["error"]["message"].startswith(words)
+
+
 def test_requests_keep_their_ids(server: Running):
+    body = {"prompt": "x", "max_tokens": 1}
+    for given in ("mine-7", "not a name"):
+        _, headers, found = ask(server, "/v1/completions", body | {"request_id": given})
+        assert found["id"] == f"cmpl-{headers['x-request-id']}"
+        assert (headers["x-request-id"] == given) == (given == "mine-7")
     assert ask(server, "/health", b"", "GET", **{"X-Request-Id": "a-1"})[1]["x-request-id"] == "a-1"
     made = ask(server, "/health", b"", "GET", **{"X-Request-Id": "a b"})[1]["x-request-id"]
     assert len(made) == 32

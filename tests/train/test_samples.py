@@ -11,6 +11,7 @@ from peagle.train.samples import Chat, Completion, Text, TokenIds, parse_sample,
 AT = "f.jsonl:3"
 TOOL = {"type": "function", "function": {"name": "look"}}
 CALL = {"type": "function", "function": {"name": "look", "arguments": {}}}
+BARE = {"name": "look", "parameters": {}}
 FORMS: list[tuple[dict[str, Any], Any]] = [
     ({"messages": [user("a"), assistant("b")]}, Chat(AT, (user("a"), assistant("b")))),
     (
@@ -36,6 +37,78 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
     (
         {"messages": [assistant("a", tool_calls=[])], "tools": [], "conversations": None},
         Chat(AT, (assistant("a"),)),
+    ),
+    ({"messages": [user("a"), assistant(None)]}, Chat(AT, (user("a"), assistant("")))),
+    (
+        {"messages": [{"role": "developer", "content": "s"}, {"role": "model", "content": "b"}]},
+        Chat(AT, ({"role": "developer", "content": "s"}, assistant("b"))),
+    ),
+    (
+        {"conversations": [{"from": "chatgpt", "value": "b"}], "tools": json.dumps([TOOL])},
+        Chat(AT, (assistant("b"),), [TOOL]),
+    ),
+    (
+        {"messages": [user("a")], "tools": [{"name": "look", "parameters": {}}]},
+        Chat(AT, (user("a"),), [{"type": "function", "function": BARE}]),
+    ),
+    *(
+        ({"messages": [user("a")], "tools": nothing}, Chat(AT, (user("a"),)))
+        for nothing in ("", "[]", "null", " ")
+    ),
+    (
+        {
+            "messages": [
+                assistant("", tool_calls=json.dumps([CALL])),
+                assistant("a", tool_calls="[]"),
+            ]
+        },
+        Chat(AT, (assistant("", tool_calls=[CALL]), assistant("a"))),
+    ),
+    (
+        {"messages": [assistant(None, function_call=CALL["function"])]},
+        Chat(AT, (assistant("", tool_calls=[CALL]),)),
+    ),
+    (
+        {
+            "conversations": [
+                {"from": "function_call", "value": json.dumps(CALL["function"])},
+                {"from": "observation", "value": "r"},
+                {"from": "function_call", "value": json.dumps([CALL["function"]] * 2)},
+                {"from": "function_response", "value": None},
+            ]
+        },
+        Chat(
+            AT,
+            (
+                assistant("", tool_calls=[CALL]),
+                {"role": "tool", "content": "r"},
+                assistant("", tool_calls=[CALL, CALL]),
+                {"role": "tool", "content": ""},
+            ),
+        ),
+    ),
+    *(
+        (
+            {"conversations": [{"from": "function_call", "value": text}]},
+            Chat(AT, (assistant(text),)),
+        )
+        for text in ("{}", "I look.", "[1]", '"name"')
+    ),
+    (
+        {"system": "s", "conversations": [{"from": "human", "value": "a"}]},
+        Chat(AT, ({"role": "system", "content": "s"}, user("a"))),
+    ),
+    (
+        {"system": "s", "messages": [user("a"), assistant("b", token_ids=[3])]},
+        Chat(
+            AT,
+            ({"role": "system", "content": "s"}, user("a"), assistant("b")),
+            token_ids=(None, None, (3,)),
+        ),
+    ),
+    (
+        {"system": "s", "messages": [{"role": "system", "content": "own"}, user("a")]},
+        Chat(AT, ({"role": "system", "content": "own"}, user("a"))),
     ),
     (
         {"messages": [user("a"), assistant("b", token_ids=[3, 4]), user("c"), assistant("d")]},
@@ -92,6 +165,9 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"conversations": [{"from": "human", "content": "a"}]}, f"turn 1: value is {WRONG}"),
     ({"messages": [user("a")], "tools": "look"}, "tools is not a list of objects"),
+    ({"messages": [user("a")], "tools": "[1]"}, "tools is not a list of objects"),
+    ({"messages": [assistant("a", tool_calls="f(x)")]}, "turn 1: tool_calls is not a list of"),
+    ({"messages": [assistant("a", tool_calls=["f"])]}, "turn 1: tool_calls is not a list of"),
 ]
 
 

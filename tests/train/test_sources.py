@@ -23,6 +23,12 @@ def test_lines_keep_their_numbers(tmp_path: Path):
     ]
 
 
+def test_a_null_in_a_line_stays(tmp_path: Path):
+    """There it was written by somebody."""
+    (file := tmp_path / "a.jsonl").write_text('{"given": {"x": null}}')
+    assert list(read_records([str(file)])) == [(f"{file}:1", {"given": {"x": None}})]
+
+
 BAD = [
     (b"{", "not JSON: "),
     (b"[" * 100_000, "not JSON: "),
@@ -73,6 +79,19 @@ class TestDatasets:
         lines.write_text("\n".join(map(json.dumps, ROWS)))
         for source in (f"hf:{file}", f"hf:{lines}", f"hf:{lines}:all"):
             assert [record for _, record in read_records([source])] == ROWS
+
+    def test_objects_have_only_their_own_keys(self, tmp_path: Path):
+        """In a table's columns each has the keys of all."""
+        rows = [
+            {"tools": [{"x": {"type": "integer"}}], "given": {"x": 0}, "words": ["a", None]},
+            {"tools": [{"city": {"type": "string"}}], "given": {"city": "Paris"}},
+            {"tools": [], "given": {}},
+        ]
+        table, lines = tmp_path / "a.parquet", tmp_path / "a.jsonl"
+        parquet.write_table(pa.Table.from_pylist(rows), table)
+        lines.write_text("\n".join(map(json.dumps, rows)))
+        for source in (table, lines):
+            assert [record for _, record in read_records([f"hf:{source}"])] == rows
 
     def test_what_cannot_be_read_is_named(self, directory: Path):
         (directory / "notes.txt").touch()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.errors import InputError
+from peagle.models.chat_template import render_chat
 from peagle.train.packing import Document
 from peagle.train.samples import Chat
 from peagle.train.template import ChatTemplate, tokens_within
@@ -53,6 +54,45 @@ def test_responses_are_the_assistants_turns_with_their_end(
     assert [text.lstrip() for text in found] == [f"hi you{end}", f"no  more{last}"]
     whole = tokenizer.apply_chat_template(list(TURNS), tokenize=False)
     assert list(document.tokens) == tokenizer(whole, add_special_tokens=False).input_ids
+
+
+@pytest.mark.parametrize("template", [t.HARMONY, t.SINGLE_CALL, t.NO_DEVELOPER])
+def test_what_a_template_would_drop_or_refuse_is_trained_as_it_is_served(template: str):
+    """Instructions of a developer, later ones, and several calls in one turn."""
+    calls = [
+        {"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}}
+        for name in ("look", "find")
+    ]
+    results = [{"role": "tool", "tool_call_id": name, "content": name} for name in ("look", "find")]
+    turns = (
+        {"role": "developer", "content": "be kind"},
+        user("hi"),
+        assistant("", tool_calls=calls),
+        *results,
+        {"role": "system", "content": "be brief"},
+        assistant("done"),
+    )
+    tokenizer, document = encode(template, *turns)
+    whole = render_chat(tokenizer, turns)
+    assert tokenizer.decode(document.tokens) == whole
+    assert all(word in whole for word in ("be kind", "be brief", "look", "find"))
+    said = responses(tokenizer, document)
+    assert "done" in said[-1]
+    assert "".join(said).count("look") == 1
+    assert "".join(said).count("find") == 1
+
+
+def test_of_several_templates_the_one_for_tools_is_trained():
+    tokenizer = byte_tokenizer(None)
+    tool = {"type": "function", "function": {"name": "look", "description": ""}}
+    tokenizer.chat_template = {
+        "default": t.CHATML,
+        "tool_use": "{{ tools[0].function.name }}" + t.MARKED,
+    }
+    turns = (user("hi"), assistant("a"))
+    plain, used = ChatTemplate(tokenizer).encode([Chat(PLACE, turns), Chat(PLACE, turns, [tool])])
+    assert tokenizer.decode(used.tokens) == "look" + tokenizer.decode(plain.tokens).rstrip()
+    assert responses(tokenizer, plain) == responses(tokenizer, used) == ["a<|im_end|>"]
 
 
 WORDS = st.text(st.characters(exclude_characters="<[|"), max_size=12)

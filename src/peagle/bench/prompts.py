@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.errors import InputError, reason
-from peagle.models.tokenizer import render_chat
+from peagle.models.chat_template import render_chat
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
 FORMATS = ".jsonl, .jsonl.gz or .txt"

@@ -77,6 +77,12 @@ def generate(
             stop_token_ids=tuple(stop_token_id or ()),
             logit_bias=parse_json_option("--logit-bias", logit_bias or "{}", '{"42": -100}'),
         )
+    filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    if params.temperature == 0 and filtered:
+        raise InputError(
+            "temperature 0 is greedy, so --top-k, --top-p and --min-p would have no effect; give "
+            "--temperature as well"
+        )
     if params.logprobs is not None and not as_json:
         raise InputError("--logprobs needs --json, which prints them")
     if as_json and target is not None and target.endswith((".json", ".jsonl")):

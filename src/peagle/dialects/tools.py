@@ -1,8 +1,10 @@
 """Tools: the functions that a model may call, and how a request wants it to."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+from peagle.schema import kept_schema
 
 ANYTHING: Mapping[str, Any] = {"type": "object"}
 
@@ -60,6 +62,18 @@ class ToolUse:
     """Whether the answer must consist of calls."""
     most: int | None = None
     """Most calls; None is no limit."""
+
+    @property
+    def kept(self) -> "ToolUse":
+        """The same with schemas that grammars can keep, so that more arguments may fit.
+
+        Raises `InputError` for a strict tool that asks for more than they can.
+        """
+        tools = [
+            replace(tool, parameters=kept_schema(tool.schema, tool.strict, f"tool {tool.name}"))
+            for tool in self.tools
+        ]
+        return replace(self, tools=tuple(tools))
 
     @property
     def names(self) -> frozenset[str]:

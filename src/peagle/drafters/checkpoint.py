@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
-from peagle.drafters.vocabulary import membership
+from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
 from peagle.files import replacing_directory
 from peagle.models.decoder import Decoder, DecoderConfig
@@ -203,6 +204,8 @@ def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     with about(directory):
         assemble(model, rules, tensors, ignored, dtype, device)
         attach_vocabulary(model, tensors)
+    for doubt in vocabulary_doubts(config, tensors):
+        warnings.warn(f"{directory}: {doubt}", stacklevel=2)
     model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
     pack(model)
     return model
@@ -285,6 +288,13 @@ def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
             "d2t does not map every draft id to a target id; it holds offsets, not ids"
         )
     model.d2t = d2t.to(torch.int64)
+
+
+def vocabulary_doubts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong with a map that `attach_vocabulary` takes; see `vocabulary.doubts`."""
+    if not config.reduced_vocabulary:
+        return []
+    return doubts(tensors[D2T], tensors.get(T2D), config.transformer.vocab_size)
 
 
 def _maps_every_draft_id(d2t: Tensor, config: DrafterConfig) -> bool:

@@ -23,6 +23,7 @@ from peagle.drafters.checkpoint import (
     normalised,
     read_drafter_config,
     shared_tensors,
+    vocabulary_doubts,
 )
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.errors import InputError
@@ -155,7 +156,10 @@ def _tensor_problems(
     if problems:
         advice = "export it again with the config.json of its training"
         problems = [f"{'; '.join(problems)}; {advice}"]
+    before = len(problems)
     _attempt(lambda: attach_vocabulary(model, tensors), problems)
+    if len(problems) == before:
+        problems += vocabulary_doubts(config, tensors)
     return problems
 
 

@@ -16,7 +16,7 @@ from peagle.engine.executor import Executor
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.runner import CycleResult
 from peagle.engine.scheduler import Scheduler
-from peagle.errors import InputError
+from peagle.errors import ContextLengthError, InputError
 from peagle.models.decoder import Decoder
 
 MAX_SEED = 2**63 - 1
@@ -132,12 +132,9 @@ class Engine:
         if not prompt:
             raise InputError("the prompt is empty; give at least one token")
         if len(prompt) + min(params.max_tokens, 1) > self.max_length:
-            output = " with at least one of output" if params.max_tokens else ""
-            raise InputError(
-                f"the prompt has {len(prompt)} tokens and the context holds {self.max_length}"
-                f"{output}; shorten the prompt or raise max_model_len"
-            )
-        ids = (*prompt, *params.logit_bias, *params.stop_token_ids)
+            raise ContextLengthError(len(prompt), self.max_length)
+        allowed = params.allowed_token_ids or ()
+        ids = (*prompt, *params.logit_bias, *params.stop_token_ids, *allowed)
         for token in (min(ids), max(ids)):
             if not 0 <= token < self.vocab_size:
                 raise InputError(f"token id {token} is outside the vocabulary of {self.vocab_size}")

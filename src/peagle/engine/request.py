@@ -1,6 +1,7 @@
 """One generation's state, from its prompt to its last token."""
 
 import enum
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -138,6 +139,12 @@ class Request:
         """Tokens found there when it was last admitted."""
         self.distrusts_cache = False
         """Whether it has met NaN after cached keys, and is computed without them now."""
+
+    @property
+    def salt(self) -> bytes:
+        """What keeps its blocks apart from those of requests with another `cache_salt`."""
+        given = (self.params.cache_salt or "").encode(errors="surrogatepass")
+        return hashlib.blake2b(given, digest_size=16).digest() if given else b""
 
     @property
     def total(self) -> int:

@@ -1,5 +1,6 @@
 """Which requests take part in a step, with how many rows, holding which blocks."""
 
+import bisect
 import itertools
 from collections import deque
 from collections.abc import Iterable
@@ -37,10 +38,11 @@ class Budget:
 
 
 class Scheduler:
-    """Continuous batching: running requests first, in order of arrival; then waiting ones.
+    """Continuous batching: running requests first, then waiting ones.
 
-    When blocks run out the youngest running request gives its own back and waits at the front; its
-    tokens stay, so it later continues where it was.
+    Each kind is in order of priority, and of arrival where that is equal. When blocks run out the
+    last running request gives its own back and waits at the front of its priority; its tokens
+    stay, so it later continues where it was.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        self.waiting.append(request)
+        bisect.insort_right(self.waiting, request, key=_priority)
 
     @property
     def resident(self) -> int:
@@ -157,12 +159,12 @@ class Scheduler:
         request.status, request.finish_reason = Status.FINISHED, reason
 
     def preempt(self, request: Request) -> None:
-        """Take a running request's blocks away; it keeps its tokens and waits at the front."""
+        """Take a running request's blocks away; it keeps its tokens and waits before its equals."""
         self.preemptions += 1
         self.running.remove(request)
         self._give_back(request)
         request.forget_cache()
-        self.waiting.appendleft(request)
+        bisect.insort_left(self.waiting, request, key=_priority)
 
     def remember(self, request: Request) -> None:
         """Register the request's full blocks whose keys are all written in the prefix cache."""
@@ -175,7 +177,7 @@ class Scheduler:
         request.remembered = max(request.remembered, known)
 
     def _grow(self, request: Request, budget: Budget) -> Scheduled | None:
-        """Rows for a running request, preempting younger ones for blocks; None if it was itself."""
+        """Rows for a running request, preempting later ones for blocks; None if it was itself."""
         while True:
             item = self._rows_for(request, budget)
             if self._hold(request, min(item.stop, self.max_length)):
@@ -199,7 +201,7 @@ class Scheduler:
             self._stuck = request, self.pool.free_blocks
             return None
         self.waiting.popleft()
-        self.running.append(request)
+        bisect.insort_right(self.running, request, key=_priority)
         self.prefix_queries += request.total
         self.prefix_hits += request.computed
         request.admit(self.table.admit())
@@ -268,7 +270,11 @@ class Scheduler:
         size, ahead = self.table.block_size, int(request.speculates)
         count = min(count, (request.total - ahead) // size)
         for index in range(len(request.hashes), count):
-            parent = request.hashes[index - 1] if index else bytes([ahead])
+            parent = request.hashes[index - 1] if index else bytes([ahead]) + request.salt
             tokens = request.tokens[index * size : (index + 1) * size + ahead]
             request.hashes.append(block_hash(parent, tokens))
         return count
+
+
+def _priority(request: Request) -> int:
+    return request.params.priority

@@ -1,8 +1,5 @@
-"""A target's tokenizer and chat template."""
+"""A target's tokenizer."""
 
-import contextlib
-import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,52 +30,3 @@ def _refuse_other_family(directory: Path) -> None:
         raise InputError(
             f"{directory}: model_type {kind} is not supported; peagle runs {', '.join(known)}"
         )
-
-
-def render_chat(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
-    template: str | None = None,
-    /,
-    **variables: Any,
-) -> str:
-    """Messages rendered as one text by the chat template, which transformers runs in a sandbox.
-
-    `variables` are the template's, such as `tools`. Raises `InputError` when the tokenizer has no
-    template and none is given, and when the template refuses the messages.
-    """
-    if template is None and tokenizer.chat_template is None:
-        raise InputError(
-            f"{tokenizer.name_or_path} has no chat template; use a model with one, or plain-text "
-            "prompts"
-        )
-    try:
-        text: str = tokenizer.apply_chat_template(
-            template_turns(messages), chat_template=template, tokenize=False, **variables
-        )
-    except Exception as error:  # whatever a template raises is about these messages
-        raise InputError(f"the chat template refuses this: {error}") from None
-    return text
-
-
-def template_turns(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as chat templates expect them: the arguments of a tool call are an object, not text.
-
-    In OpenAI's form they are text. Text that is not a JSON object is kept.
-    """
-    return [
-        {**message, "tool_calls": [_template_call(call) for call in message["tool_calls"]]}
-        if isinstance(message.get("tool_calls"), list)
-        else dict(message)
-        for message in messages
-    ]
-
-
-def _template_call(call: Any) -> Any:
-    match call:
-        case {"function": {"arguments": str(text)} as function}:
-            with contextlib.suppress(ValueError, RecursionError):
-                given = json.loads(text)
-                if isinstance(given, dict):
-                    return {**call, "function": {**function, "arguments": given}}
-    return call

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from peagle.errors import InputError, reason
 
-DESCRIPTION = ["*.json", "*.jinja", "*.model", "*.txt"]
+DESCRIPTION = ["*.json", "*.model", "*.txt"]
+TEMPLATES = "*.jinja"
 WEIGHTS = ["*.safetensors"]
 LISTED = 4
 """Tensors that a message names of each kind; another model's directory has hundreds."""
@@ -65,9 +66,10 @@ def model_directory(name: str, weights: bool = True) -> Path:
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise InputError(f"{name}: no such directory, and not a hub id of the form owner/name")
     try:
-        wanted = DESCRIPTION + (WEIGHTS if weights else [])
-        # subfolders hold the same weights in other formats
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=["*/*"]))
+        wanted = [*DESCRIPTION, *(WEIGHTS if weights else []), TEMPLATES]
+        # subfolders hold the same weights in other formats, and templates besides the default one
+        left_out = [f"*/{pattern}" for pattern in wanted if pattern != TEMPLATES]
+        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=left_out))
     except Exception as error:  # the hub raises many kinds of errors, which mean the same here
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(

@@ -6,9 +6,9 @@ from typing import Any
 from peagle import dialects
 from peagle.async_llm import AsyncLLM
 from peagle.config import SamplingParams
-from peagle.errors import InputError
+from peagle.errors import ContextLengthError, InputError
 from peagle.llm import ChatTurn, Completion
-from peagle.models.tokenizer import render_chat
+from peagle.models.chat_template import render_chat
 from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.train.samples import Message
 
@@ -47,7 +47,7 @@ class EngineAnswerer:
     ) -> Answer:
         room = self._llm.engine.max_length
         if len(prompt) >= room:
-            raise NoAnswerError(f"a prompt of {len(prompt)} tokens; the context holds {room}")
+            raise NoAnswerError(str(ContextLengthError(len(prompt), room)))
         prepared = await self._async.prepare(prompt, params, chat)
         completion = None
         async with self._async.run([prepared]) as chunks:

@@ -11,7 +11,8 @@ from peagle.engine.request import Speculation
 from peagle.llm import Chunk, Completion
 from peagle.server.delivery import WAITING, Json, deliver, event
 from peagle.server.errors import APIError
-from peagle.server.protocol import GenerationBody, StreamOptions
+from peagle.server.middleware import GIVEN_ID
+from peagle.server.protocol import ChatBody, GenerationBody, StreamOptions
 from peagle.server.service import Job, Service
 
 DONE = b"data: [DONE]\n\n"
@@ -49,13 +50,15 @@ async def answer(
     running: contextlib.AsyncExitStack,
 ) -> Response:
     """Answer with what the sequences write. Closing `running` or a client that leaves ends them."""
+    if GIVEN_ID.fullmatch(body.request_id or ""):
+        request.state.request_id = body.request_id
     head = {
         "id": f"{form.prefix}-{request.state.request_id}",
         "object": form.chunk_kind if body.stream else form.kind,
         "created": int(time.time()),
         "model": service.settings.model_names[0],
     }
-    choices = Choices(form, head, job, body.stream_options or StreamOptions())
+    choices = Choices(form, head, job, body)
     return await deliver(choices, job, bool(body.stream), request, running)
 
 
@@ -64,10 +67,14 @@ class Choices:
 
     waiting = WAITING
 
-    def __init__(self, form: Form, head: Json, job: Job, wanted: StreamOptions) -> None:
-        self._form, self._head, self._job, self._wanted = form, head, job, wanted
+    def __init__(self, form: Form, head: Json, job: Job, body: GenerationBody) -> None:
+        self._form, self._head, self._job, self._body = form, head, job, body
+        self._wanted = body.stream_options or StreamOptions()
         self.id: str = head["id"]
         self._written = 0
+        self._unsaid: list[list[int]] = [[] for _ in job.prepared]
+        """Tokens of which nothing could be shown yet."""
+        self._begun: set[int] = set()
 
     def whole(self, done: Sequence[Completion]) -> Json:
         """The answer as one object."""
@@ -76,7 +83,12 @@ class Choices:
             for index, completion in enumerate(done)
         ]
         told = {"choices": choices, "usage": usage(self._job, done)}
-        return {**self._head, **told, **self._form.whole(done)}
+        words = {**self._head, **told, **self._form.whole(done)}
+        if self._body.return_token_ids:
+            for choice, completion in zip(choices, done, strict=True):
+                ids = completion.token_ids, completion.prompt_token_ids
+                _add_ids(self._body, words, choice, *ids)
+        return words
 
     def begin(self) -> Sequence[bytes]:
         """Nothing: a choice begins with its first delta."""
@@ -85,12 +97,18 @@ class Choices:
     def add(self, index: int, chunk: Chunk) -> Iterator[bytes]:
         """An event for each delta."""
         self._written += len(chunk.token_ids)
+        self._unsaid[index] += chunk.token_ids
         choices = self._form.deltas(index, chunk)
         if chunk.completion is not None:
             *before, last = choices
             choices = [*before, _explained(last, chunk.completion)]
         for choice in choices:
             words: Json = {**self._head, "choices": [choice]}
+            if self._body.return_token_ids:
+                asked = None if index in self._begun else self._job.prepared[index].tokens
+                _add_ids(self._body, words, choice, self._unsaid[index], asked)
+                self._unsaid[index] = []
+                self._begun.add(index)
             if self._wanted.continuous_usage_stats:
                 words["usage"] = _counts(self._job.prompt_tokens, self._written)
             yield event(words)
@@ -104,6 +122,19 @@ class Choices:
     def fail(self, refusal: APIError) -> bytes:
         """The error in place of a delta."""
         return event(refusal.body.model_dump())
+
+
+def _add_ids(
+    body: GenerationBody,
+    words: Json,
+    choice: Json,
+    tokens: Sequence[int],
+    prompt: Sequence[int] | None,
+) -> None:
+    """Add token ids as vLLM does: those of a conversation's prompt stand beside its choices."""
+    choice["token_ids"] = tokens
+    if prompt is not None:
+        (words if isinstance(body, ChatBody) else choice)["prompt_token_ids"] = prompt
 
 
 def _explained(choice: Json, completion: Completion) -> Json:

@@ -13,10 +13,16 @@ from peagle.async_llm import AsyncLLM
 from peagle.server.anthropic.body import MessagesBody
 from peagle.server.anthropic.route import count_tokens, create_message
 from peagle.server.body_route import BodyRoute, validated
-from peagle.server.chat import chat, render, template_variables
+from peagle.server.chat import chat, render
 from peagle.server.completions import complete
 from peagle.server.errors import AnthropicErrorBody, APIError, ErrorBody, register_errors
-from peagle.server.middleware import AccessLog, Authentication, BodyLimit, HeadLimit
+from peagle.server.middleware import (
+    AccessLog,
+    Authentication,
+    BodyLimit,
+    HeadLimit,
+    HeadRequests,
+)
 from peagle.server.protocol import (
     ChatBody,
     CompletionBody,
@@ -59,6 +65,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     _add_translations(app, service)
     _add_tokens(app, service)
     _add_state(app, service)
+    app.add_middleware(HeadRequests)
     app.add_middleware(Authentication, keys=settings.api_keys)
     app.add_middleware(BodyLimit, limit=settings.limits.body_bytes)
     app.add_middleware(HeadLimit)
@@ -67,7 +74,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.allowed_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "HEAD", "POST"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "retry-after"),
         )
@@ -133,15 +140,17 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         service.check_model(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise APIError(400, "give prompt or messages", "prompt")
+        added = body.add_special_tokens
         if body.messages is not None:
-            variables = template_variables(
-                body.chat_template_kwargs, body.tools or (), body.add_generation_prompt
-            )
-            ids = await render(service, body.messages, variables)
+            variables = body.variables(body.tools or ())
+            ids = await render(service, body.messages, variables, bool(added))
         else:
-            ids = await service.tokenize(body.prompt or "", body.add_special_tokens)
+            ids = await service.tokenize(body.prompt or "", added is not False)
         limit = service.llm.engine.max_length
-        return {"tokens": ids, "count": len(ids), "max_model_len": limit}
+        found = {"tokens": ids, "count": len(ids), "max_model_len": limit}
+        if body.return_token_strs:
+            found["token_strs"] = service.llm.tokenizer.convert_ids_to_tokens(ids)
+        return found
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
@@ -177,6 +186,11 @@ def _add_state(app: FastAPI, service: Service) -> None:
     async def health() -> JSONResponse:
         """200 while requests are taken, 503 otherwise."""
         return JSONResponse({}, 200 if service.ready else 503)
+
+    @app.get("/load")
+    async def load() -> dict[str, int]:
+        """Sequences that wait or run."""
+        return {"server_load": service.admitted}
 
     @app.get("/version")
     async def show_version() -> dict[str, str]:

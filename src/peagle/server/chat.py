@@ -22,7 +22,8 @@ from peagle.llm import ChatTurn, Chunk, Completion
 from peagle.server.answer import answer
 from peagle.server.delivery import Json
 from peagle.server.errors import APIError
-from peagle.server.protocol import ChatBody, Message, Tool
+from peagle.server.messages import Message
+from peagle.server.protocol import ChatBody
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
 from peagle.server.service import Job, Service
 from peagle.server.tools import tool_use
@@ -31,6 +32,7 @@ from peagle.server.trace import (
     prompt_scores,
     speculation_trace,
     token_bytes,
+    token_name,
     token_text,
 )
 
@@ -49,7 +51,7 @@ async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitS
     Raises `APIError` or `InputError` for a request that cannot run as asked.
     """
     service.check_model(body.model)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
     n, limits = body.choices, service.settings.limits
     service.check_choices(n)
@@ -71,39 +73,32 @@ async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitS
 async def prompt_of(service: Service, body: ChatBody, use: ToolUse | None) -> list[int]:
     """Token ids of a conversation, which shows its tools if the answer may call any."""
     shown = (body.tools or ()) if use is not None else ()
-    return await render(
-        service, body.messages, template_variables(body.chat_template_kwargs, shown)
-    )
+    added = bool(body.add_special_tokens)
+    return await render(service, body.messages, body.variables(shown), added)
 
 
 async def render(
-    service: Service, messages: Sequence[Message], variables: Mapping[str, Any]
+    service: Service,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any],
+    add_special_tokens: bool = False,
 ) -> list[int]:
     """Messages -> token ids through the chat template, which transformers runs in a sandbox."""
-    return await asyncio.to_thread(_render, service, messages, variables)
-
-
-def template_variables(
-    given: Mapping[str, Any] | None, tools: Sequence[Tool], add_generation_prompt: bool = True
-) -> dict[str, Any]:
-    """The variables of a chat template besides the messages. Raises `APIError`."""
-    plain = {"add_generation_prompt": add_generation_prompt, **(given or {})}
-    reserved = {"chat_template", "tokenize", "conversation", "tools", "return_tensors"} & {*plain}
-    if reserved or not all(isinstance(value, str | int | float) for value in plain.values()):
-        raise APIError(400, "give only plain variables of the template", "chat_template_kwargs")
-    described = [tool.model_dump(exclude_none=True) for tool in tools]
-    return plain | ({"tools": described} if described else {})
+    return await asyncio.to_thread(_render, service, messages, variables, add_special_tokens)
 
 
 def _render(
-    service: Service, messages: Sequence[Message], variables: Mapping[str, Any]
+    service: Service,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any],
+    add_special_tokens: bool,
 ) -> list[int]:
     llm = service.llm
     if llm.chat_config.chat_template is None and llm.tokenizer.chat_template is None:
         raise APIError(400, "this model has no chat template; start with --chat-template FILE")
-    turns = [turn.model_dump(exclude_none=True) | {"content": turn.text} for turn in messages]
+    turns = [message.turn for message in messages]
     try:
-        return llm.render(turns, **variables)
+        return llm.render(turns, add_special_tokens=add_special_tokens, **variables)
     except InputError as error:
         raise APIError(400, str(error), "messages") from None
 
@@ -197,9 +192,9 @@ class ChatForm:
         }
 
     def _scored(self, token: int, score: float) -> Json:
-        text = token_text(self._tokenizer, token)
-        data = token_bytes(self._tokenizer, token, text)
-        return {"token": text, "logprob": json_score(score), "bytes": list(data)}
+        data = token_bytes(self._tokenizer, token, token_text(self._tokenizer, token))
+        name = token_name(self._tokenizer, token, self._body.return_tokens_as_token_ids)
+        return {"token": name, "logprob": json_score(score), "bytes": list(data)}
 
 
 def _reasoning(text: str) -> Json:

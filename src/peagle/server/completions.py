@@ -21,6 +21,7 @@ from peagle.server.trace import (
     prompt_scores,
     speculation_trace,
     token_bytes,
+    token_name,
     token_text,
 )
 
@@ -37,7 +38,7 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
         body,
         service.llm.sampling_defaults,
         limits,
-        DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        _most_tokens(body),
         body.logprobs,
         structured_outputs(body, limits),
     )
@@ -45,6 +46,11 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
     service.check_choices(len(prompts) * n)
     async with contextlib.AsyncExitStack() as running:
         running.enter_context(service.admit(len(prompts) * n))
+        if body.add_special_tokens is False:
+            prompts = [
+                await service.tokenize(prompt, False) if isinstance(prompt, str) else prompt
+                for prompt in prompts
+            ]
         job = await service.begin(prompts, each_choice(params, n), running)
         repeated = [prompt for prompt in prompts for _ in range(n)]
         form = CompletionForm(service.llm.tokenizer, body, repeated, job)
@@ -103,7 +109,7 @@ class CompletionForm:
         tokens = [*self._job.prepared[index].tokens[: len(before)], *part.token_ids]
         logprobs = [*before, *part.logprobs]
         return {
-            "tokens": [self._text(token) for token in tokens],
+            "tokens": [*map(self._name, tokens)],
             "token_logprobs": [one and json_score(one.chosen) for one in logprobs],
             "top_logprobs": [one and self._top(one) for one in logprobs],
             "text_offset": [self._offset(index, token) for token in tokens],
@@ -124,17 +130,22 @@ class CompletionForm:
     def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
         asked = logprobs.top[: self._body.logprobs]
         pairs = reversed(asked)  # among tokens with the same text the likeliest stays
-        return {self._text(token): json_score(score) for token, score in pairs}
+        return {self._name(token): json_score(score) for token, score in pairs}
+
+    def _name(self, token: int) -> str:
+        return token_name(self._tokenizer, token, self._body.return_tokens_as_token_ids)
+
+
+def _most_tokens(body: CompletionBody) -> int:
+    """0 is a length only where the answer is about the prompt."""
+    if body.max_tokens is None or (body.max_tokens == 0 and body.prompt_top is None):
+        return DEFAULT_MAX_TOKENS
+    return body.max_tokens
 
 
 def _refuse_unsupported(body: CompletionBody) -> None:
     if body.suffix:
         raise APIError(400, "suffix is not supported", "suffix")
-    if body.best_of not in (None, body.choices):
-        raise APIError(400, "best_of other than n is not supported", "best_of")
-    if body.max_tokens == 0 and body.prompt_top is None:
-        reason = "0 generates nothing; give at least 1, or ask for echo or prompt_logprobs"
-        raise APIError(400, f"max_tokens: {reason}", "max_tokens")
 
 
 def _prompts(body: CompletionBody) -> list[str | list[int]]:

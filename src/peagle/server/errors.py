@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException as RoutingError
 
 from peagle.async_llm import EngineClosedError
-from peagle.errors import ConfigError, InputError
+from peagle.errors import ConfigError, ContextLengthError, InputError
 
 CLIENT_GONE = 499
 """nginx's status for a client that left; only the log shows it."""
@@ -70,15 +70,17 @@ class APIError(HTTPException):
         message: str,
         param: str | None = None,
         headers: Mapping[str, str] | None = None,
+        code: str | None = None,
     ) -> None:
+        """code: what clients tell the refusal by; by default the status."""
         super().__init__(status, message, dict(headers or {}))
-        self.status, self.message, self.param = status, message, param
+        self.status, self.message, self.param, self.code = status, message, param, code or status
 
     @property
     def body(self) -> ErrorBody:
         """What the client reads."""
         kind = TYPES.get(self.status, "server_error")
-        detail = ErrorDetail(message=self.message, type=kind, param=self.param, code=self.status)
+        detail = ErrorDetail(message=self.message, type=kind, param=self.param, code=self.code)
         return ErrorBody(error=detail)
 
     @property
@@ -109,6 +111,8 @@ def as_api_error(error: Exception) -> APIError:
         return error
     if isinstance(error, ConfigError):
         return APIError(400, error.told())
+    if isinstance(error, ContextLengthError):
+        return APIError(400, str(error), code="context_length_exceeded")
     if isinstance(error, InputError):
         return APIError(400, str(error))
     if isinstance(error, EngineClosedError):
@@ -158,11 +162,17 @@ def _validation_error(error: RequestValidationError) -> APIError:
 
 
 def _place(error: Mapping[str, Any], body: Any) -> list[str]:
-    """The keys and indices that lead to an error, without the names of tried types."""
+    """The keys and indices that lead to an error, without the names of tried types.
+
+    An error about a whole object names in its context the key that it is about.
+    """
     place = []
     for part in error["loc"]:
         is_index = isinstance(body, list) and isinstance(part, int)
         if is_index or (isinstance(body, dict) and part in body):
             body = body[part]
             place.append(str(part))
-    return [*place, str(error["loc"][-1])] if error["type"] == "missing" else place
+    if error["type"] == "missing":
+        return [*place, str(error["loc"][-1])]
+    key = error.get("ctx", {}).get("key")
+    return place if key is None else [*place, key]

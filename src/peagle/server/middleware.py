@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from peagle.server.errors import APIError
 
-OPEN_PATHS = frozenset({"/", "/health", "/ping", "/version", "/metrics"})
+OPEN_PATHS = frozenset({"/", "/health", "/load", "/ping", "/version", "/metrics"})
 """Routes that need no key: probes, scrapes and the page, which asks for the key itself."""
-QUIET_PATHS = frozenset({"/health", "/ping", "/metrics"})
+QUIET_PATHS = frozenset({"/health", "/load", "/ping", "/metrics"})
 """Requested every few seconds; not worth a line each."""
 FACTS = ("request_id", "method", "path", "status", "seconds", "client", "aborted")
 """What a log line holds besides its text."""
@@ -31,7 +31,7 @@ log = logging.getLogger("peagle.server")
 class AccessLog:
     """Names each request, logs how it went, and turns an unexpected exception into a 500.
 
-    A server that shuts down cancels what is still open.
+    The body may have another name for it. A server that shuts down cancels what is still open.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -42,31 +42,43 @@ class AccessLog:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = given if GIVEN_ID.fullmatch(given) else uuid.uuid4().hex
         start, status, whole = time.perf_counter(), 0, False
 
         async def send_named(message: Message) -> None:
             nonlocal status, whole
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"].append((b"x-request-id", request_id.encode()))
+                message["headers"].append((b"x-request-id", state["request_id"].encode()))
             await send(message)
             whole = message["type"] == "http.response.body" and not message.get("more_body")
 
         try:
             await self._app(scope, receive, send_named)
         except asyncio.CancelledError:
-            log.warning("a request was cut off", extra={"request_id": request_id})
+            log.warning("a request was cut off", extra={"request_id": state["request_id"]})
         except Exception:
-            log.exception("a request failed", extra={"request_id": request_id})
+            log.exception("a request failed", extra={"request_id": state["request_id"]})
             if not status:
-                refusal = APIError(500, f"internal error in request {request_id}")
+                refusal = APIError(500, f"internal error in request {state['request_id']}")
                 await refusal.response_on(scope["path"])(scope, receive, send_named)
         finally:
             if scope["path"] not in QUIET_PATHS or status >= 500:
-                facts = _facts(scope, request_id, status, start)
+                facts = _facts(scope, status, start)
                 log.info("request", extra=facts if whole else facts | {"aborted": True})
+
+
+class HeadRequests:
+    """Answers HEAD like GET; the connection sends no body to it."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        return await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
 
 class HeadLimit:
@@ -165,9 +177,9 @@ def _head_bytes(scope: Scope) -> int:
     return target + sum(len(name) + len(value) + 4 for name, value in scope["headers"])
 
 
-def _facts(scope: Scope, request_id: str, status: int, start: float) -> dict[str, object]:
+def _facts(scope: Scope, status: int, start: float) -> dict[str, object]:
     return {
-        "request_id": request_id,
+        "request_id": scope["state"]["request_id"],
         "method": scope["method"],
         "path": quote(scope["path"][:200]),
         "status": status or "-",

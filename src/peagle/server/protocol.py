@@ -1,8 +1,17 @@
 """Request bodies: OpenAI's fields, vLLM's additional ones, and `speculation`."""
 
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, RootModel
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    RootModel,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, PydanticOmit
 
 from peagle.config import (
     Bias,
@@ -12,23 +21,32 @@ from peagle.config import (
     Temperature,
     TopK,
     TopLogprobs,
-    TopP,
 )
+from peagle.models.chat_template import RESERVED
+from peagle.server.body import (
+    LONGEST_NAME,
+    Body,
+    Count,
+    Ignored,
+    Integer,
+    Items,
+    Positive,
+    Refused,
+    Whole,
+    tell_once,
+)
+from peagle.server.messages import Message
 
-Count = Annotated[int, Field(ge=0)]
-Positive = Annotated[int, Field(ge=1)]
-T = TypeVar("T")
-Items = Annotated[list[T], Field(fail_fast=True)]
-"""A list whose first wrong item is reported, not each of a million."""
-Ignored = Annotated[Any, Field(description="Accepted for compatibility; has no effect.")]
-ClientsOwn = Annotated[Any, Field(description="Added by OpenAI's clients.", exclude=True)]
-"""In messages that they send back: no template may see it."""
-
-
-class Body(BaseModel):
-    """A JSON object without unknown fields and without silent conversions."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
+Limit = Annotated[
+    int | None,
+    Field(ge=-1),
+    AfterValidator(lambda value: None if value == -1 else value),
+    Whole,
+]
+"""A number of tokens; -1 is no limit of one's own."""
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+Form = str | dict[str, Any]
+"""A schema, or its JSON text."""
 
 
 class StreamOptions(Body):
@@ -53,11 +71,15 @@ class SpeculationOptions(Body):
 class StructuredOutputsOptions(Body):
     """vLLM's field: the form that the output must have, exactly one of these."""
 
-    json_: str | dict[str, Any] | None = Field(default=None, alias="json")
+    json_: Form | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Items[str] | None = None
     grammar: str | None = None
+    structural_tag: Refused = None
+    disable_any_whitespace: Ignored = None
+    disable_additional_properties: Ignored = None
+    whitespace_pattern: Ignored = None
 
 
 class JSONSchema(Body):
@@ -74,6 +96,8 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JSONSchema | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    """The schema where `json_schema` is not given, as some servers take it."""
 
 
 class GenerationBody(Body):
@@ -82,26 +106,56 @@ class GenerationBody(Body):
     model: str | None = None
     """One of the served names; by default the first."""
     n: Positive | None = None
+    best_of: Positive | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
+    top_p: Share | None = None
+    """0 is greedy."""
+    top_k: Annotated[TopK, Whole] | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, Bias] | None = None
     """Token id -> value added to its logit."""
-    seed: int | None = None
+    allowed_token_ids: Items[int] | None = None
+    """Every other token is ruled out."""
+    bad_words: Items[str] | None = None
+    """Texts that no token completes."""
+    seed: Integer | None = None
     stop: str | Items[str] | None = None
     stop_token_ids: Items[int] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    max_tokens: Positive | None = None
+    max_tokens: Limit = None
     min_tokens: Count | None = None
+    skip_special_tokens: bool | None = None
+    """Whether special tokens are left out of the text; the default."""
+    spaces_between_special_tokens: Ignored = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), Whole] | None = None
+    """Keep only this many tokens from the prompt's end; -1: as many as the context holds."""
+    add_special_tokens: bool | None = None
+    """Whether the tokenizer adds its own, such as a begin of text, to a text."""
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities name tokens as `token_id:7`, which no two share."""
+    request_id: str | None = None
+    """What the answer's id ends with."""
+    priority: Integer | None = None
+    """Of waiting requests those with the lowest number are next."""
+    cache_salt: str | None = None
+    """Requests with different salts share no cached prefix."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsOptions | None = None
-    prompt_logprobs: TopLogprobs | None = None
+    guided_json: Form | None = None
+    guided_regex: str | None = None
+    guided_choice: Items[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: Form | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    prompt_logprobs: Annotated[TopLogprobs, Whole] | None = None
     """vLLM's field: log-probabilities of the prompt's tokens, and of this many likely ones."""
     speculation: SpeculationOptions | None = None
     user: Ignored = None
@@ -111,6 +165,22 @@ class GenerationBody(Body):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
+    guided_decoding_backend: Ignored = None
+    guided_whitespace_pattern: Ignored = None
+    length_penalty: Ignored = None
+    early_stopping: Ignored = None
+    use_beam_search: Refused = None
+    prompt_embeds: Refused = None
+    logits_processors: Refused = None
+    lora_path: Refused = None
+    lora_request: Refused = None
+
+    @model_validator(mode="after")
+    def _best_of_all(self) -> Self:
+        if self.best_of not in (None, self.choices):
+            told = "not supported other than n; leave it out"
+            raise PydanticCustomError("unsupported", told, {"key": "best_of"})
+        return self
 
     @property
     def choices(self) -> int:
@@ -139,10 +209,7 @@ class CompletionBody(GenerationBody):
     prompt: str | Items[str] | Items[int] | Items[Items[int]]
     echo: bool | None = None
     """Put the prompt before its completion, in the log-probabilities too."""
-    max_tokens: Count | None = None
-    """0, with `echo` or `prompt_logprobs`, is an answer about the prompt alone."""
-    logprobs: TopLogprobs | None = None
-    best_of: Positive | None = None
+    logprobs: Annotated[TopLogprobs, Whole] | None = None
     suffix: str | None = None
 
     @property
@@ -154,59 +221,10 @@ class CompletionBody(GenerationBody):
         return max((count for count in wanted if count is not None), default=None)
 
 
-class FunctionCall(Body):
-    """A call the assistant made."""
-
-    name: str
-    arguments: str
-    parsed_arguments: ClientsOwn = None
-
-
-class ToolCall(Body):
-    """One of an assistant message's calls."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: FunctionCall
-    index: ClientsOwn = None
-
-
-class ContentPart(Body):
-    """A piece of a message; only text is supported."""
-
-    type: Literal["text"]
-    text: str
-    cache_control: Ignored = None
-
-
-class Message(Body):
-    """One turn of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Items[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: Items[ToolCall] | None = None
-    tool_call_id: str | None = None
-    refusal: Ignored = None
-    reasoning: Ignored = None
-    reasoning_content: Ignored = None
-    annotations: ClientsOwn = None
-    audio: ClientsOwn = None
-    function_call: ClientsOwn = None
-    parsed: ClientsOwn = None
-
-    @property
-    def text(self) -> str:
-        """The content as one text."""
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
-
-
 class Function(Body):
     """A function that the model may call."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_./:-]{1,128}$")]
     description: str | None = None
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments."""
@@ -216,12 +234,25 @@ class Function(Body):
 class Tool(Body):
     """A tool that the model may use."""
 
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: Function
+    cache_control: Ignored = None
+
+
+def _only_functions(tool: Any) -> Any:
+    """Leave out what else clients list, such as a server's own search."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        tell_once(f"leaving out tools of type {kind[:LONGEST_NAME]!r}")
+        raise PydanticOmit
+    return tool
+
+
+Tools = Items[Annotated[Tool, BeforeValidator(_only_functions)]]
 
 
 class NamedFunction(Body):
-    """The function to be called."""
+    """A function of the request, by its name."""
 
     name: str
 
@@ -232,39 +263,141 @@ class NamedTool(Body):
     type: Literal["function"]
     function: NamedFunction
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_here(cls, value: Any) -> Any:
+        """Some clients put the name beside the type."""
+        if isinstance(value, dict) and "function" not in value and "name" in value:
+            return {"type": value.get("type"), "function": {"name": value["name"]}}
+        return value
 
-class ChatBody(GenerationBody):
+
+class AllowedFunctions(Body):
+    """Some of the functions, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"] = "auto"
+    tools: Items[NamedTool]
+
+
+class AllowedTools(Body):
+    """OpenAI's choice among some of the tools."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedFunctions
+
+
+class PlainChoice(Body):
+    """A choice in a word, as an object."""
+
+    type: Literal["none", "auto", "required", "any"]
+
+
+ToolChoice = Literal["none", "auto", "required", "any"] | NamedTool | AllowedTools | PlainChoice
+
+
+class Prompting(Body):
+    """How messages become a prompt: what chat completions and `/tokenize` share."""
+
+    tools: Tools | None = None
+    documents: Items[dict[str, Any]] | None = None
+    """For templates that show documents."""
+    add_generation_prompt: bool | None = None
+    """Whether the prompt begins the assistant's turn; the default."""
+    continue_final_message: bool | None = None
+    """Whether the answer goes on where the last message ends."""
+    reasoning_effort: str | None = None
+    """For templates that know it; "none" also turns `enable_thinking` off."""
+    verbosity: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    """More variables for the chat template, such as `enable_thinking`."""
+    chat_template: Refused = None
+    """The server's own is used; `peagle serve --chat-template` replaces it."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _leave_arguments_alone(cls, given: dict[str, Any] | None) -> dict[str, Any] | None:
+        taken = sorted(RESERVED & (given or {}).keys())
+        if taken:
+            told = "{key} is no variable of a template; leave it out"
+            raise PydanticCustomError("reserved", told, {"key": taken[0]})
+        return given
+
+    @model_validator(mode="after")
+    def _begin_or_continue(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            told = "a prompt that continues the last message begins no other; give only one"
+            raise PydanticCustomError("both", told, {"key": "add_generation_prompt"})
+        return self
+
+    def variables(self, tools: Sequence[Tool]) -> dict[str, Any]:
+        """What the chat template sees besides the messages, with some of the `tools`."""
+        continues = bool(self.continue_final_message)
+        begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
+        effort = self.reasoning_effort
+        described = [tool.model_dump(exclude_none=True) for tool in tools]
+        return {
+            "add_generation_prompt": begins,
+            **({"continue_final_message": True} if continues else {}),
+            **({"documents": self.documents} if self.documents else {}),
+            **({"tools": described} if described else {}),
+            **({"verbosity": self.verbosity} if self.verbosity else {}),
+            **({"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}),
+            **(self.chat_template_kwargs or {}),
+        }
+
+
+class ChatBody(GenerationBody, Prompting):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[Items[Message], Field(min_length=1)]
-    max_completion_tokens: Positive | None = None
+    max_completion_tokens: Limit = None
     logprobs: bool | None = None
-    top_logprobs: TopLogprobs | None = None
-    tools: Items[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    top_logprobs: Annotated[TopLogprobs, Whole] | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    """More variables for the chat template, such as `enable_thinking`."""
+    include_reasoning: bool | None = None
+    """Whether the answer shows its thoughts; the default."""
+    separate_reasoning: bool | None = None
+    """Whether they are apart from its text; the default."""
+    echo: Refused = None
+    functions: Refused = None
+    function_call: Ignored = None
+    audio: Refused = None
     modalities: Ignored = None
-    reasoning_effort: Ignored = None
-    verbosity: Ignored = None
     prediction: Ignored = None
+    moderation: Ignored = None
+    prompt_cache_options: Ignored = None
+    web_search_options: Ignored = None
+
+    @model_validator(mode="after")
+    def _choose_tools(self) -> Self:
+        """Leave the tools that may be used, and one of three words or a name as the choice."""
+        choice, tools = self.tool_choice, self.tools
+        if isinstance(choice, PlainChoice):
+            choice = choice.type
+        if isinstance(choice, AllowedTools):
+            allowed = {tool.function.name for tool in choice.allowed_tools.tools}
+            self.tools = [tool for tool in tools or () if tool.function.name in allowed]
+            choice = choice.allowed_tools.mode
+        if choice == "any":
+            choice = "required"
+        self.tool_choice = None if choice == "auto" and not self.tools else choice
+        return self
 
 
 class Invocation(RootModel[dict[str, Any]]):
     """SageMaker's body: either of the two above."""
 
 
-class TokenizeBody(Body):
+class TokenizeBody(Prompting):
     """`POST /tokenize`: a text, or messages through the chat template."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[Items[Message], Field(min_length=1)] | None = None
-    tools: Items[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None
+    """Unset: for a text, but not for messages, whose template writes its own."""
+    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(Body):

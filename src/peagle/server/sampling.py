@@ -9,7 +9,7 @@ from typing import Any
 
 from peagle.config import SamplingParams, StructuredOutputs
 from peagle.server.errors import APIError
-from peagle.server.protocol import GenerationBody
+from peagle.server.protocol import GenerationBody, ResponseFormat
 from peagle.server.settings import Limits
 
 FIELDS = (
@@ -22,10 +22,27 @@ FIELDS = (
     "frequency_penalty",
     "ignore_eos",
     "min_tokens",
+    "bad_words",
+    "allowed_token_ids",
+    "skip_special_tokens",
+    "include_stop_str_in_output",
+    "truncate_prompt_tokens",
+    "priority",
+    "seed",
 )
 """Fields with the same name in both."""
-FILTERS = ("top_p", "top_k", "min_p")
-"""Fields without effect at temperature 0, with which clients send them nevertheless."""
+ALIASES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+"""Other names of forms, vLLM's former ones and SGLang's."""
+LENGTHS = ("min_tokens", "ignore_eos")
+"""Fields without effect on an output that ends where its form is complete."""
 
 
 def sampling_params(
@@ -37,16 +54,20 @@ def sampling_params(
     structured: StructuredOutputs | None,
 ) -> SamplingParams:
     """The sampling parameters of the first choice. Raises `APIError` or `InputError`."""
+    if len(body.bad_words or ()) > limits.bad_words:
+        raise APIError(400, f"more than {limits.bad_words} bad words", "bad_words")
     if body.stream and body.prompt_logprobs is not None:
         raise APIError(400, "a stream has no prompt_logprobs", "prompt_logprobs")
     values: dict[str, Any] = {"temperature": 1.0, **defaults}
     given = {name: getattr(body, name) for name in FIELDS}
     values |= {name: value for name, value in given.items() if value is not None}
-    if values["temperature"] == 0.0:
-        values = {name: value for name, value in values.items() if name not in FILTERS}
+    if values.get("top_p") == 0.0:
+        values |= {"temperature": 0.0, "top_p": 1.0}
+    if structured is not None:
+        values = {name: value for name, value in values.items() if name not in LENGTHS}
     return SamplingParams(
         **values,
-        seed=body.seed,
+        cache_salt=body.cache_salt or None,
         stop=_stop_strings(body.stop, limits),
         stop_token_ids=tuple(body.stop_token_ids or ()),
         logit_bias=_logit_bias(body.logit_bias or {}, limits),
@@ -66,20 +87,37 @@ def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
 
 
 def structured_outputs(body: GenerationBody, limits: Limits) -> StructuredOutputs | None:
-    """The form required by `response_format` or `structured_outputs`, if any."""
-    form, given = body.response_format, body.structured_outputs
-    free = form is None or form.type == "text"
-    if given is not None:
-        if not free:
-            raise APIError(400, "give response_format or structured_outputs", "response_format")
-        return _checked(given.model_dump(by_alias=True, exclude_none=True), limits)
-    if form is None or free:
+    """The form that a request asks for, if any, by whichever of the fields for it."""
+    asked = {name: form for name, form in _forms(body) if form is not None}
+    if not asked:
         return None
-    if form.type == "json_object":
-        return StructuredOutputs(json_object=True)
-    if form.json_schema is None or form.json_schema.schema_ is None:
+    name, *more = asked
+    if more:
+        raise APIError(400, f"give only one of {', '.join(asked)}", name)
+    return _checked(asked[name], limits, name)
+
+
+def _forms(body: GenerationBody) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """The fields that may ask for a form, each with vLLM's field for it."""
+    yield "response_format", _response_form(body.response_format)
+    given = body.structured_outputs
+    if given is not None:
+        yield "structured_outputs", given.model_dump(by_alias=True, exclude_none=True)
+    for name, kind in ALIASES.items():
+        value = getattr(body, name)
+        yield name, None if value is None else {kind: value}
+
+
+def _response_form(asked: ResponseFormat | None) -> dict[str, Any] | None:
+    if asked is None or asked.type == "text":
+        return None
+    schema = asked.schema_ if asked.json_schema is None else asked.json_schema.schema_
+    if asked.type == "json_object":
+        return {"json_object": True} if schema is None else {"json": schema}
+    if schema is None:
         raise APIError(400, "json_schema needs a schema", "response_format.json_schema")
-    return _checked({"json": form.json_schema.schema_}, limits)
+    strict = asked.json_schema is not None and asked.json_schema.strict is True
+    return {"json": schema, "strict": strict}
 
 
 def check_schema(schema: Any, limits: Limits, param: str) -> None:
@@ -94,8 +132,7 @@ def check_schema(schema: Any, limits: Limits, param: str) -> None:
         raise APIError(400, f"multipleOf: the least common multiple of all is above {most}", param)
 
 
-def _checked(values: dict[str, Any], limits: Limits) -> StructuredOutputs:
-    param = "structured_outputs"
+def _checked(values: dict[str, Any], limits: Limits, param: str) -> StructuredOutputs:
     for value in values.values():
         if isinstance(value, dict):
             check_schema(value, limits, param)
@@ -161,7 +198,8 @@ def _depth(value: Any, most: int) -> int:
 
 
 def _stop_strings(stop: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
-    strings = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    given = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    strings = tuple(string for string in given if string)
     if len(strings) > limits.stop_strings:
         raise APIError(400, f"more than {limits.stop_strings} stop strings", "stop")
     if any(len(string) > limits.stop_length for string in strings):

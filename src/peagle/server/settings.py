@@ -22,12 +22,12 @@ class Limits(Config):
     stop_length: PositiveInt = 1024
     """Characters of one stop string."""
     logit_biases: PositiveInt = 1024
+    bad_words: PositiveInt = 1024
     grammar_length: PositiveInt = 64 << 10
     """Characters of a schema (as JSON), regex, grammar, or of all choices together."""
     schema_depth: PositiveInt = 32
     common_multiple: PositiveInt = 100_000
     """Largest common multiple of a schema's `multipleOf`: the states of a number's grammar."""
-    tools: PositiveInt = 64
     prompt_logprobs: PositiveInt = 1 << 18
     """Log-probabilities of prompts in one answer: the prompts' tokens and likely ones in their
     places, times n."""

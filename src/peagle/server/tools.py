@@ -34,8 +34,6 @@ def _tool(tool: ToolBody) -> Tool:
 
 
 def _check(tools: list[ToolBody], limits: Limits) -> None:
-    if len(tools) > limits.tools:
-        raise APIError(400, f"more than {limits.tools} tools", "tools")
     for tool in tools:
         if tool.function.parameters:
             check_schema(tool.function.parameters, limits, "tools")

@@ -13,11 +13,24 @@ _HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
 LETTERS = {chr(byte): byte for byte in _SHOWN} | {chr(256 + n): b for n, b in enumerate(_HIDDEN)}
 """The byte that each letter of a byte-level BPE's token stands for, as in GPT-2's vocabulary."""
 
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+"""What stands for a space in the vocabulary of SentencePiece's tokenizers."""
+
 
 def token_text(tokenizer: Any, token: int) -> str:
-    """One token's text; part of a character becomes the replacement character."""
+    """One token's text; part of a character becomes the replacement character.
+
+    Some decoders drop the space at the start of a text, which a token within one has.
+    """
     text: str = tokenizer.decode([token])
+    if str(tokenizer.convert_ids_to_tokens(token)).startswith(SPACE):
+        text = tokenizer.decode([token, token])[len(text) :]
     return text
+
+
+def token_name(tokenizer: Any, token: int, as_id: bool | None) -> str:
+    """What log-probabilities call a token: its text, or vLLM's form of its id."""
+    return f"token_id:{token}" if as_id else token_text(tokenizer, token)
 
 
 def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:

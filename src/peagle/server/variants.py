@@ -1,46 +1,36 @@
-"""JSON objects of many types, as clients of large APIs send them: what is unknown is left out."""
+"""JSON objects of many types, as the larger APIs have them: unknown ones are left out."""
 
-import logging
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from pydantic import ConfigDict, Discriminator, field_validator
 
-from peagle.server.protocol import Body
-
-LONGEST_TOLD = 64
-"""Characters of a client's word that an error or the log repeats."""
-log = logging.getLogger("peagle.server")
+from peagle.server.body import LONGEST_NAME, Body, tell_once
 
 
-class OpenBody(Body):
-    """A JSON object whose unknown fields are left out."""
-
-    model_config = ConfigDict(extra="ignore")
-
-
-class Other(OpenBody):
+class Other(Body):
     """An object of another type than those that are known; left out."""
 
+    model_config = ConfigDict(extra="ignore")
     type: str
 
     @field_validator("type")
     @classmethod
     def _tell(cls, kind: str) -> str:
-        _tell_once(kind[:LONGEST_TOLD])
+        tell_once(f"leaving out what is of type {kind[:LONGEST_NAME]!r}")
         return kind
 
 
-class NotText(OpenBody):
+class NotText(Body):
     """An image, or another thing that no text stands for."""
 
+    model_config = ConfigDict(extra="ignore")
     type: str
 
     @field_validator("type")
     @classmethod
     def _refuse(cls, kind: str) -> str:
-        raise ValueError(f"{kind[:LONGEST_TOLD]} is not supported; this model reads only text")
+        raise ValueError(f"{kind[:LONGEST_NAME]} is not supported; this model reads only text")
 
 
 def by_type(known: Sequence[str], usual: str | None = None) -> Discriminator:
@@ -56,8 +46,3 @@ def by_type(known: Sequence[str], usual: str | None = None) -> Discriminator:
         return kind if kind in known else "other"
 
     return Discriminator(tag)
-
-
-@lru_cache(1000)
-def _tell_once(kind: str) -> None:
-    log.warning(f"leaving out what is of type {kind!r}")

@@ -1,5 +1,6 @@
 """Samples: what a line of data says, in any of its forms."""
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +16,20 @@ ROLES = {
     "human": "user",
     "assistant": "assistant",
     "gpt": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "developer": "developer",
     "tool": "tool",
+    "observation": "tool",
+    "function": "tool",
+    "function_response": "tool",
+    "ipython": "tool",
+    "tool_response": "tool",
 }
+"""Who speaks, by every name for it."""
+SILENT = ("assistant", "tool")
+"""Roles whose turns may hold no text."""
 FORMS = "messages, conversations, prompt (+ response), text, or prompt_token_ids + token_ids"
 
 
@@ -88,9 +101,11 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
 
 
 def _chat(value: dict[str, Any], key: str, place: str) -> Chat:
-    messages = _messages(value[key], key, place)
-    written = tuple(_taken_ids(item, f"{place}: turn {n}") for n, item in enumerate(messages, 1))
-    return Chat(place, messages, _tools(value, place), written if any(written) else ())
+    turns = _messages(value[key], key, place)
+    written = [_taken_ids(item, f"{place}: turn {n}") for n, item in enumerate(turns, 1)]
+    before = _instruction(value, turns)
+    ids = (*(None for _ in before), *written) if any(written) else ()
+    return Chat(place, (*before, *turns), _tools(value, place), ids)
 
 
 def _present(value: dict[str, Any]) -> dict[str, Any]:
@@ -106,15 +121,69 @@ def _messages(items: Any, key: str, place: str) -> tuple[Message, ...]:
     return tuple(_message(_present(item), f"{place}: turn {n}") for n, item in enumerate(items, 1))
 
 
+def _instruction(value: dict[str, Any], turns: Sequence[Message]) -> list[Message]:
+    """A system's message that stands beside the turns, as some datasets keep it."""
+    text = value.get("system")
+    if not isinstance(text, str) or not text or turns[0]["role"] == "system":
+        return []
+    return [{"role": "system", "content": text}]
+
+
 def _message(item: dict[str, Any], turn: str) -> Message:
     """A turn in OpenAI's form (role, content) or ShareGPT's (from, value)."""
     speaker, said = ("from", "value") if "from" in item else ("role", "content")
-    role = item.get(speaker)
-    if not isinstance(role, str) or role not in ROLES:
-        raise InputError(f"{turn}: {speaker} {role!r} is none of {', '.join(ROLES)}")
-    content = item.get(said, "" if "tool_calls" in item else None)
-    rest = {key: value for key, value in item.items() if key not in (speaker, said) and value != []}
-    return {"role": ROLES[role], "content": _content(content, f"{turn}: {said}"), **rest}
+    name = item.get(speaker)
+    if not isinstance(name, str) or name not in ROLES:
+        raise InputError(f"{turn}: {speaker} {name!r} is none of {', '.join(ROLES)}")
+    role = ROLES[name]
+    content = _content(item.get(said, "" if role in SILENT else None), f"{turn}: {said}")
+    calls = _calls(item, turn)
+    if name == "function_call" and (written := _written_calls(content)):
+        content, calls = "", written
+    rest = {
+        key: value
+        for key, value in item.items()
+        if key not in (speaker, said, "tool_calls", "function_call") and value != []
+    }
+    return {"role": role, "content": content, **rest, **({"tool_calls": calls} if calls else {})}
+
+
+def _calls(item: dict[str, Any], turn: str) -> list[dict[str, Any]]:
+    """The calls of a turn; OpenAI's former field holds one."""
+    if "tool_calls" not in item and "function_call" in item:
+        return [_call(item["function_call"])]
+    return _objects(item.get("tool_calls"), f"{turn}: tool_calls")
+
+
+def _objects(value: Any, what: str) -> list[dict[str, Any]]:
+    """A list of objects, or its JSON text; without a value an empty one."""
+    if value is None or (isinstance(value, str) and value.strip() in ("", "null")):
+        return []
+    if isinstance(value, str):
+        value = _json(value)
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise InputError(f"{what} is not a list of objects")
+    return value
+
+
+def _written_calls(text: str) -> list[dict[str, Any]]:
+    """The calls that a turn of ShareGPT's function_call has as its text; none for other text."""
+    found = _json(text)
+    calls = found if isinstance(found, list) else [found]
+    named = all(isinstance(call, dict) and "name" in call for call in calls)
+    return [_call(call) for call in calls] if named else []
+
+
+def _call(function: Any) -> dict[str, Any]:
+    return {"type": "function", "function": function}
+
+
+def _json(text: str) -> Any:
+    """What a text says in JSON; None if it is not JSON."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def _taken_ids(message: Message, turn: str) -> tuple[int, ...] | None:
@@ -138,12 +207,9 @@ def _content(content: Any, what: str) -> str:
 
 
 def _tools(value: dict[str, Any], place: str) -> list[dict[str, Any]] | None:
-    tools = value.get("tools")
-    if tools is None:
-        return None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise InputError(f"{place}: tools is not a list of objects")
-    return tools or None
+    """A sample's tools in OpenAI's form; in the data they may be bare functions."""
+    tools = _objects(value.get("tools"), f"{place}: tools")
+    return [tool if "function" in tool else _call(tool) for tool in tools] or None
 
 
 def _ids(ids: Any, what: str) -> tuple[int, ...]:

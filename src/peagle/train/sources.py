@@ -17,7 +17,8 @@ Record = tuple[str, dict[str, Any]]
 def read_records(sources: Sequence[str]) -> Iterator[Record]:
     """Every object of some sources, in order.
 
-    A source is a JSONL file, or `hf:ID_OR_PATH[:SPLIT]` for what `datasets.load_dataset` takes.
+    A source is a JSONL file, or `hf:ID_OR_PATH[:SPLIT]` for what `datasets.load_dataset` takes, of
+    which null keys are left out.
     Raises `InputError` naming the source and the line that cannot be read.
     """
     for source in sources:
@@ -53,12 +54,21 @@ def _read_dataset(source: str) -> Iterator[Record]:
     name, _, split = source.removeprefix(DATASET).partition(":")
     try:
         for number, row in enumerate(_load_dataset(name, split or "train"), start=1):
-            yield f"{source}:{number}", row
+            yield f"{source}:{number}", without_nulls(row)
     except ModuleNotFoundError as error:
         raise InputError(lacking(f"{source} needs {error.name}", "data")) from None
     except Exception as error:  # datasets and the hub raise many kinds of errors
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise InputError(f"{source} cannot be read: {reason}") from None
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without null keys: in Arrow's columns every object has the keys of all objects."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
 
 
 def _load_dataset(name: str, split: str) -> Iterable[dict[str, Any]]:

@@ -2,12 +2,19 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from operator import itemgetter
 from typing import Any
 
 from peagle.errors import InputError
-from peagle.models.tokenizer import render_chat, template_turns
+from peagle.models.chat_template import (
+    render_chat,
+    template_source,
+    template_tools,
+    template_turns,
+)
 from peagle.train.packing import Document
 from peagle.train.samples import Chat, Message
 
@@ -74,7 +81,7 @@ class ChatTemplate:
         """Documents with all responses, or with the last one at least."""
         if not chats:
             return []
-        found = [self._find_turns(chat, last) for chat in chats]
+        found = [self._find_turns(self._as_shown(chat), last) for chat in chats]
         encoded = self._tokenizer(
             [text for text, _ in found],
             add_special_tokens=False,
@@ -87,13 +94,28 @@ class ChatTemplate:
             for ids, offsets, (_, turns) in rows
         ]
 
+    def _as_shown(self, chat: Chat) -> Chat:
+        """A conversation with the messages that the template shows, each with a place of its own.
+
+        Rendering such messages, or the first of them, changes nothing about them any more.
+        """
+        with self._naming(chat):
+            source = self._source(chat)
+        turns = template_turns(chat.messages, source)
+        return replace(
+            chat, messages=tuple(turns), tools=chat.tools and template_tools(chat.tools, source)
+        )
+
+    def _source(self, chat: Chat) -> str:
+        return template_source(self._tokenizer, None, chat.tools)
+
     def _find_turns(self, chat: Chat, last: bool) -> tuple[str, list[Span]]:
         """The rendering of a conversation, and its responses in characters.
 
         last: whether the others need not be found.
         """
         text = self._render(chat, chat.messages)
-        if MARKS.search(str(self._tokenizer.chat_template)):
+        if MARKS.search(self._source(chat)):
             return text, self._marked_turns(chat)
         if not self._shows_answers(chat, text):
             raise self._unmarkable(chat, "it does not show everything the assistant says")
@@ -112,8 +134,8 @@ class ChatTemplate:
 
         variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, "tools": chat.tools}
         rendered: Any = render_jinja_template(
-            [template_turns(chat.messages)],
-            chat_template=self._tokenizer.get_chat_template(tools=chat.tools),
+            [list(chat.messages)],
+            chat_template=self._source(chat),
             return_assistant_tokens_mask=True,
             **variables,
         )
@@ -174,8 +196,14 @@ class ChatTemplate:
             return None
 
     def _render(self, chat: Chat, messages: Sequence[Message], **variables: Any) -> str:
-        try:
+        with self._naming(chat):
             return render_chat(self._tokenizer, messages, tools=chat.tools, **variables)
+
+    @contextmanager
+    def _naming(self, chat: Chat) -> Iterator[None]:
+        """Tell where a conversation that cannot be rendered stands."""
+        try:
+            yield
         except InputError as error:
             name = self._tokenizer.name_or_path
             raise InputError(f"{chat.place}: {error} (the template of {name})") from None

@@ -2,34 +2,44 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, Tag
+from pydantic import Field, Tag
 
-from peagle.config import MinP, RepetitionPenalty, Temperature, TopK, TopP
-from peagle.server.protocol import Function, Ignored, Items, Positive, SpeculationOptions
-from peagle.server.variants import NotText, OpenBody, Other, by_type
+from peagle.config import MinP, RepetitionPenalty, Temperature, TopK
+from peagle.server.body import Body, Ignored, Integer, Items, Positive, Whole
+from peagle.server.protocol import Function, Share, SpeculationOptions
+from peagle.server.variants import NotText, Other, by_type
 
 
-class TextBlock(OpenBody):
+class BlockBody(Body):
+    """What all blocks have."""
+
+    cache_control: Ignored = None
+
+
+class TextBlock(BlockBody):
     """Text."""
 
     type: Literal["text"]
     text: str
+    citations: Ignored = None
 
 
-class ThinkingBlock(OpenBody):
+class ThinkingBlock(BlockBody):
     """What the model thought in an earlier answer."""
 
     type: Literal["thinking"]
     thinking: str
+    signature: Ignored = None
 
 
-class ToolUseBlock(OpenBody):
+class ToolUseBlock(BlockBody):
     """A call that the model made."""
 
     type: Literal["tool_use"]
     id: str
     name: str
     input: dict[str, Any]
+    caller: Ignored = None
 
 
 ResultBlock = Annotated[
@@ -41,12 +51,13 @@ ResultBlock = Annotated[
 ]
 
 
-class ToolResultBlock(OpenBody):
+class ToolResultBlock(BlockBody):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: str
     content: str | Items[ResultBlock] | None = None
+    is_error: Ignored = None
 
 
 Block = Annotated[
@@ -61,7 +72,7 @@ Block = Annotated[
 ]
 
 
-class Turn(OpenBody):
+class Turn(Body):
     """What one side says."""
 
     role: Literal["user", "assistant", "system"]
@@ -71,9 +82,12 @@ class Turn(OpenBody):
 class FunctionTool(Function):
     """A tool that the client runs."""
 
-    model_config = ConfigDict(extra="ignore")
     type: Literal["custom"] | None = None
     parameters: dict[str, Any] | None = Field(default=None, alias="input_schema")
+    cache_control: Ignored = None
+    defer_loading: Ignored = None
+    eager_input_streaming: Ignored = None
+    input_examples: Ignored = None
 
 
 Tool = Annotated[
@@ -82,7 +96,7 @@ Tool = Annotated[
 ]
 
 
-class ToolChoice(OpenBody):
+class ToolChoice(Body):
     """Whether tools are to be called, and which."""
 
     type: Literal["auto", "any", "tool", "none"]
@@ -90,27 +104,29 @@ class ToolChoice(OpenBody):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(OpenBody):
+class Thinking(Body):
     """Whether the model is to think; how long is its own decision."""
 
     type: str
+    budget_tokens: Ignored = None
+    display: Ignored = None
 
 
-class OutputFormat(OpenBody):
+class OutputFormat(Body):
     """The form of the answer's text."""
 
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputOptions(OpenBody):
+class OutputOptions(Body):
     """How the answer is to be."""
 
     effort: str | None = None
     format: OutputFormat | None = None
 
 
-class MessagesBody(OpenBody):
+class MessagesBody(Body):
     """Anthropic's fields, and some of our own that chat completions have too."""
 
     model: str | None = None
@@ -120,15 +136,15 @@ class MessagesBody(OpenBody):
     stop_sequences: Items[str] | None = None
     stream: bool | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
+    top_p: Share | None = None
+    top_k: Annotated[TopK, Whole] | None = None
     tools: Items[Tool] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputOptions | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     speculation: SpeculationOptions | None = None
     cache_control: Ignored = None

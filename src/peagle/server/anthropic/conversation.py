@@ -10,7 +10,6 @@ from peagle.server.anthropic.body import (
     MessagesBody,
     TextBlock,
     ThinkingBlock,
-    ToolChoice,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
@@ -42,6 +41,7 @@ def chat_fields(body: MessagesBody) -> Json:
         **{name: getattr(body, name) for name in SAME},
         "messages": [*_system(body), *(one for turn in body.messages for one in _messages(turn))],
         "stop": body.stop_sequences,
+        "continue_final_message": _begins_answer(body.messages[-1]) or None,
         "reasoning_effort": _effort(body),
         "speculation": body.speculation and body.speculation.model_dump(),
         **_tool_fields(body),
@@ -50,6 +50,13 @@ def chat_fields(body: MessagesBody) -> Json:
         schema = {"schema": wanted.format.schema_}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _begins_answer(last: Turn) -> bool:
+    """Whether the answer goes on where the last turn ends: a text of the assistant's."""
+    said = last.content
+    ends_in_text = isinstance(said, str) or (said and isinstance(said[-1], TextBlock))
+    return last.role == "assistant" and bool(ends_in_text)
 
 
 def _effort(body: MessagesBody) -> str | None:
@@ -64,15 +71,13 @@ def _tool_fields(body: MessagesBody) -> Json:
         for tool in body.tools or ()
         if isinstance(tool, FunctionTool)
     ]
-    choice = body.tool_choice or ToolChoice(type="auto")
-    if not functions and choice.type in ("auto", "none"):
-        return {}
-    named = {"type": "function", "function": {"name": choice.name or ""}}
-    return {
-        "tools": functions,
-        "tool_choice": CHOICES.get(choice.type, named),
-        "parallel_tool_calls": False if choice.disable_parallel_tool_use else None,
-    }
+    fields: Json = {"tools": functions or None}
+    choice = body.tool_choice
+    if choice is not None:
+        named = {"type": "function", "function": {"name": choice.name or ""}}
+        fields["tool_choice"] = CHOICES.get(choice.type, named)
+        fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+    return fields
 
 
 def _system(body: MessagesBody) -> Iterator[Json]:

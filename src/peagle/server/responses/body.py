@@ -2,17 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, Tag, field_validator
+from pydantic import Field, Tag, field_validator
 
-from peagle.config import MinP, Penalty, RepetitionPenalty, Temperature, TopK, TopP
-from peagle.server.protocol import (
-    Function,
-    Ignored,
-    Items,
-    Positive,
-    SpeculationOptions,
-)
-from peagle.server.variants import LONGEST_TOLD, OpenBody, Other, by_type
+from peagle.config import MinP, Penalty, RepetitionPenalty, Temperature, TopK
+from peagle.server.body import LONGEST_NAME, Body, Ignored, Integer, Items, Positive, Whole
+from peagle.server.protocol import Function, Share, SpeculationOptions
+from peagle.server.variants import Other, by_type
 
 TEXT_FIELDS = {
     "input_text": "text",
@@ -27,18 +22,20 @@ NOTHING_KEPT = "no answer is kept here; send earlier items whole, as clients do 
 NO_SCORES = "log-probabilities come with /v1/chat/completions only; leave this out"
 
 
-class Part(OpenBody):
+class Part(Body):
     """A piece of an item; only text is supported."""
 
     type: str
     text: str = ""
     refusal: str = ""
+    annotations: Ignored = None
+    logprobs: Ignored = None
 
     @field_validator("type")
     @classmethod
     def _is_text(cls, kind: str) -> str:
         if kind not in TEXT_FIELDS:
-            raise ValueError(f"{kind[:LONGEST_TOLD]} is not supported; this model reads only text")
+            raise ValueError(f"{kind[:LONGEST_NAME]} is not supported; this model reads only text")
         return kind
 
     @property
@@ -56,15 +53,23 @@ def text_of(content: Content | None) -> str:
     return content if isinstance(content, str) else "".join(part.shown for part in content or ())
 
 
-class MessageItem(OpenBody):
+class ItemBody(Body):
+    """What all items have."""
+
+    id: Ignored = None
+    status: Ignored = None
+
+
+class MessageItem(ItemBody):
     """What one side says."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Content | None = None
+    phase: Ignored = None
 
 
-class ReasoningItem(OpenBody):
+class ReasoningItem(ItemBody):
     """What the model thought in an earlier answer."""
 
     type: Literal["reasoning"]
@@ -73,7 +78,7 @@ class ReasoningItem(OpenBody):
     encrypted_content: str | None = None
 
 
-class FunctionCallItem(OpenBody):
+class FunctionCallItem(ItemBody):
     """A call of a function."""
 
     type: Literal["function_call"]
@@ -83,7 +88,7 @@ class FunctionCallItem(OpenBody):
     arguments: str
 
 
-class CustomCallItem(OpenBody):
+class CustomCallItem(ItemBody):
     """A call of a custom tool."""
 
     type: Literal["custom_tool_call"]
@@ -93,7 +98,7 @@ class CustomCallItem(OpenBody):
     input: str
 
 
-class FunctionOutputItem(OpenBody):
+class FunctionOutputItem(ItemBody):
     """The result of a function's call."""
 
     type: Literal["function_call_output"]
@@ -101,7 +106,7 @@ class FunctionOutputItem(OpenBody):
     output: Content
 
 
-class CustomOutputItem(OpenBody):
+class CustomOutputItem(ItemBody):
     """The result of a custom tool's call."""
 
     type: Literal["custom_tool_call_output"]
@@ -109,7 +114,7 @@ class CustomOutputItem(OpenBody):
     output: Content
 
 
-class ItemReference(OpenBody):
+class ItemReference(ItemBody):
     """An item that the server would have to have kept."""
 
     type: Literal["item_reference"]
@@ -145,11 +150,12 @@ Item = Annotated[
 class FunctionTool(Function):
     """A function that the model may call."""
 
-    model_config = ConfigDict(extra="ignore")
     type: Literal["function"]
+    defer_loading: Ignored = None
+    output_schema: Ignored = None
 
 
-class CustomTool(OpenBody):
+class CustomTool(Body):
     """A tool whose input is text."""
 
     type: Literal["custom"]
@@ -167,7 +173,7 @@ OwnTool = Annotated[
 ]
 
 
-class NamespaceTool(OpenBody):
+class NamespaceTool(Body):
     """Several tools whose names are apart from all others'."""
 
     type: Literal["namespace"]
@@ -185,7 +191,7 @@ Tool = Annotated[
 ]
 
 
-class NamedChoice(OpenBody):
+class NamedChoice(Body):
     """The tool to be called."""
 
     type: Literal["function", "custom"]
@@ -193,7 +199,7 @@ class NamedChoice(OpenBody):
     namespace: str | None = None
 
 
-class AllowedChoice(OpenBody):
+class AllowedChoice(Body):
     """Some of the tools, and whether one of them must be called."""
 
     type: Literal["allowed_tools"]
@@ -201,7 +207,7 @@ class AllowedChoice(OpenBody):
     tools: Items[NamedChoice | Other]
 
 
-class TextFormat(OpenBody):
+class TextFormat(Body):
     """The form of the answer's text."""
 
     type: Literal["text", "json_object", "json_schema"]
@@ -211,14 +217,14 @@ class TextFormat(OpenBody):
     strict: bool | None = None
 
 
-class TextOptions(OpenBody):
+class TextOptions(Body):
     """How the answer's text is to be."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
 
 
-class ReasoningOptions(OpenBody):
+class ReasoningOptions(Body):
     """How long the model is to think, and whether clients see a summary."""
 
     effort: str | None = None
@@ -227,7 +233,7 @@ class ReasoningOptions(OpenBody):
     """The former name of `summary`."""
 
 
-class ResponsesBody(OpenBody):
+class ResponsesBody(Body):
     """OpenAI's fields, and some of our own that chat completions have too."""
 
     model: str | None = None
@@ -236,7 +242,7 @@ class ResponsesBody(OpenBody):
     stream: bool | None = None
     max_output_tokens: Positive | None = None
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: Share | None = None
     tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
@@ -244,12 +250,12 @@ class ResponsesBody(OpenBody):
     reasoning: ReasoningOptions | None = None
     include: Items[str] | None = None
     metadata: dict[str, Any] | None = None
-    top_k: TopK | None = None
+    top_k: Annotated[TopK, Whole] | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    seed: int | None = None
+    seed: Integer | None = None
     stop: str | Items[str] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     speculation: SpeculationOptions | None = None
@@ -257,7 +263,7 @@ class ResponsesBody(OpenBody):
     conversation: Any = None
     prompt: Any = None
     background: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Integer | None = None
     store: bool | None = None
     """Nothing is kept here either way."""
     stream_options: Ignored = None
@@ -269,6 +275,9 @@ class ResponsesBody(OpenBody):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
     prompt_cache_retention: Ignored = None
+    prompt_cache_options: Ignored = None
+    context_management: Ignored = None
+    moderation: Ignored = None
 
     @field_validator("previous_response_id", "conversation", "prompt")
     @classmethod

@@ -75,19 +75,18 @@ def _decoded(content: str | None) -> str:
 
 
 def _tool_fields(body: ResponsesBody, tools: Tools) -> Json:
-    functions, choice = tools.functions, body.tool_choice
-    if isinstance(choice, AllowedChoice):
-        allowed = {_flat(tool) for tool in choice.tools if isinstance(tool, NamedChoice)}
-        functions = [one for one in functions if one["function"]["name"] in allowed]
-        choice = choice.mode
+    choice: Any = body.tool_choice
     if isinstance(choice, NamedChoice):
-        return {
-            "tools": functions,
-            "tool_choice": {"type": "function", "function": {"name": _flat(choice)}},
-        }
-    if not functions and choice in (None, "auto", "none"):
-        return {}
-    return {"tools": functions, "tool_choice": choice}
+        choice = _named(choice)
+    elif isinstance(choice, AllowedChoice):
+        allowed = [_named(tool) for tool in choice.tools if isinstance(tool, NamedChoice)]
+        among = {"mode": choice.mode, "tools": allowed}
+        choice = {"type": "allowed_tools", "allowed_tools": among}
+    return {"tools": tools.functions or None, "tool_choice": choice}
+
+
+def _named(tool: NamedChoice) -> Json:
+    return {"type": "function", "function": {"name": _flat(tool)}}
 
 
 def _flat(tool: NamedChoice | FunctionCallItem | CustomCallItem) -> str:

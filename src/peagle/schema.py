@@ -1,0 +1,216 @@
+"""JSON schemas as grammars can keep them: what they lack is left out, so that more fits, not less.
+
+Keywords only add conditions, so a schema without one of them accepts all that it did before. The
+exceptions are kept in mind: what depends on a keyword goes with it.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from peagle.config import StructuredOutputs
+from peagle.errors import InputError
+from peagle.grammar import complaint_about, on_large_stack
+
+Path = tuple[str, ...]
+MAPS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords whose value holds schemas by name."""
+LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+"""Keywords whose value is a list of schemas."""
+SCHEMAS = ("items", "additionalItems", "additionalProperties")
+"""Keywords whose value is a schema."""
+DEPENDENTS = {
+    "properties": ("additionalProperties",),
+    "patternProperties": ("additionalProperties",),
+    "prefixItems": ("items",),
+    "items": ("additionalItems",),
+}
+"""What would apply to more without a keyword."""
+CHECKS = 2000
+"""Most parts of a schema that are tried."""
+FITTED = 256
+"""Schemas that are remembered: an agent sends the same ones at every turn."""
+MOST_TOLD = 100
+"""Keywords that the log names, each once."""
+log = logging.getLogger("peagle.schema")
+_told: set[str] = set()
+
+
+@dataclass(frozen=True)
+class FittedSchema:
+    """A schema that grammars can keep, and what of the given one they cannot."""
+
+    schema: Any
+    dropped: tuple[Path, ...]
+    """Keywords that were left out, by the keys that lead to each."""
+
+
+def fit_schema(schema: Any) -> FittedSchema:
+    """A schema that accepts all that `schema` does, perhaps more, and that compiles.
+
+    One that compiles as it is stays as it is. Raises `InputError` when llguidance is missing.
+    """
+    try:
+        return _fitted(json.dumps(schema))
+    except RecursionError:
+        raise InputError("a JSON schema is nested too deep") from None
+
+
+def kept_schema(schema: Any, strict: bool, what: str) -> Any:
+    """The fitted schema; the log names each keyword that is left out, once.
+
+    strict: raise `InputError` instead, naming `what` the schema is of, and the keyword.
+    """
+    fitted = fit_schema(schema)
+    for path in fitted.dropped:
+        if strict:
+            raise InputError(
+                f"{what}: no grammar can keep {'.'.join(path)}; leave it out, or do not ask for "
+                "strict"
+            )
+        _tell(path[-1] if path else "the schema")
+    return fitted.schema
+
+
+def kept_form(wanted: StructuredOutputs) -> StructuredOutputs:
+    """A form whose schema, if it has one, is fitted. Raises `InputError` as `kept_schema` does."""
+    schema = wanted.json_schema
+    if schema is None:
+        return wanted
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"structured outputs: json is not valid JSON: {error}") from None
+    fitted = kept_schema(schema, wanted.strict, "structured outputs")
+    return wanted.model_copy(update={"json_schema": fitted})
+
+
+def _tell(keyword: str) -> None:
+    if keyword not in _told and len(_told) < MOST_TOLD:
+        _told.add(keyword)
+        log.warning(f"no grammar can keep {keyword[:64]!r} of a JSON schema; it is left out")
+
+
+@lru_cache(FITTED)
+def _fitted(text: str) -> FittedSchema:
+    schema = json.loads(text)
+    fitter = _Fitter(schema)
+    fitted = on_large_stack(lambda: fitter.fit(schema, ()))
+    return FittedSchema(fitted, tuple(fitter.dropped))
+
+
+class _Fitter:
+    """Leaves out of one schema what does not compile, from its innermost parts outwards."""
+
+    def __init__(self, schema: Any) -> None:
+        self.dropped: list[Path] = []
+        self._left = CHECKS
+        given = schema if isinstance(schema, dict) else {}
+        self._definitions = {
+            key: dict.fromkeys(given[key], True)
+            for key in ("$defs", "definitions")
+            if isinstance(given.get(key), dict)
+        }
+        """What a part may refer to, while it is looked at alone."""
+
+    def fit(self, schema: Any, path: Path) -> Any:
+        """A schema that compiles alone."""
+        if isinstance(schema, bool) or self._compiles(schema):
+            return schema
+        if not isinstance(schema, dict):
+            return self._drop(path)
+        kept: dict[str, Any] = {}
+        for key, value in schema.items():
+            kept |= self._keyword(key, value, (*path, key))
+        if "$ref" in schema and "$ref" not in kept:
+            return {}  # what stands beside it may have had no effect
+        lost = schema.keys() - kept.keys()
+        if "patternProperties" in kept and len(kept["patternProperties"]) < len(
+            schema["patternProperties"]
+        ):
+            lost |= {"patternProperties"}
+        return self._together(self._without(kept, lost, path), path)
+
+    def _keyword(self, key: str, value: Any, path: Path) -> dict[str, Any]:
+        """A keyword that compiles alone, or nothing."""
+        if key in MAPS and isinstance(value, dict):
+            parts = {name: self.fit(part, (*path, name)) for name, part in value.items()}
+            if key == "patternProperties":
+                parts = dict(self._patterns(parts, path))
+            return self._if_compiles({key: parts}, path)
+        if key in LISTS and isinstance(value, list) and value:
+            items = [self.fit(part, (*path, str(n))) for n, part in enumerate(value)]
+            if key == "oneOf":
+                return self._alternatives(value, items, path)
+            return self._if_compiles({key: items}, path)
+        if key in SCHEMAS and isinstance(value, dict):
+            return self._if_compiles({key: self.fit(value, path)}, path)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        return self._if_compiles({key: value}, path)
+
+    def _patterns(self, parts: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Any]]:
+        """Schemas by the patterns of names that compile."""
+        for pattern, part in parts.items():
+            if self._compiles({"patternProperties": {pattern: True}}):
+                yield pattern, part
+            else:
+                self._drop((*path, pattern))
+
+    def _alternatives(self, given: list[Any], parts: list[Any], path: Path) -> dict[str, Any]:
+        """`oneOf`, or `anyOf` where its schemas may overlap: they do more once they are weaker."""
+        if parts == given and self._compiles({"oneOf": parts}):
+            return {"oneOf": parts}
+        self._drop(path)
+        return {"anyOf": parts} if self._compiles({"anyOf": parts}) else {}
+
+    def _if_compiles(self, keyword: dict[str, Any], path: Path) -> dict[str, Any]:
+        return keyword if self._compiles(keyword) else self._drop(path)
+
+    def _drop(self, path: Path) -> dict[str, Any]:
+        self.dropped.append(path)
+        return {}
+
+    def _without(self, kept: dict[str, Any], lost: set[str], path: Path) -> dict[str, Any]:
+        """Keywords without those that would apply to more once some others are gone."""
+        gone = {name for key in lost for name in DEPENDENTS.get(key, ()) if name in kept}
+        for name in sorted(gone):
+            self._drop((*path, name))
+        rest = {key: value for key, value in kept.items() if key not in gone}
+        return self._without(rest, gone, path) if gone else rest
+
+    def _together(self, kept: dict[str, Any], path: Path) -> dict[str, Any]:
+        """Keywords that compile together; the type is the last to go."""
+        order = sorted(kept, key=_weight)
+        while not self._compiles(kept):
+            alone = (key for key in order if self._compiles(self._less(kept, key)))
+            key = next(alone, order[0] if order else None)
+            if key is None:
+                return {}
+            self._drop((*path, key))
+            kept = self._less(kept, key)
+            order = [name for name in order if name in kept]
+        return kept
+
+    def _less(self, kept: dict[str, Any], key: str) -> dict[str, Any]:
+        if key == "$ref":
+            return {}
+        gone = {key, *DEPENDENTS.get(key, ())}
+        return {name: value for name, value in kept.items() if name not in gone}
+
+    def _compiles(self, schema: Any) -> bool:
+        self._left -= 1
+        if self._left < 0 or not isinstance(schema, dict):
+            return False
+        return complaint_about({**self._definitions, **schema}) is None
+
+
+def _weight(key: str) -> int:
+    """How much of a schema a keyword is: the least goes first where two do not go together."""
+    if key in ("type", "$defs", "definitions"):
+        return 2
+    return int(key in (*MAPS, *LISTS, *SCHEMAS, "$ref", "enum", "const"))

@@ -1,0 +1,108 @@
+"""Single tokens that are ruled out: all but some, and those that would complete a text."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peagle.config import SamplingParams
+from peagle.engine.constraint import Constraint
+
+NOTHING_LEFT = "no token is left by allowed_token_ids, bad_words and the form of the output"
+
+
+class TokenRules:
+    """One request's rules, perhaps together with the constraint of its form.
+
+    allowed: the only tokens that may come; None: all. endings: sequences of which the last token
+    may not come after the others.
+    """
+
+    def __init__(
+        self,
+        allowed: Iterable[int] | None,
+        endings: Sequence[Sequence[int]],
+        vocab_size: int,
+        form: Constraint | None = None,
+    ) -> None:
+        self._form, self._bytes = form, -(-vocab_size // 8)
+        single = [token for token, *more in endings if not more]
+        self._always = ~_bits(single, self._bytes)
+        """Tokens that may come wherever the form allows them, a bit each."""
+        if allowed is not None:
+            self._always &= _bits(allowed, self._bytes)
+        self._last: dict[tuple[int, ...], list[int]] = {}
+        """Tokens that may not come, by those before them."""
+        for *before, token in endings:
+            if before:
+                self._last.setdefault(tuple(before), []).append(token)
+        self._lengths = sorted({len(before) for before in self._last})
+        self._recent: list[int] = []
+        self._chosen = 0
+        """How many of the next tokens are chosen among some that are left."""
+        self._failure: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """Why the output cannot go on."""
+        return self._failure or (self._form.failure if self._form is not None else None)
+
+    def allowed(self, drafts: Sequence[int]) -> Tensor:
+        """As `Constraint.allowed`. A row that leaves nothing allows anything, and then fails."""
+        rows = self._form_rows(drafts) & self._always
+        for place, row in enumerate(rows):
+            self._rule_out(row, [*self._recent, *drafts[:place]])
+        empty = (rows == 0).all(dim=1)
+        self._chosen = int(empty.int().argmax()) if bool(empty.any()) else len(rows)
+        rows[empty] = 255
+        return rows
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Follow tokens that were chosen."""
+        if len(tokens) > self._chosen:
+            self._failure = NOTHING_LEFT
+            return
+        if self._form is not None:
+            self._form.advance(tokens)
+        known = [*self._recent, *tokens]
+        self._recent = known[len(known) - max(self._lengths, default=0) :]
+
+    def _form_rows(self, drafts: Sequence[int]) -> Tensor:
+        if self._form is not None:
+            return self._form.allowed(drafts)
+        return torch.full((len(drafts) + 1, self._bytes), 255, dtype=torch.uint8)
+
+    def _rule_out(self, row: Tensor, before: Sequence[int]) -> None:
+        for length in self._lengths:
+            for token in self._last.get(tuple(before[-length:]), ()):
+                row[token >> 3] &= ~(1 << (token & 7)) & 255
+
+
+def with_token_rules(
+    form: Constraint | None, params: SamplingParams, tokenizer: Any, vocab_size: int
+) -> Constraint | None:
+    """A request's constraint: its form, if it has one, and its rules, if it has any."""
+    if params.allowed_token_ids is None and not params.bad_words:
+        return form
+    spelt = (ids for word in params.bad_words for ids in _spellings(word, tokenizer))
+    endings = [ids for ids in spelt if max(ids) < vocab_size]  # others cannot be written
+    return TokenRules(params.allowed_token_ids, endings, vocab_size, form)
+
+
+def _spellings(word: str, tokenizer: Any) -> list[tuple[int, ...]]:
+    """A text's tokens, alone and after a space."""
+    plain = word.lstrip(" ")
+    found = (
+        tuple(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
+        for text in (plain, f" {plain}")
+    )
+    return [ids for ids in dict.fromkeys(found) if ids and plain]
+
+
+def _bits(tokens: Iterable[int], size: int) -> Tensor:
+    """A bit for each of some tokens: [size] uint8."""
+    bits = bytearray(size)
+    for token in tokens:
+        bits[token >> 3] |= 1 << (token & 7)
+    return torch.frombuffer(bits, dtype=torch.uint8)
