@@ -1,6 +1,7 @@
 """Anthropic's Messages API: the same answers as chat completions, as blocks and their events."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -247,6 +248,16 @@ def test_refusals_have_anthropics_form(locked: Served, fields: Any, kind: str, w
     error = locked.post("/v1/messages", body, **KEY).json()
     assert (error["type"], error["error"]["type"]) == ("error", kind)
     assert words in error["error"]["message"]
+
+
+def test_a_prompt_that_is_too_long_is_told_in_words_by_which_clients_shorten_it(served: Served):
+    long = [{"role": "user", "content": "é" * 300}]
+    answer = served.post("/v1/messages", {"messages": long, "stream": True})
+    assert answer.status_code == 400
+    told = re.match(r"prompt is too long: (\d+) tokens > (\d+)", answer.json()["error"]["message"])
+    assert told is not None
+    count = served.post("/v1/messages/count_tokens", {"messages": long}).json()["input_tokens"]
+    assert int(told[1]) == count > int(told[2])
 
 
 def test_other_routes_keep_openais_form(locked: Served):

@@ -86,6 +86,7 @@ class FunctionCallItem(ItemBody):
     name: str
     namespace: str | None = None
     arguments: str
+    parsed_arguments: Ignored = None
 
 
 class CustomCallItem(ItemBody):
