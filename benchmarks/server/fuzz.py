@@ -1,5 +1,7 @@
 """Hostile bodies against a server: only 2xx and 4xx, and afterwards it answers as before.
 
+A grammar that fails in the middle of an answer is a 500, and counts apart.
+
     python benchmarks/server/fuzz.py --bodies 20000
 
 Valid requests with some fields replaced, random JSON, and bytes that are not JSON go to every route
@@ -38,6 +40,8 @@ ROUTES = (
     "/detokenize",
 )
 TYPES = ("application/json",) * 9 + ("text/plain", "", "application/json; charset=utf-16")
+GRAMMAR_FAILED = b"structured outputs: "
+"""In the error of an answer whose grammar failed."""
 LIMITS = ("max_tokens", "max_output_tokens")
 NORMAL = {"prompt": "def fibonacci(n):\n", "max_tokens": 32, "temperature": 0}
 VALID: dict[str, dict[str, Any]] = {
@@ -148,9 +152,9 @@ def main(
 
 async def _run(
     port: int, draw: random.Random, bodies: int, connections: int
-) -> tuple[dict[str, Counter[int]], list[dict[str, str]], bool]:
+) -> tuple[dict[str, Counter[str]], list[dict[str, str]], bool]:
     before = await _normal(port)
-    counts: dict[str, Counter[int]] = {route: Counter() for route in ROUTES}
+    counts: dict[str, Counter[str]] = {route: Counter() for route in ROUTES}
     failures: list[dict[str, str]] = []
     left = iter(range(bodies))
 
@@ -159,12 +163,13 @@ async def _run(
             route, body, kind = draw.choice(ROUTES), b"", draw.choice(TYPES)
             body = _body(draw, route)
             try:
-                status, _ = await ask(port, "POST", route, body, kind)
+                status, answer = await ask(port, "POST", route, body, kind)
             except (OSError, EOFError, ValueError, TimeoutError) as error:
                 failures.append({"route": route, "body": repr(body[:500]), "error": repr(error)})
                 continue
-            counts[route][status] += 1
-            if not (200 <= status < 300 or 400 <= status < 500):
+            grammar = status == 500 and GRAMMAR_FAILED in answer
+            counts[route]["500, a grammar" if grammar else str(status)] += 1
+            if not (200 <= status < 300 or 400 <= status < 500 or grammar):
                 failures.append({"route": route, "body": repr(body[:500]), "error": str(status)})
             if number % 2000 == 0:
                 print(f"{number} bodies, {len(failures)} failures", file=sys.stderr)

@@ -3,11 +3,10 @@
 import collections
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from peagle.dialects import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
-
-Json = dict[str, Any]
+from peagle.server.delivery import Json
 
 
 class Part(Protocol):

@@ -1,17 +1,15 @@
 """A message: whole, or as the events of a stream."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from peagle.llm import Chunk, Completion
 from peagle.server.answer import usage
 from peagle.server.anthropic.blocks import ContentBlock
-from peagle.server.delivery import event
+from peagle.server.delivery import Json, event
 from peagle.server.errors import APIError
 from peagle.server.parts import Parts
 from peagle.server.service import Job
 
-Json = dict[str, Any]
 NOTHING_CACHED = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
 
 

@@ -2,13 +2,11 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 from pydantic_core import from_json
 
 from peagle.dialects import CallBegin
-
-Json = dict[str, Any]
+from peagle.server.delivery import Json
 
 
 class ContentBlock(ABC):

@@ -14,8 +14,8 @@ from peagle.server.anthropic.body import (
     ToolUseBlock,
     Turn,
 )
+from peagle.server.delivery import Json
 
-Json = dict[str, Any]
 SAME = (
     "model",
     "max_tokens",

@@ -2,18 +2,16 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from peagle.llm import Chunk, Completion
 from peagle.server.answer import usage
-from peagle.server.delivery import WAITING, event
+from peagle.server.delivery import WAITING, Json, event
 from peagle.server.errors import APIError
 from peagle.server.parts import Parts
 from peagle.server.responses.body import ResponsesBody
 from peagle.server.responses.items import OutputItem
 from peagle.server.service import Job
 
-Json = dict[str, Any]
 ECHOED = (
     "instructions",
     "max_output_tokens",

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from peagle.server.delivery import Json
 from peagle.server.responses.body import (
     AllowedChoice,
     CustomCallItem,
@@ -22,7 +23,6 @@ from peagle.server.responses.body import (
 )
 from peagle.server.responses.tools import INPUT, ToolName, Tools
 
-Json = dict[str, Any]
 SAME = (
     "model",
     "temperature",

@@ -2,13 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from peagle.dialects import CallBegin
+from peagle.server.delivery import Json
 from peagle.server.responses.conversation import encoded
 from peagle.server.responses.tools import CustomInput, ToolName, Tools
-
-Json = dict[str, Any]
 
 
 class OutputItem(ABC):
