@@ -15,8 +15,8 @@ EQUAL = 1.02
 """Up to this ratio two methods count as equally fast: so much depends on where memory lies."""
 IDLE = 0.9
 """On an idle machine a thread has its core for at least this share of the time."""
-STEADY = 1.5
-"""On an idle machine the slowest of equal runs takes less than this many times the fastest."""
+STEADY = 1.25
+"""On an idle machine a case's upper quartile of speeds is less than this many times the lower."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +109,23 @@ def doubts(runs: Sequence[Run]) -> Iterator[str]:
             f"the machine was busy: other programs had this one's core for {1 - share:.0%} of the "
             "time"
         )
-    widest = max(max(run.rounds) / min(run.rounds) for run in runs)
+    widest = max(map(_spread, runs))
     if widest > STEADY:
-        yield f"the machine was unsteady: equal work took up to {widest:.1f} times as long"
+        yield (
+            f"the machine was unsteady: equal work took {widest:.1f} times as long in one quarter "
+            "of the rounds as in another"
+        )
 
 
 def _relative_speeds(runs: Sequence[Run]) -> list[float]:
     """Each case's median over rounds of its speed, as a multiple of the round's mean speed."""
     means = [statistics.fmean(speeds) for speeds in zip(*(run.rounds for run in runs), strict=True)]
     return [statistics.median(map(operator.truediv, run.rounds, means)) for run in runs]
+
+
+def _spread(run: Run) -> float:
+    """Upper quartile of a case's speeds over the lower one; one bad round does not move it."""
+    if len(run.rounds) == 1:
+        return 1.0
+    low, _, high = statistics.quantiles(run.rounds, n=4, method="inclusive")
+    return high / low
