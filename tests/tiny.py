@@ -76,8 +76,14 @@ GPT_OSS = {
     },
 }
 """A window that prompts outgrow, and a limit that activations reach."""
+WINDOWS = {
+    "use_sliding_window": True,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 KINDS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, SIZES),
+    "qwen3_windows": (Qwen3Config, Qwen3ForCausalLM, {**SIZES, **WINDOWS}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {**SIZES, **EXPERTS}),
     "llama": (LlamaConfig, LlamaForCausalLM, SIZES),
     "gpt_oss": (

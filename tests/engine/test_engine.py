@@ -147,7 +147,7 @@ def test_a_prompt_that_just_fits(engine_for):
 
 
 def test_more_context_than_the_target_has(engine_for):
-    with pytest.raises(InputError, match="max_model_len 257 is above the target's 256"):
+    with pytest.raises(InputError, match="max_model_len 257 is above the target's 256; lower it"):
         engine_for("none", max_model_len=257)
 
 

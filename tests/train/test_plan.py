@@ -256,7 +256,10 @@ def test_the_hub_is_not_asked_for_weights(recipe_for, targets, tmp_path: Path, m
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"row_length": 300}, "row_length 300 is above the target's context of 256"),
+        (
+            {"row_length": 300},
+            "row_length 300 is above the target's context of 256; lower it, or",
+        ),
         ({"validation_documents": 64}, "leaves none of 64 documents in 64 samples"),
         (
             {"num_speculative_tokens": 43},

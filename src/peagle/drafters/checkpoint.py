@@ -94,8 +94,11 @@ def _drafter_config(values: Mapping[str, Any], target: DecoderSpec) -> DrafterCo
         raise InputError("an EAGLE-1 drafter (use_aux_hidden_state false)")
     listed = values.get(TAPS_KEY) or eagle.get(TAPS_KEY) or default_taps(len(target.layers))
     trained = values.get("num_speculative_tokens")
+    transformer = style.spec(values)
+    if not all(layer.attention.full for layer in transformer.layers):
+        raise InputError("sliding-window attention is not supported in a drafter")
     return DrafterConfig(
-        transformer=style.spec(values),
+        transformer=transformer,
         target_hidden_size=int(values.get("target_hidden_size") or target.hidden_size),
         taps=tuple(sorted(map(int, listed))),
         draft_vocab_size=int(values.get("draft_vocab_size") or values["vocab_size"]),

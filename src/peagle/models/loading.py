@@ -1,6 +1,8 @@
 """A target's directory -> our decoder, whole or in parts."""
 
+import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -9,8 +11,8 @@ from torch import Tensor, nn
 from peagle.device import require_memory
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderLayer
-from peagle.models.families import decoder_rules, layer_rules, read_family
-from peagle.models.families.tensors import ends
+from peagle.models.families import Family, decoder_rules, layer_rules, read_family
+from peagle.models.families.tensors import EMBEDDINGS, HEAD, ends
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
@@ -25,6 +27,12 @@ from peagle.models.weights import (
 )
 from peagle.ops.packing import pack
 
+LENGTHEN = (
+    "lower it, or give the target's config.json a rope_scaling as its model card says (yarn "
+    "reaches factor times original_max_position_embeddings)"
+)
+"""What helps where a context is too short."""
+
 
 def load_decoder(
     directory: Path, dtype: torch.dtype, device: torch.device, max_length: int | None = None
@@ -34,7 +42,7 @@ def load_decoder(
     Raises `InputError` for an unsupported architecture, a context beyond the target's, and damaged
     or mismatched weights.
     """
-    family, spec = read_family(directory)
+    family, spec = _read_target(directory)
     check_length(spec, max_length or 1)
     with torch.device("meta"):
         decoder = Decoder(spec, max_length)
@@ -47,15 +55,17 @@ def load_decoder(
 def check_length(spec: DecoderSpec, max_model_len: int) -> None:
     """Raise `InputError` for a context that the target's positions do not reach."""
     if max_model_len > spec.max_length:
-        raise InputError(f"max_model_len {max_model_len} is above the target's {spec.max_length}")
+        raise InputError(
+            f"max_model_len {max_model_len} is above the target's {spec.max_length}; {LENGTHEN}"
+        )
 
 
 def check_decoder(directory: Path) -> None:
-    """Check a target's tensors against its configuration, without reading their values.
+    """Check a target's tensors against its configuration, without reading the layers' values.
 
     Raises `InputError` as `load_decoder` does, except for NaN or infinite values.
     """
-    (family, spec), tensors = read_family(directory), read_tensors(directory)
+    (family, spec), tensors = _read_target(directory), read_tensors(directory)
     with torch.device("meta"):
         decoder = Decoder(spec, 1)
     rules = _as_stored(decoder_rules(family, spec), tensors)
@@ -70,7 +80,7 @@ def load_ends(
 
     Raises `InputError` as `load_decoder` does.
     """
-    _, spec = read_family(directory)
+    _, spec = _read_target(directory)
     with torch.device("meta"):
         decoder = Decoder(spec, max_length)
     decoder.layers = nn.ModuleList()
@@ -86,7 +96,7 @@ def load_layers(
 
     Raises `InputError` as `load_decoder` does.
     """
-    (family, spec), names = read_family(directory), tensor_names(directory)
+    (family, spec), names = _read_target(directory), tensor_names(directory)
     rules = _as_stored(decoder_rules(family, spec), names)
     with about(directory):
         refuse(unexpected(rules, names, _ignored(spec)))
@@ -100,6 +110,32 @@ def load_layers(
         yield layer.to(device=device, dtype=dtype).requires_grad_(False).eval()
 
 
+def _read_target(directory: Path) -> tuple[Family, DecoderSpec]:
+    """A target's family, and what its configuration and its files say together.
+
+    Full fine-tuning of a tied model may leave a head of its own, which transformers keeps.
+    """
+    family, spec = read_family(directory)
+    if spec.tie_word_embeddings and _has_own_head(directory):
+        warnings.warn(
+            f"{directory}: config.json ties the head to the embeddings, but its files hold another "
+            "head; this one is used, as by transformers (vLLM drops it); set tie_word_embeddings "
+            "to false",
+            stacklevel=2,
+        )
+        spec = replace(spec, tie_word_embeddings=False)
+    return family, spec
+
+
+def _has_own_head(directory: Path) -> bool:
+    """Whether files hold both, and they differ."""
+    found = read_tensors(directory, {EMBEDDINGS, HEAD})
+    if len(found) < 2:
+        return False
+    head, embeddings = found[HEAD], found[EMBEDDINGS]
+    return not torch.equal(head.to(embeddings.dtype), embeddings)
+
+
 def _as_stored(rules: Iterable[TensorRule], names: Container[str]) -> list[TensorRule]:
     """The rules for a file with these tensors."""
     return [rule.as_stored(names) for rule in rules]
@@ -107,7 +143,7 @@ def _as_stored(rules: Iterable[TensorRule], names: Container[str]) -> list[Tenso
 
 def _ignored(spec: DecoderSpec) -> set[str]:
     """Tensors of a file that are not needed but allowed."""
-    return {"lm_head.weight"} if spec.tie_word_embeddings else set()
+    return {HEAD} if spec.tie_word_embeddings else set()
 
 
 def _filled(

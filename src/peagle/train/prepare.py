@@ -13,7 +13,7 @@ from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_spec
-from peagle.models.loading import load_decoder, load_ends
+from peagle.models.loading import LENGTHEN, load_decoder, load_ends
 from peagle.models.spec import DecoderSpec
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
@@ -89,7 +89,8 @@ def read_rows(
     """
     if recipe.row_length > spec.max_length:
         raise InputError(
-            f"row_length {recipe.row_length} is above the target's context of {spec.max_length}"
+            f"row_length {recipe.row_length} is above the target's context of {spec.max_length}; "
+            f"{LENGTHEN}"
         )
     documents, summary = read_documents(
         recipe.data,

@@ -17,16 +17,26 @@ from peagle.ops.moe import ALPHA
 
 MODEL_TYPE = "gpt_oss"
 ARCHITECTURE = "GptOssForCausalLM"
+ROPE_THETA = 150_000.0
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+"""Where a configuration says nothing."""
 
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     bias = bool(values.get("attention_bias", True))
-    attention = replace(config.attention(values), bias=bias, sinks=True)
+    rotated = {**values, "rope_parameters": values.get("rope_parameters") or ROPE}
+    attention = replace(config.attention(rotated, ROPE_THETA), bias=bias, sinks=True)
     experts, norms = _experts(values), config.norms(values)
-    layers = [
-        LayerSpec(replace(attention, window=window), experts, norms) for window in _windows(values)
-    ]
+    width = int(values["sliding_window"])
+    config.require_positive(sliding_window=width)
+    windows = config.windows(values, values["layer_types"], width)
+    layers = [LayerSpec(replace(attention, window=each), experts, norms) for each in windows]
     return config.decoder(values, layers, formats=("mxfp4",))
 
 
@@ -51,18 +61,6 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
         rule("down", "down_proj", False),
         rule("down_bias", "down_proj_bias", False),
     ]
-
-
-def _windows(values: Values) -> list[int | None]:
-    """Each layer's."""
-    window, types = int(values["sliding_window"]), list(values["layer_types"])
-    config.require_positive(sliding_window=window)
-    other = set(types) - {"sliding_attention", "full_attention"}
-    if other:
-        raise InputError(f"layers of type {', '.join(sorted(other))} are not supported")
-    if len(types) != config.num_layers(values):
-        raise InputError(f"layer_types names {len(types)} of {config.num_layers(values)} layers")
-    return [window if kind == "sliding_attention" else None for kind in types]
 
 
 def _experts(values: Values) -> ExpertsSpec:

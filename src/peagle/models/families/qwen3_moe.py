@@ -1,9 +1,10 @@
-"""Qwen3-MoE: Qwen3's attention, and experts in every layer, which files hold one by one."""
+"""Qwen3-MoE: Qwen3's attention, one window for all or none, and experts in every layer, which files
+hold one by one."""
 
 from dataclasses import replace
 
 from peagle.errors import InputError
-from peagle.models.families import config, tensors
+from peagle.models.families import config, qwen3, tensors
 from peagle.models.families.config import Values
 from peagle.models.families.tensors import Place
 from peagle.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
@@ -15,9 +16,8 @@ ARCHITECTURE = "Qwen3MoeForCausalLM"
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    config.refuse_windows(values)
     _refuse_dense_layers(values)
-    attention = replace(config.attention(values), qk_norm=True)
+    attention = replace(config.attention(values), qk_norm=True, window=qwen3.window(values))
     layer = LayerSpec(attention, _experts(values), config.norms(values))
     return config.decoder(values, [layer] * config.num_layers(values))
 

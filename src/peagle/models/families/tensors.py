@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.models.weights import TensorRule
 
+EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
 
 @dataclass(frozen=True)
 class Place:
@@ -34,11 +36,11 @@ class Place:
 def ends(spec: DecoderSpec) -> list[TensorRule]:
     """Embeddings, final norm, and the head unless it is the embeddings."""
     rules = [
-        TensorRule("embed.weight", ("model.embed_tokens.weight",), (spec.vocab_size,)),
+        TensorRule("embed.weight", (EMBEDDINGS,), (spec.vocab_size,)),
         TensorRule("norm.weight", ("model.norm.weight",), (spec.hidden_size,)),
     ]
     if not spec.tie_word_embeddings:
-        rules.append(TensorRule("head.weight", ("lm_head.weight",), (spec.vocab_size,)))
+        rules.append(TensorRule("head.weight", (HEAD,), (spec.vocab_size,)))
     return rules
 
 
