@@ -153,3 +153,13 @@ def test_no_event_of_a_stream_is_empty(served: Served):
     text = FAMILIES[served.name].write("", "", [("get_weather", {"city": "Paris " * 9})])
     *chunks, _ = ask(served, text, **AUTO, stream=True)
     assert all(chunk["choices"][0]["delta"] for chunk in chunks)
+
+
+def test_thoughts_can_be_left_out_or_left_in(served: Served):
+    family = FAMILIES[served.name]
+    thoughts = "Hm." if family.thinks else ""
+    text = family.write(thoughts, "It is 4.", [])
+    for field, content in (("include_reasoning", ""), ("separate_reasoning", thoughts)):
+        read = whole(ask(served, text, **{field: False}))
+        assert (read["reasoning"], read["content"]) == ("", content + "It is 4.")
+        assert folded(ask(served, text, **{field: False}, stream=True)) == read

@@ -119,13 +119,13 @@ class ChatForm:
         said = completion.message
         message: Json = {"role": "assistant", "content": said.content}
         if said.reasoning:
-            message |= _reasoning(said.reasoning)
+            message |= self._thoughts(said.reasoning, said.content)
         if said.calls:
             message["tool_calls"] = [
                 _call(call.id, call.name, call.arguments) for call in said.calls
             ]
         if said.calls or said.reasoning:
-            message["content"] = said.content or None
+            message["content"] = message["content"] or None
         scored = zip(completion.token_ids, completion.sections, completion.logprobs, strict=False)
         return {
             "index": index,
@@ -164,7 +164,7 @@ class ChatForm:
     def _delta(self, index: int, event: Event) -> Json:
         match event:
             case Reasoning(text):
-                return _reasoning(text)
+                return self._thoughts(text)
             case Content(text):
                 return {"content": text}
             case CallBegin(name, identifier):
@@ -176,6 +176,17 @@ class ChatForm:
                 return {"tool_calls": [place | {"function": {"arguments": text}}]}
             case _:
                 return {}
+
+    def _thoughts(self, text: str, content: str = "") -> Json:
+        """Thoughts under both names that clients read, unless they want them otherwise.
+
+        content: what follows the thoughts.
+        """
+        if self._body.include_reasoning is False:
+            return {}
+        if self._body.separate_reasoning is False:
+            return {"content": text + content}
+        return {"reasoning": text, "reasoning_content": text}
 
     def _logprobs(self, scored: Iterable[tuple[int, Section, TokenLogprobs]]) -> Json | None:
         """The scores of the content's tokens."""
@@ -195,11 +206,6 @@ class ChatForm:
         data = token_bytes(self._tokenizer, token, token_text(self._tokenizer, token))
         name = token_name(self._tokenizer, token, self._body.return_tokens_as_token_ids)
         return {"token": name, "logprob": json_score(score), "bytes": list(data)}
-
-
-def _reasoning(text: str) -> Json:
-    """Thoughts under both names that clients read."""
-    return {"reasoning": text, "reasoning_content": text}
 
 
 def _call(identifier: str, name: str, arguments: str) -> Json:
