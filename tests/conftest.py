@@ -59,6 +59,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
     root = tmp_path_factory.mktemp("targets")
     directories = {
         "qwen3": tiny.save_target(root / "qwen3"),
+        "qwen3_windows": tiny.save_target(root / "qwen3_windows", "qwen3_windows"),
         "qwen3_moe": tiny.save_target(root / "qwen3_moe", "qwen3_moe"),
         "llama": tiny.save_target(root / "llama", "llama"),
         "gpt_oss": tiny.save_target(root / "gpt_oss", "gpt_oss"),

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,9 +34,10 @@ from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
-from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.models.decoder import Decoder
 from peagle.models.loading import load_decoder
-from peagle.ops.cached_attention import AttentionSpec, attend_reference
+from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from peagle.ops.cached_attention import AttentionHeads, attend_reference
 from peagle.ops.rope import RopeConfig
 
 VOCAB = 96
@@ -75,8 +76,14 @@ GPT_OSS = {
     },
 }
 """A window that prompts outgrow, and a limit that activations reach."""
+WINDOWS = {
+    "use_sliding_window": True,
+    "sliding_window": 7,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 KINDS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, SIZES),
+    "qwen3_windows": (Qwen3Config, Qwen3ForCausalLM, {**SIZES, **WINDOWS}),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM, {**SIZES, **EXPERTS}),
     "llama": (LlamaConfig, LlamaForCausalLM, SIZES),
     "gpt_oss": (
@@ -132,29 +139,25 @@ def pack_experts(directory: Path) -> Path:
     return directory
 
 
+ATTENTION = AttentionSpec(
+    num_heads=4, num_kv_heads=2, head_dim=16, rope=RopeConfig(original_max_position=256)
+)
+DRAFT_LAYER = LayerSpec(ATTENTION, MLPSpec(96))
+
+
 def drafter_config(
     parallel: bool,
     qk_norm: bool = True,
     layers: int = 2,
     draft_vocab: int = VOCAB,
     vocab_size: int = VOCAB,
+    layer: LayerSpec = DRAFT_LAYER,
     **changes: object,
 ) -> DrafterConfig:
     """A drafter's sizes for `save_target`'s default target."""
-    shape = DecoderConfig(
-        vocab_size=vocab_size,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        rope=RopeConfig(original_max_position=256),
-        max_position_embeddings=256,
-        qk_norm=qk_norm,
-    )
+    layer = replace(layer, attention=replace(layer.attention, qk_norm=qk_norm))
     values = {
-        "transformer": shape,
+        "transformer": DecoderSpec(vocab_size, 64, layers=layers * (layer,), max_length=256),
         "target_hidden_size": 64,
         "taps": TAPS,
         "draft_vocab_size": draft_vocab,
@@ -196,13 +199,11 @@ def load_peer(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
     return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype).eval()
 
 
-def causal(
-    layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec | None = None
-) -> Tensor:
+def causal(layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads) -> Tensor:
     """Attention of one whole sequence without a cache."""
-    if spec is not None:
+    if not heads.full:
         positions = torch.arange(len(query))
-        return attend_reference(query, key, value, positions, spec).view(query.shape)
+        return attend_reference(query, key, value, positions, heads).view(query.shape)
     parts = (part.transpose(0, 1)[None] for part in (query, key, value))
     attended = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
     return attended[0].transpose(0, 1)

@@ -22,7 +22,7 @@ from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.cli.script import run
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter
-from peagle.models.loading import decoder_rules
+from peagle.models.families import decoder_rules, read_values
 from peagle.models.weights import disassemble
 from peagle.pair import bundled
 
@@ -40,10 +40,11 @@ def main(
     target = random_target(found.target, device, kind)
     place = out / "target"
     place.mkdir(parents=True)
-    tensors = disassemble(target, decoder_rules(found.target))
+    config = target_json(found.target, dtype)
+    tensors = disassemble(target, decoder_rules(*read_values(config, str(place))))
     own = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     save_file(own, place / "model.safetensors", metadata={"format": "pt"})
-    (place / "config.json").write_text(json.dumps(target_json(found.target, dtype), indent=2))
+    (place / "config.json").write_text(json.dumps(config, indent=2))
     for name in TOKENIZER:
         shutil.copy(bundled("target") / name, place / name)
     drafter = random_drafter(found, True, DRAFT_LAYERS["peagle"], device, kind)

@@ -118,7 +118,7 @@ def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:
 
 def peer_job(trial: Trial, work: Work) -> dict[str, Any]:
     """The job of `vllm_peer.py` for a trial."""
-    longest = shape_of(trial.match.shape).target.max_position_embeddings
+    longest = shape_of(trial.match.shape).target.max_length
     asked = work.prompt_tokens + max(work.max_tokens, WARM_UP_TOKENS)
     return {
         **vars(trial.match),

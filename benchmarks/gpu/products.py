@@ -23,6 +23,7 @@ from peagle.bench.report import hardware, machine, result_file
 from peagle.bench.shapes import random_target, shape_of
 from peagle.cli.script import run
 from peagle.models.decoder import Decoder
+from peagle.models.spec import ExpertsSpec
 from peagle.ops import residual
 
 LAYERS = 8
@@ -70,10 +71,11 @@ def main(
 ) -> None:
     """Print a line for each product and number of rows."""
     with result_file(out) as write:
-        config = replace(shape_of(shape).target, num_hidden_layers=LAYERS)
-        if config.num_experts:
+        spec = shape_of(shape).target
+        if isinstance(spec.layers[0].feed_forward, ExpertsSpec):
             raise typer.BadParameter(f"{shape} has experts; these are a dense layer's products")
-        target = random_target(config, torch.device("cuda"), torch.bfloat16)
+        spec = replace(spec, layers=LAYERS * spec.layers[:1])
+        target = random_target(spec, torch.device("cuda"), torch.bfloat16)
         rates = []
         for count in map(int, rows.split(",")):
             for product in products(target, count):

@@ -18,7 +18,7 @@ def cycle_bytes(
     """
     dtype = target.embed.weight.dtype
     each = {"target weights": target_bytes(target, requests * (k + 1))}
-    each["target keys and values"] = positions * kv_bytes_per_token(target.config, dtype)
+    each["target keys and values"] = positions * kv_bytes_per_token(target.spec, dtype)
     if drafter is None:
         return each
     passes = 1 if drafter.config.parallel else k

@@ -17,7 +17,7 @@ import torch
 
 from peagle.bench.shapes import random_drafter, random_prompts, shape_of
 from peagle.drafters.checkpoint import save_drafter
-from peagle.models.decoder import DecoderConfig
+from peagle.models.spec import DecoderSpec, MLPSpec
 
 MEMORY_SHARE = 0.85
 Job = dict[str, Any]
@@ -81,19 +81,29 @@ def speculation(job: Job, directory: Path) -> dict[str, Any]:
     }
 
 
-def target_json(config: DecoderConfig, dtype: str) -> dict[str, Any]:
+def target_json(spec: DecoderSpec, dtype: str) -> dict[str, Any]:
     """Hugging Face's `config.json` of a Qwen3 or Qwen3-MoE."""
-    names = (
-        *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
-        *("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps"),
-        *("max_position_embeddings", "tie_word_embeddings", "attention_bias"),
-    )
-    mixture = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-    values = {name: getattr(config, name) for name in names}
-    values |= {"hidden_act": "silu", "rope_theta": config.rope.theta, "torch_dtype": dtype}
-    if not config.num_experts:
+    attention, inner = spec.layers[0].attention, spec.layers[0].feed_forward
+    values = {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": inner.intermediate_size,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rms_norm_eps": spec.norm.eps,
+        "max_position_embeddings": spec.max_length,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        "attention_bias": attention.bias,
+        "hidden_act": "silu",
+        "rope_theta": attention.rope.theta,
+        "torch_dtype": dtype,
+    }
+    if isinstance(inner, MLPSpec):
         return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **values}
-    values |= {name: getattr(config, name) for name in mixture}
+    mixture = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
+    values |= {name: getattr(inner, name) for name in mixture}
     layers = {"decoder_sparse_step": 1, "mlp_only_layers": []}
     return {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **values, **layers}
 

@@ -1,5 +1,7 @@
 """Hostile bodies against a server: only 2xx and 4xx, and afterwards it answers as before.
 
+A grammar that fails in the middle of an answer is a 500, and counts apart.
+
     python benchmarks/server/fuzz.py --bodies 20000
 
 Valid requests with some fields replaced, random JSON, and bytes that are not JSON go to every route
@@ -23,15 +25,31 @@ from process import serve
 
 from peagle.bench.report import result_file
 from peagle.cli.script import run
+from peagle.server.anthropic.body import MessagesBody
 from peagle.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from peagle.server.responses.body import ResponsesBody
 
-ROUTES = ("/v1/completions", "/v1/chat/completions", "/invocations", "/tokenize", "/detokenize")
+ROUTES = (
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/invocations",
+    "/tokenize",
+    "/detokenize",
+)
 TYPES = ("application/json",) * 9 + ("text/plain", "", "application/json; charset=utf-16")
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+GRAMMAR_FAILED = b"structured outputs: "
+"""In the error of an answer whose grammar failed."""
+LIMITS = ("max_tokens", "max_output_tokens")
 NORMAL = {"prompt": "def fibonacci(n):\n", "max_tokens": 32, "temperature": 0}
 VALID: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": "x", "max_tokens": 2},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    "/v1/responses": {"input": "x", "max_output_tokens": 2},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x"}], "max_tokens": 2},
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "x"}]},
     "/invocations": {"prompt": "x", "max_tokens": 2},
     "/tokenize": {"prompt": "x"},
     "/detokenize": {"tokens": [5]},
@@ -39,6 +57,9 @@ VALID: dict[str, dict[str, Any]] = {
 FIELDS = {
     "/v1/completions": tuple(CompletionBody.model_fields),
     "/v1/chat/completions": tuple(ChatBody.model_fields),
+    "/v1/responses": tuple(ResponsesBody.model_fields),
+    "/v1/messages": tuple(MessagesBody.model_fields),
+    "/v1/messages/count_tokens": tuple(MessagesBody.model_fields),
     "/invocations": tuple(CompletionBody.model_fields),
     "/tokenize": tuple(TokenizeBody.model_fields),
     "/detokenize": tuple(DetokenizeBody.model_fields),
@@ -131,9 +152,9 @@ def main(
 
 async def _run(
     port: int, draw: random.Random, bodies: int, connections: int
-) -> tuple[dict[str, Counter[int]], list[dict[str, str]], bool]:
+) -> tuple[dict[str, Counter[str]], list[dict[str, str]], bool]:
     before = await _normal(port)
-    counts: dict[str, Counter[int]] = {route: Counter() for route in ROUTES}
+    counts: dict[str, Counter[str]] = {route: Counter() for route in ROUTES}
     failures: list[dict[str, str]] = []
     left = iter(range(bodies))
 
@@ -142,12 +163,13 @@ async def _run(
             route, body, kind = draw.choice(ROUTES), b"", draw.choice(TYPES)
             body = _body(draw, route)
             try:
-                status, _ = await ask(port, "POST", route, body, kind)
+                status, answer = await ask(port, "POST", route, body, kind)
             except (OSError, EOFError, ValueError, TimeoutError) as error:
                 failures.append({"route": route, "body": repr(body[:500]), "error": repr(error)})
                 continue
-            counts[route][status] += 1
-            if not (200 <= status < 300 or 400 <= status < 500):
+            grammar = status == 500 and GRAMMAR_FAILED in answer
+            counts[route]["500, a grammar" if grammar else str(status)] += 1
+            if not (200 <= status < 300 or 400 <= status < 500 or grammar):
                 failures.append({"route": route, "body": repr(body[:500]), "error": str(status)})
             if number % 2000 == 0:
                 print(f"{number} bodies, {len(failures)} failures", file=sys.stderr)
@@ -172,9 +194,10 @@ def _mutated(draw: random.Random, route: str) -> Body:
     for _ in range(draw.randint(1, 3)):
         field = draw.choice(FIELDS[route] if draw.random() < 0.95 else ("unknown", "tokens"))
         body[field] = _likely(draw, field) if draw.random() < 0.6 else _value(draw, 0)
-    if isinstance(body.get("max_tokens"), int) and body["max_tokens"] > 64:
-        body["ignore_eos"] = False
-        body["max_tokens"] = draw.choice((64, 10**30)) if draw.random() < 0.02 else 3
+    for limit in LIMITS:
+        if isinstance(body.get(limit), int) and body[limit] > 64:
+            body["ignore_eos"] = False
+            body[limit] = draw.choice((64, 10**30)) if draw.random() < 0.02 else 3
     return _encoded(body)
 
 
@@ -212,10 +235,30 @@ def _likely(draw: random.Random, field: str) -> Any:
     text, number = draw.choice(TEXTS), draw.choice(NUMBERS)
     shaped: dict[str, Any] = {
         "prompt": draw.choice((text, [text] * 3, [number], [[5], [number]], [], [[]])),
-        "messages": [{"role": draw.choice(("user", "tool", "x")), "content": text}]
-        * draw.randint(0, 3),
-        "tools": [{**TOOL, "function": {"name": text or "f", "parameters": draw.choice(SCHEMAS)}}],
-        "tool_choice": draw.choice(("auto", "required", "none", {"type": "function"})),
+        "messages": [
+            {
+                "role": draw.choice(("user", "assistant", "tool", "x")),
+                "content": draw.choice((text, [_block(draw, text)])),
+            }
+            for _ in range(draw.randint(0, 3))
+        ],
+        "input": draw.choice((text, [_item(draw, text) for _ in range(draw.randint(0, 3))])),
+        "system": draw.choice((text, [_block(draw, text)])),
+        "tools": [_tool(draw, text) for _ in range(draw.randint(0, 2))],
+        "tool_choice": draw.choice(
+            (
+                "auto",
+                "required",
+                "none",
+                {"type": draw.choice(("function", "tool", "any", "allowed_tools")), "name": "f"},
+            )
+        ),
+        "text": {"format": {"type": "json_schema", "name": text, "schema": draw.choice(SCHEMAS)}},
+        "output_config": {"format": {"type": "json_schema", "schema": draw.choice(SCHEMAS)}},
+        "reasoning": {"effort": text, "summary": draw.choice((text, None, number))},
+        "thinking": {"type": draw.choice(("disabled", text))},
+        "stop_sequences": [text],
+        "max_output_tokens": 3,
         "response_format": {
             "type": draw.choice(("json_schema", "json_object", "text", "x")),
             "json_schema": {"name": "n", "schema": draw.choice(SCHEMAS)},
@@ -238,6 +281,49 @@ def _likely(draw: random.Random, field: str) -> Any:
     }
     plain = (number, number, text, True, None, draw.random())
     return shaped.get(field, draw.choice(plain))
+
+
+def _block(draw: random.Random, text: str) -> Any:
+    """A part of a message in one of the forms of the routes."""
+    kind = draw.choice(("text", "input_text", "thinking", "tool_use", "tool_result", "image", text))
+    given = draw.choice((text, [{"type": "text", "text": text}], {"x": text}))
+    return {
+        "type": kind,
+        "text": text,
+        "thinking": text,
+        "id": text,
+        "name": text,
+        "input": given,
+        "tool_use_id": text,
+        "content": given,
+    }
+
+
+def _item(draw: random.Random, text: str) -> Any:
+    """An item of a response's input."""
+    kinds = ("message", "reasoning", "function_call", "custom_tool_call", "function_call_output")
+    parts = draw.choice((text, [_block(draw, text)]))
+    return {
+        "type": draw.choice((*kinds, "item_reference", "web_search_call", text, None)),
+        "role": draw.choice(("user", "assistant", "developer", text)),
+        "content": parts,
+        "summary": [_block(draw, text)],
+        "encrypted_content": draw.choice((text, "peagle:" + text, "peagle:/w==")),
+        "call_id": text,
+        "name": text,
+        "namespace": draw.choice((text, None)),
+        "arguments": text,
+        "input": text,
+        "output": parts,
+    }
+
+
+def _tool(draw: random.Random, text: str) -> Any:
+    """A tool in one of the forms of the routes."""
+    schema, name = draw.choice(SCHEMAS), draw.choice((text, "f"))
+    function = {"name": name, "parameters": schema, "input_schema": schema, "strict": True}
+    kind = draw.choice(("function", "custom", "namespace", "web_search", text))
+    return {"type": kind, **function, "function": function, "tools": [{"type": "x", **function}]}
 
 
 def _value(draw: random.Random, depth: int) -> Any:

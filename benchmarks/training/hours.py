@@ -18,7 +18,15 @@ import typer
 from peagle.bench.shapes import shape_of
 from peagle.cli.script import run
 from peagle.drafters.model import DraftModel
-from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.models.decoder import Decoder
+from peagle.models.spec import (
+    AttentionSpec,
+    ClampedSwiGLU,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MLPSpec,
+)
 from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
 from peagle.train.initial import choose_trained, drafter_config
@@ -40,31 +48,26 @@ HEADING = (
     "| with a frozen head of 32,000 | GiB on disk | KiB of features a token |"
 )
 QWEN3_8B = shape_of("qwen3-8b").target
-QWEN3_1_7B = replace(
-    QWEN3_8B,
+QWEN3_1_7B = DecoderSpec(
+    vocab_size=QWEN3_8B.vocab_size,
     hidden_size=2048,
-    intermediate_size=6144,
-    num_hidden_layers=28,
-    num_attention_heads=16,
+    layers=28 * (LayerSpec(replace(QWEN3_8B.layers[0].attention, num_heads=16), MLPSpec(6144)),),
+    max_length=QWEN3_8B.max_length,
     tie_word_embeddings=True,
 )
-GPT_OSS_20B = DecoderConfig(
-    vocab_size=201_088,
-    hidden_size=2880,
-    intermediate_size=2880,
-    num_hidden_layers=24,
-    num_attention_heads=64,
-    num_key_value_heads=8,
-    head_dim=64,
-    attention_bias=True,
-    attention_sinks=True,
-    sliding_window=128,
-    layer_types=("sliding_attention", "full_attention") * 12,
+SINKS = AttentionSpec(num_heads=64, num_kv_heads=8, head_dim=64, sinks=True, bias=True)
+EXPERTS = ExpertsSpec(
     num_experts=32,
     num_experts_per_tok=4,
     moe_intermediate_size=2880,
+    intermediate_size=2880,
     norm_topk_prob=True,
-    swiglu_limit=7.0,
+    activation=ClampedSwiGLU(7.0),
+)
+GPT_OSS_20B = DecoderSpec(
+    vocab_size=201_088,
+    hidden_size=2880,
+    layers=12 * (LayerSpec(replace(SINKS, window=128), EXPERTS), LayerSpec(SINKS, EXPERTS)),
 )
 
 
@@ -73,7 +76,7 @@ class Case:
     """A target's sizes, and the recipe for its drafter."""
 
     name: str
-    target: DecoderConfig
+    target: DecoderSpec
     recipe: str
 
     def plan(self, changes: Mapping[str, Any]) -> Plan:

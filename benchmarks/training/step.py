@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from peagle.bench.report import machine
 from peagle.cli.script import run
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.models.decoder import DecoderConfig
+from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.linear import Linear
 from peagle.ops.rope import RopeConfig
 from peagle.train.cod import depth_shares, sample_chains
@@ -88,17 +88,8 @@ class Work:
             positions=torch.arange(length),
             loss_mask=torch.arange(length) >= length // 8,
         )
-        shape = DecoderConfig(
-            vocab_size=151936,
-            hidden_size=4096,
-            intermediate_size=12288,
-            num_hidden_layers=LAYERS,
-            num_attention_heads=32,
-            num_key_value_heads=8,
-            head_dim=128,
-            rope=RopeConfig(theta=1e6),
-            qk_norm=True,
-        )
+        heads = AttentionSpec(32, 8, 128, rope=RopeConfig(theta=1e6), qk_norm=True)
+        shape = DecoderSpec(151936, 4096, LAYERS * (LayerSpec(heads, MLPSpec(12288)),))
         config = DrafterConfig(shape, 4096, (2, 18, 33), DRAFT_VOCAB, mask_token_id=151669)
         recipe = Recipe(
             target="-", data=("-",), output="-", mask_token_id=151669, steps=1, train_head=False

@@ -19,7 +19,7 @@ from torch import Tensor
 from peagle.bench.report import machine
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
-from peagle.models.families import read_target_config
+from peagle.models.families import read_spec
 from peagle.models.loading import load_decoder
 from peagle.models.weights import model_directory
 from peagle.train.estimate import Estimate
@@ -98,8 +98,8 @@ class Sweep:
         """Read the recipe's data."""
         torch.set_num_threads(1)  # threads would be lost to the processes forked from this one
         directory = model_directory(recipe.target)
-        config = read_target_config(directory)
-        training, validation, _ = read_rows(recipe, directory, config)
+        spec = read_spec(directory)
+        training, validation, _ = read_rows(recipe, directory, spec)
         return cls(recipe, training, validation, seconds, keep)
 
     def run(self, arms: Sequence[Arm], gpus: int = 1) -> Iterator[dict[str, Any]]:

@@ -26,12 +26,13 @@ class ConfigError(InputError):
 
 
 class ContextLengthError(InputError):
-    """A prompt leaves no room; programs recognise the words, and shorten the conversation."""
+    """A prompt leaves no room. Programs recognise the words, Anthropic's clients the first of
+    them and OpenAI's those in the middle, and shorten the conversation."""
 
     def __init__(self, tokens: int, most: int) -> None:
         super().__init__(
-            f"this model's maximum context length is {most} tokens, output included, but the "
-            f"prompt has {tokens} tokens; shorten the prompt or raise max_model_len"
+            f"prompt is too long: {tokens} tokens > {most - 1}; this model's maximum context "
+            f"length is {most} tokens, output included; shorten the prompt or raise max_model_len"
         )
 
 

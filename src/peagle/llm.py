@@ -74,6 +74,10 @@ class Completion:
     """Tokens of the prompt that the prefix cache already held."""
     sections: tuple[Section, ...] = ()
     """What each of `token_ids` belongs to."""
+    events: tuple[Event, ...] = ()
+    """The same as `message`, in the order in which it was said."""
+    stop_string: str | None = None
+    """The stop string that ended it."""
     failure: str | None = None
     """Why it failed, where `finish_reason` is error."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
@@ -466,6 +470,8 @@ class LLM:
             queued=(request.admitted or request.arrived) - request.arrived,
             cached_tokens=request.cached,
             sections=tuple(live.reader.sections),
+            events=live.reader.events,
+            stop_string=live.reader.stop_string,
             failure=request.failure if reason == "error" else None,
             prompt_logprobs=_prompt_logprobs(request),
         )

@@ -14,7 +14,8 @@ class StopStrings:
         self._most = max(map(len, strings), default=1) - 1
         """Most characters of a stop string that is not whole yet."""
         self._held = ""
-        self.found = False
+        self.found: str | None = None
+        """The one that ended the text."""
 
     def feed(self, text: str, counts: bool = True) -> str:
         """The text that can be shown now; what may begin a stop string is held back.
@@ -24,8 +25,8 @@ class StopStrings:
         whole = self._held + text
         ends = self._ends(whole, len(self._held)) if counts else []
         if ends:
-            self.found, self._held = True, ""
-            place, after = min(ends)
+            place, after, self.found = min(ends)
+            self._held = ""
             return whole[: after if self._included else place]
         shown = max(len(whole) - self._most, 0)
         self._held = whole[shown:]
@@ -36,11 +37,11 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _ends(self, text: str, known: int) -> list[tuple[int, int]]:
+    def _ends(self, text: str, known: int) -> list[tuple[int, int, str]]:
         """First and past-the-last character of strings that reach past the first `known` ones."""
         found = []
         for string in self._strings:
             place = text.find(string, max(known - len(string) + 1, 0))
             if place >= 0:
-                found.append((place, place + len(string)))
+                found.append((place, place + len(string), string))
         return found

@@ -16,7 +16,8 @@ from vllm_peer import target_json
 
 from peagle.bench.shapes import shape_of
 from peagle.errors import InputError
-from peagle.models.families import decoder_config
+from peagle.models.families import read_values
+from peagle.ops.rope import RopeConfig
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "gpu"
 PEAGLE, EAGLE3 = Match("qwen3-8b", "peagle", 7, 3.94), Match("qwen3-8b", "eagle3", 3, 2.6)
@@ -119,9 +120,14 @@ class TestMatches:
     @pytest.mark.parametrize("name", ["tiny", "qwen3-8b", "qwen3-30b-a3b"])
     def test_vllm_s_target_has_the_shape(self, name: str):
         target = shape_of(name).target
-        read = decoder_config(target_json(target, "bfloat16"), "written")
-        assert replace(read, rope=target.rope) == target
-        assert read.rope.theta == target.rope.theta
+        _, found = read_values(target_json(target, "bfloat16"), "written")
+        theta = target.layers[0].attention.rope.theta
+        assert {layer.attention.rope.theta for layer in found.layers} == {theta}
+        layers = tuple(
+            replace(layer, attention=replace(layer.attention, rope=RopeConfig(theta)))
+            for layer in found.layers
+        )
+        assert replace(found, layers=layers) == target
 
 
 class TestRecords:

@@ -10,6 +10,7 @@ from launches import OTHER, Kernel, group_of, grouped
 from traffic import cycle_bytes, experts_met
 
 from peagle.bench.shapes import Shape, random_drafter, random_target, shape_of
+from peagle.models.spec import ExpertsSpec
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
 HIDDEN, INNER, LAYERS, VOCAB, HEAD, QUERIES, PAIRS = 64, 128, 8, 512, 16, 4, 2
@@ -57,8 +58,8 @@ class TestBytes:
         assert found["drafter keys and values"] == 2 * 3 * 10 * POSITION
 
     def test_experts_that_no_row_asks_are_not_read(self):
-        sizes = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-        shape = Shape(replace(TINY.target, **sizes), INNER)
+        layer = replace(TINY.target.layers[0], feed_forward=ExpertsSpec(8, 2, 32, INNER))
+        shape = Shape(replace(TINY.target, layers=LAYERS * (layer,)), INNER)
         mixture = random_target(shape.target, CPU, BF16)
         each = LAYERS * 3 * HIDDEN * 32
         rest = TARGET + LAYERS * (8 * HIDDEN - MLP)

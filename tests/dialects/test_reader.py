@@ -102,10 +102,28 @@ def test_text_is_shown_as_soon_as_it_can_be():
     assert fresh(reader) == "añb "
 
 
-@pytest.mark.parametrize(("stops", "text"), [(["b"], "a"), (["abc", "b"], "a"), (["zz"], "abcd")])
-def test_the_first_stop_string_to_be_whole_counts(stops: list[str], text: str):
-    _, final, _ = run(Pieces(b"abcd", [1, 2, 3]), stops)
-    assert final == text
+@pytest.mark.parametrize(
+    ("stops", "text", "found"),
+    [(["b"], "a", "b"), (["abc", "b"], "a", "b"), (["zz"], "abcd", None)],
+)
+def test_the_first_stop_string_to_be_whole_counts_and_is_named(
+    stops: list[str], text: str, found: str | None
+):
+    reader = plain_reader(Pieces(b"abcd", [1, 2, 3]).decode, stops)
+    for token in range(4):
+        if reader.extend([token]) is not None:
+            break
+    else:
+        reader.finish(ended=False)
+    assert (reader.message.content, reader.stop_string) == (text, found)
+
+
+def test_the_events_of_a_whole_answer_are_those_of_its_parts_in_one():
+    reader = plain_reader(Pieces(b"abcd", [1, 2, 3]).decode, [])
+    for token in range(4):
+        reader.extend([token])
+        assert fresh(reader) == "abcd"[token]
+        assert reader.events == (Content("abcd"[: token + 1]),)
 
 
 @pytest.mark.parametrize(

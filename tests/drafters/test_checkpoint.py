@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,10 +91,8 @@ ROPES = [
 
 @pytest.mark.parametrize("rope", ROPES, ids=lambda rope: rope.kind)
 def test_the_rope_survives(target, tmp_path: Path, rope: RopeConfig):
-    shape = vars(tiny.drafter_config(parallel=True).transformer) | {"rope": rope}
-    model = tiny.random_drafter(
-        tiny.drafter_config(parallel=True, transformer=tiny.DecoderConfig(**shape))
-    )
+    layer = replace(tiny.DRAFT_LAYER, attention=replace(tiny.ATTENTION, rope=rope))
+    model = tiny.random_drafter(tiny.drafter_config(parallel=True, layer=layer))
     save_drafter(tmp_path / "drafter", model, torch.float32)
     loaded = load_drafter(tmp_path / "drafter", target.decoder)
     torch.testing.assert_close(loaded.rotations, model.rotations, atol=0, rtol=0)
@@ -442,4 +441,4 @@ def test_pickle_files_are_never_loaded(target, tmp_path: Path):
 
 def test_no_config(target, tmp_path: Path):
     with pytest.raises(InputError, match=r"not a model directory: it has no config\.json"):
-        read_drafter_config(tmp_path, target.decoder.config)
+        read_drafter_config(tmp_path, target.decoder.spec)

@@ -22,6 +22,7 @@ from peagle.drafters.drafter import Drafter, DraftWork, Memory
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
 from peagle.engine.engine import Engine
+from peagle.models.spec import LayerSpec, MLPSpec
 from peagle.ops.rope import RopeConfig
 
 
@@ -30,7 +31,7 @@ class Plain:
 
     def __init__(self, directory: Path, config: DrafterConfig) -> None:
         self.tensors = load_file(directory / "model.safetensors")
-        self.config, self.shape = config, config.transformer
+        self.config, self.heads = config, config.layer.attention
 
     def drafts(self, tokens: list[int], aux: Tensor, k: int) -> list[int]:
         """K drafts after x_0 ... x_n; aux: [n, taps * hidden] of positions 0 ... n - 1."""
@@ -51,7 +52,7 @@ class Plain:
 
     def norm(self, x: Tensor, name: str) -> Tensor:
         mean = x.square().mean(dim=-1, keepdim=True)
-        return x / (mean + self.shape.rms_norm_eps).sqrt() * self.tensors[f"{name}.weight"]
+        return x / (mean + self.config.layer.norms.eps).sqrt() * self.tensors[f"{name}.weight"]
 
     def linear(self, x: Tensor, name: str) -> Tensor:
         y = x @ self.tensors[f"{name}.weight"].T
@@ -73,7 +74,7 @@ class Plain:
         residual = feature if self.config.norm_before_residual else features
         residual = residual + self.attention(x, "layers.0")
         residual = residual + self.mlp(residual, "layers.0")
-        for layer in range(1, self.shape.num_hidden_layers):
+        for layer in range(1, len(self.config.transformer.layers)):
             name = f"layers.{layer}"
             x = self.norm(residual, f"{name}.input_layernorm")
             residual = residual + self.attention(x, name)
@@ -83,22 +84,22 @@ class Plain:
     def attention(self, x: Tensor, layer: str) -> Tensor:
         name, slots = f"{layer}.self_attn", len(x)
         q, k, v = (
-            self.linear(x, f"{name}.{part}_proj").view(slots, -1, self.shape.head_dim)
+            self.linear(x, f"{name}.{part}_proj").view(slots, -1, self.heads.head_dim)
             for part in "qkv"
         )
-        if self.shape.qk_norm:
+        if self.heads.qk_norm:
             q, k = self.norm(q, f"{name}.q_norm"), self.norm(k, f"{name}.k_norm")
         q, k = self.rope(q), self.rope(k)
-        shared = self.shape.num_attention_heads // self.shape.num_key_value_heads
+        shared = self.heads.num_heads // self.heads.num_kv_heads
         k, v = (part.repeat_interleave(shared, dim=1) for part in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.shape.head_dim)
+        scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.heads.head_dim)
         later = torch.ones(slots, slots, dtype=torch.bool).triu(1)
         weights = scores.masked_fill(later, float("-inf")).softmax(dim=-1)
         return self.linear(torch.einsum("hqk,khd->qhd", weights, v).flatten(1), f"{name}.o_proj")
 
     def rope(self, x: Tensor) -> Tensor:
-        half = self.shape.head_dim // 2
-        speeds = self.shape.rope.theta ** (-torch.arange(half) / half)
+        half = self.heads.head_dim // 2
+        speeds = self.heads.rope.theta ** (-torch.arange(half) / half)
         angle = torch.outer(torch.arange(len(x)), speeds)[:, None]
         a, b = x.chunk(2, dim=-1)
         return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
@@ -128,7 +129,8 @@ class Recording:
         return drafts
 
 
-SHAPE = tiny.drafter_config(parallel=True).transformer
+BIASED = LayerSpec(replace(tiny.ATTENTION, bias=True), MLPSpec(96, bias=True))
+TURNED = replace(tiny.DRAFT_LAYER, attention=replace(tiny.ATTENTION, rope=RopeConfig(theta=300.0)))
 VARIANTS: dict[str, dict[str, Any]] = {
     "Qwen3-style": {},
     "Llama-style": {"qk_norm": False},
@@ -140,8 +142,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fc norm": {"fc_norm": True},
     "norm output": {"norm_output": True},
     "two taps": {"taps": (0, 4)},
-    "biases": {"transformer": replace(SHAPE, attention_bias=True, mlp_bias=True)},
-    "other rope": {"transformer": replace(SHAPE, rope=RopeConfig(theta=300.0))},
+    "biases": {"layer": BIASED},
+    "other rope": {"layer": TURNED},
     "all at once": {
         "qk_norm": False,
         "draft_vocab": 50,

@@ -10,7 +10,6 @@ from safetensors.torch import load_file, save_file
 
 from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.drafters.diagnosis import diagnose
-from peagle.models.decoder import DecoderConfig
 from peagle.ops.rope import RopeConfig
 
 LAYERS = 8
@@ -82,9 +81,9 @@ def test_it_fits_its_target(head: Path, target: Path):
 
 def test_it_loads_as_what_it_is(head: Path, target: Path):
     model = load_drafter(head, tiny.load_target(target), parallel=True)
-    shape: DecoderConfig = model.config.transformer
-    assert (shape.num_hidden_layers, shape.qk_norm) == (4, False)
-    assert shape.rope == RopeConfig(500000.0, "llama3", 8.0, 64)
+    attention = model.config.layer.attention
+    assert (len(model.config.transformer.layers), attention.qk_norm) == (4, False)
+    assert attention.rope == RopeConfig(500000.0, "llama3", 8.0, 64)
     assert model.config.mask_token_id == tiny.MASK
     stored = load_file(head / "model.safetensors")
     query = stored["midlayer.self_attn.q_proj.weight"].float()

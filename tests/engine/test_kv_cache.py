@@ -8,31 +8,30 @@ from peagle.drafters.drafter import Span
 from peagle.engine.batch import tile_rows
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
-from peagle.models.decoder import DecoderConfig
-from peagle.ops.cached_attention import AttentionSpec
+from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from peagle.ops.cached_attention import AttentionHeads
 
 LAYERS, HEADS, KV_HEADS, SIZE, BLOCK = 2, 4, 2, 16, 4
-SHAPE = DecoderConfig(
-    vocab_size=8,
-    hidden_size=HEADS * SIZE,
-    intermediate_size=8,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=HEADS,
-    num_key_value_heads=KV_HEADS,
-    head_dim=SIZE,
-)
+ATTENTION = AttentionSpec(HEADS, KV_HEADS, SIZE)
 
 
-def attended(
-    blocks: list[int], counts: list[int], shape: DecoderConfig = SHAPE
-) -> list[torch.Tensor]:
+def spec_of(*attention: AttentionSpec) -> DecoderSpec:
+    """Layers with such attention, one after another."""
+    layers = tuple(LayerSpec(each, MLPSpec(8)) for each in attention)
+    return DecoderSpec(8, HEADS * SIZE, layers)
+
+
+PLAIN = spec_of(ATTENTION, ATTENTION)
+
+
+def attended(blocks: list[int], counts: list[int], spec: DecoderSpec = PLAIN) -> list[torch.Tensor]:
     """Every pass and layer over one request whose keys lie in these blocks. [rows, ...] each."""
-    spec = (AttentionSpec(HEADS, KV_HEADS, SIZE),) if shape.per_layer_attention else ()
+    heads = AttentionHeads(HEADS, KV_HEADS, SIZE)
     table = RequestTable(1, 12, BLOCK, torch.device("cpu"))
     row, start, results = table.admit(), 0, []
     table.append(row, 0, blocks)
     table.flush()
-    cache = KVCache(shape, table, 12 * BLOCK, torch.float32)
+    cache = KVCache(spec, table, 12 * BLOCK, torch.float32)
     generator = torch.Generator().manual_seed(0)
     for count in counts:
         positions, attend = cache.open([Span(row, start, count)])
@@ -40,7 +39,7 @@ def attended(
         for layer in range(LAYERS):
             query = torch.randn(count, HEADS, SIZE, generator=generator)
             key, value = torch.randn(2, count, KV_HEADS, SIZE, generator=generator)
-            results.append(attend(layer, query, key, value, *spec))
+            results.append(attend(layer, query, key, value, heads))
         start += max(count - 1, 1)  # the last row is rolled back and written again
     return results
 
@@ -54,8 +53,8 @@ def test_blocks_in_a_row_give_what_scattered_blocks_give(counts: list[int]):
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_attention_that_knows_windows_and_sinks_is_the_same_without_any(counts: list[int]):
-    per_layer = replace(SHAPE, layer_types=("full_attention",) * LAYERS)
-    plain, other = attended([9, 2, 7], counts), attended([9, 2, 7], counts, per_layer)
+    windowed = spec_of(ATTENTION, replace(ATTENTION, window=5))
+    plain, other = attended([9, 2, 7], counts), attended([9, 2, 7], counts, windowed)
     for one, two in zip(plain, other, strict=True):
         torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
 

@@ -113,7 +113,7 @@ class TestPrompts:
         assert [r.speculation for r in requests] == [r.speculation for r in plain]
 
     @BOTH
-    @pytest.mark.parametrize("target", ["qwen3", "qwen3_moe", "llama", "gpt_oss"])
+    @pytest.mark.parametrize("target", ["qwen3", "qwen3_windows", "qwen3_moe", "llama", "gpt_oss"])
     def test_of_every_family(self, targets, trained, resident: bool, target: str):
         engine = engine_of(targets, trained, "none", resident, target, max_num_batched_tokens=9)
         [request] = tiny.run(engine, [LONG], asking())

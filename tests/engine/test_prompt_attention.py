@@ -72,7 +72,7 @@ def test_rows_attend_as_in_tiles_and_leave_the_same_keys(
     qkv = torch.randn(count + idle, WIDTH)
     ours = torch.randn(3, 2, len(spans) * LENGTH, 2, 16)
     theirs = ours.clone()
-    found = prompt_attention(table, spans, windowed, idle)(ours)(1, qkv.clone(), spec)
+    found = prompt_attention(table, spans, idle)(ours)(1, qkv.clone(), spec)
     expected = store_attend(qkv[:count], spec, theirs[1], tile_rows(table, spans))
     assert len(found) == len(qkv)
     assert not found.isnan().any()
@@ -93,7 +93,7 @@ def test_prompts_of_any_length_have_few_shapes(shapes: set) -> None:
         for together in (1, 2, 3, 5):
             spans = [Span(row, 0, rows) for row in range(together)]
             qkv = torch.randn(together * rows, WIDTH)
-            prompt_attention(table, spans, False)(cache)(0, qkv, SPEC)
+            prompt_attention(table, spans)(cache)(0, qkv, SPEC)
     lengths = {*range(16, 129, 16), 160, 192, 224, 256, 320}
     assert {query[2] for (query, _), _ in shapes} == lengths
     assert {query[0] for (query, _), _ in shapes} == {1, 2, 4}
@@ -121,7 +121,7 @@ def test_short_prompts_of_many_lengths_are_one_call(
     )
     spans = [Span(row, 0, count) for row, count in enumerate(lengths)]
     cache = torch.randn(1, 2, 5 * LENGTH, 2, 16)
-    prompt_attention(table_of(5), spans, False)(cache)(0, torch.randn(sum(lengths), WIDTH), SPEC)
+    prompt_attention(table_of(5), spans)(cache)(0, torch.randn(sum(lengths), WIDTH), SPEC)
     assert (together, len(calls)) == (packed, groups)
 
 
@@ -146,7 +146,7 @@ def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: 
     shapes.clear()
     for rows in range(1, 201):
         qkv = torch.randn(rows, WIDTH)
-        prompt_attention(table, [Span(0, 0, rows)], False)(cache[None])(0, qkv, SPEC)
+        prompt_attention(table, [Span(0, 0, rows)])(cache[None])(0, qkv, SPEC)
     assert shapes == planned
 
 
@@ -155,10 +155,10 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
 ) -> None:
     target = targets["easy"].decoder
     drafter = resident_drafter(trained["peagle"].drafter)
-    configs = (target.config, drafter.model.config.transformer)
+    each = (target.spec.layers[0].attention, drafter.model.config.layer.attention)
     caches = [
-        torch.zeros(2, 2, 64, c.num_key_value_heads, c.head_dim, dtype=torch.bfloat16)
-        for c in configs
+        torch.zeros(2, 2, 64, heads.num_kv_heads, heads.head_dim, dtype=torch.bfloat16)
+        for heads in each
     ]
     table = table_of(1)
     cycle = ResidentCycle(target, drafter, (caches[0], caches[1]))
@@ -167,8 +167,8 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
     assert not shapes
     monkeypatch.setattr("peagle.engine.prefill.on_hopper", lambda cache: True)
     prefill.warm_up(40)
-    heads = {config.num_attention_heads for config in configs}
+    counts = {heads.num_heads for heads in each}
     assert {query[:3] for (query, _), _ in shapes} == {
-        (1, count, rows) for count in heads for rows in (16, 32, 48)
+        (1, count, rows) for count in counts for rows in (16, 32, 48)
     }
     assert not any(cache.any() for cache in caches)

@@ -114,10 +114,11 @@ def graphs_of(most: int, max_length: int, cycle: ResidentCycle | None = None) ->
 
 def caches_after(target, drafter, ends: list[int]) -> tuple[torch.Tensor, ...]:
     """The target's and the drafter's cache of a prompt that came in chunks with these ends."""
-    shapes = (target.config, drafter.model.config.transformer)
+    specs = (target.spec, drafter.model.config.transformer)
+    heads = [spec.layers[0].attention for spec in specs]
     caches = tuple(
-        torch.zeros(s.num_hidden_layers, 2, SLOTS + 1, s.num_key_value_heads, s.head_dim)
-        for s in shapes
+        torch.zeros(len(spec.layers), 2, SLOTS + 1, one.num_kv_heads, one.head_dim)
+        for spec, one in zip(specs, heads, strict=True)
     )
     graphs = graphs_of(64, 64, ResidentCycle(target, resident_drafter(drafter), caches))
     request = Request("one", prompt(ends[-1], 3), HOW, 0, 4, None)
@@ -126,7 +127,7 @@ def caches_after(target, drafter, ends: list[int]) -> tuple[torch.Tensor, ...]:
         chunk = Scheduled(request, stop - start, 0, start, completes=stop == ends[-1])
         with torch.inference_mode():
             left = graphs.fit([chunk]).run([chunk])
-        assert left.logits.shape == (chunk.completes, target.config.vocab_size)
+        assert left.logits.shape == (chunk.completes, target.spec.vocab_size)
     return caches
 
 

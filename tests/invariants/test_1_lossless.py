@@ -17,7 +17,7 @@ from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.request import Status
 
 LONGEST, NEW = 96, 16
-FAMILIES = ["qwen3", "qwen3_moe", "llama", "gpt_oss", "easy"]
+FAMILIES = ["qwen3", "qwen3_windows", "qwen3_moe", "llama", "gpt_oss", "easy"]
 SHARED = [[(11 * i + 3 * stream + i * i) % tiny.MASK for i in range(70)] for stream in range(2)]
 Prompt = tuple[int, ...]
 
@@ -80,8 +80,8 @@ def cases(draw: st.DrawFn) -> Case:
 
 def engine_of(target, drafter: Drafter, case: Case) -> Engine:
     per_token = sum(
-        kv_bytes_per_token(config, torch.float32)
-        for config in (target.decoder.config, drafter.model.config.transformer)
+        kv_bytes_per_token(spec, torch.float32)
+        for spec in (target.decoder.spec, drafter.model.config.transformer)
     )
     blocks = -(-LONGEST // case.block_size) + (case.spare_blocks or 0)
     memory = 1 << 22 if case.spare_blocks is None else blocks * case.block_size * per_token

@@ -1,6 +1,7 @@
 """Invariant 3: our decoders equal transformers' on random tiny configurations of each family."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,23 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 
 
+WIDTHS = st.sampled_from([1, 2, 19, 200])
+"""Windows shorter and longer than the tokens."""
+LAYER_TYPES = st.sampled_from(["sliding_attention", "full_attention"])
+
+
+def change_config(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Edit a target's config.json."""
+    file = directory / "config.json"
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))
+
+
 def assert_parity(directory: Path, dtype: torch.dtype = torch.float32, atol: float = 1e-4) -> None:
     """Equal logits, and equal hidden states between any two layers."""
     decoder, peer = tiny.load_target(directory, dtype), tiny.load_peer(directory, dtype)
-    layers = decoder.config.num_hidden_layers
+    layers = len(decoder.spec.layers)
     with torch.no_grad():
         wanted = peer(torch.tensor([TOKENS]), output_hidden_states=True)
     logits, tapped = tiny.run_target(decoder, TOKENS, tuple(range(layers)))
@@ -76,22 +90,25 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
             "num_experts_per_tok": draw(st.integers(1, experts)),
             "moe_intermediate_size": draw(st.sampled_from([8, 40])),
             "norm_topk_prob": draw(st.booleans()),
+            "use_sliding_window": draw(st.booleans()),
+            "sliding_window": draw(WIDTHS),
         }
+    if family in ("gpt_oss", "qwen3_windows"):
+        layers = changes["num_hidden_layers"]
+        changes["sliding_window"] = draw(WIDTHS)
+        changes["layer_types"] = draw(st.lists(LAYER_TYPES, min_size=layers, max_size=layers))
     if family == "gpt_oss":
-        changes |= draw(gpt_oss_changes(changes["num_hidden_layers"]))
+        changes |= draw(gpt_oss_changes())
     return changes
 
 
 @st.composite
-def gpt_oss_changes(draw: st.DrawFn, layers: int) -> dict[str, Any]:
-    """Windows shorter and longer than the tokens, and limits that some activations reach."""
+def gpt_oss_changes(draw: st.DrawFn) -> dict[str, Any]:
+    """Limits that some activations reach."""
     experts = draw(st.integers(1, 9))
-    kinds = st.sampled_from(["sliding_attention", "full_attention"])
     return {
         "num_local_experts": experts,
         "num_experts_per_tok": draw(st.integers(1, experts)),
-        "sliding_window": draw(st.sampled_from([1, 2, 19, 200])),
-        "layer_types": draw(st.lists(kinds, min_size=layers, max_size=layers)),
         "swiglu_limit": draw(st.sampled_from([0.5, 7.0])),
     }
 
@@ -102,18 +119,73 @@ def test_random_configurations(tmp_path_factory: pytest.TempPathFactory, changes
     assert_parity(tiny.save_target(tmp_path_factory.mktemp("target"), **changes))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gpt_oss"])
 @pytest.mark.parametrize("name", ROPES)
 def test_every_rope_of_every_family(tmp_path: Path, family: str, name: str):
     rope = {**ROPES[name], "rope_theta": 10000.0}
     assert_parity(tiny.save_target(tmp_path, family, rope_parameters=rope))
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("name", ROPES)
+def test_rope_scaling_beside_rope_parameters_replaces_them(tmp_path: Path, family: str, name: str):
+    """As model cards say to add it, to a configuration that transformers 5 has written."""
+    tiny.save_target(tmp_path, family)
+    own = json.loads((tmp_path / "config.json").read_text())["rope_parameters"]
+    own = {"rope_type": "yarn", "factor": 9.0, "rope_theta": own["rope_theta"]}
+    change_config(tmp_path, lambda c: c.update(rope_parameters=own, rope_scaling=ROPES[name]))
+    assert_parity(tmp_path)
+
+
+@pytest.mark.parametrize("base", [None, 2000.0])
+def test_a_base_that_rope_scaling_hides_is_gone_and_said(tmp_path: Path, base: float | None):
+    tiny.save_target(tmp_path)
+    own, beside = (
+        {"rope_type": "default", "rope_theta": 500.0},
+        {"rope_theta": base} if base else {},
+    )
+    change_config(tmp_path, lambda c: c.update(rope_parameters=own, rope_scaling=YARN, **beside))
+    said = f"rope_theta 500: here and in transformers it is {base or 10_000:g}; give rope_scaling"
+    with pytest.warns(UserWarning, match=said):
+        assert_parity(tmp_path)
+
+
+def test_gpt_oss_that_says_nothing_of_rotation(tmp_path: Path):
+    tiny.save_target(tmp_path, "gpt_oss")
+    change_config(tmp_path, lambda c: c.pop("rope_parameters"))
+    assert_parity(tmp_path)
+    assert tiny.load_target(tmp_path).max_length == 32 * 4096
+
+
+@pytest.mark.parametrize("count", [0, 2, 4])
+def test_windows_from_a_layer_on(tmp_path: Path, count: int):
+    """Published configurations of Qwen3 have no `layer_types`."""
+    tiny.save_target(tmp_path, "qwen3_windows")
+    change_config(tmp_path, lambda c: c.pop("layer_types") and c.update(max_window_layers=count))
+    windows = [layer.attention.window for layer in tiny.load_target(tmp_path).spec.layers]
+    assert windows == [None] * count + [7] * (4 - count)
+    assert_parity(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe", "gpt_oss"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.filterwarnings("ignore:.* hold another head")
+def test_a_head_of_its_own_in_files_whose_configuration_ties_it(
+    tmp_path: Path, family: str, dtype: torch.dtype
+):
+    tiny.save_target(tmp_path, family, tie_word_embeddings=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    embeddings = tensors["model.embed_tokens.weight"]
+    head = (0.15 * torch.randn_like(embeddings)).to(dtype)
+    for own in (embeddings.clone(), head):
+        tensors["lm_head.weight"] = own
+        save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+        assert_parity(tmp_path)
+
+
 def test_a_head_dim_that_the_configuration_leaves_out(tmp_path: Path):
     tiny.save_target(tmp_path, "llama", head_dim=None)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config.pop("head_dim")
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    change_config(tmp_path, lambda c: c.pop("head_dim"))
     assert_parity(tmp_path)
 
 

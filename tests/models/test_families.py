@@ -7,11 +7,17 @@ from typing import Any
 
 import pytest
 import tiny
+import torch
 
 from peagle.drafters.checkpoint import load_drafter
 from peagle.errors import InputError
+from peagle.models.families import read_spec
+from peagle.models.loading import load_decoder
+from peagle.models.spec import MLPSpec
+from peagle.ops.rope import RopeConfig
 
 Values = dict[str, Any]
+SLIDING = "sliding_attention"
 
 
 @pytest.fixture
@@ -69,8 +75,34 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     ("activation", lambda c: c.update(hidden_act="gelu"), "hidden_act gelu is not supported"),
     (
         "window",
-        lambda c: c.update(use_sliding_window=True, sliding_window=64),
-        "sliding-window attention is not supported",
+        lambda c: c.update(use_sliding_window=True, sliding_window=0),
+        "sliding_window is 0; it must be at least 1",
+    ),
+    (
+        "windows of other layers",
+        lambda c: c.update(tiny.WINDOWS, layer_types=["full_attention"] * 3),
+        "layer_types names 3 of 4 layers",
+    ),
+    (
+        "other layers",
+        lambda c: c.update(layer_types=["full_attention"] * 3 + ["chunked_attention"]),
+        "layers of type chunked_attention are not supported",
+    ),
+    (
+        "rope by layer type",
+        lambda c: c.update(rope_scaling={"full_attention": {}, "sliding_attention": {}}),
+        r"rope settings by layer type \(full_attention, sliding_attention\) are not supported",
+    ),
+    ("part of a head", scale_rope(partial_rotary_factor=0.5), "partial_rotary_factor 0.5 is not"),
+    (
+        "part of a head, beside",
+        lambda c: c.update(partial_rotary_factor=0.25),
+        r"partial_rotary_factor 0\.25 is not supported, only whole heads",
+    ),
+    (
+        "no length",
+        scale_rope(factor=0.001, original_max_position_embeddings=64),
+        "max_length is 0; it must be at least 1",
     ),
     (
         "quantized",
@@ -162,9 +194,9 @@ def test_experts_that_cannot_be_run(
 
 def test_published_directories_count_experts_under_another_name(tmp_path: Path):
     directory = tiny.save_target(tmp_path, "qwen3_moe")
-    saved = tiny.load_target(directory).config
+    saved = tiny.load_target(directory).spec
     change_config(directory, lambda c: c.update(num_experts=c.pop("num_local_experts")))
-    assert tiny.load_target(directory).config == saved
+    assert tiny.load_target(directory).spec == saved
 
 
 def test_a_drafter_of_a_target_with_experts_is_dense(tmp_path: Path):
@@ -172,4 +204,70 @@ def test_a_drafter_of_a_target_with_experts_is_dense(tmp_path: Path):
     tiny.save_random_drafter(tmp_path / "drafter", tiny.drafter_config(parallel=True))
     change_config(tmp_path / "drafter", lambda c: c.update(tiny.EXPERTS))
     drafter = load_drafter(tmp_path / "drafter", target)
-    assert not drafter.config.transformer.num_experts
+    assert isinstance(drafter.config.layer.feed_forward, MLPSpec)
+
+
+@pytest.mark.parametrize("windows", [{"use_sliding_window": True}, {"layer_types": 4 * [SLIDING]}])
+def test_windows_of_a_llama_and_of_a_drafter_are_refused(tmp_path: Path, windows: Values):
+    said = "sliding-window attention is not supported"
+    tiny.save_target(tmp_path / "llama", "llama")
+    change_config(tmp_path / "llama", lambda c: c.update(windows, sliding_window=64))
+    with pytest.raises(InputError, match=f"llama: {said}; vLLM serves it"):
+        tiny.load_target(tmp_path / "llama")
+    target = tiny.load_target(tiny.save_target(tmp_path / "target"))
+    turned_on = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 0}
+    for qk_norm in (True, False):
+        config = tiny.drafter_config(parallel=True, qk_norm=qk_norm, layers=4)
+        drafter = tiny.save_random_drafter(tmp_path / f"drafter {qk_norm}", config)
+        change_config(drafter, lambda c: c.update(turned_on | windows))
+        with pytest.raises(InputError, match=said):
+            load_drafter(drafter, target)
+
+
+def test_windows_that_are_turned_off_are_none(directory: Path):
+    change_config(directory, lambda c: c.update(tiny.WINDOWS, use_sliding_window=False))
+    assert all(layer.attention.full for layer in tiny.load_target(directory).spec.layers)
+    change_config(directory, lambda c: c.update(use_sliding_window=True, sliding_window=None))
+    assert all(layer.attention.full for layer in tiny.load_target(directory).spec.layers)
+
+
+LENGTHS: dict[str, tuple[Values | None, int]] = {
+    "none": (None, 256),
+    "default": ({"rope_type": "default"}, 256),
+    "yarn": ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}, 512),
+    "yarn without an original": ({"type": "yarn", "factor": 2.5}, 640),
+    "shorter": ({"rope_type": "yarn", "factor": 1.0, "original_max_position_embeddings": 32}, 32),
+    "linear": ({"rope_type": "linear", "factor": 3.0}, 768),
+    "linear with an original": (
+        {"type": "linear", "factor": 4.0, "original_max_position_embeddings": 128},
+        512,
+    ),
+    "llama3": ({"rope_type": "llama3", "factor": 8.0}, 256),
+}
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gpt_oss"])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_the_context_that_rope_scaling_reaches(tmp_path: Path, family: str, name: str):
+    scaling, length = LENGTHS[name]
+    tiny.save_target(tmp_path, family, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    beside = {"rope_theta": 1e4, "rope_scaling": scaling}
+    change_config(tmp_path, lambda c: c.update(beside))
+    assert read_spec(tmp_path).max_length == tiny.load_target(tmp_path).max_length == length
+    with pytest.raises(InputError, match=rf"{length + 1} is above the target's {length}; lower it"):
+        load_decoder(tmp_path, torch.float32, tiny.CPU, length + 1)
+
+
+@pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
+def test_a_drafter_takes_rope_scaling_before_rope_parameters(tmp_path: Path, spelling: str):
+    """Its own, in whichever of both; speculators' format has the layers' values apart."""
+    target = tiny.load_target(tiny.save_target(tmp_path / "target"))
+    drafter = tiny.save_random_drafter(tmp_path / "drafter", tiny.drafter_config(parallel=True))
+    scaling = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 700.0}
+    scaling["original_max_position_embeddings"] = 64
+    values = {"rope_parameters": {"rope_type": "default", "rope_theta": 700.0}, spelling: scaling}
+    for nested in (False, True):
+        more = {"transformer_layer_config": values} if nested else values
+        change_config(drafter, lambda c, more=more: c.update(more))
+        found = load_drafter(drafter, target).config.layer.attention.rope
+        assert found == RopeConfig(700.0, "llama3", 8.0, 64)

@@ -16,6 +16,7 @@ from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models import loading
 from peagle.models.loading import load_decoder
+from peagle.models.spec import MLPSpec
 from peagle.train.features import padded_for, target_features
 from peagle.train.packing import Document, pack
 from peagle.train.prepare import prepare
@@ -106,7 +107,7 @@ def test_weights_that_do_not_fit(directory: Path, change: Callable[..., object],
 
 def test_published_keys(directory: Path):
     """OpenAI's directories name the older rope keys, and no alpha."""
-    saved = tiny.load_target(directory).config
+    saved = tiny.load_target(directory).spec
 
     def publish(config: Values) -> None:
         rope = config.pop("rope_parameters")
@@ -114,7 +115,7 @@ def test_published_keys(directory: Path):
         config.pop("swiglu_alpha", None)  # which older transformers do not write
 
     change_config(directory, publish)
-    assert tiny.load_target(directory).config == saved
+    assert tiny.load_target(directory).spec == saved
 
 
 def test_the_memory_asked_for_is_that_of_dequantised_weights(
@@ -134,9 +135,11 @@ def test_a_drafter_is_trained_for_it(directory: Path, recipe_for, tmp_path: Path
     prepare(recipe).run(lambda _: None)
     target = tiny.load_target(directory)
     model = load_drafter(tmp_path / "drafter", target)
-    shape = model.config.transformer
-    assert (shape.num_experts, shape.per_layer_attention, shape.attention_bias) == (0, False, False)
-    assert shape.rope == target.config.rope
+    attention = model.config.layer.attention
+    assert isinstance(model.config.layer.feed_forward, MLPSpec)
+    assert attention.full
+    assert not attention.bias
+    assert attention.rope == target.spec.layers[0].attention.rope
     how, prompts = SamplingParams(max_tokens=16), [[5, 6, 7], list(range(1, 30))]
     plain, drafted = (
         tiny.run(Engine(target, drafter, k, tiny.engine_config()), prompts, how)

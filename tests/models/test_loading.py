@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from peagle.errors import InputError
-from peagle.models.loading import decoder_rules, load_decoder, load_ends
+from peagle.models.families import decoder_rules, read_family
+from peagle.models.loading import check_decoder, load_decoder, load_ends, load_layers
 from peagle.models.weights import disassemble
 
 
@@ -37,7 +38,7 @@ def test_an_expert_that_is_missing_is_named(tmp_path: Path):
 def test_a_decoder_is_taken_apart_into_the_tensors_it_came_from(tmp_path: Path, family: str):
     directory = tiny.save_target(tmp_path, family)
     decoder = tiny.load_target(directory)
-    again = disassemble(decoder, decoder_rules(decoder.config))
+    again = disassemble(decoder, decoder_rules(*read_family(directory)))
     saved = load_file(directory / "model.safetensors")
     assert again.keys() == saved.keys()
     assert all(torch.equal(again[name], value) for name, value in saved.items())
@@ -82,10 +83,46 @@ def test_tied_embeddings_are_one_parameter(tmp_path: Path):
     assert decoder.head.weight is decoder.embed.weight
 
 
+def test_a_head_that_the_configuration_denies_is_kept_and_said(tmp_path: Path):
+    """Loaded whole or in parts, and checked; an equal one is the embeddings."""
+    tiny.save_target(tmp_path, tie_word_embeddings=True)
+    embeddings = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": embeddings.clone()}))
+    decoder = tiny.load_target(tmp_path)
+    assert decoder.head.weight is decoder.embed.weight
+    own = embeddings.flip(0).contiguous()
+    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": own}))
+    said = r"config\.json ties the head .* another head; this one is used, .*\(vLLM drops it\)"
+    with pytest.warns(UserWarning, match=said):
+        decoder = tiny.load_target(tmp_path)
+    with pytest.warns(UserWarning, match=said):
+        ends = load_ends(tmp_path, torch.float32, tiny.CPU)
+    with pytest.warns(UserWarning, match=said):
+        check_decoder(tmp_path)
+    with pytest.warns(UserWarning, match=said):
+        layers = [*load_layers(tmp_path, torch.float32, tiny.CPU)]
+    assert torch.equal(decoder.head.weight, own)
+    assert torch.equal(ends.head.weight, own)
+    assert torch.equal(ends.embed.weight, embeddings)
+    assert len(layers) == 4
+
+
+def test_a_misshapen_head_beside_tied_embeddings_is_named(tmp_path: Path):
+    tiny.save_target(tmp_path, tie_word_embeddings=True)
+    change_tensors(tmp_path, lambda t: t.update({"lm_head.weight": torch.ones(5, 64)}))
+    with (
+        pytest.warns(UserWarning, match="another head"),
+        pytest.raises(
+            InputError, match=r"lm_head\.weight has shape \[5, 64\], expected \[96, 64\]"
+        ),
+    ):
+        tiny.load_target(tmp_path)
+
+
 def test_the_longest_length_can_be_set(directory: Path):
     decoder = load_decoder(directory, torch.float32, tiny.CPU, max_length=40)
-    assert decoder.rotations.shape[0] == 40
-    assert tiny.load_target(directory).rotations.shape[0] == 256
+    assert decoder.max_length == 40
+    assert tiny.load_target(directory).max_length == 256
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -94,7 +131,7 @@ def test_the_ends_alone_are_those_of_the_whole(tmp_path: Path, tied: bool):
     whole = tiny.load_target(tiny.save_target(tmp_path, tie_word_embeddings=tied))
     change_tensors(tmp_path, lambda t: t["model.layers.1.mlp.up_proj.weight"].fill_(torch.inf))
     ends = load_ends(tmp_path, torch.float32, tiny.CPU)
-    assert ends.config == whole.config
+    assert ends.spec == whole.spec
     assert not len(ends.layers)
     expected = whole.state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in ends.state_dict().items())

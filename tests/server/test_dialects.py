@@ -1,19 +1,12 @@
 """Every family through HTTP: what its clients read of exact answers, whole and streamed."""
 
-import asyncio
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-import httpx2
 import pytest
 from families import FAMILIES
-from scripted import Script, scripted_llm, writing
-
-from peagle import AsyncLLM
-from peagle.server.app import create_app
-from peagle.server.settings import ServerSettings
+from served import Served, serving
 
 SCHEMA = {
     "type": "object",
@@ -51,42 +44,24 @@ CASES = [
 ]
 
 
-@dataclass(frozen=True)
-class Served:
-    """One family's scripted target behind the application."""
-
-    name: str
-    app: Any
-    script: Script
-
-    def ask(self, text: str, **fields: Any) -> Any:
-        """Ask for an answer, which the target then writes: parsed, or a stream's chunks."""
-        body = {"messages": [{"role": "user", "content": "What is 2+2?"}], **fields}
-        with writing(self.script, self.name, text):
-            status, answer = asyncio.run(self._post(body))
-        assert status == 200, answer
-        if not fields.get("stream"):
-            return json.loads(answer)
-        events = [line[6:] for line in answer.splitlines() if line.startswith("data: ")]
-        assert events.pop() == "[DONE]"
-        return [json.loads(event) for event in events]
-
-    async def _post(self, body: dict[str, Any]) -> tuple[int, str]:
-        transport = httpx2.ASGITransport(self.app)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
-            answer = await client.post("/v1/chat/completions", json=body)
-            return answer.status_code, answer.text
+def ask(served: Served, text: str, **fields: Any) -> Any:
+    """Ask for an answer, which the target then writes: parsed, or a stream's chunks."""
+    body = {"messages": [{"role": "user", "content": "What is 2+2?"}], **fields}
+    answer = served.post("/v1/chat/completions", body, text)
+    assert answer.status_code == 200, answer.text
+    if not fields.get("stream"):
+        return answer.json()
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    assert events.pop() == "[DONE]"
+    return [json.loads(event) for event in events]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    name = request.param
-    llm, script = scripted_llm(name, tmp_path_factory.mktemp(name))
-    app = create_app(AsyncLLM(lambda: llm), ServerSettings(model_names=("demo",)))
-    yield Served(name, app, script)
-    app.state.service.close()
+    with serving(request.param, tmp_path_factory.mktemp(request.param)) as one:
+        yield one
 
 
 def folded(chunks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -130,12 +105,12 @@ def test_clients_read_what_the_target_writes(
     calls = calls[:1] if served.name == "gpt-oss" else calls
     text = family.write(thoughts, content, calls)
     how = {**fields, "max_tokens": 300, "speculation": {"num_speculative_tokens": k}}
-    answer = served.ask(text, **how)
+    answer = ask(served, text, **how)
     read = whole(answer)
     assert (read["reasoning"], read["content"]) == (thoughts, content)
     assert [(name, json.loads(given)) for name, given in read["calls"]] == calls
     assert read["finish_reason"] == ("tool_calls" if calls else "stop")
-    assert folded(served.ask(text, **how, stream=True)) == read
+    assert folded(ask(served, text, **how, stream=True)) == read
     details = answer["usage"]["completion_tokens_details"]
     assert (details["reasoning_tokens"] > 0) == bool(thoughts)
     if k == 7 and served.name != "plain":
@@ -148,8 +123,8 @@ def test_a_limit_cuts_thoughts_content_and_calls_alike_whole_and_streamed(served
         text = family.write("Hm." if family.thinks else "", content, calls)
         for most in range(1, 60, 7):
             how = {**AUTO, "max_tokens": most}
-            read = whole(served.ask(text, **how))
-            assert folded(served.ask(text, **how, stream=True)) == read
+            read = whole(ask(served, text, **how))
+            assert folded(ask(served, text, **how, stream=True)) == read
             assert read["finish_reason"] in ("length", "tool_calls", "stop")
 
 
@@ -157,8 +132,8 @@ def test_log_probabilities_are_those_of_the_content(served: Served):
     family = FAMILIES[served.name]
     text = family.write("Hm." if family.thinks else "", "It is 4.", [])
     for answer in (
-        served.ask(text, logprobs=True)["choices"],
-        [chunk["choices"][0] for chunk in served.ask(text, logprobs=True, stream=True)],
+        ask(served, text, logprobs=True)["choices"],
+        [chunk["choices"][0] for chunk in ask(served, text, logprobs=True, stream=True)],
     ):
         scores = [one["logprobs"]["content"] for one in answer if one["logprobs"]]
         tokens = [one["token"] for content in scores for one in content]
@@ -169,12 +144,12 @@ def test_several_choices_are_read_apart(served: Served):
     text = FAMILIES[served.name].write("", "", [CALL])
     if served.name == "qwen3-thinking":
         text = "Hm.</think>" + text
-    answer = served.ask(text, **AUTO, n=2)
+    answer = ask(served, text, **AUTO, n=2)
     ids = [choice["message"]["tool_calls"][0]["id"] for choice in answer["choices"]]
     assert len({*ids}) == 2
 
 
 def test_no_event_of_a_stream_is_empty(served: Served):
     text = FAMILIES[served.name].write("", "", [("get_weather", {"city": "Paris " * 9})])
-    *chunks, _ = served.ask(text, **AUTO, stream=True)
+    *chunks, _ = ask(served, text, **AUTO, stream=True)
     assert all(chunk["choices"][0]["delta"] for chunk in chunks)

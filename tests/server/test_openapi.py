@@ -24,6 +24,9 @@ HEADERS = {"Authorization": f"Bearer {KEY}"}
 BODIES = [
     ("/v1/completions", "POST"),
     ("/v1/chat/completions", "POST"),
+    ("/v1/responses", "POST"),
+    ("/v1/messages", "POST"),
+    ("/v1/messages/count_tokens", "POST"),
     ("/invocations", "POST"),
     ("/tokenize", "POST"),
     ("/detokenize", "POST"),

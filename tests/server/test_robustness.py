@@ -507,7 +507,7 @@ def test_a_prompt_beyond_the_context_is_told_in_the_words_that_clients_know(
     error, most = found["error"], server.service.llm.engine.max_length
     assert (status, error["code"]) == (400, "context_length_exceeded")
     assert error["type"] == "invalid_request_error"
-    assert error["message"].startswith(f"this model's maximum context length is {most} tokens, ")
+    assert f"; this model's maximum context length is {most} tokens, " in error["message"]
 
 
 def test_a_malformed_history_is_told_by_message_and_field(

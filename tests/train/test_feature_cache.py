@@ -65,7 +65,7 @@ def told_by(recipe: Recipe) -> list[str]:
 
 def sources(recipe: Recipe, target: Any, rows: PackedRows) -> tuple[Any, TargetFeatures]:
     """Features of some rows from a cache, in the target's dtype, and from the target itself."""
-    config = drafter_config(recipe, target.config)
+    config = drafter_config(recipe, target.spec)
     cache = FeatureCache(recipe, config, {"training": rows}, tiny.CPU, Ranks())
     cache.fill(cache.missing(Path(recipe.target), print), target, print)
     return cache.features(target.embed.weight.dtype), TargetFeatures(target, config.taps)
@@ -161,7 +161,7 @@ def test_the_size_is_told_before_and_progress_after(targets, cached, tmp_path: P
     assert told[0].startswith(f"features: 1.5 MiB to write to {tmp_path / 'cache'}, ")
     assert told[0].endswith(f" free; 0 of {SHARDS} shards exist")
     assert told[-1] == f"features: {SHARDS} of {SHARDS} shards are written"
-    config = drafter_config(cached(), targets["easy"].decoder.config)
+    config = drafter_config(cached(), targets["easy"].decoder.spec)
     assert cache_bytes(cached(), config, 32) == 32 * ROW_BYTES
     sizes = [path.stat().st_size for path in (tmp_path / "cache").glob("*.safetensors")]
     assert 0 <= sum(sizes) - 32 * ROW_BYTES < SHARDS * 1000
@@ -358,7 +358,7 @@ class RanksInTurn(Ranks):
 
 def test_ranks_share_the_work(targets, cached, tmp_path: Path):
     recipe, target, rows = cached(), targets["easy"].decoder, packed()
-    config = drafter_config(recipe, target.config)
+    config = drafter_config(recipe, target.spec)
     data = {"training": rows, "validation": rows}
     ranks = [RanksInTurn(rank, 2) for rank in range(2)]
     caches = [FeatureCache(recipe, config, data, tiny.CPU, rank) for rank in ranks]

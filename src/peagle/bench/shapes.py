@@ -13,7 +13,8 @@ from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder, DecoderConfig
+from peagle.models.decoder import Decoder
+from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
 from peagle.ops.packing import pack
 from peagle.ops.rope import RopeConfig
 
@@ -26,44 +27,37 @@ MASK_TOKEN = 151_643
 class Shape:
     """A target's sizes, and the sizes in which its drafters differ from it."""
 
-    target: DecoderConfig
+    target: DecoderSpec
     draft_intermediate_size: int
     draft_vocab_size: int = REDUCED_VOCABULARY
 
 
-_QWEN3_8B = DecoderConfig(
-    vocab_size=151_936,
-    hidden_size=4096,
-    intermediate_size=12_288,
-    num_hidden_layers=36,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    head_dim=128,
-    rope=RopeConfig(theta=1e6),
-    max_position_embeddings=40_960,
-    qk_norm=True,
+_HEADS = AttentionSpec(
+    num_heads=32, num_kv_heads=8, head_dim=128, rope=RopeConfig(theta=1e6), qk_norm=True
 )
-_QWEN3_30B_A3B = replace(
-    _QWEN3_8B,
-    hidden_size=2048,
-    intermediate_size=6144,
-    num_hidden_layers=48,
-    num_key_value_heads=4,
+_FEW_KV_HEADS = replace(_HEADS, num_kv_heads=4)
+_EXPERTS = ExpertsSpec(
     num_experts=128,
     num_experts_per_tok=8,
     moe_intermediate_size=768,
+    intermediate_size=6144,
     norm_topk_prob=True,
 )
-_TINY = replace(
-    _QWEN3_8B,
+_SMALL_HEADS = replace(_HEADS, num_heads=4, num_kv_heads=2, head_dim=16)
+_QWEN3_8B = DecoderSpec(
+    vocab_size=151_936,
+    hidden_size=4096,
+    layers=36 * (LayerSpec(_HEADS, MLPSpec(12_288)),),
+    max_length=40_960,
+)
+_QWEN3_30B_A3B = replace(
+    _QWEN3_8B, hidden_size=2048, layers=48 * (LayerSpec(_FEW_KV_HEADS, _EXPERTS),)
+)
+_TINY = DecoderSpec(
     vocab_size=512,
     hidden_size=64,
-    intermediate_size=128,
-    num_hidden_layers=8,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=16,
-    max_position_embeddings=1024,
+    layers=8 * (LayerSpec(_SMALL_HEADS, MLPSpec(128)),),
+    max_length=1024,
 )
 SHAPES = {
     "qwen3-8b": Shape(_QWEN3_8B, 12_288),
@@ -80,10 +74,10 @@ def shape_of(name: str) -> Shape:
     return SHAPES[name]
 
 
-def random_target(config: DecoderConfig, device: torch.device, dtype: torch.dtype) -> Decoder:
+def random_target(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> Decoder:
     """A target with random weights, ready for inference."""
     with torch.device("meta"):
-        decoder = Decoder(config)
+        decoder = Decoder(spec)
     _fill(decoder, device, dtype)
     return decoder
 
@@ -100,17 +94,12 @@ def random_drafter(
 def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
     """The drafter of a shape's target."""
     target = shape.target
-    transformer = replace(
-        target,
-        intermediate_size=shape.draft_intermediate_size,
-        num_hidden_layers=layers,
-        qk_norm=False,
-        num_experts=0,
-    )
+    attention = replace(target.layers[0].attention, qk_norm=False)
+    layer = LayerSpec(attention, MLPSpec(shape.draft_intermediate_size))
     return DrafterConfig(
-        transformer=transformer,
+        transformer=replace(target, layers=layers * (layer,)),
         target_hidden_size=target.hidden_size,
-        taps=default_taps(target.num_hidden_layers),
+        taps=default_taps(len(target.layers)),
         draft_vocab_size=shape.draft_vocab_size,
         mask_token_id=min(MASK_TOKEN, target.vocab_size - 1) if parallel else None,
     )
@@ -120,7 +109,7 @@ def _draft_model(shape: Shape, parallel: bool, layers: int) -> DraftModel:
     """A drafter without weights."""
     with torch.device("meta"):
         config = draft_config(shape, parallel, layers)
-        return DraftModel(config, shape.target.max_position_embeddings)
+        return DraftModel(config, shape.target.max_length)
 
 
 def parameter_count(name: str, method: str, layers: int) -> int:

@@ -85,7 +85,7 @@ class SyntheticWorkload:
     comparable: bool = False
 
     def __post_init__(self) -> None:
-        context = shape_of(self.shape).target.max_position_embeddings
+        context = shape_of(self.shape).target.max_length
         if min(self.prompt_tokens, self.max_tokens) < 1:
             raise InputError("give at least one prompt token and one output token")
         if self.prompt_tokens + self.max_tokens > context:
@@ -112,7 +112,7 @@ class SyntheticWorkload:
 
     def open(self, method: str, k: int, concurrency: int) -> LLM:
         """The engine for a method."""
-        context = min(CONTEXT, shape_of(self.shape).target.max_position_embeddings)
+        context = min(CONTEXT, shape_of(self.shape).target.max_length)
         config = EngineConfig(
             dtype=self.dtype,
             device=self.device,

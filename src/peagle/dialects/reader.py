@@ -51,14 +51,25 @@ class Reader:
         self._surplus = False
         """Whether the newest call is one too many."""
         self._fresh: list[Event] = []
+        self._told: list[Event] = []
         self.message = Message()
         self.sections: list[Section] = []
         """What each token belongs to."""
 
     @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the content."""
+        return None if self._stops is None else self._stops.found
+
+    @property
     def stopped(self) -> bool:
         """Whether a stop string ended the content."""
-        return self._stops is not None and self._stops.found
+        return self.stop_string is not None
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """All events so far, neighbours of a kind in one."""
+        return tuple(joined([*self._told, *self._fresh]))
 
     def extend(self, tokens: Sequence[int]) -> int | None:
         """Read tokens; return how many of them complete a stop string, else None.
@@ -88,6 +99,7 @@ class Reader:
     def fresh(self) -> tuple[Event, ...]:
         """The events since the last call."""
         events, self._fresh = tuple(joined(self._fresh)), []
+        self._told += events
         return events
 
     def skip(self, tokens: int) -> None:

@@ -16,9 +16,11 @@ from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
 from peagle.files import replacing_directory
-from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import architecture_of, reading, transformer_config
-from peagle.models.loading import layer_rules
+from peagle.models.decoder import Decoder
+from peagle.models.families import Family, llama, qwen3
+from peagle.models.families.config import architecture_of, reading
+from peagle.models.families.tensors import Place, dense_layer
+from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
     about,
@@ -29,6 +31,7 @@ from peagle.models.weights import (
     tensor_names,
 )
 from peagle.ops.packing import pack
+from peagle.ops.rope import RopeConfig
 
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
 KNOWN_ARCHITECTURES = {
@@ -49,7 +52,7 @@ MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
-def read_drafter_config(directory: Path, target: DecoderConfig) -> DrafterConfig:
+def read_drafter_config(directory: Path, target: DecoderSpec) -> DrafterConfig:
     """A drafter's `config.json`, in vLLM's raw layout or in speculators' format.
 
     Raises `InputError` for another architecture, a missing key or a value of the wrong kind.
@@ -58,7 +61,7 @@ def read_drafter_config(directory: Path, target: DecoderConfig) -> DrafterConfig
     with reading(source):
         nested: dict[str, Any] = dict(values.get("transformer_layer_config") or {})  # type: ignore[call-overload]
         flat = {**values, **nested, **_speculators_keys(values)}
-        return _drafter_config(flat, target, source)
+        return _drafter_config(flat, target)
 
 
 def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -80,21 +83,22 @@ def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
-def _drafter_config(values: Mapping[str, Any], target: DecoderConfig, source: str) -> DrafterConfig:
+def _drafter_config(values: Mapping[str, Any], target: DecoderSpec) -> DrafterConfig:
     """The meaning of a flat configuration."""
     architecture = architecture_of(values)
     if architecture not in KNOWN_ARCHITECTURES:
-        raise InputError(
-            f"{source}: architecture {architecture} is not an EAGLE-3 or P-EAGLE drafter"
-        )
-    model_type = "qwen3" if values.get("model_type") == "qwen3" else "llama"
+        raise InputError(f"architecture {architecture} is not an EAGLE-3 or P-EAGLE drafter")
+    style: Family = qwen3 if values.get("model_type") == qwen3.MODEL_TYPE else llama
     eagle: Mapping[str, Any] = values.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):
-        raise InputError(f"{source}: an EAGLE-1 drafter (use_aux_hidden_state false)")
-    listed = values.get(TAPS_KEY) or eagle.get(TAPS_KEY) or default_taps(target.num_hidden_layers)
+        raise InputError("an EAGLE-1 drafter (use_aux_hidden_state false)")
+    listed = values.get(TAPS_KEY) or eagle.get(TAPS_KEY) or default_taps(len(target.layers))
     trained = values.get("num_speculative_tokens")
+    transformer = style.spec(values)
+    if not all(layer.attention.full for layer in transformer.layers):
+        raise InputError("sliding-window attention is not supported in a drafter")
     return DrafterConfig(
-        transformer=transformer_config(values, model_type, source),
+        transformer=transformer,
         target_hidden_size=int(values.get("target_hidden_size") or target.hidden_size),
         taps=tuple(sorted(map(int, listed))),
         draft_vocab_size=int(values.get("draft_vocab_size") or values["vocab_size"]),
@@ -116,7 +120,7 @@ def _mask_token_id(values: Mapping[str, Any]) -> int | None:
 
 def config_problems(
     config: DrafterConfig,
-    target: DecoderConfig,
+    target: DecoderSpec,
     taps_key: str = TAPS_KEY,
     mask_key: str = "pard_token and ptd_token_id",
 ) -> list[str]:
@@ -136,10 +140,10 @@ def config_problems(
             f"its vocabulary has {shape.vocab_size} tokens, the target's {target.vocab_size}; "
             "use the target it was trained for"
         )
-    if any(not 0 <= tap <= target.num_hidden_layers for tap in config.taps) or not config.taps:
+    if any(not 0 <= tap <= len(target.layers) for tap in config.taps) or not config.taps:
         problems.append(
             f"its aux layers {list(config.taps)} are not all within the target's 0 to "
-            f"{target.num_hidden_layers}; correct {taps_key}"
+            f"{len(target.layers)}; correct {taps_key}"
         )
     if len(set(config.taps)) != len(config.taps):
         problems.append(f"its aux layers {list(config.taps)} repeat; list each layer once")
@@ -163,10 +167,10 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
         TensorRule(
             "first.hidden_norm.weight", ("layers.0.hidden_norm.weight",), (shape.hidden_size,)
         ),
-        *layer_rules(shape, "first", "layers.0"),
     ]
-    for index in range(1, shape.num_hidden_layers):
-        rules += layer_rules(shape, f"rest.{index - 1}", f"layers.{index}")
+    for index, layer in enumerate(shape.layers):
+        place = Place(f"rest.{index - 1}" if index else "first", f"layers.{index}")
+        rules += dense_layer(layer, shape.hidden_size, place)
     if config.norm_before_fc:
         rules.append(
             TensorRule("feature_norm.weight", ("input_norm.weight",), (config.feature_size,))
@@ -189,15 +193,15 @@ def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     parallel: how it will run; None: as whatever the files hold. Raises `InputError` naming every
     problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
     """
-    config = read_drafter_config(directory, target.config)
+    config = read_drafter_config(directory, target.spec)
     tensors = normalised(read_tensors(directory))
-    problems = config_problems(config, target.config) + method_problems(config, tensors, parallel)
+    problems = config_problems(config, target.spec) + method_problems(config, tensors, parallel)
     if problems:
         raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
     config = effective_config(config, tensors)
     with torch.device("meta"):
-        model = DraftModel(config, target.rotations.shape[0])
-    shared = shared_tensors(config, target.config, tensors)
+        model = DraftModel(config, target.max_length)
+    shared = shared_tensors(config, target.spec, tensors)
     _attach_shared(model, target, shared)
     dtype, device = target.embed.weight.dtype, target.embed.weight.device
     rules, ignored = drafter_rules(config, shared), [D2T, T2D]
@@ -252,7 +256,7 @@ def effective_config(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> Dr
 
 
 def shared_tensors(
-    config: DrafterConfig, target: DecoderConfig, tensors: Mapping[str, Tensor]
+    config: DrafterConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
 ) -> frozenset[str]:
     """The tensors that come from the target: embeddings and head, if absent and of its sizes."""
     shared = set()
@@ -340,8 +344,8 @@ def _vocabulary_tensors(model: DraftModel) -> dict[str, Tensor]:
 
 def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
     """`config.json` in vLLM's raw layout."""
-    shape = config.transformer
-    model_type = "qwen3" if shape.qk_norm else "llama"
+    shape, attention, mlp = config.transformer, config.layer.attention, config.mlp
+    model_type = "qwen3" if attention.qk_norm else "llama"
     values: dict[str, Any] = {
         "architectures": [ARCHITECTURES[model_type]],
         "model_type": model_type,
@@ -349,17 +353,17 @@ def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
         "draft_vocab_size": config.draft_vocab_size,
         "hidden_size": shape.hidden_size,
         "target_hidden_size": config.target_hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_hidden_layers,
-        "num_attention_heads": shape.num_attention_heads,
-        "num_key_value_heads": shape.num_key_value_heads,
-        "head_dim": shape.head_dim,
-        "rms_norm_eps": shape.rms_norm_eps,
+        "intermediate_size": mlp.intermediate_size,
+        "num_hidden_layers": len(shape.layers),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rms_norm_eps": shape.norm.eps,
         "hidden_act": "silu",
-        "max_position_embeddings": shape.max_position_embeddings,
-        "rope_theta": shape.rope.theta,
-        "attention_bias": shape.attention_bias,
-        "mlp_bias": shape.mlp_bias,
+        "max_position_embeddings": shape.max_length,
+        "rope_theta": attention.rope.theta,
+        "attention_bias": attention.bias,
+        "mlp_bias": mlp.bias,
         "tie_word_embeddings": False,
         "torch_dtype": str(dtype).removeprefix("torch."),
         TAPS_KEY: list(config.taps),
@@ -372,13 +376,12 @@ def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
     }
     if config.parallel:
         values.update(pard_token=config.mask_token_id, ptd_token_id=config.mask_token_id)
-    if shape.rope.kind != "default":
-        values["rope_scaling"] = _rope_json(config)
+    if attention.rope.kind != "default":
+        values["rope_scaling"] = _rope_json(attention.rope)
     return values
 
 
-def _rope_json(config: DrafterConfig) -> dict[str, Any]:
-    rope = config.transformer.rope
+def _rope_json(rope: RopeConfig) -> dict[str, Any]:
     values: dict[str, Any] = {
         "rope_type": rope.kind,
         "factor": rope.factor,

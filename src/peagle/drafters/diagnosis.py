@@ -27,23 +27,15 @@ from peagle.drafters.checkpoint import (
 )
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.errors import InputError
-from peagle.models.decoder import DecoderConfig
-from peagle.models.families import read_target_config
+from peagle.models.families import read_spec
 from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import check_decoder
+from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import finite, mismatches, safetensors_files, shortened
 
 T = TypeVar("T")
-UNKNOWN_TARGET = DecoderConfig(
-    vocab_size=1,
-    hidden_size=1,
-    intermediate_size=1,
-    num_hidden_layers=1_000,
-    num_attention_heads=1,
-    num_key_value_heads=1,
-    head_dim=1,
-)
+UNKNOWN_TARGET = DecoderSpec(1, 1, 1_000 * (LayerSpec(AttentionSpec(1, 1, 1), MLPSpec(1)),))
 """Stands in for a target while a configuration is read; deep enough for any aux layer."""
 
 
@@ -71,7 +63,7 @@ def diagnose(
     problems: list[str] = []
     shape = None
     if target is not None:
-        shape = _attempt(lambda: read_target_config(target), problems)
+        shape = _attempt(lambda: read_spec(target), problems)
     config = _attempt(lambda: _read_drafter(directory, shape), problems)
     tensors = normalised(_read_tensors(directory, problems))
     if "fc.weight" not in tensors and "model.embed_tokens.weight" in tensors:
@@ -94,7 +86,7 @@ def diagnose(
 def target_problems(directory: Path) -> list[str]:
     """What keeps a target from being served, except a config.json that `diagnose` reports."""
     problems: list[str] = []
-    if _attempt(lambda: read_target_config(directory), []) is not None:
+    if _attempt(lambda: read_spec(directory), []) is not None:
         _attempt(lambda: check_decoder(directory), problems)
         _attempt(lambda: load_tokenizer(directory), problems)
         _attempt(lambda: end_tokens(directory, None), problems)
@@ -111,18 +103,18 @@ def _attempt(read: Callable[[], T], problems: list[str]) -> T | None:
         return None
 
 
-def _read_drafter(directory: Path, target: DecoderConfig | None) -> DrafterConfig:
+def _read_drafter(directory: Path, target: DecoderSpec | None) -> DrafterConfig:
     if target is not None:
         return read_drafter_config(directory, target)
     own = read_drafter_config(directory, UNKNOWN_TARGET).transformer
     return read_drafter_config(directory, _as_deep_as_unknown(own))
 
 
-def _as_deep_as_unknown(shape: DecoderConfig) -> DecoderConfig:
-    return replace(shape, num_hidden_layers=UNKNOWN_TARGET.num_hidden_layers)
+def _as_deep_as_unknown(shape: DecoderSpec) -> DecoderSpec:
+    return replace(shape, layers=UNKNOWN_TARGET.layers)
 
 
-def _implied_target(config: DrafterConfig) -> DecoderConfig:
+def _implied_target(config: DrafterConfig) -> DecoderSpec:
     """The target that a drafter's own configuration implies."""
     return replace(_as_deep_as_unknown(config.transformer), hidden_size=config.target_hidden_size)
 
@@ -145,7 +137,7 @@ def _read_tensors(directory: Path, problems: list[str]) -> dict[str, Tensor]:
 
 
 def _tensor_problems(
-    config: DrafterConfig, target: DecoderConfig, tensors: Mapping[str, Tensor]
+    config: DrafterConfig, target: DecoderSpec, tensors: Mapping[str, Tensor]
 ) -> list[str]:
     """What is missing, unexpected or misshapen compared with `config.json`."""
     with torch.device("meta"):
@@ -164,12 +156,12 @@ def _tensor_problems(
 
 
 def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    shape = config.transformer
+    shape, qk_norm = config.transformer, config.layer.attention.qk_norm
     parallel = MASK_HIDDEN in tensors if tensors else config.parallel
-    implied = config.taps == default_taps(UNKNOWN_TARGET.num_hidden_layers)
+    implied = config.taps == default_taps(len(UNKNOWN_TARGET.layers))
     return {
         "method": "P-EAGLE: K tokens in one pass" if parallel else "EAGLE-3: K tokens in K passes",
-        "layers": f"{shape.num_hidden_layers}, {'Qwen3' if shape.qk_norm else 'Llama'}-style",
+        "layers": f"{len(shape.layers)}, {'Qwen3' if qk_norm else 'Llama'}-style",
         "hidden size": f"{shape.hidden_size} (target {config.target_hidden_size})",
         "vocabulary": f"{shape.vocab_size:,}",
         "draft vocabulary": f"{config.draft_vocab_size:,}",

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from peagle.models.decoder import MLP, Attend, Attention, DecoderConfig, DecoderLayer, Embedding
+from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer, Embedding
+from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.rope import Rotation, rope_table, rotation_at
@@ -32,8 +33,8 @@ def default_taps(num_layers: int) -> tuple[int, ...]:
 class DrafterConfig:
     """A drafter's architecture and what it was trained for; keys as in vLLM's `config.json`."""
 
-    transformer: DecoderConfig
-    """Sizes of the draft layers; vocab_size is the target's."""
+    transformer: DecoderSpec
+    """The draft layers, all alike; vocab_size is the target's."""
     target_hidden_size: int
     taps: tuple[int, ...]
     """Target layers whose inputs are features (`eagle_aux_hidden_state_layer_ids`), ascending."""
@@ -46,6 +47,17 @@ class DrafterConfig:
     norm_output: bool = False
     trained_tokens: int | None = None
     """K that the drafter was trained for, if the directory says."""
+
+    @property
+    def layer(self) -> LayerSpec:
+        """What every draft layer is; the first one's attention reads twice the width."""
+        return self.transformer.layers[0]
+
+    @property
+    def mlp(self) -> MLPSpec:
+        """Its MLP: no drafter has experts."""
+        assert isinstance(self.layer.feed_forward, MLPSpec)
+        return self.layer.feed_forward
 
     @property
     def parallel(self) -> bool:
@@ -71,14 +83,15 @@ class DrafterConfig:
 class FirstLayer(nn.Module):
     """Layer 0: attends over [normed embedding ; normed feature], adds to the feature's stream."""
 
-    def __init__(self, config: DecoderConfig, norm_before_residual: bool) -> None:
+    def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config, 2 * config.hidden_size)
-        self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-        self.norm_before_residual = norm_before_residual
+        hidden_size, eps = config.transformer.hidden_size, config.layer.norms.eps
+        self.input_norm = RMSNorm(hidden_size, eps)
+        self.hidden_norm = RMSNorm(hidden_size, eps)
+        self.attention = Attention(config.layer.attention, hidden_size, eps, 2 * hidden_size)
+        self.post_norm = RMSNorm(hidden_size, eps)
+        self.mlp = MLP(config.mlp, hidden_size)
+        self.norm_before_residual = config.norm_before_residual
 
     def forward(
         self,
@@ -102,24 +115,25 @@ class DraftModel(nn.Module):
 
     def __init__(self, config: DrafterConfig, max_length: int) -> None:
         super().__init__()
-        shape = config.transformer
+        shape, eps = config.transformer, config.transformer.norm.eps
         self.config = config
         self.embed = Embedding(shape.vocab_size, shape.hidden_size)
         if config.norm_before_fc:
-            self.feature_norm = RMSNorm(config.feature_size, shape.rms_norm_eps)
+            self.feature_norm = RMSNorm(config.feature_size, eps)
         if config.fc_norm:
-            norms = (RMSNorm(config.target_hidden_size, shape.rms_norm_eps) for _ in config.taps)
+            norms = (RMSNorm(config.target_hidden_size, eps) for _ in config.taps)
             self.tap_norms = nn.ModuleList(norms)
         self.fc = Linear(config.feature_size, shape.hidden_size)
-        self.first = FirstLayer(shape, config.norm_before_residual)
-        self.rest = nn.ModuleList(DecoderLayer(shape) for _ in range(shape.num_hidden_layers - 1))
-        self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
+        self.first = FirstLayer(config)
+        self.rest = nn.ModuleList(DecoderLayer(s, shape.hidden_size) for s in shape.layers[1:])
+        self.norm = RMSNorm(shape.hidden_size, eps)
         self.head = Linear(shape.hidden_size, config.draft_vocab_size)
         if config.parallel:
             self.mask_hidden = nn.Parameter(torch.empty(config.feature_size))
         offsets = torch.zeros(config.draft_vocab_size, dtype=torch.int64, device="cpu")
         self.register_buffer("d2t", offsets, persistent=False)
-        table = rope_table(shape.rope, shape.head_dim, max_length)
+        attention = config.layer.attention
+        table = rope_table(attention.rope, attention.head_dim, max_length)
         self.register_buffer("rotations", table, persistent=False)
 
     d2t: Tensor

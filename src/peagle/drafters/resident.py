@@ -105,7 +105,7 @@ def resident_drafter(drafter: Drafter) -> ResidentDrafter:
 def fused_drafter(model: DraftModel) -> FusedLayers:
     """The layers of a drafter."""
     layers = [model.first, *model.rest]
-    return FusedLayers(layers, model.norm, model.config.transformer, model.rotations)
+    return FusedLayers(layers, model.norm, [model.rotations] * len(layers))
 
 
 def first_norms(model: DraftModel) -> FirstNorms:
@@ -119,7 +119,7 @@ def first_norms(model: DraftModel) -> FirstNorms:
         embedding=model.embed.weight,
         input_weight=first.input_norm.weight,
         hidden_weight=first.hidden_norm.weight,
-        eps=model.config.transformer.rms_norm_eps,
+        eps=first.input_norm.eps,
         before_residual=model.config.norm_before_residual,
         mask_token=mask_token or 0,
         mask_feature=mask_feature,

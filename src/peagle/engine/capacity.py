@@ -54,30 +54,30 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: in
     Captured prompts have theirs apart from those of prompts launched kernel by kernel. Logits exist
     up to four times: in a graph, where the host edits them, and twice for log-probabilities.
     """
-    config = target.config
-    inner = max(config.intermediate_size, config.moe_intermediate_size * config.num_experts_per_tok)
+    spec = target.spec
+    inner = max(layer.feed_forward.width for layer in spec.layers)
     features = 0 if drafter is None else drafter.model.config.feature_size
-    width = 3 * inner + 8 * config.hidden_size + 2 * features
+    width = 3 * inner + 8 * spec.hidden_size + 2 * features
     captured = min(rows, SIZES[-1])
-    logits = 4 * requests * (k + 1) * config.vocab_size
-    counts = requests * config.vocab_size * torch.int32.itemsize
+    logits = 4 * requests * (k + 1) * spec.vocab_size
+    counts = requests * spec.vocab_size * torch.int32.itemsize
     return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts
 
 
 def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:
     dtype = target.embed.weight.dtype
-    shapes = [target.config] + ([drafter.model.config.transformer] if drafter else [])
-    per_token = sum(kv_bytes_per_token(shape, dtype) for shape in shapes)
+    specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
+    per_token = sum(kv_bytes_per_token(spec, dtype) for spec in specs)
     affordable = memory // (per_token * config.block_size)
-    longest = config.max_model_len or target.rotations.shape[0]
+    longest = config.max_model_len or target.max_length
     return min(affordable, config.max_num_seqs * -(-longest // config.block_size))
 
 
 def _max_length(target: Decoder, config: EngineConfig, num_blocks: int, memory: int) -> int:
     held = num_blocks * config.block_size
-    limit = target.rotations.shape[0]
+    limit = target.max_length
     wanted = config.max_model_len or min(limit, max(held, SMALLEST_CONTEXT))
-    check_length(target.config, wanted)
+    check_length(target.spec, wanted)
     if wanted > held:
         needed = -(-wanted // config.block_size) * (memory / max(num_blocks, 1))
         raise InputError(

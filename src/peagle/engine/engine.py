@@ -59,7 +59,7 @@ class Engine:
         synthetic: Sequence[float] | None = None,
     ) -> None:
         assert (drafter is None) == (k == 0), "a drafter comes with its K"
-        self.drafter, self.k, self.vocab_size = drafter, k, target.config.vocab_size
+        self.drafter, self.k, self.vocab_size = drafter, k, target.spec.vocab_size
         self.end_tokens = tuple(token for token in end_tokens if token < self.vocab_size)
         capacity = capacity_of(target, drafter, k, config)
         self.max_length = capacity.max_length

@@ -121,7 +121,7 @@ def _caches(
     target: Decoder, drafter: Drafter | None, table: RequestTable, slots: int
 ) -> tuple[KVCache, KVCache | None]:
     dtype = target.embed.weight.dtype
-    of_target = KVCache(target.config, table, slots, dtype)
+    of_target = KVCache(target.spec, table, slots, dtype)
     if drafter is None:
         return of_target, None
     return of_target, KVCache(drafter.model.config.transformer, table, slots, dtype)

@@ -126,7 +126,7 @@ class CycleGraphs:
         """The median over idle rows, which get different tokens: these decide on experts."""
         idle = [row for row in range(size + 1) if row != self._spare][:size]
         self._fill(size, idle)
-        tokens = self._requests[size] * TOKEN_STRIDE % self._cycle.target.config.vocab_size
+        tokens = self._requests[size] * TOKEN_STRIDE % self._cycle.target.spec.vocab_size
         self._state.emitted[self._requests[size], 0] = tokens
         self._state.computed[self._requests[size]] = 1
         self._state.pending[self._requests[size]] = 1

@@ -8,17 +8,17 @@ from torch import Tensor
 from peagle.drafters.drafter import Span
 from peagle.engine.batch import Rows, gather_rows, tile_rows
 from peagle.engine.request_table import RequestTable
-from peagle.models.decoder import Attend, DecoderConfig
+from peagle.models.decoder import Attend
+from peagle.models.spec import DecoderSpec
 from peagle.ops import cached_attention
 from peagle.ops.attention import attend, causal_bias, paged_attention, write_kv
-from peagle.ops.cached_attention import AttentionSpec, PassRows
+from peagle.ops.cached_attention import AttentionHeads, PassRows
 
 
-def kv_bytes_per_token(config: DecoderConfig, dtype: torch.dtype) -> int:
+def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
     """Bytes of keys and values that one position takes in one model."""
-    return (
-        2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * dtype.itemsize
-    )
+    numbers = sum(2 * group.attention.kv_width * len(group.layers) for group in spec.groups)
+    return numbers * dtype.itemsize
 
 
 class KVCache:
@@ -28,13 +28,15 @@ class KVCache:
     """
 
     def __init__(
-        self, config: DecoderConfig, table: RequestTable, slots: int, dtype: torch.dtype
+        self, spec: DecoderSpec, table: RequestTable, slots: int, dtype: torch.dtype
     ) -> None:
-        layers, heads = config.num_hidden_layers, config.num_key_value_heads
-        shape = (layers, 2, slots + 1, heads, config.head_dim)
+        """All groups of a spec's layers must have keys of one shape."""
+        [shape] = {(g.attention.num_kv_heads, g.attention.head_dim) for g in spec.groups}
         self._table = table
-        self.tensor = torch.zeros(shape, dtype=dtype, device=table.slots.device)
-        self._per_layer_attention = config.per_layer_attention
+        self.tensor = torch.zeros(
+            len(spec.layers), 2, slots + 1, *shape, dtype=dtype, device=table.slots.device
+        )
+        self._full = all(layer.attention.full for layer in spec.layers)
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero some blocks: attention gives hidden positions a weight of 0, which NaN survives."""
@@ -44,7 +46,7 @@ class KVCache:
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""
-        if self._per_layer_attention:
+        if not self._full:
             tiles = tile_rows(self._table, spans)
             return tiles.positions, TiledAttend(self.tensor, tiles)
         if len(spans) == 1:
@@ -62,7 +64,9 @@ class PagedAttend:
     def __init__(self, cache: Tensor, rows: Rows) -> None:
         self._layers, self._rows = cache.unbind(), rows
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+    ) -> Tensor:
         """Store this pass's keys and values, then attend to everything each row may see."""
         write_kv(self._layers[layer], self._rows.slots, key, value)
         return paged_attention(query, self._layers[layer], self._rows.groups)
@@ -80,7 +84,9 @@ class ContiguousAttend:
         self._written = sides[:, run + span.start : run + stop].unbind()
         self._seen = sides[:, None, run : run + stop].transpose(2, 3).unbind()
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+    ) -> Tensor:
         """As `PagedAttend`."""
         first, second = 2 * layer, 2 * layer + 1
         self._written[first].copy_(key)
@@ -89,15 +95,15 @@ class ContiguousAttend:
 
 
 class TiledAttend:
-    """The same where layers have windows or sinks, which come with the call."""
+    """The same where layers have windows or sinks."""
 
     def __init__(self, cache: Tensor, rows: PassRows) -> None:
         self._layers, self._rows = cache.unbind(), rows
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """As `PagedAttend`."""
         write_kv(self._layers[layer], self._rows.writes, key, value)
-        attended = cached_attention.attend(query, spec, self._layers[layer], self._rows)
+        attended = cached_attention.attend(query, heads, self._layers[layer], self._rows)
         return attended.view(query.shape)

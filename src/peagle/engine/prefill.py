@@ -3,6 +3,8 @@
 import itertools
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from peagle.drafters.drafter import Span
 from peagle.engine.batch import Scheduled
 from peagle.engine.logprobs import scored_rows
@@ -11,6 +13,7 @@ from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import PromptEnds, PromptRows, ResidentCycle
 from peagle.engine.upload import upload
+from peagle.models.fused import FusedLayers
 from peagle.ops.moe import Experts
 from peagle.ops.triton import on_hopper
 
@@ -43,8 +46,7 @@ class Prefill:
         following += [0] * padding
         given = [tokens, following, _ends(chunks)] + [scored] * bool(scored)
         spans = [Span(item.request.row, item.start, item.rows) for item in chunks]
-        per_layer_attention = self._cycle.target.config.per_layer_attention
-        attention = prompt_attention(self._table, spans, per_layer_attention, padding)
+        attention = prompt_attention(self._table, spans, padding)
         rows = PromptRows(*(upload(values, device) for values in given))
         return self._cycle.fill(rows, attention)
 
@@ -63,8 +65,17 @@ class Prefill:
             parts.append((cycle.drafter.layers, cycle.drafter_cache))
         longest = min(most, self._table.slots.shape[1])
         for layers, cache in parts:
-            if on_hopper(cache) and cache.dtype.itemsize == 2 and layers.specs[0].full:
-                warm_up(layers.specs[0], cache[0], longest)
+            if on_hopper(cache) and cache.dtype.itemsize == 2:
+                _plan(layers, cache, longest)
+
+
+def _plan(layers: FusedLayers, cache: Tensor, longest: int) -> None:
+    """Plan the prompts of each size of heads that attend to everything before them."""
+    planned: set[tuple[int, int, int]] = set()
+    for layer, spec in enumerate(layers.specs):
+        if spec.full and spec.sizes not in planned:
+            planned.add(spec.sizes)
+            warm_up(spec, cache[layer], longest)
 
 
 def _ends(chunks: Sequence[Scheduled]) -> list[int]:

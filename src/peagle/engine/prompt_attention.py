@@ -7,6 +7,7 @@ kernel, which needs no plan: one call for each length would keep the host busy f
 pass takes.
 """
 
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,23 +37,20 @@ MAX_SHARED_ROWS = 1024
 """Longest chunk that may share a call; for longer ones its kernel takes twice as long."""
 
 
-def prompt_attention(
-    table: RequestTable, spans: Sequence[Span], per_layer_attention: bool, padding: int = 0
-) -> Attention:
+def prompt_attention(table: RequestTable, spans: Sequence[Span], padding: int = 0) -> Attention:
     """The attention of one pass over prompt chunks.
 
     Chunks from position 0 that are padded to one length attend in one call if they are adjacent.
-    per_layer_attention: whether layers may have windows or sinks; padding: rows after the chunks'.
+    padding: rows after the chunks'.
     """
     layout = _laid_out(table, spans, padding)
-    tiles = tile_rows(table, spans) if per_layer_attention else None
+    tiles = functools.cache(lambda: tile_rows(table, spans))
 
     def over(cache: Tensor) -> AttendProduct:
         def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
             if spec.full:
                 return layout.attend(qkv, spec, cache[layer])
-            assert tiles is not None
-            attended = store_attend(qkv[: len(qkv) - padding], spec, cache[layer], tiles)
+            attended = store_attend(qkv[: len(qkv) - padding], spec, cache[layer], tiles())
             return F.pad(attended, (0, 0, 0, padding)) if padding else attended
 
         return attend

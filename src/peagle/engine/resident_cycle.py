@@ -134,7 +134,7 @@ class ResidentCycle:
         features = None if taps is None else self._fill_drafter(prompts, taps.into, attention)
         scores = self._score(prompts, stream)
         if not len(ends):
-            return PromptEnds(x.new_empty(0, target.config.vocab_size), features, scores)
+            return PromptEnds(x.new_empty(0, target.spec.vocab_size), features, scores)
         if to_the_end:
             return PromptEnds(self._logits(stream.index_select(0, ends)), features, scores)
         return PromptEnds(residual.linear(last, target.head), features)
@@ -161,13 +161,13 @@ class ResidentCycle:
 
     def open_target(self, rows: PassRows) -> AttendProduct:
         """The target's attention for one pass over cached requests."""
-        return _attend(self.target_cache, rows, self.layers.specs[0])
+        return _attend(self.target_cache, rows, self.layers.specs)
 
     def open_drafter(self, rows: PassRows) -> AttendProduct:
         """The drafter's."""
         assert self.drafter is not None
         assert self.drafter_cache is not None
-        return _attend(self.drafter_cache, rows, self.drafter.layers.specs[0])
+        return _attend(self.drafter_cache, rows, self.drafter.layers.specs)
 
     def taps(self, rows: int) -> Taps | None:
         """Where to keep the streams of a pass that the drafter reads; None without a drafter."""
@@ -178,12 +178,19 @@ class ResidentCycle:
         return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
 
 
-def _attend(cache: Tensor, rows: PassRows, like: QKVSpec) -> AttendProduct:
-    """Attention over a cache [layers, 2, slots, kv_heads, head_dim] whose layers have heads `like`
-    these. Contexts are divided among programs here, in a launch before the first layer's.
+def _attend(cache: Tensor, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendProduct:
+    """Attention of a pass's layers over their cache [layers, 2, slots, kv_heads, head_dim].
 
-    After the first layer `rows` are settled (`attend_product`): the launches between two layers'
-    attentions include one that waits for everything before it.
+    Contexts are divided among programs here, in a launch before the first layer's, for all layers
+    of the same heads together. After the first layer `rows` are settled (`attend_product`): the
+    launches between two layers' attentions include one that waits for everything before it.
     """
-    rows = divided(rows, like, cache[0])
-    return lambda layer, qkv, spec: attend_product(qkv, spec, cache[layer], rows, layer > 0)
+    by_sizes: dict[tuple[int, int, int], PassRows] = {}
+    for layer, spec in enumerate(specs):
+        if spec.sizes not in by_sizes:
+            by_sizes[spec.sizes] = divided(rows, spec, cache[layer])
+
+    def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
+        return attend_product(qkv, spec, cache[layer], by_sizes[spec.sizes], layer > 0)
+
+    return attend

@@ -24,7 +24,7 @@ class ResidentRequests:
         """width: of projected features."""
         weight, rows = target.embed.weight, len(table.limits)
         features = weight.new_zeros(rows, most_drafts + 1, width)
-        vocab = target.config.vocab_size
+        vocab = target.spec.vocab_size
         self.state = ResidentState.empty(table.slots, table.limits, features, vocab)
         self.sampling = Sampling.empty(rows, weight.device)
         self._pending = [1] * rows

@@ -35,8 +35,8 @@ def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
     """
     if not (target.embed.weight.is_cuda and AVAILABLE):
         return False
-    shapes = [target.config] + ([drafter.model.config.transformer] if drafter else [])
-    sizes = {shape.head_dim for shape in shapes}
+    specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
+    sizes = {layer.attention.head_dim for spec in specs for layer in spec.layers}
     if all(map(supports_head_dim, sizes)):
         return True
     warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)

@@ -1,13 +1,21 @@
 """The causal transformer: architecture only. Attention and its KV memory are the caller's."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from peagle.ops.cached_attention import AttentionSpec
+from peagle.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerGroup,
+    LayerSpec,
+    MLPSpec,
+)
+from peagle.ops.cached_attention import AttentionHeads
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
 from peagle.ops.norm import HeadNorm, RMSNorm
@@ -16,53 +24,9 @@ from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotati
 from peagle.ops.rows import take
 from peagle.ops.swiglu import swiglu
 
-Attend = Callable[..., Tensor]
-"""(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value) -> like query. With
-`per_layer_attention` the layer's `AttentionSpec` follows, which plain attention does not take."""
-
-
-@dataclass(frozen=True)
-class DecoderConfig:
-    """Sizes and switches of a decoder; the names are Hugging Face's."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    rms_norm_eps: float = 1e-6
-    rope: RopeConfig = field(default_factory=RopeConfig)
-    max_position_embeddings: int = 2048
-    tie_word_embeddings: bool = False
-    qk_norm: bool = False
-    attention_bias: bool = False
-    """Biases on q, k, v and the output projection."""
-    attention_sinks: bool = False
-    """Every head learns a logit that takes a share of its attention and contributes no value."""
-    sliding_window: int | None = None
-    """Positions that a row sees in layers of type sliding_attention, its own included."""
-    layer_types: tuple[str, ...] = ()
-    """sliding_attention or full_attention, by layer; empty where all are full."""
-    mlp_bias: bool = False
-    num_experts: int = 0
-    """Number of experts in place of each layer's MLP; 0: one dense MLP of intermediate_size."""
-    num_experts_per_tok: int = 0
-    moe_intermediate_size: int = 0
-    norm_topk_prob: bool = False
-    swiglu_limit: float | None = None
-    """If set, experts are GPT-OSS's: with biases, and a SwiGLU clamped to this limit."""
-
-    @property
-    def per_layer_attention(self) -> bool:
-        """Whether layers may have windows or sinks, so that each call brings an `AttentionSpec`."""
-        return self.attention_sinks or bool(self.layer_types)
-
-    def window(self, layer: int) -> int | None:
-        """Positions that a layer's rows see, their own included; None: all before them."""
-        sliding = self.layer_types and self.layer_types[layer] == "sliding_attention"
-        return self.sliding_window if sliding else None
+Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionHeads], Tensor]
+"""(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value, what they see) ->
+like query."""
 
 
 class Embedding(Part):
@@ -79,74 +43,77 @@ class Embedding(Part):
 class Attention(Part):
     """Grouped-query attention with rotary positions; q, k and v come from one product."""
 
-    def __init__(self, config: DecoderConfig, in_features: int, window: int | None = None) -> None:
+    def __init__(
+        self, spec: AttentionSpec, hidden_size: int, eps: float, in_features: int | None = None
+    ) -> None:
+        """in_features: width of what q, k and v are made of; None: hidden_size."""
         super().__init__()
-        self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
-        self.head_dim = config.head_dim
-        width = self.heads * self.head_dim
-        kv_width = self.kv_heads * self.head_dim
-        self.qkv = Linear(in_features, width + 2 * kv_width, config.attention_bias)
-        self.out = Linear(width, config.hidden_size, config.attention_bias)
-        norm = HeadNorm(self.heads, self.kv_heads, self.head_dim, config.rms_norm_eps)
-        self.qk_norm = norm if config.qk_norm else None
-        self.window, self.per_layer_attention = window, config.per_layer_attention
-        self.sinks = nn.Parameter(torch.zeros(self.heads)) if config.attention_sinks else None
+        self.spec = spec
+        width = spec.width + 2 * spec.kv_width
+        self.qkv = Linear(in_features or hidden_size, width, spec.bias)
+        self.out = Linear(spec.width, hidden_size, spec.bias)
+        norm = HeadNorm(spec.num_heads, spec.num_kv_heads, spec.head_dim, eps)
+        self.qk_norm = norm if spec.qk_norm else None
+        self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if spec.sinks else None
+        sizes = spec.num_heads, spec.num_kv_heads, spec.head_dim
+        self._heads = AttentionHeads(*sizes, spec.window)
 
     @property
-    def spec(self) -> AttentionSpec:
+    def heads(self) -> AttentionHeads:
         """What attention over these heads has to know."""
-        return AttentionSpec(self.heads, self.kv_heads, self.head_dim, self.window, self.sinks)
+        return self._heads if self.sinks is None else replace(self._heads, sinks=self.sinks)
 
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
     ) -> Tensor:
         """x: [rows, in_features]; result: [rows, hidden_size], or of the rows in `kept` alone."""
-        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim))
-        qk, value = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=1)
+        heads, kv_heads = self.spec.num_heads, self.spec.num_kv_heads
+        qkv = self.qkv(x).unflatten(-1, (-1, self.spec.head_dim))
+        qk, value = qkv.split_with_sizes((heads + kv_heads, kv_heads), dim=1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
         qk = apply_rope(qk, rotation)
-        query, key = qk.split_with_sizes((self.heads, self.kv_heads), dim=1)
-        spec = (self.spec,) if self.per_layer_attention else ()
-        attended = attend(layer, query, key, value, *spec)
+        query, key = qk.split_with_sizes((heads, kv_heads), dim=1)
+        attended = attend(layer, query, key, value, self.heads)
         return self.out(take(attended, kept).flatten(1))
 
 
 class MLP(Part):
     """SwiGLU; gate and up come from one product."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, spec: MLPSpec, hidden_size: int) -> None:
         super().__init__()
-        self.gate_up = Linear(config.hidden_size, 2 * config.intermediate_size, config.mlp_bias)
-        self.down = Linear(config.intermediate_size, config.hidden_size, config.mlp_bias)
+        self.gate_up = Linear(hidden_size, 2 * spec.intermediate_size, spec.bias)
+        self.down = Linear(spec.intermediate_size, hidden_size, spec.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(swiglu(self.gate_up(x)))
 
 
-def feed_forward(config: DecoderConfig) -> MLP | Experts:
+def feed_forward(spec: MLPSpec | ExpertsSpec, hidden_size: int) -> MLP | Experts:
     """A layer's MLP, or its experts: [rows, hidden_size] -> the same."""
-    if not config.num_experts:
-        return MLP(config)
+    if isinstance(spec, MLPSpec):
+        return MLP(spec, hidden_size)
     return Experts(
-        config.hidden_size,
-        config.moe_intermediate_size,
-        config.num_experts,
-        config.num_experts_per_tok,
-        config.norm_topk_prob,
-        config.swiglu_limit,
+        hidden_size,
+        spec.moe_intermediate_size,
+        spec.num_experts,
+        spec.num_experts_per_tok,
+        spec.norm_topk_prob,
+        None if spec.activation is None else spec.activation.limit,
     )
 
 
 class DecoderLayer(nn.Module):
     """A pre-norm block on the residual stream [rows, hidden_size]."""
 
-    def __init__(self, config: DecoderConfig, window: int | None = None) -> None:
+    def __init__(self, spec: LayerSpec, hidden_size: int) -> None:
         super().__init__()
-        self.input_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.attention = Attention(config, config.hidden_size, window)
-        self.post_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = feed_forward(config)
+        eps = spec.norms.eps
+        self.input_norm = RMSNorm(hidden_size, eps)
+        self.attention = Attention(spec.attention, hidden_size, eps)
+        self.post_norm = RMSNorm(hidden_size, eps)
+        self.mlp = feed_forward(spec.feed_forward, hidden_size)
 
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
@@ -156,24 +123,45 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_norm(x))
 
 
+class RopeTables(nn.Module):
+    """The rotations of every position, one table for all layers that rotate alike."""
+
+    def __init__(self, groups: Iterable[LayerGroup], length: int) -> None:
+        super().__init__()
+        names: dict[tuple[RopeConfig, int], str] = {}
+        of_layers: dict[int, str] = {}
+        for group in groups:
+            key = group.attention.rope, group.attention.head_dim
+            if key not in names:
+                names[key] = f"table{len(names)}"
+                self.register_buffer(names[key], rope_table(*key, length), persistent=False)
+            of_layers |= dict.fromkeys(group.layers, names[key])
+        self._of_layers = [of_layers[layer] for layer in sorted(of_layers)]
+
+    def of_layers(self) -> list[Tensor]:
+        """Each layer's [positions, 2, head_dim] of `rope_table`."""
+        return [self.get_buffer(name) for name in self._of_layers]
+
+    def forward(self, positions: Tensor) -> list[Rotation]:
+        """Each layer's rotations at some positions [rows]."""
+        found = {name: rotation_at(table, positions) for name, table in self.named_buffers()}
+        return [found[name] for name in self._of_layers]
+
+
 class Decoder(nn.Module):
     """A target that also returns the hidden states that drafters read."""
 
-    def __init__(self, config: DecoderConfig, max_length: int | None = None) -> None:
+    def __init__(self, spec: DecoderSpec, max_length: int | None = None) -> None:
         super().__init__()
-        self.config = config
-        self.embed = Embedding(config.vocab_size, config.hidden_size)
-        windows = map(config.window, range(config.num_hidden_layers))
-        self.layers = nn.ModuleList(DecoderLayer(config, window) for window in windows)
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.head = Linear(config.hidden_size, config.vocab_size)
-        if config.tie_word_embeddings:
+        self.spec = spec
+        self.embed = Embedding(spec.vocab_size, spec.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(each, spec.hidden_size) for each in spec.layers)
+        self.norm = RMSNorm(spec.hidden_size, spec.norm.eps)
+        self.head = Linear(spec.hidden_size, spec.vocab_size)
+        if spec.tie_word_embeddings:
             self.head.weight = self.embed.weight
-        length = max_length or config.max_position_embeddings
-        table = rope_table(config.rope, config.head_dim, length)
-        self.register_buffer("rotations", table, persistent=False)
-
-    rotations: Tensor
+        self.max_length = max_length or spec.max_length
+        self.rope = RopeTables(spec.groups, self.max_length)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, taps: tuple[int, ...] = ()
@@ -184,11 +172,11 @@ class Decoder(nn.Module):
         `head` turns into logits, and the tapped residual streams side by side
         [rows, len(taps) * hidden_size]: tap i is the stream after i layers.
         """
-        rotation = rotation_at(self.rotations, positions)
+        rotations = self.rope(positions)
         x = self.embed(tokens)
         tapped = [x] if 0 in taps else []
         for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, index, attend)
+            x = layer(x, rotations[index], index, attend)
             if index + 1 in taps:
                 tapped.append(x)
         return self.norm(x), torch.cat(tapped, dim=-1) if taps else None

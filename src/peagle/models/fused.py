@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from peagle.models.decoder import MLP, Attention, Decoder, DecoderConfig
+from peagle.models.decoder import MLP, Attention, Decoder
 from peagle.ops import residual
 from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.linear import Linear
@@ -47,11 +47,10 @@ class Taps:
 class FusedLayers:
     """Layers of a target or a drafter, each a chain of products with their norms fused in."""
 
-    def __init__(
-        self, layers: Iterable[Any], last_norm: RMSNorm, config: DecoderConfig, table: Tensor
-    ) -> None:
+    def __init__(self, layers: Iterable[Any], last_norm: RMSNorm, tables: Iterable[Tensor]) -> None:
+        """tables: each layer's of `rope_table`."""
         self.layers: list[Block] = list(layers)
-        self.specs = [qkv_spec(layer, config, table) for layer in self.layers]
+        self.specs = [*map(qkv_spec, self.layers, tables)]
         self._next_norms = [*(layer.input_norm for layer in self.layers[1:]), last_norm]
         self._next_qkvs: list[Linear | None] = [
             *(layer.attention.qkv for layer in self.layers[1:]),
@@ -108,17 +107,17 @@ class FusedLayers:
         return stream, x, None if qkv is None else residual.linear(x, qkv)
 
 
-def qkv_spec(layer: Block, config: DecoderConfig, table: Tensor) -> QKVSpec:
+def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
     """How a layer's q, k, v product is read. table: of `rope_table`."""
     norm = layer.attention.qk_norm
     return QKVSpec(
-        **vars(layer.attention.spec),
+        **vars(layer.attention.heads),
         rotations=table,
         norm_weight=None if norm is None else norm.weight,
-        eps=config.rms_norm_eps,
+        eps=layer.input_norm.eps,
     )
 
 
 def fused_target(decoder: Decoder) -> FusedLayers:
     """The layers of a target."""
-    return FusedLayers(decoder.layers, decoder.norm, decoder.config, decoder.rotations)
+    return FusedLayers(decoder.layers, decoder.norm, decoder.rope.of_layers())

@@ -25,7 +25,8 @@ def load_tokenizer(directory: Path) -> Any:
 
 def _refuse_other_family(directory: Path) -> None:
     """Raise `InputError` for a model type by which transformers looks for another tokenizer."""
-    kind, known = read_json(directory / "config.json").get("model_type"), FAMILIES.values()
+    kind = read_json(directory / "config.json").get("model_type")
+    known = [family.MODEL_TYPE for family in FAMILIES.values()]
     if kind is not None and kind not in known:
         raise InputError(
             f"{directory}: model_type {kind} is not supported; peagle runs {', '.join(known)}"

@@ -39,6 +39,10 @@ class TensorRule:
         inner = ours[self.leading :]
         return {name: (size, *inner) for name, size in zip(self.theirs, self.sizes, strict=True)}
 
+    def as_stored(self, names: Container[str]) -> "TensorRule":
+        """The rule for a file with these tensors, which may store the value in another form."""
+        return self
+
     def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
         """Ours, with its leading dimensions still flat."""
         return torch.cat([part.to(dtype=dtype) for part in theirs])

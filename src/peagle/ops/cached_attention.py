@@ -14,7 +14,7 @@ from peagle.ops.triton import has_kernels, kernels, on_hopper
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
+class AttentionHeads:
     """A layer's attention heads, and which positions they see."""
 
     num_heads: int
@@ -26,13 +26,18 @@ class AttentionSpec:
     """[num_heads] logits that take a share of every row's softmax and add no value."""
 
     @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Number of heads, of key-value heads, and head_dim."""
+        return self.num_heads, self.num_kv_heads, self.head_dim
+
+    @property
     def full(self) -> bool:
         """Whether this is plain causal attention, without a window or sinks."""
         return self.window is None and self.sinks is None
 
 
 @dataclass(frozen=True, kw_only=True)
-class QKVSpec(AttentionSpec):
+class QKVSpec(AttentionHeads):
     """How to read a layer's q, k, v product: its heads, and the norm and rotation they get."""
 
     rotations: Tensor
@@ -102,7 +107,7 @@ def store(
     return query, key, value
 
 
-def attend(query: Tensor, spec: AttentionSpec, cache: Tensor, rows: PassRows) -> Tensor:
+def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -> Tensor:
     """Each row's attention to all that its request has in the cache up to its own position.
 
     query: [rows, heads, head_dim], with any row stride. Returns [rows, heads * head_dim], undefined
@@ -160,7 +165,7 @@ def rotate(qkv: Tensor, positions: Tensor, spec: QKVSpec) -> tuple[Tensor, Tenso
 
 
 def attend_reference(
-    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, spec: AttentionSpec
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, spec: AttentionHeads
 ) -> Tensor:
     """Softmax attention of one request's rows, in float32.
 

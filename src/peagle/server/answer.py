@@ -1,41 +1,21 @@
-"""From running sequences to one HTTP answer: a JSON object, or a stream of events."""
+"""Answers as choices: OpenAI's completions and chat completions."""
 
-import asyncio
 import contextlib
-import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
-from pydantic_core import to_json
-from starlette.types import Receive, Scope, Send
 
 from peagle.engine.request import Speculation
 from peagle.llm import Chunk, Completion
-from peagle.server.errors import CLIENT_GONE, APIError, as_api_error
+from peagle.server.delivery import WAITING, Json, deliver, event
+from peagle.server.errors import APIError
 from peagle.server.middleware import GIVEN_ID
 from peagle.server.protocol import ChatBody, GenerationBody, StreamOptions
 from peagle.server.service import Job, Service
 
 DONE = b"data: [DONE]\n\n"
-WAITING = b": writing\n\n"
-"""A comment, which clients ignore."""
-SILENCE = 15.0
-"""Seconds without an event after which proxies may close a stream."""
-EVENT_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-)
-UNREAD = 60.0
-"""Seconds for which a client may leave a stream unread, at most twice that: its request keeps
-others from being admitted."""
-Json = dict[str, Any]
-T = TypeVar("T")
-log = logging.getLogger("peagle.server")
 
 
 class Form(Protocol):
@@ -78,22 +58,70 @@ async def answer(
         "created": int(time.time()),
         "model": service.settings.model_names[0],
     }
-    if body.stream:
-        return EventStream(_worded(form, job, head, body), running.pop_all())
-    done = await unless_gone(request.receive, _collect(job))
-    if done is None:
-        return Response(status_code=CLIENT_GONE)
-    choices = [
-        _explained(form.choice(index, completion), completion, head)
-        for index, completion in enumerate(done)
-    ]
-    if all(completion.failure for completion in done):
-        raise APIError(500, done[0].failure or "")
-    words = {**head, "choices": choices, "usage": usage(job, done), **form.whole(done)}
-    if body.return_token_ids:
-        for choice, completion in zip(choices, done, strict=True):
-            _add_ids(body, words, choice, completion.token_ids, completion.prompt_token_ids)
-    return JSONResponse(words)
+    choices = Choices(form, head, job, body)
+    return await deliver(choices, job, bool(body.stream), request, running)
+
+
+class Choices:
+    """The choices of one request, each in its route's form."""
+
+    waiting = WAITING
+
+    def __init__(self, form: Form, head: Json, job: Job, body: GenerationBody) -> None:
+        self._form, self._head, self._job, self._body = form, head, job, body
+        self._wanted = body.stream_options or StreamOptions()
+        self.id: str = head["id"]
+        self._written = 0
+        self._unsaid: list[list[int]] = [[] for _ in job.prepared]
+        """Tokens of which nothing could be shown yet."""
+        self._begun: set[int] = set()
+
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """The answer as one object."""
+        choices = [
+            _explained(self._form.choice(index, completion), completion)
+            for index, completion in enumerate(done)
+        ]
+        told = {"choices": choices, "usage": usage(self._job, done)}
+        words = {**self._head, **told, **self._form.whole(done)}
+        if self._body.return_token_ids:
+            for choice, completion in zip(choices, done, strict=True):
+                ids = completion.token_ids, completion.prompt_token_ids
+                _add_ids(self._body, words, choice, *ids)
+        return words
+
+    def begin(self) -> Sequence[bytes]:
+        """Nothing: a choice begins with its first delta."""
+        return ()
+
+    def add(self, index: int, chunk: Chunk) -> Iterator[bytes]:
+        """An event for each delta."""
+        self._written += len(chunk.token_ids)
+        self._unsaid[index] += chunk.token_ids
+        choices = self._form.deltas(index, chunk)
+        if chunk.completion is not None:
+            *before, last = choices
+            choices = [*before, _explained(last, chunk.completion)]
+        for choice in choices:
+            words: Json = {**self._head, "choices": [choice]}
+            if self._body.return_token_ids:
+                asked = None if index in self._begun else self._job.prepared[index].tokens
+                _add_ids(self._body, words, choice, self._unsaid[index], asked)
+                self._unsaid[index] = []
+                self._begun.add(index)
+            if self._wanted.continuous_usage_stats:
+                words["usage"] = _counts(self._job.prompt_tokens, self._written)
+            yield event(words)
+
+    def end(self, done: Sequence[Completion]) -> Iterator[bytes]:
+        """The usage if requested, and that nothing follows."""
+        if self._wanted.include_usage:
+            yield event({**self._head, "choices": [], "usage": usage(self._job, done)})
+        yield DONE
+
+    def fail(self, refusal: APIError) -> bytes:
+        """The error in place of a delta."""
+        return event(refusal.body.model_dump())
 
 
 def _add_ids(
@@ -107,6 +135,12 @@ def _add_ids(
     choice["token_ids"] = tokens
     if prompt is not None:
         (words if isinstance(body, ChatBody) else choice)["prompt_token_ids"] = prompt
+
+
+def _explained(choice: Json, completion: Completion) -> Json:
+    """A choice, and why it ended with an error, where others did not."""
+    failure = completion.failure
+    return choice if failure is None else {**choice, "error": {"message": failure}}
 
 
 def usage(job: Job, done: Sequence[Completion]) -> Json:
@@ -138,145 +172,3 @@ def _counts(prompt: int, written: int) -> Json:
         "completion_tokens": written,
         "total_tokens": prompt + written,
     }
-
-
-def event(data: Json) -> bytes:
-    """One server-sent event, in ASCII: some clients also split lines at other characters."""
-    return b"data: " + to_json(data, ensure_ascii=True) + b"\n\n"
-
-
-async def unless_gone(
-    receive: Receive, work: Coroutine[Any, Any, T], unread: Callable[[], bool] = lambda: False
-) -> T | None:
-    """The result of `work`, or None when the client left first, which cancels the work.
-
-    unread: whether the client has stopped reading, asked every `UNREAD` seconds; it then counts as
-    gone.
-    """
-    leaving = asyncio.ensure_future(_gone(receive, unread))
-    try:
-        async with asyncio.timeout(None) as patience:
-            leaving.add_done_callback(partial(_end, patience))
-            return await work
-    except TimeoutError:
-        if patience.expired():
-            return None
-        raise
-    finally:
-        leaving.cancel()
-
-
-def _end(patience: asyncio.Timeout, _: object) -> None:
-    with contextlib.suppress(RuntimeError):  # the work has already ended
-        patience.reschedule(0)
-
-
-class EventStream(Response):
-    """Sends events as they come; cancels their sequences when the client leaves."""
-
-    def __init__(
-        self,
-        events: AsyncIterator[bytes],
-        running: contextlib.AbstractAsyncContextManager[Any],
-    ) -> None:
-        super().__init__()
-        self._events, self._running = events, running
-        self._sending, self._sent, self._seen = False, 0, -1
-
-    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
-        """Every stream has the same headers."""
-        self.raw_headers = list(EVENT_HEADERS)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer over ASGI."""
-        async with self._running:
-            await unless_gone(receive, self._send(send), self._unread)
-
-    async def _send(self, send: Send) -> None:
-        """The head goes out at once, while the engine works on the first token."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-        async for data in self._events:
-            self._sending = True
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-            self._sending, self._sent = False, self._sent + 1
-        await send({"type": "http.response.body", "body": b""})
-
-    def _unread(self) -> bool:
-        """Whether the same event is still being sent as at the last call."""
-        before, self._seen = self._seen, self._sent
-        return self._sending and self._sent == before
-
-
-async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
-    while True:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(UNREAD):
-                while (await receive())["type"] != "http.disconnect":
-                    pass
-                return
-        if unread():
-            log.warning(f"a stream was not read for {UNREAD:.0f} s and is ended")
-            return
-
-
-def _explained(choice: Json, completion: Completion, head: Json) -> Json:
-    """A choice; if it ended with an error, the log gets the reason, and the client if others did
-    not: an answer of which nothing came to its end is an error as a whole."""
-    if completion.failure is None:
-        return choice
-    which = f"choice {choice['index']} of {head['id']}"
-    log.warning(f"{which} ended with an error: {completion.failure}")
-    return {**choice, "error": {"message": completion.failure}}
-
-
-async def _collect(job: Job) -> list[Completion]:
-    done: dict[int, Completion] = {}
-    async for index, chunk in job.chunks:
-        if chunk.completion is not None:
-            done[index] = chunk.completion
-    return [done[index] for index in range(len(job.prepared))]
-
-
-async def _worded(form: Form, job: Job, head: Json, body: GenerationBody) -> AsyncIterator[bytes]:
-    """Chunks as events, then the usage if requested; an error becomes the last event."""
-    wanted = body.stream_options or StreamOptions()
-    done: dict[int, Completion] = {}
-    unsaid: list[list[int]] = [[] for _ in job.prepared]
-    """Tokens of which nothing could be shown yet."""
-    begun: set[int] = set()
-    prompt, written, said = job.prompt_tokens, 0, time.monotonic()
-    try:
-        async for index, chunk in job.chunks:
-            choices = form.deltas(index, chunk)
-            if chunk.completion is not None:
-                done[index] = chunk.completion
-                *before, last = choices
-                choices = [*before, _explained(last, chunk.completion, head)]
-                if len(job.prepared) == 1 and chunk.completion.failure is not None:
-                    raise APIError(500, chunk.completion.failure)
-            written += len(chunk.token_ids)
-            unsaid[index] += chunk.token_ids
-            for choice in choices:
-                words: Json = {**head, "choices": [choice]}
-                if body.return_token_ids:
-                    asked = None if index in begun else job.prepared[index].tokens
-                    _add_ids(body, words, choice, unsaid[index], asked)
-                    unsaid[index] = []
-                    begun.add(index)
-                if wanted.continuous_usage_stats:
-                    words["usage"] = _counts(prompt, written)
-                yield event(words)
-                said = time.monotonic()
-            if time.monotonic() - said > SILENCE:
-                yield WAITING
-                said = time.monotonic()
-    except Exception as error:
-        refusal = as_api_error(error)
-        if refusal.status == 500:
-            log.exception("a stream failed")
-        yield event(refusal.body.model_dump())
-        return
-    if wanted.include_usage:
-        finished = [done[index] for index in range(len(job.prepared))]
-        yield event({**head, "choices": [], "usage": usage(job, finished)})
-    yield DONE

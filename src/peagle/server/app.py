@@ -1,20 +1,21 @@
 """The application: its routes and middleware."""
 
+from collections.abc import Callable, Coroutine
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
-from pydantic import ValidationError
 from starlette.middleware.cors import CORSMiddleware
 
 from peagle.async_llm import AsyncLLM
-from peagle.server.body_route import BodyRoute
+from peagle.server.anthropic.body import MessagesBody
+from peagle.server.anthropic.route import count_tokens, create_message
+from peagle.server.body_route import BodyRoute, validated
 from peagle.server.chat import chat, render
 from peagle.server.completions import complete
-from peagle.server.errors import APIError, ErrorBody, register_errors
+from peagle.server.errors import AnthropicErrorBody, APIError, ErrorBody, register_errors
 from peagle.server.middleware import (
     AccessLog,
     Authentication,
@@ -29,16 +30,22 @@ from peagle.server.protocol import (
     Invocation,
     TokenizeBody,
 )
+from peagle.server.responses.body import ResponsesBody
+from peagle.server.responses.route import respond
 from peagle.server.service import Service
 from peagle.server.settings import ServerSettings
 
-REFUSALS: dict[int | str, dict[str, Any]] = {
+Answers = dict[int | str, dict[str, Any]]
+Endpoint = Callable[..., Coroutine[Any, Any, Response]]
+REFUSALS: Answers = {
     "4XX": {"model": ErrorBody},
     "5XX": {"model": ErrorBody},
 }
-ANSWER: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"application/json": {}, "text/event-stream": {}}}
+ANTHROPIC_REFUSALS: Answers = {
+    "4XX": {"model": AnthropicErrorBody},
+    "5XX": {"model": AnthropicErrorBody},
 }
+ANSWER: Answers = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
 
 def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
@@ -55,6 +62,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
     app.state.service = service
     register_errors(app)
     _add_generation(app, service)
+    _add_translations(app, service)
     _add_tokens(app, service)
     _add_state(app, service)
     app.add_middleware(HeadRequests)
@@ -84,24 +92,45 @@ def _add_generation(app: FastAPI, service: Service) -> None:
 
     async def invocations(body: Invocation, request: Request) -> Response:
         """SageMaker's route: a body with messages is a conversation, one with a prompt is not."""
-        try:
-            if "messages" in body.root:
-                return await chat(service, ChatBody.model_validate(body.root), request)
-            return await complete(service, CompletionBody.model_validate(body.root), request)
-        except ValidationError as error:
-            raise RequestValidationError(error.errors(), body=body.root) from None
+        if "messages" in body.root:
+            return await chat(service, validated(ChatBody, body.root), request)
+        return await complete(service, validated(CompletionBody, body.root), request)
 
-    how: dict[str, Any] = {
-        "responses": ANSWER,
-        "response_model": None,
-        "route_class_override": BodyRoute,
-    }
-    for path, endpoint in (
-        ("/v1/completions", completions),
-        ("/v1/chat/completions", chat_completions),
-        ("/invocations", invocations),
-    ):
-        app.router.add_api_route(path, endpoint, methods=["POST"], **how)
+    _add_route(app, "/v1/completions", completions, ANSWER)
+    _add_route(app, "/v1/chat/completions", chat_completions, ANSWER)
+    _add_route(app, "/invocations", invocations, ANSWER)
+
+
+def _add_translations(app: FastAPI, service: Service) -> None:
+    """Other APIs for chat completions."""
+
+    async def responses(body: ResponsesBody, request: Request) -> Response:
+        """Continue a conversation of items, all of which the request holds."""
+        return await respond(service, body, request)
+
+    async def messages(body: MessagesBody, request: Request) -> Response:
+        """Continue a conversation, in Anthropic's form."""
+        return await create_message(service, body, request)
+
+    async def message_tokens(body: MessagesBody, request: Request) -> Response:
+        """Count the tokens of a conversation, in Anthropic's form."""
+        return await count_tokens(service, body)
+
+    _add_route(app, "/v1/responses", responses, ANSWER)
+    _add_route(app, "/v1/messages", messages, {**ANSWER, **ANTHROPIC_REFUSALS})
+    _add_route(app, "/v1/messages/count_tokens", message_tokens, ANTHROPIC_REFUSALS)
+
+
+def _add_route(app: FastAPI, path: str, endpoint: Endpoint, answers: Answers) -> None:
+    """Add a route whose endpoint parses no body itself."""
+    app.router.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        responses=answers,
+        response_model=None,
+        route_class_override=BodyRoute,
+    )
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:

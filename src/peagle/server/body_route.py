@@ -1,7 +1,7 @@
 """Routes where time to first token counts: their body is parsed in one pass."""
 
-from collections.abc import Callable
-from typing import Any, get_type_hints
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_type_hints
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -12,6 +12,8 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from peagle.server.errors import CLIENT_GONE, APIError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class BodyRoute(APIRoute):
@@ -46,6 +48,14 @@ class BodyRoute(APIRoute):
             wrong = error.errors()
             body = None if wrong[0]["type"] == "json_invalid" else from_json(data)
             raise RequestValidationError(wrong, body=body) from None
+
+
+def validated(model: type[Model], fields: Mapping[str, Any]) -> Model:
+    """A model of these fields. Raises `RequestValidationError`, as if they were a client's body."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise RequestValidationError(error.errors(), body=fields) from None
 
 
 def is_json(content_type: str) -> bool:

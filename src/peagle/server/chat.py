@@ -7,16 +7,25 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from peagle.dialects import CallArguments, CallBegin, Content, Event, Reasoning, Section
+from peagle.dialects import (
+    CallArguments,
+    CallBegin,
+    Content,
+    Event,
+    Reasoning,
+    Section,
+    ToolUse,
+)
 from peagle.engine.request import TokenLogprobs
 from peagle.errors import InputError
 from peagle.llm import ChatTurn, Chunk, Completion
-from peagle.server.answer import Json, answer
+from peagle.server.answer import answer
+from peagle.server.delivery import Json
 from peagle.server.errors import APIError
 from peagle.server.messages import Message
 from peagle.server.protocol import ChatBody
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs
-from peagle.server.service import Service
+from peagle.server.service import Job, Service
 from peagle.server.tools import tool_use
 from peagle.server.trace import (
     json_score,
@@ -30,6 +39,17 @@ from peagle.server.trace import (
 
 async def chat(service: Service, body: ChatBody, request: Request) -> Response:
     """Continue a conversation."""
+    async with contextlib.AsyncExitStack() as running:
+        job = await begin(service, body, running)
+        form = ChatForm(service.llm.tokenizer, body)
+        return await answer(service, form, job, body, request, running)
+
+
+async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitStack) -> Job:
+    """Run the next turn of a conversation; closing `running` cancels what still runs.
+
+    Raises `APIError` or `InputError` for a request that cannot run as asked.
+    """
     service.check_model(body.model)
     if body.top_logprobs and not body.logprobs:
         raise APIError(400, "top_logprobs needs logprobs", "top_logprobs")
@@ -37,22 +57,24 @@ async def chat(service: Service, body: ChatBody, request: Request) -> Response:
     service.check_choices(n)
     use = tool_use(body, limits)
     structured = structured_outputs(body, limits)
-    async with contextlib.AsyncExitStack() as running:
-        running.enter_context(service.admit(n))
-        shown = (body.tools or ()) if use is not None else ()
-        variables = body.variables(shown)
-        prompt = await render(service, body.messages, variables, bool(body.add_special_tokens))
-        params = sampling_params(
-            body,
-            service.llm.sampling_defaults,
-            limits,
-            body.max_completion_tokens or body.max_tokens or service.room_after(prompt),
-            (body.top_logprobs or 0) if body.logprobs else None,
-            structured,
-        )
-        job = await service.begin([prompt], each_choice(params, n), running, ChatTurn(use))
-        form = ChatForm(service.llm.tokenizer, body)
-        return await answer(service, form, job, body, request, running)
+    running.enter_context(service.admit(n))
+    prompt = await prompt_of(service, body, use)
+    params = sampling_params(
+        body,
+        service.llm.sampling_defaults,
+        limits,
+        body.max_completion_tokens or body.max_tokens or service.room_after(prompt),
+        (body.top_logprobs or 0) if body.logprobs else None,
+        structured,
+    )
+    return await service.begin([prompt], each_choice(params, n), running, ChatTurn(use))
+
+
+async def prompt_of(service: Service, body: ChatBody, use: ToolUse | None) -> list[int]:
+    """Token ids of a conversation, which shows its tools if the answer may call any."""
+    shown = (body.tools or ()) if use is not None else ()
+    added = bool(body.add_special_tokens)
+    return await render(service, body.messages, body.variables(shown), added)
 
 
 async def render(

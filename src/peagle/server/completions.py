@@ -9,7 +9,8 @@ from fastapi import Request, Response
 
 from peagle.engine.request import TokenLogprobs
 from peagle.llm import Chunk, Completion
-from peagle.server.answer import Json, answer
+from peagle.server.answer import answer
+from peagle.server.delivery import Json
 from peagle.server.errors import APIError
 from peagle.server.protocol import CompletionBody
 from peagle.server.sampling import each_choice, sampling_params, structured_outputs

@@ -1,7 +1,7 @@
-"""Errors of the API, in OpenAI's form."""
+"""Errors of the API, in OpenAI's form, and in Anthropic's on its routes."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -23,6 +23,13 @@ TYPES = {
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }
+ANTHROPIC_PATH = "/v1/messages"
+ANTHROPIC_TYPES = {
+    **TYPES,
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
 
 
 class ErrorDetail(BaseModel):
@@ -38,6 +45,20 @@ class ErrorBody(BaseModel):
     """OpenAI's error object."""
 
     error: ErrorDetail
+
+
+class AnthropicErrorDetail(BaseModel):
+    """What was wrong."""
+
+    type: str
+    message: str
+
+
+class AnthropicErrorBody(BaseModel):
+    """Anthropic's error object."""
+
+    type: Literal["error"] = "error"
+    error: AnthropicErrorDetail
 
 
 class APIError(HTTPException):
@@ -63,9 +84,20 @@ class APIError(HTTPException):
         return ErrorBody(error=detail)
 
     @property
+    def anthropic_body(self) -> AnthropicErrorBody:
+        """What a client of Anthropic's API reads."""
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error")
+        return AnthropicErrorBody(error=AnthropicErrorDetail(type=kind, message=self.message))
+
+    @property
     def response(self) -> JSONResponse:
         """The body with its status and headers."""
-        return JSONResponse(self.body.model_dump(), self.status, self.headers)
+        return self.response_on("")
+
+    def response_on(self, path: str) -> JSONResponse:
+        """The same in the form of a path's route."""
+        body = self.anthropic_body if path.startswith(ANTHROPIC_PATH) else self.body
+        return JSONResponse(body.model_dump(), self.status, self.headers)
 
 
 def closing() -> APIError:
@@ -91,14 +123,14 @@ def as_api_error(error: Exception) -> APIError:
 
 
 def register_errors(app: FastAPI) -> None:
-    """Answer every expected exception in OpenAI's form."""
+    """Answer every expected exception in the form of its route."""
 
-    async def answer(_: Request, error: Exception) -> JSONResponse:
-        return as_api_error(error).response
+    async def answer(request: Request, error: Exception) -> JSONResponse:
+        return as_api_error(error).response_on(request.url.path)
 
     async def answer_lost(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RoutingError)
-        return _lost(request, error).response
+        return _lost(request, error).response_on(request.url.path)
 
     for kind in (APIError, InputError, EngineClosedError, RequestValidationError):
         app.add_exception_handler(kind, answer)

@@ -61,9 +61,8 @@ class AccessLog:
         except Exception:
             log.exception("a request failed", extra={"request_id": state["request_id"]})
             if not status:
-                await APIError(500, f"internal error in request {state['request_id']}").response(
-                    scope, receive, send_named
-                )
+                refusal = APIError(500, f"internal error in request {state['request_id']}")
+                await refusal.response_on(scope["path"])(scope, receive, send_named)
         finally:
             if scope["path"] not in QUIET_PATHS or status >= 500:
                 facts = _facts(scope, status, start)
@@ -92,7 +91,7 @@ class HeadLimit:
         """Serve one request."""
         if scope["type"] == "http" and _head_bytes(scope) > HEAD_BYTES:
             refusal = APIError(400, f"the request's head is longer than {HEAD_BYTES} bytes")
-            return await refusal.response(scope, receive, send)
+            return await refusal.response_on(scope["path"])(scope, receive, send)
         return await self._app(scope, receive, send)
 
 
@@ -108,7 +107,7 @@ class BodyLimit:
             return await self._app(scope, receive, send)
         declared = Headers(scope=scope).get("content-length", "0")
         if declared.isdecimal() and int(declared[:20]) > self._limit:
-            return await self._refusal().response(scope, receive, send)
+            return await self._refusal().response_on(scope["path"])(scope, receive, send)
         read = 0
 
         async def receive_counted() -> Message:
@@ -126,7 +125,7 @@ class BodyLimit:
 
 
 class Authentication:
-    """Requires one of the keys on every route that is not open."""
+    """Requires one of the keys on every route that is not open: OpenAI's header or Anthropic's."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
@@ -140,14 +139,15 @@ class Authentication:
         refusal = APIError(
             401, "a valid API key is required", headers={"WWW-Authenticate": "Bearer"}
         )
-        return await refusal.response(scope, receive, send)
+        return await refusal.response_on(scope["path"])(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:
         """Compare in a time that reveals nothing about the keys: all digests, every time."""
-        kind, _, key = headers.get("authorization", "").partition(" ")
-        given = _digest(key.strip().encode("latin-1"))
-        matches = [hmac.compare_digest(given, known) for known in self._digests]
-        return kind.lower() == "bearer" and any(matches)
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        keys = (bearer if kind.lower() == "bearer" else "", headers.get("x-api-key", ""))
+        given = [_digest(key.strip().encode("latin-1")) for key in keys]
+        matches = [hmac.compare_digest(one, known) for one in given for known in self._digests]
+        return any(matches)
 
 
 class LineFormatter(logging.Formatter):

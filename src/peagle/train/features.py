@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peagle.models.decoder import Decoder
-from peagle.ops.cached_attention import AttentionSpec
+from peagle.ops.cached_attention import AttentionHeads
 from peagle.train.attention import Masked, causal
 from peagle.train.mask import Visibility, rows_in_step
 from peagle.train.packing import Batch, Document, pack
@@ -73,7 +73,9 @@ class DocumentAttend:
             visibility = Visibility(length, batch.starts, torch.arange(length))
             self._masked = Masked(visibility, device)
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+    ) -> Tensor:
         """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
         parts = [fold(part) for part in (query, key, value)]
         attended = causal(*parts) if self._masked is None else self._masked(*parts)[0]
@@ -90,21 +92,16 @@ class TargetAttend(DocumentAttend):
         """Keyed by window."""
 
     def __call__(
-        self,
-        layer: int,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        spec: AttentionSpec | None = None,
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """As `DocumentAttend`."""
-        if spec is None:
-            return super().__call__(layer, query, key, value)
-        if spec.window not in self._within:
-            self._within[spec.window] = self._masked_within(spec.window)
-        drawn, log_sum = self._within[spec.window](fold(query), fold(key), fold(value))
-        if spec.sinks is not None:
-            share = torch.sigmoid(log_sum - spec.sinks[:, None])  # what sinks leave
+        if heads.full:
+            return super().__call__(layer, query, key, value, heads)
+        if heads.window not in self._within:
+            self._within[heads.window] = self._masked_within(heads.window)
+        drawn, log_sum = self._within[heads.window](fold(query), fold(key), fold(value))
+        if heads.sinks is not None:
+            share = torch.sigmoid(log_sum - heads.sinks[:, None])  # what sinks leave
             drawn = drawn * share[..., None].to(drawn.dtype)
         return unfold(drawn)
 

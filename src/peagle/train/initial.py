@@ -1,5 +1,7 @@
 """A drafter before its first step: the recipe's sizes, the target's embeddings and head."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -7,31 +9,19 @@ from peagle.drafters.checkpoint import config_problems
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder, DecoderConfig, Embedding
+from peagle.models.decoder import Decoder, Embedding
+from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.linear import Linear
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
 
 
-def drafter_config(recipe: Recipe, target: DecoderConfig) -> DrafterConfig:
+def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
     """The drafter a recipe asks for. Raises `InputError` when it would not fit its target."""
-    shape = DecoderConfig(
-        vocab_size=target.vocab_size,
-        hidden_size=target.hidden_size,
-        intermediate_size=recipe.intermediate_size or target.intermediate_size,
-        num_hidden_layers=recipe.num_hidden_layers,
-        num_attention_heads=target.num_attention_heads,
-        num_key_value_heads=target.num_key_value_heads,
-        head_dim=target.head_dim,
-        rms_norm_eps=target.rms_norm_eps,
-        rope=target.rope,
-        max_position_embeddings=target.max_position_embeddings,
-        qk_norm=target.qk_norm if recipe.qk_norm is None else recipe.qk_norm,
-    )
     config = DrafterConfig(
-        transformer=shape,
+        transformer=_draft_layers(recipe, target),
         target_hidden_size=target.hidden_size,
-        taps=recipe.taps or default_taps(target.num_hidden_layers),
+        taps=recipe.taps or default_taps(len(target.layers)),
         draft_vocab_size=recipe.draft_vocab_size or target.vocab_size,
         mask_token_id=recipe.mask_token_id,
         norm_before_residual=recipe.norm_before_residual,
@@ -48,13 +38,28 @@ def drafter_config(recipe: Recipe, target: DecoderConfig) -> DrafterConfig:
     return config
 
 
+def _draft_layers(recipe: Recipe, target: DecoderSpec) -> DecoderSpec:
+    """Layers with the heads, rotation and width of the target's first, without its rest."""
+    like = target.layers[0]
+    attention = AttentionSpec(
+        like.attention.num_heads,
+        like.attention.num_kv_heads,
+        like.attention.head_dim,
+        like.attention.rope,
+        qk_norm=like.attention.qk_norm if recipe.qk_norm is None else recipe.qk_norm,
+    )
+    mlp = MLPSpec(recipe.intermediate_size or like.feed_forward.intermediate_size)
+    layer = LayerSpec(attention, mlp, target.norm)
+    return replace(target, layers=(layer,) * recipe.num_hidden_layers, tie_word_embeddings=False)
+
+
 def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftModel:
     """A drafter with the target's embeddings and head, everything else drawn from the seed.
 
     It computes in the target's dtype, except that embeddings to be trained are float32: a batch
     reads few of their rows, so a copy to compute with would only take memory.
     """
-    config = drafter_config(recipe, target.config)
+    config = drafter_config(recipe, target.spec)
     check_mask_token(recipe, rows)
     torch.manual_seed(recipe.seed)
     model = DraftModel(config, recipe.row_length + recipe.num_speculative_tokens)
@@ -63,7 +68,7 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
         nn.init.normal_(model.mask_hidden)
     kept = torch.arange(config.draft_vocab_size)
     if config.reduced_vocabulary:
-        counts = torch.bincount(rows.tokens[rows.loss_mask], minlength=target.config.vocab_size)
+        counts = torch.bincount(rows.tokens[rows.loss_mask], minlength=target.spec.vocab_size)
         kept = most_frequent(counts, config.draft_vocab_size)
         model.d2t = offsets(kept)
     with torch.no_grad():

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from peagle.drafters.model import DraftModel, LayerCall, call_plainly
+from peagle.ops.cached_attention import AttentionHeads
 from peagle.train.attention import Masked, add_dense
 from peagle.train.cod import Chains, Elements
 from peagle.train.context import Borrowed, Shared
@@ -158,11 +159,13 @@ class ContextAttend(DocumentAttend):
         self.recorded: list[tuple[Tensor, Tensor]] = []
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
+    ) -> Tensor:
         """As `DocumentAttend`; a recomputed layer calls it a second time."""
         if layer == len(self.recorded):
             self.recorded.append((key, value))
-        return super().__call__(layer, query, key, value)
+        return super().__call__(layer, query, key, value, heads)
 
 
 @dataclass(frozen=True)
@@ -220,7 +223,9 @@ class SegmentAttend:
         self._masked = Masked(reach.visibility, device)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+    ) -> Tensor:
         """Rows of heads as the layers have them: query [elements, heads, head_dim] ..."""
         reach, own, folded = self._reach, (key, value.expand_as(key)), fold(query)
         near = self._shared.rows(layer, reach.near)

@@ -19,8 +19,8 @@ from torch.nn import functional as F
 
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import read_target_config
+from peagle.models.decoder import Decoder
+from peagle.models.families import read_spec
 from peagle.models.weights import model_directory
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
@@ -84,14 +84,14 @@ class Plan:
         check_output(Path(recipe.output), trial=False)
         device = resolve_device(recipe.device)
         directory = model_directory(recipe.target, weights=False)
-        config = read_target_config(directory)
-        training, validation, summary = read_rows(recipe, directory, config)
+        spec = read_spec(directory)
+        training, validation, summary = read_rows(recipe, directory, spec)
         check_resumption(recipe, training, validation)
         check_mask_token(recipe, training)
         dtype = resolve_dtype("auto", device)
         with torch.device("meta"):
-            target = Decoder(config, 1).to(dtype)
-            model = DraftModel(drafter_config(recipe, config), 1).to(dtype)
+            target = Decoder(spec, 1).to(dtype)
+            model = DraftModel(drafter_config(recipe, spec), 1).to(dtype)
         choose_trained(recipe, model)
         return cls(recipe, device, target, model, summary, training, validation)
 
@@ -119,10 +119,9 @@ class Plan:
 
     def resolved(self) -> dict[str, Any]:
         """Every key of the recipe with the value that the run uses."""
-        shape = self.config.transformer
         return self.recipe.model_dump() | {
-            "intermediate_size": shape.intermediate_size,
-            "qk_norm": shape.qk_norm,
+            "intermediate_size": self.config.mlp.intermediate_size,
+            "qk_norm": self.config.layer.attention.qk_norm,
             "draft_vocab_size": self.config.draft_vocab_size,
             "warmup_steps": self.recipe.warmup,
             "taps": self.config.taps,
@@ -210,8 +209,8 @@ class Plan:
     def _context_activations(self, tokens: int) -> int:
         """Bytes of depth 0's activations, and of float32 gradients on its keys and values."""
         shape = self.config.transformer
-        keys_and_values = 2 * shape.num_key_value_heads * shape.head_dim
-        layers = shape.num_hidden_layers
+        keys_and_values = 2 * self.config.layer.attention.kv_width
+        layers = len(shape.layers)
         gradients = tokens * layers * keys_and_values * FLOAT32 * self.config.parallel
         if not (self.recipe.activation_checkpointing and self.config.parallel):
             return self._activations(tokens, tokens) + gradients
@@ -221,12 +220,12 @@ class Plan:
     def _activations(self, elements: int, keys: int) -> int:
         """Bytes of the activations of some elements that attend to `keys` keys, in all layers."""
         shape = self.config.transformer
-        numbers = shape.num_hidden_layers * kept_by_layer(shape, self.compiled)
+        numbers = len(shape.layers) * kept_by_layer(self.config, self.compiled)
         kept = elements * (numbers + 2 * shape.hidden_size) * self.dtype.itemsize
         if self.compiled:
             return kept
-        scores = SCORES * elements * keys * shape.num_attention_heads * FLOAT32
-        return kept + scores * shape.num_hidden_layers
+        scores = SCORES * elements * keys * self.config.layer.attention.num_heads * FLOAT32
+        return kept + scores * len(shape.layers)
 
     def _logits(self) -> int:
         """Bytes of one chunk's logits, and of two gradients of the head: depth 0's and a part's."""
@@ -263,10 +262,9 @@ class Plan:
         return a_step * rows // self.recipe.rows_per_step
 
     def _target_operations(self, work: Work) -> int:
-        shape = self.target.config
-        windows = map(shape.window, range(shape.num_hidden_layers))
-        pairs = sum(self._pairs_within(window, work) for window in windows)
-        return 2 * work.tokens * _in_products(self.target.layers) + 4 * _width(shape) * pairs
+        each = [layer.attention for layer in self.target.spec.layers]
+        attention = sum(4 * heads.width * self._pairs_within(heads.window, work) for heads in each)
+        return 2 * work.tokens * _in_products(self.target.layers) + attention
 
     def _pairs_within(self, window: int | None, work: Work) -> int:
         """Pairs of a target's layer; plain attention also computes those before its window."""
@@ -279,10 +277,10 @@ class Plan:
 
         An upper bound: context outside the loss ends at the last layer's attention.
         """
-        shape = self.config.transformer
         elements = work.tokens + work.deeper
         products = each * elements * _in_products(self.model.first, self.model.rest)
-        return products + 2 * each * _width(shape) * shape.num_hidden_layers * work.draft_pairs
+        attention = sum(layer.attention.width for layer in self.config.transformer.layers)
+        return products + 2 * each * attention * work.draft_pairs
 
     def _head_operations(self, work: Work, each: int) -> int:
         """The drafter's head on every element; the target's twice at every place."""
@@ -313,7 +311,7 @@ class Plan:
         return done * 2 * len(rows) * weight.numel() / (time.perf_counter() - start)
 
 
-def kept_by_layer(shape: DecoderConfig, compiled: bool) -> int:
+def kept_by_layer(config: DrafterConfig, compiled: bool) -> int:
     """Numbers that one element keeps in a layer for its gradient.
 
     With d, q, kv and m the widths of the stream, of queries, of keys and of the MLP: inputs and
@@ -321,16 +319,13 @@ def kept_by_layer(shape: DecoderConfig, compiled: bool) -> int:
     and attention's output (3 q + 3 kv); gate, up and their product (3 m). Without compilation also
     norms before their weights (2 d, and q + kv with QK norm) and the gate's activation (m).
     """
-    q, kv = _width(shape), shape.num_key_value_heads * shape.head_dim
-    kept = 4 * shape.hidden_size + 3 * (q + kv) + 3 * shape.intermediate_size
+    hidden_size, inner = config.transformer.hidden_size, config.mlp.intermediate_size
+    attention = config.layer.attention
+    q_kv = attention.width + attention.kv_width
+    kept = 4 * hidden_size + 3 * q_kv + 3 * inner
     if compiled:
         return kept
-    return kept + 2 * shape.hidden_size + (q + kv) * shape.qk_norm + shape.intermediate_size
-
-
-def _width(shape: DecoderConfig) -> int:
-    """Width of all query heads together."""
-    return shape.num_attention_heads * shape.head_dim
+    return kept + 2 * hidden_size + q_kv * attention.qk_norm + inner
 
 
 def _bytes(module: nn.Module) -> int:

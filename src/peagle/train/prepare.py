@@ -11,9 +11,10 @@ import torch
 
 from peagle.device import resolve_device, resolve_dtype
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder, DecoderConfig
-from peagle.models.families import read_target_config
-from peagle.models.loading import load_decoder, load_ends
+from peagle.models.decoder import Decoder
+from peagle.models.families import read_spec
+from peagle.models.loading import LENGTHEN, load_decoder, load_ends
+from peagle.models.spec import DecoderSpec
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
 from peagle.train.cod import reaches
@@ -42,8 +43,8 @@ def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: No
     check_output(Path(recipe.output))
     ranks, device = Ranks.join(resolve_device(recipe.device))
     directory = model_directory(recipe.target)
-    config = read_target_config(directory)
-    training, validation, summary = read_rows(recipe, directory, config)
+    spec = read_spec(directory)
+    training, validation, summary = read_rows(recipe, directory, spec)
     check_resumption(recipe, training, validation)
     tell(summary)
     place = directory, resolve_dtype("auto", device), device
@@ -54,7 +55,7 @@ def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: No
     else:
         check_mask_token(recipe, training)
         data: dict[Split, PackedRows] = {"training": training, "validation": validation}
-        cache = FeatureCache(recipe, drafter_config(recipe, config), data, device, ranks)
+        cache = FeatureCache(recipe, drafter_config(recipe, spec), data, device, ranks)
         target, source = _cached(cache, place, load, tell)
     model = initial_drafter(recipe, target, training)
     return Trainer(recipe, target, model, training, validation, ranks, source)
@@ -80,23 +81,23 @@ def _cached(
 
 
 def read_rows(
-    recipe: Recipe, directory: Path, config: DecoderConfig
+    recipe: Recipe, directory: Path, spec: DecoderSpec
 ) -> tuple[PackedRows, PackedRows, Summary]:
     """Rows to train on, rows held out, and the data's summary.
 
     Raises `InputError` for data that cannot be used, and for rows longer than the target's context.
     """
-    if recipe.row_length > config.max_position_embeddings:
+    if recipe.row_length > spec.max_length:
         raise InputError(
-            f"row_length {recipe.row_length} is above the target's context of "
-            f"{config.max_position_embeddings}"
+            f"row_length {recipe.row_length} is above the target's context of {spec.max_length}; "
+            f"{LENGTHEN}"
         )
     documents, summary = read_documents(
         recipe.data,
         partial(load_tokenizer, directory),
         recipe.row_length,
         recipe.overlong,
-        config.vocab_size,
+        spec.vocab_size,
     )
     training, validation = split(documents, recipe)
     _check_chains(validation, recipe.num_speculative_tokens)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.model import DraftModel
+from peagle.ops.cached_attention import AttentionHeads
 from peagle.train.attention import Masked, Weighed, merge
 from peagle.train.cod import Elements, reaches
 from peagle.train.features import Features, fold, unfold
@@ -52,7 +53,9 @@ class UnrollAttend:
         self._masked = Masked(Visibility(length, batch.starts, torch.arange(length)), device)
         self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def __call__(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+    ) -> Tensor:
         """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
         kept = self._kept.setdefault(layer, [])
         kept.append((key, value))

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.cached_attention import AttentionSpec, PassRows, QKVSpec
+from peagle.ops.cached_attention import AttentionHeads, PassRows, QKVSpec
 from peagle.ops.triton.attention_parts import (
     LOG2E,
     arrived,
@@ -31,7 +31,7 @@ MOST_PARTS = 8
 """Most parts of one request's context: merging takes longer with each."""
 
 
-def attend(query: Tensor, spec: AttentionSpec, cache: Tensor, rows: PassRows) -> Tensor:
+def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -> Tensor:
     """As the reference."""
     requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
     group = heads_together(requests, most, spec)
@@ -82,7 +82,7 @@ def attend(query: Tensor, spec: AttentionSpec, cache: Tensor, rows: PassRows) ->
     return out
 
 
-def heads_together(requests: int, most: int, spec: AttentionSpec) -> int:
+def heads_together(requests: int, most: int, spec: AttentionHeads) -> int:
     """Query heads in one program: all that share keys, fewer where there are too few programs."""
     group = spec.num_heads // spec.num_kv_heads
     while (

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 from starlette.types import Message
 
-from peagle.server.answer import EventStream, event
+from peagle.server.delivery import EventStream, event
 
 
 def test_the_head_goes_out_while_the_first_event_is_waited_for() -> None:
@@ -43,7 +43,7 @@ def test_an_event_is_one_line_for_clients_that_end_lines_at_any_separator() -> N
 
 def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """And what it held is freed."""
-    monkeypatch.setattr("peagle.server.answer.UNREAD", 0.05)
+    monkeypatch.setattr("peagle.server.delivery.UNREAD", 0.05)
 
     async def ask() -> list[str]:
         ended: list[str] = []

@@ -1,0 +1,77 @@
+"""Target families: one module each, which says what its `config.json` means and what its tensors
+are called. config and tensors hold what they have in common.
+"""
+
+from pathlib import Path
+from typing import Protocol
+
+from peagle.errors import InputError
+from peagle.models.families import gpt_oss, llama, qwen3, qwen3_moe
+from peagle.models.families.config import Values, architecture_of, reading
+from peagle.models.families.tensors import Place, ends
+from peagle.models.spec import DecoderSpec, LayerSpec
+from peagle.models.weights import TensorRule, read_json
+
+
+class Family(Protocol):
+    """What a family's module has."""
+
+    MODEL_TYPE: str
+    ARCHITECTURE: str
+    """Both as `config.json` names them."""
+
+    def spec(self, values: Values) -> DecoderSpec:
+        """What the values of a `config.json` mean; called within `reading`."""
+
+    def layer(self, spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+        """The tensors of one layer."""
+
+
+FAMILIES: dict[str, Family] = {
+    family.ARCHITECTURE: family for family in (llama, qwen3, qwen3_moe, gpt_oss)
+}
+"""By architecture."""
+
+
+def read_family(directory: Path) -> tuple[Family, DecoderSpec]:
+    """A target's family, and what its `config.json` says.
+
+    Raises `InputError` as `read_values` does.
+    """
+    return read_values(read_json(directory / "config.json"), str(directory))
+
+
+def read_spec(directory: Path) -> DecoderSpec:
+    """What a target's `config.json` says. Raises `InputError` as `read_values` does."""
+    return read_family(directory)[1]
+
+
+def read_values(values: Values, source: str) -> tuple[Family, DecoderSpec]:
+    """The family that the values of a target's `config.json` name, and what they mean.
+
+    Raises `InputError` for an architecture or a setting that the decoder does not have, a missing
+    key and a value of the wrong kind.
+    """
+    architecture = architecture_of(values)
+    if architecture not in FAMILIES:
+        raise InputError(
+            f"{source}: architecture {architecture} is not supported; peagle runs "
+            f"{', '.join(sorted(FAMILIES))}; vLLM serves other targets with the same drafter"
+        )
+    family = FAMILIES[architecture]
+    with reading(source):
+        return family, family.spec(values)
+
+
+def decoder_rules(family: Family, spec: DecoderSpec) -> list[TensorRule]:
+    """Every tensor of a target."""
+    rules = ends(spec)
+    for index in range(len(spec.layers)):
+        rules += layer_rules(family, spec, index, f"layers.{index}")
+    return rules
+
+
+def layer_rules(family: Family, spec: DecoderSpec, index: int, ours: str) -> list[TensorRule]:
+    """The tensors of one layer, which our module calls `ours`."""
+    place = Place(ours, f"model.layers.{index}")
+    return family.layer(spec.layers[index], spec.hidden_size, place)

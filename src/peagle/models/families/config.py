@@ -1,0 +1,223 @@
+"""What a `config.json` says alike in every family, and what none of them may say."""
+
+import math
+import warnings
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from peagle.errors import InputError
+from peagle.models.spec import (
+    AttentionSpec,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MLPSpec,
+    NormSpec,
+)
+from peagle.ops.rope import RopeConfig
+
+Values = Mapping[str, Any]
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+STRETCHING = ("linear", "yarn")
+"""Those by which a context grows beyond `max_position_embeddings`."""
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@contextmanager
+def reading(source: str) -> Iterator[None]:
+    """Turn what goes wrong while a configuration's values are read into `InputError` about it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
+    except KeyError as error:
+        raise InputError(f"{source}: config.json lacks {error.args[0]}") from None
+    except (ArithmeticError, AttributeError, TypeError, ValueError) as error:
+        raise InputError(f"{source}: config.json has a value of the wrong kind: {error}") from None
+
+
+def architecture_of(values: Values) -> str:
+    """The first of a configuration's `architectures`, "none" where there is none."""
+    match values.get("architectures"):
+        case [str(first), *_]:
+            return first
+    return "none"
+
+
+def decoder(
+    values: Values, layers: Sequence[LayerSpec], formats: Container[str] = ()
+) -> DecoderSpec:
+    """The decoder of these layers. Call this and all below within `reading`.
+
+    formats: the `quant_method`s that the family reads.
+    """
+    _refuse_unsupported(values, formats)
+    positions = int(values.get("max_position_embeddings", 2048))
+    require_positive(num_hidden_layers=len(layers), max_position_embeddings=positions)
+    length = min(_reach(layer.attention.rope, positions) for layer in layers)
+    spec = DecoderSpec(
+        vocab_size=int(values["vocab_size"]),
+        hidden_size=int(values["hidden_size"]),
+        layers=tuple(layers),
+        norm=norms(values),
+        max_length=length,
+        tie_word_embeddings=bool(values.get("tie_word_embeddings", False)),
+    )
+    require_positive(vocab_size=spec.vocab_size, hidden_size=spec.hidden_size, max_length=length)
+    return spec
+
+
+def _reach(config: RopeConfig, positions: int) -> int:
+    """The longest context of a model with so many `max_position_embeddings`; as vLLM has it."""
+    if config.kind in STRETCHING:
+        return int(config.factor * config.original_max_position)
+    return positions
+
+
+def num_layers(values: Values) -> int:
+    """The number of layers."""
+    return int(values["num_hidden_layers"])
+
+
+def attention(values: Values, rope_theta: float = 10_000.0) -> AttentionSpec:
+    """Grouped-query attention over all positions, with biases only where they are asked for.
+
+    rope_theta: the rotation's base where none is given.
+    """
+    heads = int(values["num_attention_heads"])
+    spec = AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=int(values.get("num_key_value_heads") or heads),
+        head_dim=int(values.get("head_dim") or int(values["hidden_size"]) // heads),
+        rope=rope(values, rope_theta),
+        bias=bool(values.get("attention_bias", False)),
+    )
+    require_positive(
+        num_attention_heads=heads, num_key_value_heads=spec.num_kv_heads, head_dim=spec.head_dim
+    )
+    if spec.num_heads % spec.num_kv_heads:
+        raise InputError(
+            f"{spec.num_heads} attention heads cannot share {spec.num_kv_heads} key-value heads "
+            "evenly"
+        )
+    if spec.head_dim % 2:
+        raise InputError(f"head_dim {spec.head_dim} is odd; RoPE needs pairs")
+    return spec
+
+
+def mlp(values: Values) -> MLPSpec:
+    """A dense MLP."""
+    spec = MLPSpec(int(values["intermediate_size"]), bool(values.get("mlp_bias", False)))
+    require_positive(intermediate_size=spec.intermediate_size)
+    return spec
+
+
+def norms(values: Values) -> NormSpec:
+    """The norms of all layers, and the last one."""
+    return NormSpec(float(values.get("rms_norm_eps", 1e-6)))
+
+
+def require_positive(**sizes: int) -> None:
+    """Raise `InputError` for a size below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise InputError(f"{name} is {size}; it must be at least 1")
+
+
+def check_experts(spec: ExpertsSpec) -> None:
+    """Raise `InputError` for sizes that no mixture of experts has."""
+    require_positive(
+        num_experts=spec.num_experts,
+        num_experts_per_tok=spec.num_experts_per_tok,
+        moe_intermediate_size=spec.moe_intermediate_size,
+    )
+    if spec.num_experts_per_tok > spec.num_experts:
+        raise InputError(
+            f"num_experts_per_tok is {spec.num_experts_per_tok}; it must be at most num_experts, "
+            f"{spec.num_experts}"
+        )
+
+
+def windows(values: Values, types: Sequence[str], width: int | None) -> list[int | None]:
+    """Each layer's window, given its `layer_types` and their common width, None for no windows."""
+    other = set(types) - {SLIDING, FULL}
+    if other:
+        raise InputError(f"layers of type {', '.join(sorted(other))} are not supported")
+    count = num_layers(values)
+    if width is None:
+        return [None] * count
+    if len(types) != count:
+        raise InputError(f"layer_types names {len(types)} of {count} layers")
+    return [width if kind == SLIDING else None for kind in types]
+
+
+def refuse_windows(values: Values) -> None:
+    """Raise `InputError` for attention to the nearest positions alone."""
+    layer_types = values.get("layer_types") or []
+    windowed = values.get("use_sliding_window") or SLIDING in layer_types
+    if windowed and values.get("sliding_window"):
+        raise InputError("sliding-window attention is not supported; vLLM serves it")
+
+
+def _refuse_unsupported(values: Values, formats: Container[str]) -> None:
+    if values.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise InputError(f"hidden_act {values['hidden_act']} is not supported, only silu")
+    quantization = values.get("quantization_config") or {}
+    if quantization and quantization.get("quant_method") not in formats:
+        raise InputError("quantized weights are not supported; give the bf16 checkpoint")
+
+
+def rope(values: Values, theta: float) -> RopeConfig:
+    """Rotary settings. theta: the family's base, where none is given.
+
+    They are in `rope_parameters` (transformers 5) or in `rope_scaling`, which replaces the other
+    whole where both are given, as in transformers; the base may stand beside them.
+    """
+    given = _rope_values(values)
+    kind = given.get("rope_type", given.get("type", "default"))
+    if kind not in ROPE_KINDS or "mscale" in given:
+        known = ", ".join(ROPE_KINDS)
+        raise InputError(f"rope scaling {kind} is not supported; peagle supports {known}")
+    original = given.get("original_max_position_embeddings")
+    scale = given.get("attention_factor")
+    config = RopeConfig(
+        theta=float(given.get("rope_theta") or values.get("rope_theta", theta)),
+        kind=kind,
+        factor=float(given.get("factor", 1.0)),
+        original_max_position=int(original or values.get("max_position_embeddings", 2048)),
+        low_freq_factor=float(given.get("low_freq_factor", 1.0)),
+        high_freq_factor=float(given.get("high_freq_factor", 4.0)),
+        beta_fast=float(given.get("beta_fast") or 32.0),
+        beta_slow=float(given.get("beta_slow") or 1.0),
+        attention_factor=None if scale is None else float(scale),
+        truncate=bool(given.get("truncate", True)),
+    )
+    for name, value in vars(config).items():
+        least = 1 if name == "theta" else 0  # yarn divides by its logarithm
+        if type(value) in (int, float) and not least < value < math.inf:
+            raise InputError(f"rope {name} is {value}; it must be a number above {least}")
+    _warn_of_lost_base(values, config)
+    return config
+
+
+def _rope_values(values: Values) -> Values:
+    """Those of `rope_scaling`, else of `rope_parameters`."""
+    given: dict[str, Any] = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
+    partial = given.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1
+    if partial != 1:
+        raise InputError(f"partial_rotary_factor {partial} is not supported, only whole heads")
+    if any(isinstance(value, Mapping) for value in given.values()):
+        raise InputError(f"rope settings by layer type ({', '.join(given)}) are not supported")
+    return given
+
+
+def _warn_of_lost_base(values: Values, config: RopeConfig) -> None:
+    """Warn where `rope_scaling` hides a base that its author may have meant to keep."""
+    hidden = (values.get("rope_parameters") or {}).get("rope_theta") or config.theta
+    if values.get("rope_scaling") and hidden != config.theta:
+        warnings.warn(
+            f"rope_scaling replaces rope_parameters, and with it rope_theta {hidden:g}: here and "
+            f"in transformers it is {config.theta:g}; give rope_scaling a rope_theta of its own",
+            stacklevel=2,
+        )

@@ -1,0 +1,131 @@
+"""GPT-OSS: sinks, windows in some layers, and experts that files hold together, often in MXFP4."""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from peagle.errors import InputError
+from peagle.models.families import config, tensors
+from peagle.models.families.config import Values
+from peagle.models.families.tensors import Place
+from peagle.models.mxfp4 import BLOCK, dequantised
+from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec, LayerSpec
+from peagle.models.weights import Shape, TensorRule
+from peagle.ops.moe import ALPHA
+
+MODEL_TYPE = "gpt_oss"
+ARCHITECTURE = "GptOssForCausalLM"
+ROPE_THETA = 150_000.0
+ROPE = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "truncate": False,
+}
+"""Where a configuration says nothing."""
+
+
+def spec(values: Values) -> DecoderSpec:
+    """What the values of a `config.json` mean."""
+    bias = bool(values.get("attention_bias", True))
+    rotated = {**values, "rope_parameters": values.get("rope_parameters") or ROPE}
+    attention = replace(config.attention(rotated, ROPE_THETA), bias=bias, sinks=True)
+    experts, norms = _experts(values), config.norms(values)
+    width = int(values["sliding_window"])
+    config.require_positive(sliding_window=width)
+    windows = config.windows(values, values["layer_types"], width)
+    layers = [LayerSpec(replace(attention, window=each), experts, norms) for each in windows]
+    return config.decoder(values, layers, formats=("mxfp4",))
+
+
+def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """The tensors of one layer."""
+    experts = spec.feed_forward
+    assert isinstance(experts, ExpertsSpec)
+    count = (experts.num_experts,)
+
+    def rule(ours: str, theirs: str, alternating: bool) -> TensorRule:
+        names = (f"{place.theirs}.mlp.experts.{theirs}",)
+        return ExpertRule(f"{place.ours}.mlp.{ours}", names, count, 1, alternating)
+
+    return [
+        *tensors.norms(hidden_size, place),
+        *tensors.attention(spec.attention, hidden_size, place),
+        place.rule("attention.sinks", ("self_attn.sinks",), (spec.attention.num_heads,)),
+        place.rule("mlp.router", ("mlp.router.weight",), count),
+        place.rule("mlp.router_bias", ("mlp.router.bias",), count),
+        rule("gate_up", "gate_up_proj", True),
+        rule("gate_up_bias", "gate_up_proj_bias", True),
+        rule("down", "down_proj", False),
+        rule("down_bias", "down_proj_bias", False),
+    ]
+
+
+def _experts(values: Values) -> ExpertsSpec:
+    inner = config.mlp(values).intermediate_size
+    spec = ExpertsSpec(
+        num_experts=int(values["num_local_experts"]),
+        num_experts_per_tok=int(values["num_experts_per_tok"]),
+        moe_intermediate_size=inner,
+        intermediate_size=inner,
+        norm_topk_prob=True,
+        activation=ClampedSwiGLU(float(values.get("swiglu_limit", 7.0))),
+    )
+    config.check_experts(spec)
+    if values.get("swiglu_alpha", ALPHA) != ALPHA:
+        raise InputError(f"swiglu_alpha {values['swiglu_alpha']} is not {ALPHA}")
+    return spec
+
+
+@dataclass(frozen=True)
+class ExpertRule(TensorRule):
+    """A weight or bias of all experts; a weight has its inputs before its outputs."""
+
+    alternating: bool = False
+    """Whether theirs alternates outputs of gate and up; ours has all of gate before all of up."""
+
+    def shapes(self, ours: Shape) -> dict[str, Shape]:
+        experts, *rest = ours
+        return {self.theirs[0]: (experts, *reversed(rest))}
+
+    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+        value = theirs[0].to(dtype=dtype)
+        return self._sorted(value.mT if value.ndim == 3 else value)
+
+    def split(self, ours: Tensor) -> Sequence[Tensor]:
+        if self.alternating:
+            ours = ours.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
+        return (ours.mT if ours.ndim == 3 else ours,)
+
+    def as_stored(self, names: Container[str]) -> TensorRule:
+        """The rule for the same weight in MXFP4, if a file with these tensors stores it so."""
+        blocks, scales = (f"{self.theirs[0]}_{part}" for part in ("blocks", "scales"))
+        if blocks not in names:
+            return self
+        return PackedRule(self.ours, (blocks, scales), self.sizes, 1, self.alternating)
+
+    def _sorted(self, value: Tensor) -> Tensor:
+        """Outputs [experts, outputs, ...] in our order."""
+        if self.alternating:
+            value = value.unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+        return value.contiguous()
+
+
+@dataclass(frozen=True)
+class PackedRule(ExpertRule):
+    """The same weight in MXFP4: blocks and their scales, outputs before inputs."""
+
+    def shapes(self, ours: Shape) -> dict[str, Shape]:
+        experts, outputs, inputs = ours
+        scales = (experts, outputs, inputs // BLOCK)
+        blocks, names = (*scales, BLOCK // 2), self.theirs
+        return dict(zip(names, (blocks, scales), strict=True))
+
+    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+        for name, part in zip(self.theirs, theirs, strict=True):
+            if part.dtype != torch.uint8:
+                raise InputError(f"{name} is {part.dtype}; MXFP4 weights are bytes")
+        blocks, scales = theirs
+        return self._sorted(dequantised(blocks, scales, dtype or torch.bfloat16))

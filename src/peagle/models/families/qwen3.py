@@ -1,0 +1,44 @@
+"""Qwen3: Llama's layers with QK norm, some with windows. Drafters of its style read as it does."""
+
+from dataclasses import replace
+
+from peagle.models.families import config, tensors
+from peagle.models.families.config import Values
+from peagle.models.families.tensors import Place
+from peagle.models.spec import DecoderSpec, LayerSpec
+from peagle.models.weights import TensorRule
+
+MODEL_TYPE = "qwen3"
+ARCHITECTURE = "Qwen3ForCausalLM"
+WINDOW = 4096
+"""Width where windows are turned on and none is given."""
+
+
+def spec(values: Values) -> DecoderSpec:
+    """What the values of a `config.json` mean."""
+    attention = replace(config.attention(values), qk_norm=True)
+    mlp, norms = config.mlp(values), config.norms(values)
+    layers = [LayerSpec(replace(attention, window=each), mlp, norms) for each in _windows(values)]
+    return config.decoder(values, layers)
+
+
+def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """The tensors of one layer."""
+    return tensors.dense_layer(spec, hidden_size, place)
+
+
+def window(values: Values) -> int | None:
+    """Width of the windows; None where `use_sliding_window` does not turn them on."""
+    width = values.get("sliding_window", WINDOW)
+    if width is None or not values.get("use_sliding_window"):
+        return None
+    config.require_positive(sliding_window=int(width))
+    return int(width)
+
+
+def _windows(values: Values) -> list[int | None]:
+    """Each layer's; without `layer_types`, only layers from `max_window_layers` on have one."""
+    full = int(values.get("max_window_layers", 28))
+    count = config.num_layers(values)
+    types = [config.FULL if layer < full else config.SLIDING for layer in range(count)]
+    return config.windows(values, values.get("layer_types") or types, window(values))

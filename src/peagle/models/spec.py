@@ -1,0 +1,133 @@
+"""What a decoder is: a list of layer specs. Families write them, everything else reads them."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from peagle.ops.rope import RopeConfig
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """A layer's attention: its heads, how they are normed and rotated, which positions they see."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeConfig = field(default_factory=RopeConfig)
+    window: int | None = None
+    """Positions that a row sees, its own included; None: all up to its own."""
+    sinks: bool = False
+    """Whether every head learns a logit that takes a share of its attention and adds no value."""
+    qk_norm: bool = False
+    """Whether queries and keys are normed, head by head, before rotation."""
+    bias: bool = False
+    """Whether q, k, v and the output projection have biases."""
+
+    @property
+    def full(self) -> bool:
+        """Whether this is plain causal attention, without a window or sinks."""
+        return self.window is None and not self.sinks
+
+    @property
+    def width(self) -> int:
+        """Width of all query heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all keys of a position, and of all its values."""
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class MLPSpec:
+    """A dense SwiGLU."""
+
+    intermediate_size: int
+    bias: bool = False
+
+    @property
+    def width(self) -> int:
+        """Inner numbers that one row takes."""
+        return self.intermediate_size
+
+
+@dataclass(frozen=True)
+class ClampedSwiGLU:
+    """GPT-OSS's activation, whose products have biases."""
+
+    limit: float
+    """Upper bound of the gate; up is bounded on both sides."""
+
+
+@dataclass(frozen=True)
+class ExpertsSpec:
+    """A mixture of experts, of which the router chooses some for every row."""
+
+    num_experts: int
+    num_experts_per_tok: int
+    moe_intermediate_size: int
+    """Inner width of one expert."""
+    intermediate_size: int
+    """Inner width that a dense MLP of the same model has, or would have."""
+    norm_topk_prob: bool = False
+    """Whether the weights of the chosen experts are made to sum to 1."""
+    activation: ClampedSwiGLU | None = None
+    """None: SwiGLU without biases."""
+
+    @property
+    def width(self) -> int:
+        """As in `MLPSpec`."""
+        return max(self.intermediate_size, self.moe_intermediate_size * self.num_experts_per_tok)
+
+
+@dataclass(frozen=True)
+class NormSpec:
+    """RMS norms."""
+
+    eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One pre-norm block: attention, then an MLP or experts."""
+
+    attention: AttentionSpec
+    feed_forward: MLPSpec | ExpertsSpec
+    norms: NormSpec = NormSpec()
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that are alike in the shape of their keys and values, window and rotation."""
+
+    attention: AttentionSpec
+    """The first one's."""
+    layers: tuple[int, ...]
+    """Ascending."""
+
+
+@dataclass(frozen=True)
+class DecoderSpec:
+    """A causal transformer: token embeddings, layers, a final norm and a head."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: tuple[LayerSpec, ...]
+    norm: NormSpec = NormSpec()
+    max_length: int = 2048
+    """Longest context, in tokens."""
+    tie_word_embeddings: bool = False
+
+    @cached_property
+    def groups(self) -> tuple[LayerGroup, ...]:
+        """All layers, in the order in which each group has its first."""
+        members: dict[tuple[object, ...], list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            heads = layer.attention
+            key = (heads.num_kv_heads, heads.head_dim, heads.window, heads.rope)
+            members.setdefault(key, []).append(index)
+        return tuple(
+            LayerGroup(self.layers[layers[0]].attention, tuple(layers))
+            for layers in members.values()
+        )

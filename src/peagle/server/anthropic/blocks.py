@@ -1,0 +1,120 @@
+"""Content blocks: how each looks, and what a stream tells of it as it grows."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from pydantic_core import from_json
+
+from peagle.dialects import CallBegin
+from peagle.server.delivery import Json
+
+
+class ContentBlock(ABC):
+    """One block."""
+
+    def __init__(self, index: int) -> None:
+        self._index, self._text = index, ""
+
+    @property
+    @abstractmethod
+    def shown(self) -> Json:
+        """The block as it is now."""
+
+    def begin(self) -> Iterator[Json]:
+        """The block without text."""
+        yield {"type": "content_block_start", "index": self._index, "content_block": self.shown}
+
+    def add(self, text: str) -> Iterator[Json]:
+        """More text."""
+        self._text += text
+        yield self._told(self._delta(text))
+
+    def end(self, cut: bool) -> Iterator[Json]:
+        """That nothing follows."""
+        yield {"type": "content_block_stop", "index": self._index}
+
+    @abstractmethod
+    def _delta(self, text: str) -> Json:
+        """More text, as a stream tells it."""
+
+    def _told(self, delta: Json) -> Json:
+        return {"type": "content_block_delta", "index": self._index, "delta": delta}
+
+
+class TextOutput(ContentBlock):
+    """Content."""
+
+    @property
+    def shown(self) -> Json:
+        """The block as it is now."""
+        return {"type": "text", "text": self._text}
+
+    def _delta(self, text: str) -> Json:
+        return {"type": "text_delta", "text": text}
+
+
+class ThinkingOutput(ContentBlock):
+    """Thoughts. Clients send back only those that have a signature; nothing is proved by it."""
+
+    def __init__(self, index: int, signature: str) -> None:
+        super().__init__(index)
+        self._signature, self._signed = signature, ""
+
+    @property
+    def shown(self) -> Json:
+        """The block as it is now."""
+        return {"type": "thinking", "thinking": self._text, "signature": self._signed}
+
+    def end(self, cut: bool) -> Iterator[Json]:
+        """The signature, and that nothing follows."""
+        self._signed = self._signature
+        yield self._told({"type": "signature_delta", "signature": self._signature})
+        yield from super().end(cut)
+
+    def _delta(self, text: str) -> Json:
+        return {"type": "thinking_delta", "thinking": text}
+
+
+class ToolUseOutput(ContentBlock):
+    """A call."""
+
+    def __init__(self, index: int, call: CallBegin) -> None:
+        super().__init__(index)
+        self._call = call
+
+    @property
+    def shown(self) -> Json:
+        """The call with as much of its arguments as can be read."""
+        head = {"type": "tool_use", "id": self._call.id, "name": self._call.name}
+        return {**head, "input": _readable(self._text)}
+
+    def _delta(self, text: str) -> Json:
+        return {"type": "input_json_delta", "partial_json": text}
+
+
+class Blocks:
+    """Makes the blocks of one message."""
+
+    def __init__(self, signature: str) -> None:
+        self._signature = signature
+
+    def thoughts(self, index: int) -> ContentBlock:
+        """A thinking block."""
+        return ThinkingOutput(index, self._signature)
+
+    def content(self, index: int) -> ContentBlock:
+        """A text block."""
+        return TextOutput(index)
+
+    def call(self, index: int, call: CallBegin) -> ContentBlock:
+        """A tool_use block."""
+        return ToolUseOutput(index, call)
+
+
+def _readable(arguments: str) -> Json:
+    """Arguments as an object, also where they end too early."""
+    try:
+        found = from_json(arguments, allow_partial="trailing-strings", allow_inf_nan=False)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,154 @@
+"""The body of `POST /v1/messages`, and of `/v1/messages/count_tokens`."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag
+
+from peagle.config import MinP, RepetitionPenalty, Temperature, TopK
+from peagle.server.body import Body, Ignored, Integer, Items, Positive, Whole
+from peagle.server.protocol import Function, Share, SpeculationOptions
+from peagle.server.variants import NotText, Other, by_type
+
+
+class BlockBody(Body):
+    """What all blocks have."""
+
+    cache_control: Ignored = None
+
+
+class TextBlock(BlockBody):
+    """Text."""
+
+    type: Literal["text"]
+    text: str
+    citations: Ignored = None
+
+
+class ThinkingBlock(BlockBody):
+    """What the model thought in an earlier answer."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: Ignored = None
+
+
+class ToolUseBlock(BlockBody):
+    """A call that the model made."""
+
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+    caller: Ignored = None
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[NotText, Tag("image")]
+    | Annotated[NotText, Tag("document")]
+    | Annotated[Other, Tag("other")],
+    by_type(("text", "image", "document")),
+]
+
+
+class ToolResultBlock(BlockBody):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: str | Items[ResultBlock] | None = None
+    is_error: Ignored = None
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("text")]
+    | Annotated[ThinkingBlock, Tag("thinking")]
+    | Annotated[ToolUseBlock, Tag("tool_use")]
+    | Annotated[ToolResultBlock, Tag("tool_result")]
+    | Annotated[NotText, Tag("image")]
+    | Annotated[NotText, Tag("document")]
+    | Annotated[Other, Tag("other")],
+    by_type(("text", "thinking", "tool_use", "tool_result", "image", "document")),
+]
+
+
+class Turn(Body):
+    """What one side says."""
+
+    role: Literal["user", "assistant", "system"]
+    content: str | Items[Block]
+
+
+class FunctionTool(Function):
+    """A tool that the client runs."""
+
+    type: Literal["custom"] | None = None
+    parameters: dict[str, Any] | None = Field(default=None, alias="input_schema")
+    cache_control: Ignored = None
+    defer_loading: Ignored = None
+    eager_input_streaming: Ignored = None
+    input_examples: Ignored = None
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("custom")] | Annotated[Other, Tag("other")],
+    by_type(("custom",), usual="custom"),
+]
+
+
+class ToolChoice(Body):
+    """Whether tools are to be called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Body):
+    """Whether the model is to think; how long is its own decision."""
+
+    type: str
+    budget_tokens: Ignored = None
+    display: Ignored = None
+
+
+class OutputFormat(Body):
+    """The form of the answer's text."""
+
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputOptions(Body):
+    """How the answer is to be."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class MessagesBody(Body):
+    """Anthropic's fields, and some of our own that chat completions have too."""
+
+    model: str | None = None
+    messages: Annotated[Items[Turn], Field(min_length=1)]
+    system: str | Items[TextBlock] | None = None
+    max_tokens: Positive | None = None
+    stop_sequences: Items[str] | None = None
+    stream: bool | None = None
+    temperature: Temperature | None = None
+    top_p: Share | None = None
+    top_k: Annotated[TopK, Whole] | None = None
+    tools: Items[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputOptions | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    seed: Integer | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    speculation: SpeculationOptions | None = None
+    cache_control: Ignored = None
+    container: Ignored = None
+    context_management: Ignored = None
+    metadata: Ignored = None
+    service_tier: Ignored = None

@@ -1,0 +1,131 @@
+"""Blocks of a conversation as messages: a request as a chat completion's."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from peagle.server.anthropic.body import (
+    Block,
+    FunctionTool,
+    MessagesBody,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    Turn,
+)
+from peagle.server.delivery import Json
+
+SAME = (
+    "model",
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "seed",
+    "chat_template_kwargs",
+)
+"""Fields with the same name in both."""
+CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+FOR_ANTHROPIC = "x-anthropic-billing-header:"
+"""Begins a part of Claude Code's instructions that is not for the model. It differs from one
+conversation to the next, which would then share no cached prefix."""
+
+
+def chat_fields(body: MessagesBody) -> Json:
+    """The fields of a chat completion that asks for the same."""
+    wanted = body.output_config
+    fields = {
+        **{name: getattr(body, name) for name in SAME},
+        "messages": [*_system(body), *(one for turn in body.messages for one in _messages(turn))],
+        "stop": body.stop_sequences,
+        "continue_final_message": _begins_answer(body.messages[-1]) or None,
+        "reasoning_effort": _effort(body),
+        "speculation": body.speculation and body.speculation.model_dump(),
+        **_tool_fields(body),
+    }
+    if wanted is not None and wanted.format is not None:
+        schema = {"schema": wanted.format.schema_}
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _begins_answer(last: Turn) -> bool:
+    """Whether the answer goes on where the last turn ends: a text of the assistant's."""
+    said = last.content
+    ends_in_text = isinstance(said, str) or (said and isinstance(said[-1], TextBlock))
+    return last.role == "assistant" and bool(ends_in_text)
+
+
+def _effort(body: MessagesBody) -> str | None:
+    if body.thinking is not None and body.thinking.type == "disabled":
+        return "none"
+    return None if body.output_config is None else body.output_config.effort
+
+
+def _tool_fields(body: MessagesBody) -> Json:
+    functions = [
+        {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
+        for tool in body.tools or ()
+        if isinstance(tool, FunctionTool)
+    ]
+    fields: Json = {"tools": functions or None}
+    choice = body.tool_choice
+    if choice is not None:
+        named = {"type": "function", "function": {"name": choice.name or ""}}
+        fields["tool_choice"] = CHOICES.get(choice.type, named)
+        fields["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+    return fields
+
+
+def _system(body: MessagesBody) -> Iterator[Json]:
+    given = body.system
+    parts = [given] if isinstance(given, str) else [block.text for block in given or ()]
+    text = "\n\n".join(part for part in parts if not part.startswith(FOR_ANTHROPIC))
+    if text:
+        yield {"role": "system", "content": text}
+
+
+def _messages(turn: Turn) -> Iterator[Json]:
+    """A turn's messages: results of calls are messages of their own."""
+    if isinstance(turn.content, str):
+        yield {"role": turn.role, "content": turn.content}
+    elif turn.role == "assistant":
+        yield _assistant(turn.content)
+    else:
+        yield from _said(turn.role, turn.content)
+
+
+def _assistant(blocks: Sequence[Block]) -> Json:
+    message: Json = {"role": "assistant", "content": _text(blocks)}
+    thoughts = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
+    if any(thoughts):
+        message["reasoning_content"] = "\n".join(thoughts)
+    calls = [_call(block) for block in blocks if isinstance(block, ToolUseBlock)]
+    return message | ({"tool_calls": calls} if calls else {})
+
+
+def _call(block: ToolUseBlock) -> Json:
+    arguments = json.dumps(block.input, ensure_ascii=False)
+    return {
+        "id": block.id,
+        "type": "function",
+        "function": {"name": block.name, "arguments": arguments},
+    }
+
+
+def _said(role: str, blocks: Sequence[Block]) -> Iterator[Json]:
+    """The results, which answer the calls before, and then the rest as one message."""
+    results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+    for result in results:
+        given = result.content
+        text = given if isinstance(given, str) else _text(given or ())
+        yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": text}
+    if not results or any(isinstance(block, TextBlock) for block in blocks):
+        yield {"role": role, "content": _text(blocks)}
+
+
+def _text(blocks: Sequence[Any]) -> str:
+    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))

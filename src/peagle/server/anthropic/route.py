@@ -1,0 +1,36 @@
+"""`POST /v1/messages` and `/v1/messages/count_tokens`."""
+
+import contextlib
+
+from fastapi import Request, Response
+from fastapi.responses import JSONResponse
+
+from peagle.server.anthropic.answer import MessagesAnswer
+from peagle.server.anthropic.blocks import Blocks
+from peagle.server.anthropic.body import MessagesBody
+from peagle.server.anthropic.conversation import chat_fields
+from peagle.server.body_route import validated
+from peagle.server.chat import begin, prompt_of
+from peagle.server.delivery import deliver
+from peagle.server.parts import Parts
+from peagle.server.protocol import ChatBody
+from peagle.server.service import Service
+from peagle.server.tools import tool_use
+
+
+async def create_message(service: Service, body: MessagesBody, request: Request) -> Response:
+    """Continue a conversation of blocks."""
+    chat = validated(ChatBody, chat_fields(body))
+    async with contextlib.AsyncExitStack() as running:
+        job = await begin(service, chat, running)
+        name, model = request.state.request_id, service.settings.model_names[0]
+        answer = MessagesAnswer(name, model, Parts(Blocks(signature=name)), job)
+        return await deliver(answer, job, bool(body.stream), request, running)
+
+
+async def count_tokens(service: Service, body: MessagesBody) -> Response:
+    """The tokens of the prompt that a conversation would be."""
+    service.check_model(body.model)
+    chat = validated(ChatBody, chat_fields(body))
+    prompt = await prompt_of(service, chat, tool_use(chat, service.settings.limits))
+    return JSONResponse({"input_tokens": len(prompt)})

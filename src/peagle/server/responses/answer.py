@@ -1,0 +1,120 @@
+"""A response: whole, or as the events of a stream."""
+
+import time
+from collections.abc import Iterator, Sequence
+
+from peagle.llm import Chunk, Completion
+from peagle.server.answer import usage
+from peagle.server.delivery import WAITING, Json, event
+from peagle.server.errors import APIError
+from peagle.server.parts import Parts
+from peagle.server.responses.body import ResponsesBody
+from peagle.server.responses.items import OutputItem
+from peagle.server.service import Job
+
+ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "temperature",
+    "tool_choice",
+    "tools",
+    "top_p",
+)
+"""Fields of a request that a response repeats."""
+UNSET = {"metadata": {}, "parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+"""What it says of those that the request leaves out, if not null."""
+
+
+class ResponsesAnswer:
+    """One response.
+
+    name: of the request, with which its id ends. items: what it consists of.
+    """
+
+    waiting = WAITING
+
+    def __init__(
+        self, name: str, model: str, body: ResponsesBody, items: Parts[OutputItem], job: Job
+    ) -> None:
+        self.id, self._items, self._job = f"resp_{name}", items, job
+        self._told = 0
+        told = {*ECHOED, "text", "reasoning"}
+        given = body.model_dump(include=told, by_alias=True, exclude_none=True)
+        self._head = {
+            "id": self.id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": model,
+            "background": False,
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            **{name: given.get(name, UNSET.get(name)) for name in ECHOED},
+            "text": {"format": {"type": "text"}, **given.get("text", {})},
+            "reasoning": {"effort": None, "summary": None, **given.get("reasoning", {})},
+        }
+
+    def whole(self, done: Sequence[Completion]) -> Json:
+        """The answer as one object."""
+        [completion] = done
+        self._items.take(completion.events, _is_cut(completion))
+        return self._finished(completion)
+
+    def begin(self) -> Iterator[bytes]:
+        """That it is written now."""
+        response = self._response("in_progress")
+        yield self._event({"type": "response.created", "response": response})
+        yield self._event({"type": "response.in_progress", "response": response})
+
+    def add(self, index: int, chunk: Chunk) -> Iterator[bytes]:
+        """What a chunk says of its items."""
+        for said in chunk.events:
+            yield from map(self._event, self._items.read(said))
+
+    def end(self, done: Sequence[Completion]) -> Iterator[bytes]:
+        """The end of the last item, and the whole response."""
+        [completion] = done
+        yield from map(self._event, self._items.close(_is_cut(completion)))
+        response = self._finished(completion)
+        yield self._event({"type": f"response.{response['status']}", "response": response})
+
+    def fail(self, refusal: APIError) -> bytes:
+        """The response with its error."""
+        error = {"code": "server_error", "message": refusal.message}
+        response = self._response("failed") | {"error": error}
+        return self._event({"type": "response.failed", "response": response})
+
+    def _event(self, data: Json) -> bytes:
+        self._told += 1
+        return event({**data, "sequence_number": self._told - 1}, data["type"])
+
+    def _finished(self, completion: Completion) -> Json:
+        counts = _usage(usage(self._job, [completion]))
+        if not _is_cut(completion):
+            return self._response("completed") | {"usage": counts}
+        why = {"reason": "max_output_tokens"}
+        return self._response("incomplete") | {"incomplete_details": why, "usage": counts}
+
+    def _response(self, status: str) -> Json:
+        state = {"status": status, "error": None, "incomplete_details": None, "usage": None}
+        return {**self._head, **state, "output": [item.shown for item in self._items.done]}
+
+
+def _is_cut(completion: Completion) -> bool:
+    return completion.finish_reason == "length"
+
+
+def _usage(counts: Json) -> Json:
+    """A chat completion's token counts under the names of responses."""
+    cached = counts["prompt_tokens_details"]["cached_tokens"]
+    thoughts = counts["completion_tokens_details"]["reasoning_tokens"]
+    return {
+        "input_tokens": counts["prompt_tokens"],
+        "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+        "output_tokens": counts["completion_tokens"],
+        "output_tokens_details": {"reasoning_tokens": thoughts},
+        "total_tokens": counts["total_tokens"],
+        "speculation": counts["speculation"],
+    }

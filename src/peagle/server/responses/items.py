@@ -1,0 +1,216 @@
+"""Output items: how each looks, and what a stream tells of it as it grows."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import ClassVar
+
+from peagle.dialects import CallBegin
+from peagle.server.delivery import Json
+from peagle.server.responses.conversation import encoded
+from peagle.server.responses.tools import CustomInput, ToolName, Tools
+
+
+class OutputItem(ABC):
+    """One item.
+
+    name: of the request, which is part of the item's id.
+    """
+
+    kind: ClassVar[str]
+    prefix: ClassVar[str]
+    """Of its id."""
+
+    def __init__(self, name: str, index: int) -> None:
+        self._id, self._index = f"{self.prefix}_{name}_{index}", index
+        self._status, self.text = "in_progress", ""
+
+    @property
+    def shown(self) -> Json:
+        """The item as it is now."""
+        return {"type": self.kind, "id": self._id, "status": self._status, **self._fields()}
+
+    def begin(self) -> Iterator[Json]:
+        """The item without text."""
+        yield self._whole("response.output_item.added")
+        yield from map(self._placed, self._opened())
+
+    def add(self, text: str) -> Iterator[Json]:
+        """More text."""
+        yield from map(self._placed, self._grown(text))
+
+    def end(self, cut: bool) -> Iterator[Json]:
+        """The whole item."""
+        yield from map(self._placed, self._closed())
+        self._status = "incomplete" if cut else "completed"
+        yield self._whole("response.output_item.done")
+
+    @abstractmethod
+    def _fields(self) -> Json:
+        """What it has besides its type, id and status."""
+
+    def _opened(self) -> Iterator[Json]:
+        """Events after that of the item without text."""
+        return iter(())
+
+    @abstractmethod
+    def _grown(self, text: str) -> Iterator[Json]:
+        """Take more text; the events that tell of it."""
+
+    @abstractmethod
+    def _closed(self) -> Iterator[Json]:
+        """Events before that of the whole item."""
+
+    def _whole(self, kind: str) -> Json:
+        return {"type": kind, "output_index": self._index, "item": self.shown}
+
+    def _placed(self, event: Json) -> Json:
+        return {**event, "item_id": self._id, "output_index": self._index}
+
+
+class MessageOutput(OutputItem):
+    """Content, as one part."""
+
+    kind, prefix = "message", "msg"
+
+    def _fields(self) -> Json:
+        return {"role": "assistant", "content": [self._part()] if self.text else []}
+
+    def _opened(self) -> Iterator[Json]:
+        yield {"type": "response.content_part.added", "content_index": 0, "part": self._part()}
+
+    def _grown(self, text: str) -> Iterator[Json]:
+        self.text += text
+        place = {"content_index": 0, "logprobs": []}
+        yield {"type": "response.output_text.delta", **place, "delta": text}
+
+    def _closed(self) -> Iterator[Json]:
+        place = {"content_index": 0, "logprobs": []}
+        yield {"type": "response.output_text.done", **place, "text": self.text}
+        yield {"type": "response.content_part.done", "content_index": 0, "part": self._part()}
+
+    def _part(self) -> Json:
+        return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": []}
+
+
+class ReasoningOutput(OutputItem):
+    """Thoughts, as one part.
+
+    summarized: whether they also stand in the summary, which is all that many clients show.
+    carried: whether `encrypted_content` holds them, for clients that send back nothing else.
+    """
+
+    kind, prefix = "reasoning", "rs"
+
+    def __init__(self, name: str, index: int, summarized: bool, carried: bool) -> None:
+        super().__init__(name, index)
+        self._summarized, self._carried = summarized, carried
+
+    def _fields(self) -> Json:
+        return {
+            "summary": [self._part("summary_text")] if self._summarized and self.text else [],
+            "content": [self._part("reasoning_text")] if self.text else [],
+            "encrypted_content": encoded(self.text) if self._carried and self.text else None,
+        }
+
+    def _opened(self) -> Iterator[Json]:
+        part = self._part("reasoning_text")
+        yield {"type": "response.content_part.added", "content_index": 0, "part": part}
+        if self._summarized:
+            part, kind = self._part("summary_text"), "response.reasoning_summary_part.added"
+            yield {"type": kind, "summary_index": 0, "part": part}
+
+    def _grown(self, text: str) -> Iterator[Json]:
+        self.text += text
+        yield {"type": "response.reasoning_text.delta", "content_index": 0, "delta": text}
+        if self._summarized:
+            kind = "response.reasoning_summary_text.delta"
+            yield {"type": kind, "summary_index": 0, "delta": text}
+
+    def _closed(self) -> Iterator[Json]:
+        part = self._part("reasoning_text")
+        yield {"type": "response.reasoning_text.done", "content_index": 0, "text": self.text}
+        yield {"type": "response.content_part.done", "content_index": 0, "part": part}
+        if self._summarized:
+            part, head = self._part("summary_text"), "response.reasoning_summary"
+            yield {"type": f"{head}_text.done", "summary_index": 0, "text": self.text}
+            yield {"type": f"{head}_part.done", "summary_index": 0, "part": part}
+
+    def _part(self, kind: str) -> Json:
+        return {"type": kind, "text": self.text}
+
+
+class CallOutput(OutputItem):
+    """A call, under the name that its client knows."""
+
+    def __init__(self, name: str, index: int, call_id: str, tool: ToolName) -> None:
+        super().__init__(name, index)
+        self._call = {"call_id": call_id, "name": tool.name}
+        if tool.namespace is not None:
+            self._call["namespace"] = tool.namespace
+
+
+class FunctionCallOutput(CallOutput):
+    """A function's call; its text is the arguments."""
+
+    kind, prefix = "function_call", "fc"
+
+    def _fields(self) -> Json:
+        return {**self._call, "arguments": self.text}
+
+    def _grown(self, text: str) -> Iterator[Json]:
+        self.text += text
+        yield {"type": "response.function_call_arguments.delta", "delta": text}
+
+    def _closed(self) -> Iterator[Json]:
+        done = {"name": self._call["name"], "arguments": self.text}
+        yield {"type": "response.function_call_arguments.done", **done}
+
+
+class CustomCallOutput(CallOutput):
+    """A custom tool's call; its text is the input, which a model writes as JSON."""
+
+    kind, prefix = "custom_tool_call", "ctc"
+
+    def __init__(self, name: str, index: int, call_id: str, tool: ToolName) -> None:
+        super().__init__(name, index, call_id, tool)
+        self._input = CustomInput()
+
+    def _fields(self) -> Json:
+        return {**self._call, "input": self.text}
+
+    def _grown(self, text: str) -> Iterator[Json]:
+        return self._said(self._input.feed(text))
+
+    def _closed(self) -> Iterator[Json]:
+        yield from self._said(self._input.finish())
+        yield {"type": "response.custom_tool_call_input.done", "input": self.text}
+
+    def _said(self, text: str) -> Iterator[Json]:
+        self.text += text
+        if text:
+            yield {"type": "response.custom_tool_call_input.delta", "delta": text}
+
+
+class Items:
+    """Makes the items of one response.
+
+    name: of the request. summarized, carried: as in `ReasoningOutput`.
+    """
+
+    def __init__(self, name: str, tools: Tools, summarized: bool, carried: bool) -> None:
+        self._name, self._tools = name, tools
+        self._summarized, self._carried = summarized, carried
+
+    def thoughts(self, index: int) -> OutputItem:
+        """A reasoning item."""
+        return ReasoningOutput(self._name, index, self._summarized, self._carried)
+
+    def content(self, index: int) -> OutputItem:
+        """A message."""
+        return MessageOutput(self._name, index)
+
+    def call(self, index: int, call: CallBegin) -> OutputItem:
+        """A function's or a custom tool's call."""
+        tool = self._tools.named(call.name)
+        kind = CustomCallOutput if tool.custom else FunctionCallOutput
+        return kind(self._name, index, call.id, tool)

@@ -1,0 +1,118 @@
+"""Tools as functions: the names that the model sees, and those that the client knows."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from peagle.server.responses.body import CustomTool, FunctionTool, NamespaceTool, Tool
+
+INPUT = "input"
+"""The one argument of a function that stands for a custom tool."""
+INPUT_SCHEMA = {
+    "type": "object",
+    "properties": {INPUT: {"type": "string"}},
+    "required": [INPUT],
+    "additionalProperties": False,
+}
+BEFORE_INPUT = re.compile(rf'\s*{{\s*"{INPUT}"\s*:\s*"')
+HIGH, LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+"""Halves of a character."""
+CHARACTERS = re.compile(
+    r'(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}|'
+    rf"{HIGH}{LOW}|{LOW}|{HIGH}(?=[^\\]|\\[^u]|\\u[^dD]|\\u[dD][^c-fC-F]))*"
+)
+"""Whole characters of a JSON string, and halves that stand alone."""
+
+
+@dataclass(frozen=True)
+class ToolName:
+    """A tool as its client knows it."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+    """Whether its input is text, rather than JSON."""
+
+    @property
+    def flat(self) -> str:
+        """The name of its function, since models know no namespaces."""
+        before = "" if self.namespace is None else f"{self.namespace.rstrip('_')}__"
+        return before + self.name
+
+
+class Tools:
+    """A request's tools, without those that run on OpenAI's servers."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        described = list(_described(tools, None))
+        self.functions = [function for _, function in described]
+        """As chat completions take them."""
+        self._names = {name.flat: name for name, _ in described}
+
+    def named(self, function: str) -> ToolName:
+        """The tool for which a function stands; an unlisted one is the client's to refuse."""
+        return self._names.get(function, ToolName(function))
+
+
+class CustomInput:
+    """A custom tool's input, out of the JSON in which a model writes it."""
+
+    def __init__(self) -> None:
+        self._held, self._begun, self._ended = "", False, False
+
+    def feed(self, arguments: str) -> str:
+        """The input's next characters that are whole."""
+        self._held += arguments
+        if not self._begun and (head := BEFORE_INPUT.match(self._held)):
+            self._begun, self._held = True, self._held[head.end() :]
+        if not self._begun or self._ended:
+            return ""
+        whole = CHARACTERS.match(self._held)
+        assert whole is not None  # perhaps of nothing
+        text, self._held = whole[0], self._held[whole.end() :]
+        self._ended = self._held.startswith('"')
+        halves = str(json.loads(f'"{text}"', strict=False)).encode("utf-16", "surrogatepass")
+        return halves.decode("utf-16", "replace")
+
+    def finish(self) -> str:
+        """What is left: JSON of another form is the input as it stands."""
+        return "" if self._begun else self._held
+
+
+def _described(
+    tools: Sequence[Tool], namespace: str | None
+) -> Iterator[tuple[ToolName, dict[str, Any]]]:
+    for tool in tools:
+        match tool:
+            case NamespaceTool():
+                yield from _described(tool.tools, tool.name)
+            case FunctionTool():
+                name = ToolName(tool.name, namespace)
+                yield name, _function(name, tool.description, tool.parameters, tool.strict)
+            case CustomTool():
+                name = ToolName(tool.name, namespace, custom=True)
+                yield name, _function(name, _with_grammar(tool), INPUT_SCHEMA, None)
+
+
+def _function(
+    name: ToolName, description: str | None, parameters: dict[str, Any] | None, strict: bool | None
+) -> dict[str, Any]:
+    function = {
+        "name": name.flat,
+        "description": description,
+        "parameters": parameters,
+        "strict": strict,
+    }
+    given = {key: value for key, value in function.items() if value is not None}
+    return {"type": "function", "function": given}
+
+
+def _with_grammar(tool: CustomTool) -> str | None:
+    """A custom tool's description, and the grammar that its input is to follow."""
+    match tool.format:
+        case {"syntax": str(syntax), "definition": str(definition)}:
+            told = f"The input follows this grammar ({syntax}):\n{definition}"
+            return f"{tool.description}\n\n{told}" if tool.description else told
+    return tool.description

@@ -1,0 +1,149 @@
+"""A request for a message as the chat completion that asks for the same."""
+
+import json
+from typing import Any
+
+import pytest
+
+from peagle.server.anthropic.body import MessagesBody
+from peagle.server.anthropic.conversation import chat_fields
+from peagle.server.protocol import ChatBody
+
+SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
+TOOL = {"name": "f", "description": "Does f.", "input_schema": SCHEMA}
+FUNCTION = {"name": "f", "description": "Does f.", "parameters": SCHEMA}
+ASKED = {"role": "user", "content": "hi"}
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    """The chat completion's fields, which are valid ones."""
+    body = MessagesBody.model_validate_json(json.dumps({"messages": [ASKED], **fields}))
+    found = chat_fields(body)
+    ChatBody.model_validate(found)
+    return found
+
+
+def messages(*turns: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = chat(messages=list(turns))["messages"]
+    return found
+
+
+def text(content: str, **fields: Any) -> dict[str, Any]:
+    return {"type": "text", "text": content, **fields}
+
+
+def test_the_system_prompt_comes_first_without_what_is_not_for_the_model():
+    cached = {"cache_control": {"type": "ephemeral"}}
+    billing = text("x-anthropic-billing-header: cc_version=2.1.197.123;")
+    asked = [{"role": "system", "content": "You are\n\nbrief."}, ASKED]
+    assert chat(system=[billing, text("You are"), text("brief.", **cached)])["messages"] == asked
+    assert chat(system="You are\n\nbrief.")["messages"] == asked
+    assert chat(system=[billing])["messages"] == [ASKED]
+
+
+def test_blocks_of_the_assistant_are_one_message():
+    blocks = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "x"},
+        {"type": "redacted_thinking", "data": "x"},
+        text("I will."),
+        text("Now."),
+        {"type": "tool_use", "id": "1", "name": "f", "input": {"x": "é"}},
+    ]
+    function = {"name": "f", "arguments": '{"x": "é"}'}
+    assert messages(ASKED, {"role": "assistant", "content": blocks})[1] == {
+        "role": "assistant",
+        "content": "I will.\nNow.",
+        "reasoning_content": "Hm.",
+        "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }
+
+
+@pytest.mark.parametrize("content", ["done", [text("do", citations=None), text("ne")], None])
+def test_results_of_calls_are_messages_before_the_users(content: Any):
+    result = {"type": "tool_result", "tool_use_id": "1", "content": content, "is_error": False}
+    told = "" if content is None else "done" if isinstance(content, str) else "do\nne"
+    tool = {"role": "tool", "tool_call_id": "1", "content": told}
+    assert messages({"role": "user", "content": [result]}) == [tool]
+    turn = {"role": "user", "content": [result, text("Go on."), result]}
+    assert messages(turn) == [tool, tool, {"role": "user", "content": "Go on."}]
+
+
+@pytest.mark.parametrize(
+    ("content", "continues"),
+    [
+        ("It is", True),
+        ([text("It is")], True),
+        ([{"type": "tool_use", "id": "1", "name": "f", "input": {}}], None),
+        ([], None),
+    ],
+)
+def test_an_answer_that_the_client_begins_is_continued(content: Any, continues: bool | None):
+    turns = [ASKED, {"role": "assistant", "content": content}]
+    assert chat(messages=turns).get("continue_final_message") is continues
+    assert "continue_final_message" not in chat(messages=[*turns, ASKED])
+
+
+def test_instructions_may_come_later():
+    assert messages(ASKED, {"role": "system", "content": "Now be brief."}) == [
+        ASKED,
+        {"role": "system", "content": "Now be brief."},
+    ]
+
+
+def test_tools_of_the_client_are_functions_and_others_are_left_out():
+    tools = [
+        {**TOOL, "cache_control": {"type": "ephemeral"}, "type": "custom", "strict": True},
+        {"type": "bash_20250124", "name": "bash"},
+    ]
+    found = chat(tools=tools)
+    assert found["tools"] == [{"type": "function", "function": {**FUNCTION, "strict": True}}]
+    assert "tools" not in chat(tools=tools[1:], tool_choice={"type": "auto"})
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted"),
+    [
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "none"}, "none"),
+        ({"type": "tool", "name": "f"}, {"type": "function", "function": {"name": "f"}}),
+    ],
+)
+def test_choices_of_tools(choice: dict[str, Any], wanted: Any):
+    assert chat(tools=[TOOL], tool_choice=choice)["tool_choice"] == wanted
+    one = {**choice, "disable_parallel_tool_use": True}
+    assert chat(tools=[TOOL], tool_choice=one)["parallel_tool_calls"] is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, None),
+        ({"thinking": {"type": "disabled"}}, "none"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, None),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high"),
+    ],
+)
+def test_how_much_to_think(fields: dict[str, Any], effort: str | None):
+    assert chat(**fields).get("reasoning_effort") == effort
+
+
+def test_forms_limits_and_sampling_have_their_names_in_chat_completions():
+    found = chat(
+        max_tokens=5,
+        stop_sequences=["x"],
+        temperature=0.5,
+        top_k=3,
+        output_config={"format": {"type": "json_schema", "schema": SCHEMA}},
+        metadata={"user_id": "x"},
+        context_management={"edits": []},
+        a_field_of_tomorrow=1,
+    )
+    assert found == {
+        "messages": [ASKED],
+        "max_tokens": 5,
+        "stop": ["x"],
+        "temperature": 0.5,
+        "top_k": 3,
+        "response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+    }
