@@ -21,8 +21,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:
 
 
 @pytest.fixture
-def peagle(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+def peagle(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Result]:
     """Runs a command in this process, as the shell would."""
+    monkeypatch.delenv("COLUMNS", raising=False)  # which a pytest that spreads tests may set
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which background jobs begin without
 
     def run(*arguments: object) -> Result:

@@ -71,7 +71,7 @@ def test_the_targets_own_answers_and_what_the_run_came_to(regenerate, target, ch
     result = regenerate()
     assert result.code == 0
     assert result.err == ""
-    assert f"1 left out\nfirst problem: {chats}:4: this model's max" in result.out
+    assert f"1 left out\nfirst problem: {chats}:4: prompt is too long" in result.out
     lines = {line["source"]: line for line in read(tmp_path / "out.jsonl")}
     assert lines.keys() == {f"{chats}:{number}" for number in (1, 2, 3)}
     first, second = (lines[f"{chats}:{number}"]["messages"] for number in (1, 2))
@@ -111,7 +111,7 @@ def test_a_run_that_answers_nothing_fails(regenerate, chats):
     write(chats, {"messages": [user("word " * 600)]})
     result = regenerate()
     assert (result.code, result.out) == (2, "")
-    assert f"no conversation was answered: {chats}:1: this model's max" in result.err
+    assert f"no conversation was answered: {chats}:1: prompt is too long" in result.err
 
 
 def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_path):
@@ -121,7 +121,9 @@ def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_pa
     assert "\n2 of these at an answer that --max-tokens or the context's end cut" in result.out
     assert [line["source"] for line in read(tmp_path / "out.jsonl")] == [f"{chats}:3"]
     again = regenerate().out
-    assert f"1 were there already\n1 left out\nfirst problem: {chats}:4: this model's max" in again
+    assert (
+        f"1 were there already\n1 left out\nfirst problem: {chats}:4: prompt is too long" in again
+    )
     assert len(read(tmp_path / "out.jsonl")) == 3
 
 
