@@ -1,6 +1,5 @@
 """What `peagle train` says of the drafter that it has made."""
 
-import json
 import shlex
 from pathlib import Path
 
@@ -29,7 +28,10 @@ def words(recipe: Recipe, estimated: float, measured: float) -> list[str]:
 
 def test_drafts_that_are_hardly_ever_right_call_for_a_check(recipe):
     verdict = judge(recipe, 1.3, 1.29)
-    assert verdict.meaning == "AL 1.29 of at most 5: its drafts are hardly ever right"
+    assert verdict.meaning == (
+        "AL 1.29 of at most 5: its drafts are hardly ever right "
+        "(symptoms and remedies: docs/first-drafter.md)"
+    )
     assert verdict.command == f"peagle check {recipe.output} --target {recipe.target}"
 
 
@@ -37,16 +39,18 @@ def test_an_engine_far_below_the_estimate_tells_of_other_text(recipe):
     meaning = judge(recipe, 3.0, 2.39).meaning
     assert meaning == (
         "AL 2.39 of at most 5, where 3.00 was estimated: the target writes other text than the "
-        "data holds"
+        "data holds (symptoms and remedies: docs/first-drafter.md)"
     )
     assert words(recipe, 3.0, 2.39)[:2] == ["peagle", "check"]
     assert "other text" not in judge(recipe, 3.0, 2.41).meaning
 
 
 def test_below_two_it_is_to_be_measured_also_at_few_drafts(recipe):
-    assert "it helps where few requests run" in judge(recipe, 1.9, 1.99).meaning
+    meaning = judge(recipe, 1.9, 1.99).meaning
+    assert "it helps where few requests run" in meaning
+    assert "--chat" in meaning  # prompts sent without the template would be guessed less often
     command = words(recipe, 1.9, 1.99)
-    assert command[:2] == ["peagle", "bench"]
+    assert command[:5] == ["peagle", "bench", recipe.target, "--drafter", recipe.output]
     assert command[command.index("--k") + 1] == "3,4"
     only = recipe.model_copy(update={"num_speculative_tokens": 2})
     assert words(only, 1.9, 1.99)[command.index("--k") + 1] == "2"
@@ -55,9 +59,8 @@ def test_below_two_it_is_to_be_measured_also_at_few_drafts(recipe):
 def test_above_two_it_is_to_be_served(recipe):
     verdict = judge(recipe, 2.2, 2.0)
     assert verdict.meaning == "AL 2.00 of at most 5: worth serving"
-    program, command, target, flag, config = shlex.split(verdict.command)
-    assert (program, command, target) == ("peagle", "serve", recipe.target)
-    assert (flag, json.loads(config)) == ("--speculative-config", {"model": recipe.output})
+    drafter = ["--drafter", recipe.output]
+    assert shlex.split(verdict.command) == ["peagle", "serve", recipe.target, *drafter]
 
 
 @pytest.mark.parametrize(("k", "length"), [(4, 4.0), (1, 1.6)])
@@ -80,9 +83,3 @@ def test_the_commands_are_those_of_the_program(peagle, recipe, tmp_path: Path):
     measured = peagle(*command[1:], "--max-tokens", "4")
     assert measured.code == 0, measured.err
     assert "P-EAGLE" in measured.out
-
-
-def test_the_drafter_to_serve_is_the_one_that_was_trained(recipe):
-    from peagle.cli.loading import read_speculation
-
-    assert read_speculation(words(recipe, 3.0, 3.0)[-1]).model == recipe.output

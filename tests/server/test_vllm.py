@@ -13,12 +13,25 @@ from peagle.pair import bundled
 FAKE = "#!/bin/sh\nprintf '%s\\n' \"$@\"\n"
 
 
-@pytest.fixture
-def _vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def install(directory: Path) -> Path:
     """A `vllm` that prints its arguments."""
-    path = tmp_path / "vllm"
+    directory.mkdir(exist_ok=True)
+    path = directory / "vllm"
     path.write_text(FAKE)
     path.chmod(path.stat().st_mode | stat.S_IEXEC)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment of Python without vLLM, whatever this one has."""
+    monkeypatch.setattr("sys.executable", str(tmp_path / "env" / "python"))
+
+
+@pytest.fixture
+def _vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A `vllm` on the PATH."""
+    install(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
 
 
@@ -26,11 +39,19 @@ def start(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[str], Mapping[str, str]]:
     """What would replace this process: arguments and environment."""
+    whole, environment = replacement(arguments, monkeypatch)
+    return whole[1:], environment
+
+
+def replacement(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[str], Mapping[str, str]]:
+    """The same with the program."""
     seen: list[tuple[list[str], Mapping[str, str]]] = []
     monkeypatch.setattr("os.execvpe", lambda _, command, given: seen.append((command, given)))
     assert main(["serve", *arguments, "--engine", "vllm"]) == 0
-    [(command, environment)] = seen
-    return command[1:], environment
+    [found] = seen
+    return found
 
 
 def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -100,6 +121,16 @@ def test_a_drafter_by_flags_is_told_as_its_files_say(
 def test_flags_that_mean_nothing_to_vllm_are_refused(capsys: pytest.CaptureFixture[str]):
     assert main(["serve", "t", "--engine", "vllm", "--max-queue", "4"]) == 2
     assert "--max-queue: not with --engine vllm" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("_vllm")
+def test_vllm_beside_this_python_goes_before_the_paths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """So `ENV/bin/peagle` finds it although the environment is not activated."""
+    assert replacement(["t"], monkeypatch)[0][0] == str(tmp_path / "vllm")
+    beside = install(tmp_path / "env")
+    assert replacement(["t"], monkeypatch)[0][0] == str(beside)
 
 
 def test_without_vllm(

@@ -32,8 +32,8 @@ WHY = (
     "drafter; P-EAGLE guesses all K in one."
 )
 FIXED = (
-    f"K = {K} is fixed: on two CPU cores neither method is faster with 3 or 7. `peagle bench "
-    "--k 3,5,7` measures that here."
+    f"K = {K} is fixed: on these prompts, and two CPU cores, neither method is faster with 3 or 7. "
+    "`peagle bench --k 3,5,7` measures that here."
 )
 MODEL = (
     "The model is tiny (15M parameters), has read Python and little else, and is often wrong. Text "

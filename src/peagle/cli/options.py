@@ -28,7 +28,10 @@ SAMPLING: dict[str, Help] = {
 }
 """What fields of `SamplingParams` do, as their flags say it."""
 SIZES: dict[str, Help] = {
-    "max_model_len": ("Most tokens of prompt and output together.", "the target's"),
+    "max_model_len": (
+        "Most tokens of prompt and output together.",
+        "the target's, or what the KV cache holds",
+    ),
     "max_num_seqs": "Most requests that run at once.",
     "max_num_batched_tokens": (
         "Most target rows in one pass.",

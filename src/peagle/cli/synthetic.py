@@ -33,7 +33,7 @@ class Synthetic:
     prompt_tokens: Annotated[int, typer.Option(help="Prompt length with --shape.")] = 256
     draft_length: Annotated[
         DraftLengthMode,
-        typer.Option(help="With --shape; auto: as many drafts, up to K, as are fastest."),
+        typer.Option(help="With --shape; auto, as serve: as many drafts, up to K, as are fastest."),
     ] = "fixed"
 
     def __post_init__(self) -> None:

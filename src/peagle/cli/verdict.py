@@ -1,6 +1,5 @@
 """What a finished drafter's acceptance length means, and the command to run next."""
 
-import json
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ NEARLY_ALL = 0.8
 ALIKE = 0.8
 """The least share of the estimate that the engine's acceptance length has where the target writes
 text like that of the data."""
+SYMPTOMS = " (symptoms and remedies: docs/first-drafter.md)"
 FEW = 3
 """Drafts that are worth trying besides all of K."""
 
@@ -37,14 +37,17 @@ def judge(recipe: "Recipe", estimated: float, measured: float) -> Verdict:
     most = recipe.num_speculative_tokens + 1
     said = f"AL {measured:.2f} of at most {most}"
     if measured < HELPS:
-        return Verdict(f"{said}: its drafts are hardly ever right", _check(recipe))
+        return Verdict(f"{said}: its drafts are hardly ever right{SYMPTOMS}", _check(recipe))
     if measured < ALIKE * estimated:
-        data = "the target writes other text than the data holds"
+        data = f"the target writes other text than the data holds{SYMPTOMS}"
         return Verdict(f"{said}, where {estimated:.2f} was estimated: {data}", _check(recipe))
     if measured >= NEARLY_ALL * most:
         return Verdict(f"{said}: a larger K would give more", _serve(recipe))
     if measured < WORTH_SERVING:
-        helps = "it helps where few requests run; measure it with prompts of your own (FILE)"
+        helps = (
+            "it helps where few requests run; measure it with prompts of your own (FILE; where its "
+            "prompts are no messages, add --chat for a model of chats)"
+        )
         return Verdict(f"{said}: {helps}", _bench(recipe))
     return Verdict(f"{said}: worth serving", _serve(recipe))
 
@@ -55,12 +58,11 @@ def _check(recipe: "Recipe") -> str:
 
 def _bench(recipe: "Recipe") -> str:
     """At few drafts, too: those that are seldom right cost time."""
-    models = ["--target", recipe.target, f"--{recipe.method}", recipe.output]
+    models = [recipe.target, "--drafter", recipe.output]
     ks = sorted({min(recipe.num_speculative_tokens, FEW), recipe.num_speculative_tokens})
-    cases = ["--methods", f"none,{recipe.method}", "--k", ",".join(map(str, ks))]
-    return shlex.join(["peagle", "bench", *models, *cases, "--prompts", "FILE"])
+    cases = ["--k", ",".join(map(str, ks)), "--prompts", "FILE"]
+    return shlex.join(["peagle", "bench", *models, *cases])
 
 
 def _serve(recipe: "Recipe") -> str:
-    drafter = json.dumps({"model": recipe.output})
-    return shlex.join(["peagle", "serve", recipe.target, "--speculative-config", drafter])
+    return shlex.join(["peagle", "serve", recipe.target, "--drafter", recipe.output])

@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from peagle.config import SpeculativeConfig
 from peagle.errors import InputError
@@ -41,9 +43,12 @@ def become(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def _executable() -> str:
-    found = shutil.which("vllm")
+    """The vLLM of this Python's environment, which need not be activated; else the PATH's."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("vllm", path=beside) or shutil.which("vllm")
     if found is None:
         raise InputError(
-            "vllm is not on the PATH; install it (pip install vllm) or activate its environment"
+            f"vllm is neither beside {sys.executable} nor on the PATH; install it there "
+            "(pip install vllm) or activate its environment"
         )
     return found
