@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from matches import METHODS
+from synthetic_engine import synthetic_engine
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from peagle.bench.report import hardware, machine, result_file
-from peagle.bench.shapes import random_engine, random_prompts
-from peagle.bench.synthetic import DRAFT_LAYERS, acceptance_rates
+from peagle.bench.shapes import random_prompts
 from peagle.cli.script import run
-from peagle.config import ChatConfig, EngineConfig, SamplingParams
+from peagle.config import ChatConfig, SamplingParams
 from peagle.dialects import Tool, ToolUse
 from peagle.llm import LLM, ChatTurn
 
@@ -42,16 +41,8 @@ def main(
 ) -> None:
     """Print a line for each number of requests and way."""
     levels = [int(level) for level in concurrency.split(",")]
-    k, acceptance = METHODS[method]
     with result_file(out) as write:
-        config = EngineConfig(
-            max_num_seqs=max(levels),
-            max_model_len=PROMPT_TOKENS + max_tokens,
-            enable_prefix_caching=False,
-            draft_length="fixed",
-        )
-        rates = acceptance_rates(k, acceptance)
-        engine = random_engine(shape, method, k, DRAFT_LAYERS.get(method, 0), rates, config)
+        engine = synthetic_engine(shape, method, max(levels), PROMPT_TOKENS + max_tokens)
         tokenizer = words(engine.vocab_size)
         llm = LLM.over(engine, tokenizer, ChatConfig(reasoning_parser="qwen3"))
         rows = [row for level in levels for row in measure(llm, level, max_tokens, rounds)]

@@ -16,14 +16,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from matches import METHODS
+from synthetic_engine import synthetic_engine
 from torch import Tensor
 
 from peagle.bench.report import hardware, machine, result_file
-from peagle.bench.shapes import random_engine, random_prompts
-from peagle.bench.synthetic import DRAFT_LAYERS, acceptance_rates
+from peagle.bench.shapes import random_prompts
 from peagle.cli.script import run
-from peagle.config import EngineConfig, SamplingParams
+from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
 
 PROMPT_TOKENS = 256
@@ -66,16 +65,8 @@ def main(
 ) -> None:
     """Print a line for each way and number of requests: all of them that way, then every eighth."""
     levels = [int(level) for level in concurrency.split(",")]
-    k, acceptance = METHODS[method]
     with result_file(out) as write:
-        config = EngineConfig(
-            max_num_seqs=max(levels),
-            max_model_len=PROMPT_TOKENS + max_tokens,
-            enable_prefix_caching=False,
-            draft_length="fixed",
-        )
-        rates = acceptance_rates(k, acceptance)
-        engine = random_engine(shape, method, k, DRAFT_LAYERS.get(method, 0), rates, config)
+        engine = synthetic_engine(shape, method, max(levels), PROMPT_TOKENS + max_tokens)
         rows = [
             measure(engine, level, way, every, max_tokens, rounds)
             for level in levels

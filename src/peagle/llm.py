@@ -162,7 +162,7 @@ class LLM:
         dtype = resolve_dtype(config.dtype, device)
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
         tokenizer = load_tokenizer(directory)
-        find_dialect(tokenizer, chat or ChatConfig())  # refuses a wrong name before memory is taken
+        dialect = find_dialect(tokenizer, chat or ChatConfig())  # refuses a wrong name early
         drafter: Drafter | None = None
         k = 0
         if speculative_config is not None:
@@ -172,6 +172,7 @@ class LLM:
             k = speculative_config.num_speculative_tokens or model.config.default_k
         engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))
         self._open(engine, tokenizer, defaults, chat)
+        self.dialect = dialect
 
     @classmethod
     def over(cls, engine: Engine, tokenizer: Any, chat: ChatConfig | None = None) -> Self:

@@ -1,10 +1,8 @@
 """Calls as Hermes and Qwen3 write them: JSON between `<tool_call>` and `</tool_call>`."""
 
 import json
-from collections.abc import Iterator
 from typing import ClassVar
 
-from peagle.dialects.events import Event
 from peagle.dialects.json_calls import JSONCalls
 from peagle.dialects.markers import Markers
 from peagle.dialects.tools import ToolUse
@@ -21,9 +19,9 @@ class HermesCalls:
     bare: ClassVar[str] = ""
     separator: ClassVar[str] = "WS?"
 
-    def reader(self, use: ToolUse, marked: bool) -> "JSONCallReader":
+    def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
         """A reader of one section."""
-        return JSONCallReader()
+        return JSONCalls()
 
     def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
         """Lark rules of a call."""
@@ -34,15 +32,3 @@ class HermesCalls:
             rules.append(f'{name}: {head} {name}_arguments "}}\\n"')
             rules.append(f"{name}_arguments: %json {json.dumps(tool.schema)}")
         return rules
-
-
-class JSONCallReader(JSONCalls):
-    """JSON calls within a section."""
-
-    def marker(self, name: str) -> Iterator[Event]:
-        """A marker within a call is text of it."""
-        return self.feed(name)
-
-    def finish(self) -> Iterator[Event]:
-        """Calls end by themselves."""
-        yield from ()

@@ -78,6 +78,14 @@ class JSONCalls:
             before = self._read, len(self.held)
             yield from self._read()
 
+    def marker(self, name: str) -> Iterator[Event]:
+        """A marker within a call is text of it."""
+        return self.feed(name)
+
+    def finish(self) -> Iterator[Event]:
+        """Calls end by themselves."""
+        yield from ()
+
     def _head(self) -> Iterator[Event]:
         """A call up to its arguments, or all of one that is written in another order."""
         if not self._seen:

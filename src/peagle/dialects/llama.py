@@ -3,7 +3,7 @@
 import json
 from typing import Any, ClassVar
 
-from peagle.dialects.hermes import JSONCallReader
+from peagle.dialects.json_calls import JSONCalls
 from peagle.dialects.markers import Markers
 from peagle.dialects.tools import Tool, ToolUse
 
@@ -19,9 +19,9 @@ class LlamaCalls:
     bare: ClassVar[str] = "{"
     separator: ClassVar[str] = '"; "'
 
-    def reader(self, use: ToolUse, marked: bool) -> JSONCallReader:
+    def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
         """A reader of one section. Without a marker, an object that names no tool is content."""
-        return JSONCallReader(None if marked else use.names)
+        return JSONCalls(None if marked else use.names)
 
     def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
         """Lark rules of a call."""
