@@ -22,6 +22,7 @@ from peagle.engine.resident_cycle import PromptEnds
 from peagle.errors import InputError
 from peagle.ops import residual
 from peagle.ops.linear import Linear
+from peagle.ops.products.normed import Normed
 
 PROMPT = [(5 + 3 * i) % tiny.MASK for i in range(8)]
 PROMPTS = [[(5 * i + j + j * j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
@@ -268,7 +269,7 @@ def head_rows(targets, monkeypatch) -> list[int]:
         found.extend([len(x)] * (self is head))
         return forward(self, x)
 
-    def noted_fused(x: residual.Normed, layer: Linear) -> Tensor:
+    def noted_fused(x: Normed, layer: Linear) -> Tensor:
         found.extend([len(x.x)] * (layer is head))
         return linear(x, layer)
 

@@ -19,6 +19,7 @@ from peagle.ops import residual
 from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import PassRows, QKVSpec, attend_product, divided
 from peagle.ops.penalties import penalize
+from peagle.ops.products.normed import Normed
 from peagle.ops.resident import ResidentState, accepted_below, settle, verify_inputs
 from peagle.ops.sampling import Sampling, sample_requests
 
@@ -100,7 +101,7 @@ class ResidentCycle:
         embedding = self.target.embed.weight
         rows, x, scaled = verify_inputs(state, requests, drafts, embedding, norm.weight, norm.eps)
         taps = self.taps(len(x))
-        first = residual.Normed(scaled, None, norm.eps)
+        first = Normed(scaled, None, norm.eps)
         _, last = self.layers(x, first, self.open_target(rows), taps)
         logits = residual.linear(last, self.target.head)
         if taps is None or self.drafter is None:

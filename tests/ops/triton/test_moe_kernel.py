@@ -5,7 +5,8 @@ from torch import Tensor
 from peagle.ops import moe as reference
 from peagle.ops.moe import Clamped, Experts
 from peagle.ops.norm import RMSNorm, rms_norm
-from peagle.ops.residual import Normed, add_mixture
+from peagle.ops.products.normed import Normed
+from peagle.ops.residual import add_mixture
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHAPES = [(6, 2), (5, 5), (24, 4), (1, 1)]

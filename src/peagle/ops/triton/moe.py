@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.moe import ALPHA, Clamped, Experts
-from peagle.ops.residual import Normed
+from peagle.ops.products.normed import Normed
 from peagle.ops.triton.launch import announce, begin, overlap, wait
 from peagle.ops.triton.routing import Router, Routing, route
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.residual import Normed
+from peagle.ops.products.normed import Normed
 from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
 
 FEW = 16

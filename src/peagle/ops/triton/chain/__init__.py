@@ -21,7 +21,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from peagle.ops.residual import Links, Normed
+from peagle.ops.products.normed import Normed
+from peagle.ops.residual import Links
 from peagle.ops.triton.chain.loads import load_all
 from peagle.ops.triton.chain.products import multiply_all
 from peagle.ops.triton.chain.shape import (
