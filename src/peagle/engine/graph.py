@@ -183,8 +183,9 @@ class CycleGraphs:
     @functools.cached_property
     def _logits(self) -> Tensor:
         """What `verify` returns: one place for all sizes, whose graphs would keep one each."""
-        head = self._cycle.target.head.weight
-        return head.new_empty(self.sizes[-1] * (self.lengths[-1] + 1), len(head))
+        target = self._cycle.target
+        rows = self.sizes[-1] * (self.lengths[-1] + 1)
+        return target.embed.weight.new_empty(rows, target.spec.vocab_size)
 
     def _once(self, size: int, shape: CycleShape) -> None:
         self._cycle.run(self._state, self._requests[size], shape, self._sampling)

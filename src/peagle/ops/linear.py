@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from peagle.ops.packing import Packable
 from peagle.ops.products.packed import packed_product
+from peagle.ops.weight import Weight, dense, fp8, multiply, replace_weight
 
 
 class Linear(Packable):
@@ -18,17 +18,26 @@ class Linear(Packable):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.weight: Weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self.packed: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is None:
-            return F.linear(x, self.weight, self.bias)
+            return multiply(x, self.weight, self.bias)
         return self.packed(x)
+
+    def quantized(self) -> "Linear":
+        """The same product with a weight rounded to FP8, with a scale for each output."""
+        weight = fp8(dense(self.weight))
+        with torch.device("meta"):
+            other = Linear(weight.shape[1], weight.shape[0])
+        replace_weight(other, "weight", weight)
+        other.bias = self.bias
+        return other
 
     def pack(self) -> None:
         """Lay the weight out for inference on a CPU, where this torch build can."""
-        if self.weight.device.type == "cpu":
+        if isinstance(self.weight, Tensor) and self.weight.device.type == "cpu":
             bias = None if self.bias is None else self.bias.detach()
             self.packed = packed_product(self.weight.detach(), bias)

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from peagle.drafters.model import DraftModel
 from peagle.models.decoder import Decoder
 from peagle.ops.divergence import weigh
+from peagle.ops.weight import dense
 from peagle.train.transfer import to_device
 
 CHUNK = 4096
@@ -21,7 +22,7 @@ class Comparison:
     def __init__(self, model: DraftModel, target: Decoder, loss: str) -> None:
         """loss: a name in `divergence.LOSSES`."""
         self._model, self._target, self._loss = model, target, loss
-        self._wanted = target.head.weight.detach()
+        self._wanted = dense(target.head.weight).detach()
         if model.config.reduced_vocabulary:
             ids = torch.arange(model.config.draft_vocab_size, device=model.d2t.device) + model.d2t
             self._wanted = self._wanted[ids]

@@ -1,5 +1,6 @@
 """GPT-OSS: sinks, windows in some layers, and experts that files hold together, often in MXFP4."""
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,10 +11,10 @@ from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
 from peagle.models.families.tensors import Place
-from peagle.models.mxfp4 import BLOCK, dequantised
 from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
+from peagle.ops.weight import Mxfp4Weight, Weight
 
 MODEL_TYPE = "gpt_oss"
 ARCHITECTURE = "GptOssForCausalLM"
@@ -90,7 +91,7 @@ class ExpertRule(TensorRule):
         experts, *rest = ours
         return {self.theirs[0]: (experts, *reversed(rest))}
 
-    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
         value = theirs[0].to(dtype=dtype)
         return self._sorted(value.mT if value.ndim == 3 else value)
 
@@ -119,13 +120,18 @@ class PackedRule(ExpertRule):
 
     def shapes(self, ours: Shape) -> dict[str, Shape]:
         experts, outputs, inputs = ours
-        scales = (experts, outputs, inputs // BLOCK)
-        blocks, names = (*scales, BLOCK // 2), self.theirs
+        scales = (experts, outputs, inputs // Mxfp4Weight.block)
+        blocks, names = (*scales, Mxfp4Weight.block // 2), self.theirs
         return dict(zip(names, (blocks, scales), strict=True))
 
-    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-        for name, part in zip(self.theirs, theirs, strict=True):
-            if part.dtype != torch.uint8:
-                raise InputError(f"{name} is {part.dtype}; MXFP4 weights are bytes")
-        blocks, scales = theirs
-        return self._sorted(dequantised(blocks, scales, dtype or torch.bfloat16))
+    def unfit(self, name: str, tensor: Tensor, expected: Shape) -> str | None:
+        if tensor.dtype != torch.uint8:
+            return f"{name} is {tensor.dtype}; MXFP4 weights are bytes"
+        return super().unfit(name, tensor, expected)
+
+    def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
+        return sum(math.prod(shape) for shape in self.shapes(ours).values())
+
+    def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
+        blocks, scales = map(self._sorted, theirs)
+        return Mxfp4Weight.of(blocks, scales)

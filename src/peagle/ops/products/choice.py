@@ -9,9 +9,11 @@ from peagle.ops.products.kernel import Kernel
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.plain import Plain
 from peagle.ops.products.product import Epilogue, Product
+from peagle.ops.products.weight_only import WeightOnly
 from peagle.ops.products.wide_gate import WideGate
+from peagle.ops.weight import format_of
 
-KERNELS: tuple[Kernel, ...] = (FewRows(), WideGate(), CuBLAS(), Plain())
+KERNELS: tuple[Kernel, ...] = (WeightOnly(), FewRows(), WideGate(), CuBLAS(), Plain())
 """The last one takes every product."""
 
 
@@ -25,4 +27,4 @@ def product_of(x: Normed, layer: Linear, epilogue: Epilogue) -> Product:
     """The product of a layer's weight with x."""
     rows, depth = x.x.shape
     outputs = len(layer.weight) // (2 if epilogue is Epilogue.GATE else 1)
-    return Product(rows, outputs, depth, str(x.x.dtype).removeprefix("torch."), epilogue)
+    return Product(rows, outputs, depth, format_of(layer.weight), epilogue)

@@ -14,7 +14,8 @@ class CuBLAS(Plain):
     """Every product on a GPU; where it is gated, without a bias."""
 
     def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
-        return has_kernels(x.x) and not (product.gated and layer.bias is not None)
+        wanted = product.dense and has_kernels(x.x)
+        return wanted and not (product.gated and layer.bias is not None)
 
     def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
         return kernels("swiglu").swiglu(self.linear(x, layer))

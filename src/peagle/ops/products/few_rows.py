@@ -14,7 +14,7 @@ class FewRows(Kernel):
     """Those of which `tiles` says that a tile beats cuBLAS; where gated, without a bias."""
 
     def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
-        if not has_kernels(x.x) or (product.gated and layer.bias is not None):
+        if not (product.dense and has_kernels(x.x)) or (product.gated and layer.bias is not None):
             return False
         return kernels("tiles").takes(product, x.x.device)
 

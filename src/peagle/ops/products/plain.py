@@ -1,7 +1,6 @@
 """Products in torch, on any device: the reference of every other kernel."""
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm, rms_norm
@@ -9,6 +8,7 @@ from peagle.ops.products.kernel import Kernel
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
 from peagle.ops.swiglu import swiglu
+from peagle.ops.weight import multiply
 
 
 class Plain(Kernel):
@@ -19,8 +19,8 @@ class Plain(Kernel):
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         if x.squares is None:
-            return F.linear(x.x, layer.weight, layer.bias)
-        product = F.linear(x.x, layer.weight)
+            return multiply(x.x, layer.weight, layer.bias)
+        product = multiply(x.x, layer.weight)
         product = (product * x.scale()).to(product.dtype)
         return product if layer.bias is None else product + layer.bias
 

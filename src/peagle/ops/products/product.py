@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+DENSE = ("bfloat16", "float16", "float32")
+"""Formats of weights that are tensors."""
+
 
 class Epilogue(StrEnum):
     """What follows a product in the same call."""
@@ -23,13 +26,18 @@ class Product:
     """Where one half gates the other, the outputs of each half."""
     depth: int
     format: str
-    """Of the weight: its dtype's name."""
+    """Of the weight, as `peagle.ops.weight.format_of` names it."""
     epilogue: Epilogue = Epilogue.NONE
 
     @property
     def gated(self) -> bool:
         """Whether one half of the outputs gates the other."""
         return self.epilogue is Epilogue.GATE
+
+    @property
+    def dense(self) -> bool:
+        """Whether the weight is a plain tensor."""
+        return self.format in DENSE
 
     @property
     def weights(self) -> int:

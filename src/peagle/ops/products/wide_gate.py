@@ -13,7 +13,7 @@ class WideGate(CuBLAS):
     """Gates alone, and only of rows that are divided by their rms."""
 
     def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
-        if not product.gated or layer.bias is not None or x.squares is not None:
+        if not (product.dense and product.gated) or layer.bias is not None or x.squares is not None:
             return False
         return on_hopper(x.x) and kernels("wide_gate").takes(x.x, layer.weight, live)
 
