@@ -41,6 +41,7 @@ class TestMxfp4:
         assert weight.dense(dtype).dtype == dtype
         assert torch.equal(weight.dense(dtype), expected)
         assert torch.equal(weight[1].dense(dtype), expected[1])
+        assert all(map(torch.equal, weight.blocks(), (numbers, scales)))
 
     def test_a_block_by_hand(self):
         """The low half of a byte comes first; 129 is a factor of 4."""

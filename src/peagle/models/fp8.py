@@ -9,7 +9,7 @@ from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.models.weights import Shape, TensorRule
-from peagle.ops.weight import Fp8Weight
+from peagle.ops.weight import Fp8Weight, Weight
 
 E4M3 = torch.float8_e4m3fn
 
@@ -79,8 +79,13 @@ class Fp8Rule(TensorRule):
         joined = joined.view(*ours[:-2], -(-ours[-2] // high), -1)
         return Fp8Weight(numbers.view(E4M3), joined, block)
 
-    def split(self, ours: Tensor) -> Sequence[Tensor]:
-        raise InputError("weights in FP8 are read and never written")
+    def split(self, ours: Weight) -> Sequence[Tensor]:
+        assert isinstance(ours, Fp8Weight)
+        assert ours.block == self._block(ours.shape[-1])
+        high, flat = ours.block[0], self.leading - 1
+        numbers = ours.values.view(torch.uint8).flatten(0, flat).split(self.sizes)
+        scales = ours.factors.flatten(0, flat).split([size // high for size in self.sizes])
+        return [*(part.view(E4M3) for part in numbers), *scales]
 
     def _block(self, depth: int) -> tuple[int, int]:
         """The blocks of ours: theirs, or one for each output where parts end within a block."""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from peagle.errors import InputError, reason
-from peagle.ops.weight import QuantizedWeight, Weight, replace_weight
+from peagle.ops.weight import QuantizedWeight, Weight, dense, replace_weight, weight_at
 
 DESCRIPTION = ["*.json", "*.model", "*.txt"]
 TEMPLATES = "*.jinja"
@@ -62,9 +62,9 @@ class TensorRule:
         """Ours, of this shape."""
         return torch.cat([part.to(dtype=dtype) for part in theirs]).reshape(ours)
 
-    def split(self, ours: Tensor) -> Sequence[Tensor]:
+    def split(self, ours: Weight) -> Sequence[Tensor]:
         """`theirs`, the inverse of `join`."""
-        return ours.flatten(0, self.leading - 1).split(self.sizes)
+        return dense(ours).flatten(0, self.leading - 1).split(self.sizes)
 
 
 def model_directory(name: str, weights: bool = True) -> Path:
@@ -295,10 +295,10 @@ def about(directory: Path) -> Iterator[None]:
 
 
 def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Tensor]:
-    """The inverse of `assemble`: a module's parameters under the file's names."""
-    state = dict(module.named_parameters())
+    """The inverse of `assemble`: a module's weights under the file's names."""
     tensors: dict[str, Tensor] = {}
     for rule in rules:
-        parts = rule.split(state[rule.ours].detach().cpu())
-        tensors.update(zip(rule.theirs, (part.contiguous() for part in parts), strict=True))
+        parts = rule.split(weight_at(module, rule.ours))
+        stored = (part.detach().cpu().contiguous() for part in parts)
+        tensors.update(zip(rule.theirs, stored, strict=True))
     return tensors

@@ -112,12 +112,16 @@ class Experts(Part):
             self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        mixture: Mixture = kernels("moe").moe if has_kernels(x) else moe
+        mixture: Mixture = kernels("moe").moe if self.has_kernels() else moe
         return mixture(x, *self.form())
+
+    def has_kernels(self) -> bool:
+        """Whether Triton's kernels cover these weights, where they are."""
+        return has_kernels(self.router) and kernels("moe").takes(self.gate_up, self.down)
 
     def warm_up(self, most_rows: int) -> None:
         """Compile a GPU's kernels now, which the first large pass would else stand still for."""
-        if has_kernels(self.router):
+        if self.has_kernels():
             kernels("moe").warm_up(self, most_rows)
 
     def form(self) -> tuple[Tensor, Weight, Weight, int, bool, Clamped | None]:

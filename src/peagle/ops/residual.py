@@ -76,7 +76,7 @@ def add_mixture(
     x: Normed, experts: Experts, stream: Tensor, norm: RMSNorm
 ) -> tuple[Tensor, Normed]:
     """`stream + experts(x)`, and the same under the next norm. stream: [rows, hidden_size]."""
-    if has_kernels(x.x):
+    if experts.has_kernels():
         form = experts.form()
         total, out = kernels("moe").add(x, stream, norm.weight, norm.eps, *form)
         return total, Normed(out, None, norm.eps)

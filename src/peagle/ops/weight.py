@@ -162,6 +162,15 @@ class Mxfp4Weight(QuantizedWeight):
         shape = (*leading, outputs, count * cls.block)
         return cls(shape, numbers.flatten(-2), F.pad(scales, (0, odd)).contiguous())
 
+    def blocks(self) -> tuple[Tensor, Tensor]:
+        """The inverse of `of`."""
+        *leading, outputs, depth = self.shape
+        count = depth // self.block
+        pairs = self.numbers.view(*leading, outputs, -1, self.block)
+        codes = torch.stack((pairs & 15, pairs >> 4), dim=-2).flatten(-3, -2)[..., :count, :]
+        blocks = codes[..., ::2] | codes[..., 1::2] << 4
+        return blocks, self.scales[..., :count].contiguous()
+
     def __getitem__(self, index: int) -> "Mxfp4Weight":
         return Mxfp4Weight(self.shape[1:], self.numbers[index], self.scales[index])
 
@@ -204,12 +213,20 @@ def multiply(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.float(), weight.dense(), wide).to(x.dtype)
 
 
-def replace_weight(module: nn.Module, name: str, weight: QuantizedWeight) -> None:
-    """Put a quantized weight in the place of a parameter, `name` within the module."""
+def replace_weight(module: nn.Module, name: str, weight: nn.Parameter | QuantizedWeight) -> None:
+    """Put a weight in the place of a parameter, `name` within the module."""
     owner, _, own = name.rpartition(".")
     part = module.get_submodule(owner)
     delattr(part, own)
     setattr(part, own, weight)
+
+
+def weight_at(module: nn.Module, name: str) -> Weight:
+    """The weight that a module has under a name."""
+    owner, _, own = name.rpartition(".")
+    weight = getattr(module.get_submodule(owner), own)
+    assert isinstance(weight, Weight)
+    return weight
 
 
 def weights_of(*modules: nn.Module) -> Iterator[Weight]:

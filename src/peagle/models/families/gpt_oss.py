@@ -14,7 +14,7 @@ from peagle.models.families.tensors import Place
 from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
-from peagle.ops.weight import Mxfp4Weight, Weight
+from peagle.ops.weight import Mxfp4Weight, Weight, dense
 
 MODEL_TYPE = "gpt_oss"
 ARCHITECTURE = "GptOssForCausalLM"
@@ -95,10 +95,9 @@ class ExpertRule(TensorRule):
         value = theirs[0].to(dtype=dtype)
         return self._sorted(value.mT if value.ndim == 3 else value)
 
-    def split(self, ours: Tensor) -> Sequence[Tensor]:
-        if self.alternating:
-            ours = ours.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-        return (ours.mT if ours.ndim == 3 else ours,)
+    def split(self, ours: Weight) -> Sequence[Tensor]:
+        value = self._unsorted(dense(ours))
+        return (value.mT if value.ndim == 3 else value,)
 
     def as_stored(self, names: Container[str]) -> TensorRule:
         """The rule for the same weight in MXFP4, if a file with these tensors stores it so."""
@@ -106,6 +105,12 @@ class ExpertRule(TensorRule):
         if blocks not in names:
             return self
         return PackedRule(self.ours, (blocks, scales), self.sizes, 1, self.alternating)
+
+    def _unsorted(self, value: Tensor) -> Tensor:
+        """Outputs [experts, outputs, ...] in theirs."""
+        if not self.alternating:
+            return value
+        return value.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 
     def _sorted(self, value: Tensor) -> Tensor:
         """Outputs [experts, outputs, ...] in our order."""
@@ -135,3 +140,7 @@ class PackedRule(ExpertRule):
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
         blocks, scales = map(self._sorted, theirs)
         return Mxfp4Weight.of(blocks, scales)
+
+    def split(self, ours: Weight) -> Sequence[Tensor]:
+        assert isinstance(ours, Mxfp4Weight)
+        return [*map(self._unsorted, ours.blocks())]

@@ -56,6 +56,11 @@ MOST_PAIRS = ((8, FEW), (16, SEVERAL), (64, SOME))
 """Up to how many pairs an expert each but the largest is used."""
 
 
+def takes(gate_up: Weight, down: Weight) -> bool:
+    """Whether these kernels cover experts' weights on their device."""
+    return all(isinstance(w, Tensor) or packed.takes(w) for w in (gate_up, down))
+
+
 def moe(
     x: Tensor,
     router_weight: Tensor,

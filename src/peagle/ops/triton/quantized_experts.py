@@ -5,6 +5,7 @@ in `quantized_product`: a tile is [outputs, pairs]. Numbers are widened in regis
 formats are exact in bfloat16.
 """
 
+import math
 from typing import Any
 
 import triton
@@ -12,9 +13,10 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.moe import ALPHA, Clamped
+from peagle.ops.triton import quantized_product
 from peagle.ops.triton.launch import announce, overlap, wait
 from peagle.ops.triton.routing import Routing, block_of
-from peagle.ops.weight import Fp8Weight, Mxfp4Weight
+from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight
 
 OUTPUTS = 64
 """Outputs that a program computes; where they are gated, of each half."""
@@ -23,6 +25,13 @@ MXFP4_DEPTH = 128
 FP8_DEPTH = 128
 """Of FP8."""
 Packed = Fp8Weight | Mxfp4Weight
+
+
+def takes(weight: Weight) -> bool:
+    """Whether these kernels cover a packed weight on its device."""
+    if isinstance(weight, Fp8Weight):
+        return quantized_product.takes(weight, weight.device)
+    return isinstance(weight, Mxfp4Weight)
 
 
 def gate_up(
@@ -84,7 +93,7 @@ def _launch(
         BIAS=bias is not None,
         BLOCK_M=routing.block,
         BLOCK_N=OUTPUTS,
-        **_form(weight),
+        **_form(weight, depth),
         **form,
         num_warps=4,
         num_stages=3,
@@ -98,12 +107,13 @@ def _tensors(weight: Packed) -> tuple[Tensor, Tensor]:
     return weight.numbers, weight.scales
 
 
-def _form(weight: Packed) -> dict[str, Any]:
+def _form(weight: Packed, depth: int) -> dict[str, Any]:
     """What a kernel is compiled with for a format."""
     if isinstance(weight, Mxfp4Weight):
         return {"MXFP4": True, "HIGH": 1, "WIDE": 1, "BLOCK_K": MXFP4_DEPTH}
     high, wide = weight.block
-    return {"MXFP4": False, "HIGH": high, "WIDE": wide, "BLOCK_K": min(FP8_DEPTH, wide)}
+    step = FP8_DEPTH if wide >= depth else math.gcd(FP8_DEPTH, wide)
+    return {"MXFP4": False, "HIGH": high, "WIDE": wide, "BLOCK_K": step}
 
 
 @triton.jit
