@@ -10,7 +10,6 @@ from torch import Tensor
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.batch import Scheduled
-from peagle.engine.download import Download
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
 from peagle.engine.graph import CycleGraphs
@@ -18,6 +17,7 @@ from peagle.engine.prefill import Prefill
 from peagle.engine.request import Request
 from peagle.engine.resident_cycle import Verified
 from peagle.engine.sampler import edit
+from peagle.transfer import Download
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 WAYS = [

@@ -9,9 +9,9 @@ from torch import Tensor
 from peagle.drafters.drafter import Span
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
-from peagle.engine.upload import upload
 from peagle.ops.attention import AttentionGroup, causal_bias
 from peagle.ops.cached_attention import PassRows
+from peagle.transfer import upload
 
 TILE = 16
 """Most rows of a span that one program of the attention kernel takes."""

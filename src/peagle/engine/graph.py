@@ -12,9 +12,9 @@ from torch import Tensor
 
 from peagle.drafters.resident import CycleShape
 from peagle.engine.resident_cycle import ResidentCycle, Verified
-from peagle.engine.upload import upload
 from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling
+from peagle.transfer import upload
 
 Run = Callable[[], None]
 Result = TypeVar("Result")

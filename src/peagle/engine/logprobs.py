@@ -9,9 +9,8 @@ from torch import Tensor
 
 from peagle.config import MAX_LOGPROBS
 from peagle.engine.batch import Scheduled
-from peagle.engine.download import Download
 from peagle.engine.request import Request, TokenLogprobs
-from peagle.engine.upload import upload
+from peagle.transfer import Download, upload
 
 STRIP = 128
 """Rows that are scored together: each takes 10 bytes a token of the vocabulary meanwhile."""

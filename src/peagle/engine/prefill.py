@@ -12,10 +12,10 @@ from peagle.engine.prompt_attention import prompt_attention, warm_up
 from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import PromptEnds, PromptRows, ResidentCycle
-from peagle.engine.upload import upload
 from peagle.models.fused import FusedLayers
 from peagle.ops.moe import Experts
 from peagle.ops.triton import on_hopper
+from peagle.transfer import upload
 
 ROW_MULTIPLE, MULTIPLE_FROM = 128, 1024
 """Above 1,024 rows, passes are padded to a multiple of 128: for each new number of rows cuBLAS

@@ -16,9 +16,9 @@ from peagle.engine.batch import TILE, Scheduled
 from peagle.engine.graph import captured
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import Attention, PromptEnds, PromptRows, ResidentCycle
-from peagle.engine.upload import upload
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import PassRows, store_attend
+from peagle.transfer import upload
 
 SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
 """Numbers of rows to capture. With more, the GPU is busy longer than the host."""

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from peagle.engine.upload import upload
+from peagle.transfer import upload
 
 
 class RequestTable:

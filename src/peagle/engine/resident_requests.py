@@ -9,12 +9,12 @@ from peagle.drafters.resident import CycleShape
 from peagle.engine.batch import Scheduled
 from peagle.engine.request_table import RequestTable
 from peagle.engine.resident_cycle import PromptEnds
-from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
 from peagle.ops.argmax import argmax
 from peagle.ops.penalties import penalize
 from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling, sample_requests
+from peagle.transfer import upload
 
 
 class ResidentRequests:

@@ -10,7 +10,6 @@ from torch import Tensor
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.resident import CycleShape, resident_drafter
 from peagle.engine.batch import Scheduled
-from peagle.engine.download import Download
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.graph import CycleGraphs
 from peagle.engine.kv_cache import KVCache
@@ -26,6 +25,7 @@ from peagle.engine.sampler import edit
 from peagle.models.decoder import Decoder
 from peagle.ops.cached_attention import supports_head_dim
 from peagle.ops.triton import AVAILABLE, kernels
+from peagle.transfer import Download
 
 
 def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:

@@ -15,8 +15,8 @@ from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, score
 from peagle.engine.request import TokenLogprobs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.sampler import choose
-from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
+from peagle.transfer import upload
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from peagle.engine.batch import Scheduled
-from peagle.engine.download import Download
-from peagle.engine.upload import upload
 from peagle.ops.argmax import argmax
 from peagle.ops.penalties import Penalties, penalize
 from peagle.ops.sampling import Sampling, sample
+from peagle.transfer import Download, upload
 
 AT_ONCE = 32
 """Rows that are sampled together: each takes 60 bytes a token of the vocabulary meanwhile."""
