@@ -230,7 +230,7 @@ def test_prompts_that_cannot_be_used(llm: LLM, prompt, message: str):
         whole = made(pair, method).generate([PROMPTS[3]], HOW)[0]
         how = HOW.model_copy(update={"stop": (whole.text[1:3],)})
         expected = made(pair, method).generate([PROMPTS[3]], how)[0]
-        with tiny.resident(True):
+        with tiny.on_device(True):
             llm = made(pair, method)
         chunks: list[Chunk] = []
         ids = [llm.submit(llm.prepare(PROMPTS[3], how))]
@@ -299,7 +299,7 @@ class TestPair:
 
     def test_bfloat16(self, pair: TinyPair):
         llm = made(pair, dtype="bfloat16")
-        assert llm.engine.executor.plain.target.embed.weight.dtype == torch.bfloat16
+        assert llm.engine.target.embed.weight.dtype == torch.bfloat16
         assert len(llm.generate(PROMPTS, HOW)) == 4
 
 
@@ -335,7 +335,7 @@ class TestAsync:
     ):
         """For first tokens, and for all while the device works on another step."""
         monkeypatch.setattr(async_llm, "PATIENCE", 5.0)
-        with tiny.resident(ahead):
+        with tiny.on_device(ahead):
             llm = made(pair)
         handed: list[Chunk] = []
         read: list[Chunk] = []

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from concurrent.futures import Future
 
 from peagle.config import SamplingParams
+from peagle.engine.engine import EngineDeadError
 from peagle.llm import LLM, ChatTurn, Chunk, Prepared, Prompt
 
 SHORT_PROMPT = 4096
@@ -118,6 +119,8 @@ class AsyncLLM:
             while self._obey(streams):
                 try:
                     chunks = self.llm.step()
+                except EngineDeadError:
+                    raise
                 except Exception as error:
                     self._fail(streams, error)
                     continue
@@ -159,7 +162,7 @@ class AsyncLLM:
         return True
 
     def _fail(self, streams: dict[str, "_Stream"], error: Exception) -> None:
-        """Tell all streams, then cancel them, which may raise as well if the device is lost."""
+        """Tell all streams, then cancel them."""
         failed = list(streams)
         _deliver((stream, error) for stream in streams.values())
         streams.clear()

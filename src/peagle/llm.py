@@ -39,7 +39,8 @@ from peagle.drafters.methods import drafter_for
 from peagle.drafters.quantization import quantize
 from peagle.engine.constraint import Constraint
 from peagle.engine.engine import Engine
-from peagle.engine.request import Request, RequestOutput, Speculation, TokenLogprobs
+from peagle.engine.request import Request, RequestOutput, Speculation
+from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.grammar import GrammarCompiler, lark_rule
 from peagle.models.chat_template import render_chat

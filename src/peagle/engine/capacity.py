@@ -7,8 +7,8 @@ import torch
 from peagle.config import EngineConfig
 from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens
 from peagle.drafters.drafter import Drafter
+from peagle.engine.device.prompt_graphs import SIZES
 from peagle.engine.kv_cache import kv_bytes_per_token
-from peagle.engine.prompt_graphs import SIZES
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.loading import check_length

@@ -1,18 +1,11 @@
-"""One model's keys and values over the shared request table, and the attention of one pass."""
+"""One model's keys and values, in blocks of slots."""
 
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from peagle.drafters.drafter import Span
-from peagle.engine.batch import Rows, gather_rows, tile_rows
 from peagle.engine.request_table import RequestTable
-from peagle.models.decoder import Attend
 from peagle.models.spec import DecoderSpec
-from peagle.ops import cached_attention
-from peagle.ops.attention import attend, causal_bias, paged_attention, write_kv
-from peagle.ops.cached_attention import AttentionHeads, PassRows
 
 
 def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
@@ -32,78 +25,13 @@ class KVCache:
     ) -> None:
         """All groups of a spec's layers must have keys of one shape."""
         [shape] = {(g.attention.num_kv_heads, g.attention.head_dim) for g in spec.groups}
-        self._table = table
         self.tensor = torch.zeros(
             len(spec.layers), 2, slots + 1, *shape, dtype=dtype, device=table.slots.device
         )
-        self._full = all(layer.attention.full for layer in spec.layers)
+        self._block_size = table.block_size
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero some blocks: attention gives hidden positions a weight of 0, which NaN survives."""
-        size = self._table.block_size
+        size = self._block_size
         for block in blocks:
             self.tensor[:, :, block * size : (block + 1) * size] = 0
-
-    def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
-        """Positions [rows] of some spans, in order, and the attention of one pass over them."""
-        if not self._full:
-            tiles = tile_rows(self._table, spans)
-            return tiles.positions, TiledAttend(self.tensor, tiles)
-        if len(spans) == 1:
-            run = self._table.contiguous_from(spans[0].row)
-            if run is not None:
-                attention = ContiguousAttend(self.tensor, run, spans[0])
-                return attention.positions, attention
-        rows = gather_rows(self._table, spans, self.tensor.dtype)
-        return rows.positions, PagedAttend(self.tensor, rows)
-
-
-class PagedAttend:
-    """Attention of a pass over any requests, whose keys and values are gathered layer by layer."""
-
-    def __init__(self, cache: Tensor, rows: Rows) -> None:
-        self._layers, self._rows = cache.unbind(), rows
-
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
-    ) -> Tensor:
-        """Store this pass's keys and values, then attend to everything each row may see."""
-        write_kv(self._layers[layer], self._rows.slots, key, value)
-        return paged_attention(query, self._layers[layer], self._rows.groups)
-
-
-class ContiguousAttend:
-    """The same for one request whose slots are contiguous: views in place of gathering."""
-
-    def __init__(self, cache: Tensor, run: int, span: Span) -> None:
-        stop = span.start + span.count
-        self.positions = torch.arange(span.start, stop, device=cache.device)
-        one = span.count == 1
-        self._bias = None if one else causal_bias(self.positions[None], stop, cache.dtype)
-        sides = cache.flatten(0, 1)
-        self._written = sides[:, run + span.start : run + stop].unbind()
-        self._seen = sides[:, None, run : run + stop].transpose(2, 3).unbind()
-
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
-    ) -> Tensor:
-        """As `PagedAttend`."""
-        first, second = 2 * layer, 2 * layer + 1
-        self._written[first].copy_(key)
-        self._written[second].copy_(value)
-        return attend(query, self._seen[first], self._seen[second], self._bias)
-
-
-class TiledAttend:
-    """The same where layers have windows or sinks."""
-
-    def __init__(self, cache: Tensor, rows: PassRows) -> None:
-        self._layers, self._rows = cache.unbind(), rows
-
-    def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
-    ) -> Tensor:
-        """As `PagedAttend`."""
-        write_kv(self._layers[layer], self._rows.writes, key, value)
-        attended = cached_attention.attend(query, heads, self._layers[layer], self._rows)
-        return attended.view(query.shape)

@@ -10,7 +10,7 @@ from peagle.drafters.model import DraftModel
 from peagle.models.decoder import Decoder
 from peagle.ops.divergence import weigh
 from peagle.ops.weight import dense
-from peagle.train.transfer import to_device
+from peagle.transfer import to_device
 
 CHUNK = 4096
 """Number of elements whose logits are in memory at once."""

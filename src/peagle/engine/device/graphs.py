@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.resident import CycleShape
-from peagle.engine.resident_cycle import ResidentCycle, Verified
-from peagle.engine.upload import upload
+from peagle.engine.device.cycle import DeviceCycle, Verified
 from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling
+from peagle.transfer import upload
 
 Run = Callable[[], None]
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ class CycleGraphs:
 
     def __init__(
         self,
-        cycle: ResidentCycle,
+        cycle: DeviceCycle,
         state: ResidentState,
         sampling: Sampling,
         spare: int,

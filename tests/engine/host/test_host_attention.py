@@ -1,13 +1,14 @@
 from dataclasses import replace
 
+import tiny
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.drafters.drafter import Span
-from peagle.engine.batch import tile_rows
-from peagle.engine.kv_cache import KVCache
+from peagle.engine.host.attention import HostCache
 from peagle.engine.request_table import RequestTable
+from peagle.engine.spans import tile_rows
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.cached_attention import AttentionHeads
 
@@ -28,10 +29,9 @@ def attended(blocks: list[int], counts: list[int], spec: DecoderSpec = PLAIN) ->
     """Every pass and layer over one request whose keys lie in these blocks. [rows, ...] each."""
     heads = AttentionHeads(HEADS, KV_HEADS, SIZE)
     table = RequestTable(1, 12, BLOCK, torch.device("cpu"))
-    row, start, results = table.admit(), 0, []
-    table.append(row, 0, blocks)
-    table.flush()
-    cache = KVCache(spec, table, 12 * BLOCK, torch.float32)
+    row, start, results = 0, 0, []
+    tiny.hold(table, row, blocks)
+    cache = HostCache(spec, table, 12 * BLOCK, torch.float32)
     generator = torch.Generator().manual_seed(0)
     for count in counts:
         positions, attend = cache.open([Span(row, start, count)])
@@ -61,9 +61,8 @@ def test_attention_that_knows_windows_and_sinks_is_the_same_without_any(counts: 
 
 def test_long_spans_are_cut_into_tiles():
     table = RequestTable(2, 80, BLOCK, torch.device("cpu"))
-    for row, first in ((table.admit(), 0), (table.admit(), 20)):
-        table.append(row, 0, list(range(first, first + 20)))
-    table.flush()
+    for row, first in ((0, 0), (1, 20)):
+        tiny.hold(table, row, range(first, first + 20))
     rows = tile_rows(table, [Span(1, 3, 37), Span(0, 50, 2)])
     assert rows.requests.tolist() == [1, 1, 1, 0]
     assert rows.starts.tolist() == [3, 19, 35, 50]

@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from peagle.drafters.drafter import Span
-from peagle.engine.batch import Scheduled
+from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptRows
+from peagle.engine.device.prompt_attention import prompt_attention, warm_up
+from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.logprobs import scored_rows
-from peagle.engine.prompt_attention import prompt_attention, warm_up
-from peagle.engine.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import PromptEnds, PromptRows, ResidentCycle
-from peagle.engine.upload import upload
+from peagle.engine.step import Chunk
 from peagle.models.fused import FusedLayers
 from peagle.ops.moe import Experts
 from peagle.ops.triton import on_hopper
+from peagle.transfer import upload
 
 ROW_MULTIPLE, MULTIPLE_FROM = 128, 1024
 """Above 1,024 rows, passes are padded to a multiple of 128: for each new number of rows cuBLAS
@@ -25,10 +25,10 @@ takes about 5 ms to choose kernels."""
 class Prefill:
     """Runs prompt chunks, which fills the target's cache and the drafter's."""
 
-    def __init__(self, cycle: ResidentCycle, table: RequestTable, graphs: PromptGraphs) -> None:
+    def __init__(self, cycle: DeviceCycle, table: RequestTable, graphs: PromptGraphs) -> None:
         self._cycle, self._table, self._graphs = cycle, table, graphs
 
-    def run(self, chunks: Sequence[Scheduled]) -> PromptEnds:
+    def run(self, chunks: Sequence[Chunk]) -> PromptEnds:
         """The target and the drafter over some chunks.
 
         Equal lengths from position 0 should be adjacent: those attend in one call. Captured passes
@@ -39,13 +39,13 @@ class Prefill:
         if graph is not None:
             return graph.run(chunks)
         device = self._table.slots.device
-        tokens = [token for item in chunks for token in item.tokens]
-        following = [token for item in chunks for token in item.following]
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        following = [token for chunk in chunks for token in chunk.following]
         padding = -len(tokens) % ROW_MULTIPLE if len(tokens) > MULTIPLE_FROM else 0
         tokens += [0] * padding
         following += [0] * padding
         given = [tokens, following, _ends(chunks)] + [scored] * bool(scored)
-        spans = [Span(item.request.row, item.start, item.rows) for item in chunks]
+        spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
         attention = prompt_attention(self._table, spans, padding)
         rows = PromptRows(*(upload(values, device) for values in given))
         return self._cycle.fill(rows, attention)
@@ -78,7 +78,7 @@ def _plan(layers: FusedLayers, cache: Tensor, longest: int) -> None:
             warm_up(spec, cache[layer], longest)
 
 
-def _ends(chunks: Sequence[Scheduled]) -> list[int]:
+def _ends(chunks: Sequence[Chunk]) -> list[int]:
     """The batch rows that give completing chunks their next token."""
-    stops = itertools.accumulate(item.rows for item in chunks)
-    return [stop - 1 for item, stop in zip(chunks, stops, strict=True) if item.completes]
+    stops = itertools.accumulate(chunk.rows for chunk in chunks)
+    return [stop - 1 for chunk, stop in zip(chunks, stops, strict=True) if chunk.completes]

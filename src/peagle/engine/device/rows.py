@@ -1,4 +1,4 @@
-"""The state of requests on the device, and how they get there, at the end of their prompt."""
+"""What the device and the host know of each request there, by its row in the request table."""
 
 from collections.abc import Sequence
 
@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.resident import CycleShape
-from peagle.engine.batch import Scheduled
+from peagle.engine.device.cycle import PromptEnds
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import PromptEnds
-from peagle.engine.upload import upload
+from peagle.engine.step import Begin, Chunk, Settings
 from peagle.models.decoder import Decoder
 from peagle.ops.argmax import argmax
 from peagle.ops.penalties import penalize
 from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling, sample_requests
+from peagle.transfer import upload
 
 
-class ResidentRequests:
-    """What the device and the host know of each, by its row in the request table."""
+class DeviceRows:
+    """The state of requests on the device, and how they get there, at the end of their prompt."""
 
     def __init__(self, target: Decoder, width: int, most_drafts: int, table: RequestTable) -> None:
         """width: of projected features."""
@@ -29,41 +29,52 @@ class ResidentRequests:
         self.sampling = Sampling.empty(rows, weight.device)
         self._pending = [1] * rows
         """Most positions that a request's next cycle can find unseen by the drafter."""
+        self._begun: dict[int, Begin] = {}
 
-    def next_shape(self, work: Sequence[Scheduled], drafts: int) -> CycleShape:
+    def admit(self, begin: Begin) -> None:
+        """A request gets a row; its prompt is still to be computed."""
+        self._begun[begin.row] = begin
+
+    def settings(self, row: int) -> Settings:
+        """How a request's tokens are chosen."""
+        return self._begun[row].settings
+
+    def next_shape(self, rows: Sequence[int], drafts: int) -> CycleShape:
         """The shape of the next cycle of some requests, which leaves up to `drafts` + 1 pending."""
-        rows = [item.request.row for item in work]
         shape = CycleShape(drafts, max(self._pending[row] for row in rows))
         for row in rows:
             self._pending[row] = drafts + 1
         return shape
 
-    def begin(self, begun: list[Scheduled], ends: PromptEnds) -> None:
-        """Choose the first tokens of requests, and write all that their cycles will read."""
-        rows, state, logits = self._write_settings(begun), self.state, ends.logits
-        self._count_tokens(begun)
+    def begin(self, chunks: Sequence[Chunk], ends: PromptEnds) -> None:
+        """Choose the first tokens after prompts, and write all that their cycles will read.
+
+        chunks: the last ones of their prompts.
+        """
+        rows, state, logits = self._write_settings(chunks), self.state, ends.logits
+        self._count_tokens(chunks)
         penalize(logits, rows.new_empty(len(rows), 0), state.penalties, rows)
         greedy = argmax(logits)
         first = sample_requests(logits, greedy, self.sampling, rows, state.computed)
         state.begin(rows, first, ends.features)
 
-    def _count_tokens(self, begun: list[Scheduled]) -> None:
+    def _count_tokens(self, chunks: Sequence[Chunk]) -> None:
         """Of requests with penalties."""
-        for item in begun:
-            request = item.request
-            if request.params.penalized:
-                known = upload(request.tokens, self.state.computed.device)
-                prompt, output = known[: request.prompt_length], known[request.prompt_length :]
-                self.state.penalties.begin(request.row, prompt, output)
+        for begin in (self._begun[chunk.row] for chunk in chunks):
+            if begin.settings.penalized:
+                known = upload(begin.tokens, self.state.computed.device)
+                prompt, output = known[: begin.prompt_length], known[begin.prompt_length :]
+                self.state.penalties.begin(begin.row, prompt, output)
 
-    def _write_settings(self, begun: list[Scheduled]) -> Tensor:
+    def _write_settings(self, chunks: Sequence[Chunk]) -> Tensor:
         """Write what requests bring into their table rows, which are returned: [requests]."""
-        for item in begun:
-            self._pending[item.request.row] = 1
+        for chunk in chunks:
+            self._pending[chunk.row] = 1
         state, sampling = self.state, self.sampling
+        given = [self.settings(chunk.row) for chunk in chunks]
         whole, real = (
-            upload([*zip(*map(numbers, begun), strict=True)], state.computed.device)
-            for numbers in (_whole_numbers, _real_numbers)
+            upload([*zip(*numbers, strict=True)], state.computed.device)
+            for numbers in (map(_whole_numbers, chunks, given), map(_real_numbers, given))
         )
         rows, stops, ks, seeds, top_ks = whole
         temperatures, top_ps, min_ps, *rates = real
@@ -81,12 +92,10 @@ class ResidentRequests:
         return rows
 
 
-def _whole_numbers(item: Scheduled) -> tuple[int, ...]:
-    request = item.request
-    return request.row, item.stop, request.k, request.seed, max(request.params.top_k, 0)
+def _whole_numbers(chunk: Chunk, settings: Settings) -> tuple[int, ...]:
+    return chunk.row, chunk.stop, settings.k, settings.seed, settings.top_k
 
 
-def _real_numbers(item: Scheduled) -> tuple[float, ...]:
-    params = item.request.params
-    numbers = (params.temperature, params.top_p, params.min_p, *params.penalties)
+def _real_numbers(settings: Settings) -> tuple[float, ...]:
+    numbers = (settings.temperature, settings.top_p, settings.min_p, *settings.penalties)
     return tuple(map(float, numbers))

@@ -1,6 +1,6 @@
 import torch
 
-from peagle.engine.cycle import accept
+from peagle.engine.host.cycle import accept
 
 
 def test_a_request_accepts_none_of_the_drafts_that_it_did_not_have():

@@ -18,12 +18,12 @@ from torch.nn import functional as F
 from torch.nn.attention.bias import causal_lower_right
 
 from peagle.drafters.drafter import Span
-from peagle.engine.batch import places, tile_rows
+from peagle.engine.device.cycle import Attention
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import Attention
-from peagle.engine.upload import upload
+from peagle.engine.spans import places, tile_rows
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import QKVSpec, store, store_attend
+from peagle.transfer import upload
 
 Sides = tuple[Tensor, Tensor, Tensor]
 """Queries, keys and values of the layout's rows: [rows, heads, head_dim]."""

@@ -9,12 +9,11 @@ import torch
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.resident import resident_drafter
-from peagle.engine.batch import Scheduled
+from peagle.engine.device.cycle import DeviceCycle
+from peagle.engine.device.prompt_graphs import CHUNKS, MOST_PAIRS, SIZES, PromptGraphs
 from peagle.engine.engine import Engine
-from peagle.engine.prompt_graphs import CHUNKS, MOST_PAIRS, SIZES, PromptGraphs
-from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import ResidentCycle
+from peagle.engine.step import Chunk
 
 HOW = SamplingParams(max_tokens=16)
 SLOTS = 64
@@ -103,13 +102,11 @@ def test_what_another_request_left_in_a_block_is_not_read(targets, trained):
     assert tiny.run(engine, [healthy], HOW)[0].output == expected
 
 
-def graphs_of(most: int, max_length: int, cycle: ResidentCycle | None = None) -> PromptGraphs:
-    """Passes over a table whose row 1 holds a request of three blocks, and row 0 none."""
+def graphs_of(most: int, max_length: int, cycle: DeviceCycle | None = None) -> PromptGraphs:
+    """Passes over a table whose row 0 holds a request of three blocks, and row 1 none."""
     table = RequestTable(2, max_length, 16, torch.device("cpu"), null_slot=SLOTS)
-    spare, row = (table.admit() for _ in range(2))
-    table.append(row, 0, [2, 1, 3])
-    table.flush()
-    return PromptGraphs(cycle, table, spare, most)
+    tiny.hold(table, 0, [2, 1, 3])
+    return PromptGraphs(cycle, table, spare=1, max_batched_tokens=most)
 
 
 def caches_after(target, drafter, ends: list[int]) -> tuple[torch.Tensor, ...]:
@@ -120,11 +117,11 @@ def caches_after(target, drafter, ends: list[int]) -> tuple[torch.Tensor, ...]:
         torch.zeros(len(spec.layers), 2, SLOTS + 1, one.num_kv_heads, one.head_dim)
         for spec, one in zip(specs, heads, strict=True)
     )
-    graphs = graphs_of(64, 64, ResidentCycle(target, resident_drafter(drafter), caches))
-    request = Request("one", prompt(ends[-1], 3), HOW, 0, 4, None)
-    request.row = 1
+    graphs = graphs_of(64, 64, DeviceCycle(target, resident_drafter(drafter), caches))
+    tokens = prompt(ends[-1], 3)
     for start, stop in itertools.pairwise([0, *ends]):
-        chunk = Scheduled(request, stop - start, 0, start, completes=stop == ends[-1])
+        last = stop == ends[-1]
+        chunk = Chunk(0, start, tuple(tokens[start:stop]), tokens[stop - last], completes=last)
         with torch.inference_mode():
             left = graphs.fit([chunk]).run([chunk])
         assert left.logits.shape == (chunk.completes, target.spec.vocab_size)
@@ -147,26 +144,23 @@ def test_keys_are_those_of_one_chunk_however_a_prompt_is_cut(targets, trained):
         torch.testing.assert_close(other[:, :, slots], one[:, :, slots])
 
 
-class Chunk:
-    """As much of a scheduled chunk as its fit depends on."""
-
-    def __init__(self, rows: int, start: int = 0) -> None:
-        self.rows, self.stop = rows, start + rows
+def chunk_of(rows: int, start: int = 0) -> Chunk:
+    return Chunk(0, start, (1,) * rows, 1, completes=True)
 
 
 @pytest.mark.parametrize(
     ("chunks", "fits"),
     [
-        ([Chunk(SIZES[-1])], True),
-        ([Chunk(SIZES[-1] - 16), Chunk(1)], True),
-        ([Chunk(SIZES[-1] - 15), Chunk(1)], False),
-        ([Chunk(SIZES[-1] + 1)], False),
-        ([Chunk(1)] * CHUNKS, True),
-        ([Chunk(1)] * (CHUNKS + 1), False),
-        ([Chunk(8, MOST_PAIRS // 16 - 8)], True),
-        ([Chunk(9, MOST_PAIRS // 16 - 8)], False),
-        ([Chunk(8, MOST_PAIRS // 32 - 8), Chunk(1)], True),
-        ([Chunk(8, MOST_PAIRS // 32), Chunk(1)], False),
+        ([chunk_of(SIZES[-1])], True),
+        ([chunk_of(SIZES[-1] - 16), chunk_of(1)], True),
+        ([chunk_of(SIZES[-1] - 15), chunk_of(1)], False),
+        ([chunk_of(SIZES[-1] + 1)], False),
+        ([chunk_of(1)] * CHUNKS, True),
+        ([chunk_of(1)] * (CHUNKS + 1), False),
+        ([chunk_of(8, MOST_PAIRS // 16 - 8)], True),
+        ([chunk_of(9, MOST_PAIRS // 16 - 8)], False),
+        ([chunk_of(8, MOST_PAIRS // 32 - 8), chunk_of(1)], True),
+        ([chunk_of(8, MOST_PAIRS // 32), chunk_of(1)], False),
     ],
 )
 def test_few_short_chunks_that_see_little_fit(chunks, fits: bool):
@@ -175,8 +169,8 @@ def test_few_short_chunks_that_see_little_fit(chunks, fits: bool):
 
 def test_no_size_is_above_what_a_step_may_have():
     graphs = graphs_of(100, 96)
-    assert graphs.fit([Chunk(64)]) is not None
-    assert graphs.fit([Chunk(65)]) is None
+    assert graphs.fit([chunk_of(64)]) is not None
+    assert graphs.fit([chunk_of(65)]) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

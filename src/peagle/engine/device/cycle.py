@@ -65,7 +65,7 @@ class Verified:
     """[requests * (drafts + 1), hidden_size], projected; None without a drafter."""
 
 
-class ResidentCycle:
+class DeviceCycle:
     """Target, drafter and their caches, run for any rows of the request table."""
 
     def __init__(

@@ -3,19 +3,20 @@
 from dataclasses import replace
 
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle.drafters.drafter import Span
 from peagle.drafters.resident import resident_drafter
-from peagle.engine import prompt_attention as module
-from peagle.engine.batch import tile_rows
-from peagle.engine.prefill import Prefill
-from peagle.engine.prompt_attention import filled, prompt_attention, warm_up
-from peagle.engine.prompt_graphs import PromptGraphs
+from peagle.engine.device import prompt_attention as module
+from peagle.engine.device.cycle import DeviceCycle
+from peagle.engine.device.prefill import Prefill
+from peagle.engine.device.prompt_attention import filled, prompt_attention, warm_up
+from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import ResidentCycle
+from peagle.engine.spans import tile_rows
 from peagle.ops.cached_attention import QKVSpec, store_attend
 from peagle.ops.rope import RopeConfig, rope_table
 
@@ -30,8 +31,7 @@ def table_of(requests: int) -> RequestTable:
     table = RequestTable(requests, LENGTH, BLOCK, torch.device("cpu"))
     blocks = torch.randperm(requests * LENGTH // BLOCK).view(requests, -1)
     for row in range(requests):
-        table.append(table.admit(), 0, blocks[row].tolist())
-    table.flush()
+        tiny.hold(table, row, blocks[row].tolist())
     return table
 
 
@@ -161,11 +161,11 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
         for heads in each
     ]
     table = table_of(1)
-    cycle = ResidentCycle(target, drafter, (caches[0], caches[1]))
+    cycle = DeviceCycle(target, drafter, (caches[0], caches[1]))
     prefill = Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16))
     prefill.warm_up(40)
     assert not shapes
-    monkeypatch.setattr("peagle.engine.prefill.on_hopper", lambda cache: True)
+    monkeypatch.setattr("peagle.engine.device.prefill.on_hopper", lambda cache: True)
     prefill.warm_up(40)
     counts = {heads.num_heads for heads in each}
     assert {query[:3] for (query, _), _ in shapes} == {

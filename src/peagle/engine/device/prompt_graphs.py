@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peagle.engine.batch import TILE, Scheduled
-from peagle.engine.graph import captured
+from peagle.engine.device.cycle import Attention, DeviceCycle, PromptEnds, PromptRows
+from peagle.engine.device.graphs import captured
 from peagle.engine.request_table import RequestTable
-from peagle.engine.resident_cycle import Attention, PromptEnds, PromptRows, ResidentCycle
-from peagle.engine.upload import upload
+from peagle.engine.spans import TILE
+from peagle.engine.step import Chunk
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import PassRows, store_attend
+from peagle.transfer import upload
 
 SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
 """Numbers of rows to capture. With more, the GPU is busy longer than the host."""
@@ -31,7 +32,7 @@ MOST_PAIRS = 1 << 20
 class PromptGraph:
     """The pass of one size, which reads all its inputs from one tensor."""
 
-    def __init__(self, cycle: ResidentCycle, table: RequestTable, spare: int, size: int) -> None:
+    def __init__(self, cycle: DeviceCycle, table: RequestTable, spare: int, size: int) -> None:
         self._cycle, self._table, self._spare, self._size = cycle, table, spare, size
         self._inputs = upload(self._packed_inputs(()), table.slots.device)
         self._replayed: tuple[torch.cuda.CUDAGraph, PromptEnds] | None = None
@@ -40,7 +41,7 @@ class PromptGraph:
         """Capture it, with memory from a pool that nothing else uses while it runs."""
         self._replayed = captured(self._pass, self._inputs.device, pool)
 
-    def run(self, chunks: Sequence[Scheduled]) -> PromptEnds:
+    def run(self, chunks: Sequence[Chunk]) -> PromptEnds:
         """The ends of the chunks that complete; valid until the next graph of the pool runs."""
         self._inputs.copy_(upload(self._packed_inputs(chunks), self._inputs.device))
         if self._replayed is None:
@@ -48,24 +49,24 @@ class PromptGraph:
         else:
             graph, found = self._replayed
             graph.replay()
-        count = sum(item.completes for item in chunks)
+        count = sum(chunk.completes for chunk in chunks)
         features = None if found.features is None else found.features[:count]
         return PromptEnds(found.logits[:count], features)
 
-    def _packed_inputs(self, chunks: Sequence[Scheduled]) -> list[int]:
+    def _packed_inputs(self, chunks: Sequence[Chunk]) -> list[int]:
         """For each row its token, the next one, its position and table row; for each tile of
         attention its table row, first position and count; then the rows at which prompts end."""
         padding = (0, 0, 0, self._spare)
         rows: list[tuple[int, ...]] = []
         tiles: list[tuple[int, ...]] = []
         ends: list[int] = []
-        for item in chunks:
-            owner, places = item.request.row, range(item.start, item.stop)
-            ends += [len(rows) + item.rows - 1] * item.completes
-            owners = [owner] * item.rows
-            rows += zip(item.tokens, item.following, places, owners, strict=True)
-            rows += [padding] * (-item.rows % TILE)
-            tiles += [(owner, place, min(TILE, item.stop - place)) for place in places[::TILE]]
+        for chunk in chunks:
+            owner, places = chunk.row, range(chunk.start, chunk.stop)
+            ends += [len(rows) + chunk.rows - 1] * chunk.completes
+            owners = [owner] * chunk.rows
+            rows += zip(chunk.tokens, chunk.following, places, owners, strict=True)
+            rows += [padding] * (-chunk.rows % TILE)
+            tiles += [(owner, place, min(TILE, chunk.stop - place)) for place in places[::TILE]]
         rows += [padding] * (self._size - len(rows))
         tiles += [(self._spare, 0, TILE)] * (self._size // TILE - len(tiles))
         ends += [0] * (CHUNKS - len(ends))
@@ -97,7 +98,7 @@ class PromptGraphs:
     """Passes of every size; on a CPU without graphs."""
 
     def __init__(
-        self, cycle: ResidentCycle, table: RequestTable, spare: int, max_batched_tokens: int
+        self, cycle: DeviceCycle, table: RequestTable, spare: int, max_batched_tokens: int
     ) -> None:
         self._sizes = [size for size in SIZES if size <= max_batched_tokens]
         self._graphs = [PromptGraph(cycle, table, spare, size) for size in self._sizes]
@@ -107,10 +108,10 @@ class PromptGraphs:
         for graph in reversed(self._graphs):
             graph.capture(pool)
 
-    def fit(self, chunks: Sequence[Scheduled]) -> PromptGraph | None:
+    def fit(self, chunks: Sequence[Chunk]) -> PromptGraph | None:
         """The smallest pass that holds the chunks; None where they are too many or too long."""
-        rows = sum(item.rows + -item.rows % TILE for item in chunks)
-        pairs = rows * max(item.stop for item in chunks)
+        rows = sum(chunk.rows + -chunk.rows % TILE for chunk in chunks)
+        pairs = rows * max(chunk.stop for chunk in chunks)
         place = bisect.bisect_left(self._sizes, rows)
         if place == len(self._sizes) or len(chunks) > CHUNKS or pairs > MOST_PAIRS:
             return None

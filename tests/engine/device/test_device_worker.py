@@ -1,6 +1,7 @@
 """The cycle that a GPU captures, run uncaptured: what the lossless invariant does not cover."""
 
 import itertools
+from typing import Any
 
 import pytest
 import tiny
@@ -9,15 +10,17 @@ import torch
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.resident import CycleShape
-from peagle.engine.batch import Scheduled
+from peagle.engine.device.cycle import PromptEnds
+from peagle.engine.device.graphs import CycleGraphs
+from peagle.engine.device.prefill import Prefill
+from peagle.engine.device.worker import DeviceWorker
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
-from peagle.engine.graph import CycleGraphs
-from peagle.engine.prefill import Prefill
-from peagle.engine.resident_cycle import PromptEnds
-from peagle.engine.resident_runner import ResidentRunner
-from peagle.engine.runner import Runner
+from peagle.engine.host import worker as host_worker
+from peagle.engine.host.cycle import Verification
+from peagle.engine.step import Chunk, Outcome, Step
 from peagle.errors import InputError
+from peagle.models.decoder import Decoder
 from peagle.ops import residual
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
@@ -42,7 +45,7 @@ def engine_of(target, drafter, resident: bool, **changes) -> Engine:
 
 
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
-def test_same_seeds_same_tokens_as_the_plain_runner(targets, trained, method: str):
+def test_same_seeds_same_tokens_as_on_the_host(targets, trained, method: str):
     drafter = None if method == "none" else trained[method].drafter
     params = SAMPLED
     if method == "none":
@@ -58,7 +61,7 @@ def test_same_seeds_same_tokens_as_the_plain_runner(targets, trained, method: st
 
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_penalties_are_the_plain_runners(targets, trained, method: str, at_once: int):
+def test_penalties_are_the_hosts(targets, trained, method: str, at_once: int):
     """One at a time, each finds the row of the one before it."""
     drafter = None if method == "none" else trained[method].drafter
     plain, resident, free = (
@@ -171,15 +174,15 @@ def test_a_last_token_known_to_come_starts_no_further_cycle(targets, trained):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
     engine.add("one", PROMPTS[0], SamplingParams(max_tokens=1))
     assert engine.step() == []
-    assert engine.scheduler.schedule() == []
+    assert engine.scheduler.plan().work == ()
     assert [len(output.new_tokens) for output in engine.step()] == [1]
 
 
 def test_a_missing_compiler_is_told_in_a_line(targets, monkeypatch):
-    def fail(self: ResidentRunner) -> None:
+    def fail(self: DeviceWorker) -> None:
         raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
 
-    monkeypatch.setattr(ResidentRunner, "capture", fail)
+    monkeypatch.setattr(DeviceWorker, "capture", fail)
     with pytest.raises(InputError, match="install gcc"):
         engine_of(targets["easy"], None, True)
 
@@ -199,23 +202,23 @@ def test_a_cycle_takes_no_rows_from_prompts(targets, trained):
 
 @pytest.fixture
 def begun(monkeypatch) -> list[list[str]]:
-    """What each step on the device was: a cycle of so many, and whose prompts."""
+    """What each step on the device was: a cycle of so many, and prompts in which table rows."""
     found: list[list[str]] = []
-    launch, fill, cycle = ResidentRunner.run, Prefill.run, CycleGraphs.run
+    exchange, fill, cycle = DeviceWorker.exchange, Prefill.run, CycleGraphs.run
 
-    def noted_step(self: ResidentRunner, work: list[Scheduled]) -> list:
+    def noted_step(self: DeviceWorker, step: Step) -> Outcome:
         found.append([])
-        return launch(self, work)
+        return exchange(self, step)
 
-    def noted_fill(self: Prefill, chunks: list[Scheduled]) -> PromptEnds:
-        found[-1] += [item.request.id for item in chunks]
+    def noted_fill(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
+        found[-1] += [f"row {chunk.row}" for chunk in chunks]
         return fill(self, chunks)
 
     def noted_cycle(self: CycleGraphs, rows: list[int], shape: CycleShape) -> bool:
         found[-1].append(f"cycle of {len(rows)}")
         return cycle(self, rows, shape)
 
-    monkeypatch.setattr(ResidentRunner, "run", noted_step)
+    monkeypatch.setattr(DeviceWorker, "exchange", noted_step)
     monkeypatch.setattr(Prefill, "run", noted_fill)
     monkeypatch.setattr(CycleGraphs, "run", noted_cycle)
     return found
@@ -229,7 +232,13 @@ def test_first_tokens_come_before_the_next_step_begins(targets, trained, begun):
         for name in newcomers:
             engine.add(name, PROMPTS[1], SamplingParams(max_tokens=40))
         brought.append({output.request_id for output in engine.step()})
-    assert begun == [["a"], [], ["cycle of 1", "b", "c"], ["cycle of 3", "d"], ["cycle of 4"]]
+    assert begun == [
+        ["row 0"],
+        [],
+        ["cycle of 1", "row 1", "row 2"],
+        ["cycle of 3", "row 3"],
+        ["cycle of 4"],
+    ]
     assert brought == [set(), {"a"}, set(), {"a", "b", "c"}, {"a", "b", "c", "d"}]
     tiny.finish(engine)
 
@@ -237,7 +246,8 @@ def test_first_tokens_come_before_the_next_step_begins(targets, trained, begun):
 def test_nobody_waits_for_the_first_tokens_of_others(targets, trained, begun):
     """Not who asks in time for the next step, not the rest of a prompt, not the host's requests."""
     drafter, how = trained["peagle"].drafter, SamplingParams(max_tokens=40)
-    for rows, steps in ((64, [["a"], ["cycle of 1", "b"]]), (16, [["a"], ["b", "a"]])):
+    alone, rest = [["row 0"], ["cycle of 1", "row 1"]], [["row 0"], ["row 1", "row 0"]]
+    for rows, steps in ((64, alone), (16, rest)):
         engine = engine_of(targets["easy"], drafter, True, max_num_batched_tokens=rows)
         for name in "ab":
             engine.add(name, PROMPTS[2], how)
@@ -250,14 +260,37 @@ def test_nobody_waits_for_the_first_tokens_of_others(targets, trained, begun):
     engine.add("a", PROMPTS[1], how)
     engine.step()
     engine.step()
-    assert begun == [["host", "a"], []]
+    assert begun == [["row 0", "row 1"], []]
     assert host.output_length == 2
     tiny.finish(engine)
 
 
-@pytest.mark.parametrize(("resident", "by"), [(True, Prefill), (False, Runner)])
+def out_of_memory_above(most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let passes of more rows have no memory; returns the rows of those that were tried."""
+    tried: list[int] = []
+    fill, of_host = Prefill.run, host_worker.verify
+
+    def note(rows: int) -> None:
+        tried.append(rows)
+        if rows > most:
+            raise torch.OutOfMemoryError
+
+    def noted_fill(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
+        note(sum(chunk.rows for chunk in chunks))
+        return fill(self, chunks)
+
+    def noted_verify(target: Decoder, tokens: torch.Tensor, *more: Any) -> Verification:
+        note(len(tokens))
+        return of_host(target, tokens, *more)
+
+    monkeypatch.setattr(Prefill, "run", noted_fill)
+    monkeypatch.setattr(host_worker, "verify", noted_verify)
+    return tried
+
+
+@pytest.mark.parametrize("resident", [True, False])
 def test_prompts_too_large_for_the_memory_come_in_smaller_chunks(
-    targets, trained, monkeypatch, resident: bool, by: type
+    targets, trained, monkeypatch, resident: bool
 ):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, resident)
     how = SamplingParams(max_tokens=6)
@@ -266,26 +299,16 @@ def test_prompts_too_large_for_the_memory_come_in_smaller_chunks(
     engine = engine_of(
         targets["easy"], trained["peagle"].drafter, resident, enable_prefix_caching=False
     )
-    run = by.run
-    largest = []
-
-    def short_of_memory(self: Prefill | Runner, work: list[Scheduled]) -> object:
-        rows = sum(item.rows for item in work)
-        largest.append(rows)
-        if rows > 40:
-            raise torch.OutOfMemoryError
-        return run(self, work)
-
-    monkeypatch.setattr(by, "run", short_of_memory)
+    tried = out_of_memory_above(40, monkeypatch)
     with pytest.warns(UserWarning, match="no memory for 150 prompt tokens"):
         assert tiny.outputs(tiny.run(engine, prompts, how)) == expected
-    assert largest[:2] == [150, 75]
+    assert tried[:2] == [150, 75]
 
 
 def test_no_memory_for_the_smallest_chunk_is_an_error(targets, trained, monkeypatch):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
 
-    def none(self: Prefill, chunks: list[Scheduled]) -> PromptEnds:
+    def none(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
         raise torch.OutOfMemoryError
 
     neighbour = engine.add("zero", PROMPTS[1], SamplingParams(max_tokens=30))
@@ -308,7 +331,7 @@ def test_a_later_chunk_without_memory_keeps_the_earlier_one(targets, trained, mo
     engine = engine_of(targets["easy"], drafter, True, max_num_batched_tokens=40)
     run, calls = Prefill.run, []
 
-    def second_time_short(self: Prefill, chunks: list[Scheduled]) -> PromptEnds:
+    def second_time_short(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
         calls.append(sum(item.rows for item in chunks))
         if len(calls) == 2:
             raise torch.OutOfMemoryError
@@ -340,7 +363,7 @@ def test_a_captured_cycle_does_not_wait_for_rows_of_others(targets, trained):
     captured = engine.add("captured", PROMPTS[1][:3], SamplingParams(max_tokens=60))
     for _ in range(10):
         engine.step()
-    assert captured.resident
+    assert captured.on_device
     before = captured.output_length
     for _ in range(5):
         engine.step()
@@ -375,7 +398,7 @@ def test_a_step_that_raises_loses_nobodys_tokens(targets, trained, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Prefill, "run", broken)
-        assert engine.executor.in_flight
+        assert engine.scheduler.in_flight
         with pytest.raises(RuntimeError):
             engine.step()
     tiny.finish(engine)
@@ -391,6 +414,21 @@ def test_synthetic_acceptance_emits_the_length_asked_for(targets, trained):
     assert [n / done.cycles for n in done.accepted_per_position] == pytest.approx(rates, abs=0.05)
 
 
+class Drawn(DraftLength):
+    """Lengths in a given order, again and again."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__({64: dict.fromkeys(lengths, 1.0)})
+        self._drawn = itertools.cycle(lengths)
+        self._next = next(self._drawn)
+
+    def choose(self, requests: int) -> int:
+        return self._next
+
+    def launched(self, drafts: int) -> None:
+        self._next = next(self._drawn)
+
+
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, temperature: float):
@@ -399,9 +437,7 @@ def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, 
     drafter = trained[method].drafter
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, how))
     engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 1, 4, 4, 3, 3]
-    assert engine.executor.resident is not None
-    drawn = itertools.cycle(lengths)
-    engine.executor.resident.draft_length = lambda requests: next(drawn)
+    engine.scheduler.draft_length = Drawn(lengths)
     requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(PROMPTS[:3])]
     for _ in range(4):
         engine.step()
@@ -425,8 +461,7 @@ def test_lengths_are_chosen_by_what_was_accepted(targets, trained):
     drafter = trained["peagle"].drafter
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, params))
     engine = engine_of(targets["easy"], drafter, True)
-    assert engine.executor.resident is not None
-    engine.executor.resident.chooser = Seeing({4: {1: 1.0, 3: 1.5, 4: 1.6}})
+    engine.scheduler.draft_length = Seeing({4: {1: 1.0, 3: 1.5, 4: 1.6}})
     requests = tiny.run(engine, PROMPTS, params)
     assert tiny.outputs(requests) == plain
     assert seen[0][0] == 4
@@ -442,9 +477,7 @@ def test_cycles_of_changing_length_draft_as_from_scratch(targets, trained, metho
     """Whatever lengths came before, the drafter's keys and features are those of the tokens."""
     target, drafter = targets["easy"].decoder, trained[method].drafter
     engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 1, 4, 4, 3, 3]
-    assert engine.executor.resident is not None
-    drawn = itertools.cycle(lengths)
-    engine.executor.resident.draft_length = lambda requests: next(drawn) if requests else 4
+    engine.scheduler.draft_length = Drawn(lengths)
     request = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=50))[0]
     known, hits = request.prompt_length + 1, 0
     pairs = zip(itertools.cycle(lengths), request.speculation.accepted_per_cycle, strict=False)
