@@ -17,7 +17,7 @@ from peagle.config import (
     SpeculativeConfig,
     StructuredOutputs,
 )
-from peagle.detokenizer import Detokenizer
+from peagle.detokenizer import detokenizers
 from peagle.device import resolve_device, resolve_dtype
 from peagle.dialects import (
     Content,
@@ -193,6 +193,7 @@ class LLM:
         self.drafter, self.k = engine.drafter, engine.k
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
+        self._detokenizers = functools.cache(functools.partial(detokenizers, tokenizer))
         self._ids = itertools.count()
         self._live: dict[str, _Live] = {}
         self._kept: list[Chunk] = []
@@ -392,15 +393,15 @@ class LLM:
     def _reader(self, prepared: Prepared) -> Reader:
         """What reads the answer to a request."""
         chat, params = prepared.chat, prepared.params
-        decode = functools.partial(
-            self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens
-        )
-        included = params.include_stop_str_in_output
+        make = self._detokenizers(params.skip_special_tokens)
+        stops = functools.partial(StopStrings, params.stop, params.include_stop_str_in_output)
         return Reader(
-            self.dialect.parser(prepared.tokens, chat.use) if chat else PlainText(),
+            functools.partial(self.dialect.parser, prepared.tokens, chat.use)
+            if chat
+            else PlainText,
             self.dialect.markers(chat.use) if chat else Markers(),
-            Detokenizer(decode, prepared.tokens),
-            StopStrings(params.stop, included) if params.stop else None,
+            functools.partial(make, prepared.tokens),
+            stops if params.stop else None,
             params.min_tokens,
             chat.use.most if chat and chat.use else None,
             each=chat is not None and params.logprobs is not None,
