@@ -69,7 +69,7 @@ class Engine:
             )
         self.pool = BlockPool(capacity.num_blocks)
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
-        self.executor = Executor(target, drafter, lengths, capacity, config.max_num_seqs, synthetic)
+        self.executor = Executor(target, drafter, lengths, capacity, synthetic)
         self.scheduler = Scheduler(
             self.pool,
             self.executor.table,
@@ -78,7 +78,7 @@ class Engine:
             capacity.prompt_tokens,
             config.enable_prefix_caching,
         )
-        self.max_num_seqs = config.max_num_seqs
+        self.max_num_seqs = capacity.num_seqs
         self._seed = config.seed
         self._added = 0
         self._requests: dict[str, Request] = {}

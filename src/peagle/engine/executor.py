@@ -29,14 +29,13 @@ class Executor:
         drafter: Drafter | None,
         lengths: Sequence[int],
         capacity: Capacity,
-        max_num_seqs: int,
         synthetic: Sequence[float] | None = None,
     ) -> None:
         weight = target.embed.weight
         if weight.is_cuda:
             torch.cuda.set_device(weight.device)  # where Triton launches
         resident = _runs_resident(target, drafter, synthetic)
-        rows = max_num_seqs + resident  # one that is spare
+        rows = capacity.num_seqs + resident  # one that is spare
         self.table = RequestTable(
             rows, capacity.max_length, capacity.block_size, weight.device, null_slot=capacity.slots
         )

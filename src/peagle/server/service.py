@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ class Service:
         self.llm: LLM = llm.llm
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.stats)
-        self.capacity = self.llm.engine.max_num_seqs + settings.max_queue
+        self.capacity = math.inf
+        if settings.max_queue is not None:
+            self.capacity = self.llm.engine.max_num_seqs + settings.max_queue
         self.draining = False
         self.started = int(time.time())
         self.admitted = 0
