@@ -71,14 +71,14 @@ class Engine:
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         processor = LogitsProcessor(self._constraint_of)
         self.worker = open_worker(
-            target, drafter, lengths, capacity, config.max_num_seqs, processor, synthetic
+            target, drafter, lengths, capacity, processor, synthetic
         )
         costs = self.worker.cycle_seconds
         draft_length = None if costs is None else DraftLength(costs)
         self.scheduler = Scheduler(
             self.pool, capacity, config, self.worker.runs_ahead, draft_length
         )
-        self.max_num_seqs = config.max_num_seqs
+        self.max_num_seqs = capacity.num_seqs
         self._seed = config.seed
         self._added = 0
 

@@ -52,7 +52,7 @@ class Scheduler:
         runs_ahead: bool,
         draft_length: DraftLength | None,
     ) -> None:
-        self.pool, self.rows = pool, RowPool(config.max_num_seqs)
+        self.pool, self.rows = pool, RowPool(capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the
         next step before the outcome of this one is known."""

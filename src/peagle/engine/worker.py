@@ -52,7 +52,6 @@ def open_worker(
     drafter: Drafter | None,
     lengths: Sequence[int],
     capacity: Capacity,
-    max_num_seqs: int,
     processor: LogitsProcessor,
     synthetic: Sequence[float] | None = None,
 ) -> Worker:
@@ -71,7 +70,7 @@ def open_worker(
             "synthetic acceptance needs GPU kernels, and there are none for this model"
         )
     on_device = captures or synthetic is not None
-    rows = max_num_seqs + on_device  # one that is spare
+    rows = capacity.num_seqs + on_device  # one that is spare
     table = RequestTable(
         rows, capacity.max_length, capacity.block_size, device, null_slot=capacity.slots
     )
