@@ -106,7 +106,7 @@ class Runner:
             return {}
         tokens = [item.request.tokens[place + 1] for item in work for place in item.scored]
         chosen, places = (upload(values, self.device) for values in (tokens, rows))
-        scores = score(hidden.index_select(0, places), self.target.head, chosen)
+        scores = score(hidden.index_select(0, places), self.target.logits, chosen)
         return PromptLogprobs(work, scores).by_request()
 
     def _inputs(self, work: Sequence[Scheduled], drafts: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from peagle.device import require_memory
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder, DecoderLayer
-from peagle.models.families import Family, decoder_rules, layer_rules, read_family
-from peagle.models.families.tensors import EMBEDDINGS, HEAD, ends
+from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
+from peagle.models.families import Family, decoder_rules, end_rules, layer_rules, read_family
+from peagle.models.families.tensors import HEAD, embeddings
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
@@ -49,7 +49,9 @@ def load_decoder(
     parameters = {id(value): value.numel() for value in decoder.parameters()}
     require_memory(sum(parameters.values()) * dtype.itemsize, device, f"the weights of {directory}")
     tensors = read_tensors(directory)
-    return _filled(decoder, decoder_rules(family, spec), tensors, directory, dtype, device)
+    ignored = _ignored(family, spec, tensors)
+    rules = decoder_rules(family, spec)
+    return _filled(decoder, rules, tensors, ignored, directory, dtype, device)
 
 
 def check_length(spec: DecoderSpec, max_model_len: int) -> None:
@@ -70,7 +72,7 @@ def check_decoder(directory: Path) -> None:
         decoder = Decoder(spec, 1)
     rules = _as_stored(decoder_rules(family, spec), tensors)
     with about(directory):
-        refuse(mismatches(decoder, rules, tensors, _ignored(spec)))
+        refuse(mismatches(decoder, rules, tensors, _ignored(family, spec, tensors)))
 
 
 def load_ends(
@@ -80,13 +82,13 @@ def load_ends(
 
     Raises `InputError` as `load_decoder` does.
     """
-    _, spec = _read_target(directory)
+    family, spec = _read_target(directory)
     with torch.device("meta"):
         decoder = Decoder(spec, max_length)
     decoder.layers = nn.ModuleList()
-    rules = ends(spec)
+    rules = end_rules(family, spec)
     tensors = read_tensors(directory, file_names(rules))
-    return _filled(decoder, rules, tensors, directory, dtype, device)
+    return _filled(decoder, rules, tensors, set(), directory, dtype, device)
 
 
 def load_layers(
@@ -99,11 +101,11 @@ def load_layers(
     (family, spec), names = _read_target(directory), tensor_names(directory)
     rules = _as_stored(decoder_rules(family, spec), names)
     with about(directory):
-        refuse(unexpected(rules, names, _ignored(spec)))
+        refuse(unexpected(rules, names, _ignored(family, spec, names)))
     for index, of_layer in enumerate(spec.layers):
         rules = _as_stored(layer_rules(family, spec, index, "0"), names)
         with torch.device("meta"):
-            layer = DecoderLayer(of_layer, spec.hidden_size)
+            layer = decoder_layer(of_layer, spec.hidden_size)
         tensors = read_tensors(directory, file_names(rules))
         with about(directory):
             assemble(nn.ModuleList([layer]), rules, tensors, dtype=dtype, device=device)
@@ -116,7 +118,7 @@ def _read_target(directory: Path) -> tuple[Family, DecoderSpec]:
     Full fine-tuning of a tied model may leave a head of its own, which transformers keeps.
     """
     family, spec = read_family(directory)
-    if spec.tie_word_embeddings and _has_own_head(directory):
+    if spec.tie_word_embeddings and _has_own_head(directory, family):
         warnings.warn(
             f"{directory}: config.json ties the head to the embeddings, but its files hold another "
             "head; this one is used, as by transformers (vLLM drops it); set tie_word_embeddings "
@@ -127,13 +129,13 @@ def _read_target(directory: Path) -> tuple[Family, DecoderSpec]:
     return family, spec
 
 
-def _has_own_head(directory: Path) -> bool:
+def _has_own_head(directory: Path, family: Family) -> bool:
     """Whether files hold both, and they differ."""
-    found = read_tensors(directory, {EMBEDDINGS, HEAD})
+    embedding = embeddings(family.PREFIX)
+    found = read_tensors(directory, {embedding, HEAD})
     if len(found) < 2:
         return False
-    head, embeddings = found[HEAD], found[EMBEDDINGS]
-    return not torch.equal(head.to(embeddings.dtype), embeddings)
+    return not torch.equal(found[HEAD].to(found[embedding].dtype), found[embedding])
 
 
 def _as_stored(rules: Iterable[TensorRule], names: Container[str]) -> list[TensorRule]:
@@ -141,15 +143,17 @@ def _as_stored(rules: Iterable[TensorRule], names: Container[str]) -> list[Tenso
     return [rule.as_stored(names) for rule in rules]
 
 
-def _ignored(spec: DecoderSpec) -> set[str]:
-    """Tensors of a file that are not needed but allowed."""
-    return {HEAD} if spec.tie_word_embeddings else set()
+def _ignored(family: Family, spec: DecoderSpec, names: Iterable[str]) -> set[str]:
+    """Those of a file's tensors that are not needed but allowed."""
+    others = {name for name in names if name.startswith(family.IGNORED)}
+    return others | {HEAD} if spec.tie_word_embeddings else others
 
 
 def _filled(
     decoder: Decoder,
     rules: Iterable[TensorRule],
     tensors: Mapping[str, Tensor],
+    ignored: Iterable[str],
     directory: Path,
     dtype: torch.dtype,
     device: torch.device,
@@ -157,7 +161,7 @@ def _filled(
     """A decoder with the values of a directory's tensors."""
     spec = decoder.spec
     with about(directory):
-        assemble(decoder, _as_stored(rules, tensors), tensors, _ignored(spec), dtype, device)
+        assemble(decoder, _as_stored(rules, tensors), tensors, ignored, dtype, device)
     if spec.tie_word_embeddings:
         decoder.head.weight = decoder.embed.weight
     decoder = decoder.to(device=device, dtype=dtype).requires_grad_(False).eval()

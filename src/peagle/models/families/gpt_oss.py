@@ -17,6 +17,8 @@ from peagle.ops.moe import ALPHA
 
 MODEL_TYPE = "gpt_oss"
 ARCHITECTURE = "GptOssForCausalLM"
+PREFIX = "model"
+IGNORED = ()
 ROPE_THETA = 150_000.0
 ROPE = {
     "rope_type": "yarn",
