@@ -225,7 +225,7 @@ def easy(directory: Path) -> Path:
 
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
 def test_a_drafter_is_trained_for_it(recipe_for, tmp_path: Path, method: str):
-    """Llama-style, with the heads of the first layer; it learns, and changes no text."""
+    """With the first layer's heads, full and scaled as usual; it learns, and changes no text."""
     directory = easy(tmp_path / "target")
     target = tiny.load_target(directory)
     data = (str(tiny.save_answers(tmp_path / "answers.jsonl", target)),)
