@@ -1,7 +1,6 @@
 """Shared by all tests: one thread, fixed randomness, tiny models made once a session."""
 
 import functools
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +14,9 @@ import torch
 from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
-from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
-from peagle.engine.engine import Engine
 from peagle.models.decoder import Decoder
 from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
@@ -63,6 +60,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
         "qwen3_moe": tiny.save_target(root / "qwen3_moe", "qwen3_moe"),
         "llama": tiny.save_target(root / "llama", "llama"),
         "gpt_oss": tiny.save_target(root / "gpt_oss", "gpt_oss"),
+        "gemma4": tiny.save_target(root / "gemma4", "gemma4"),
         "easy": tiny.save_target(root / "easy", layer_std=0.03),
     }
     return {
@@ -99,17 +97,8 @@ def drafter_of(targets: dict[str, Target], tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="session")
 def answers(targets: dict[str, Target], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Training data: the easy target's own greedy continuations, none with the mask token."""
-    decoder = targets["easy"].decoder
-    prompts = [[(7 * i + j * j) % tiny.MASK for j in range(6)] for i in range(64)]
-    how = SamplingParams(max_tokens=42, logit_bias={tiny.MASK: -100.0})
-    requests = tiny.run(Engine(decoder, None, 0, tiny.engine_config()), prompts, how)
-    path = tmp_path_factory.mktemp("data") / "answers.jsonl"
-    lines = (
-        json.dumps({"prompt_token_ids": prompt, "token_ids": request.output})
-        for prompt, request in zip(prompts, requests, strict=True)
-    )
-    path.write_text("\n".join(lines), encoding="utf-8")
-    return path
+    directory = tmp_path_factory.mktemp("data")
+    return tiny.save_answers(directory / "answers.jsonl", targets["easy"].decoder)
 
 
 @dataclass(frozen=True)

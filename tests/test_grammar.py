@@ -8,6 +8,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+import tiny
 from chat_templates import byte_tokenizer
 from families import tokenizer
 from tokenizers import decoders
@@ -80,6 +81,22 @@ def test_outputs_have_their_form_with_and_without_speculation(llm: LLM, temperat
     for speculated, plain in zip(done[::2], done[1::2], strict=True):
         assert speculated.token_ids == plain.token_ids
     assert any(completion.speculation.accepted for completion in done)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("method", ["peagle", "eagle3"])
+def test_a_grammar_costs_no_acceptance(method: str, on_device: bool):
+    """At no position, where the text is the one that is written without it."""
+    speculation = SpeculativeConfig(model=str(bundled(method)), num_speculative_tokens=5)
+    config = EngineConfig(dtype="float32", kv_cache_memory=1 << 26)
+    with tiny.resident(on_device):
+        llm = LLM(bundled("target"), speculation, config)
+    free, longer = llm.generate([PROMPT] * 2, [SamplingParams(max_tokens=n) for n in (64, 80)])
+    form = StructuredOutputs(choice=(longer.text,))
+    [bound] = llm.generate([PROMPT], SamplingParams(max_tokens=64, structured_outputs=form))
+    assert bound.token_ids == free.token_ids
+    assert bound.speculation == free.speculation
+    assert all(free.speculation.accepted_per_position)
 
 
 def test_an_unbound_request_beside_it_is_not_touched(llm: LLM):

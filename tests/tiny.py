@@ -14,6 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import (
     AutoModelForCausalLM,
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -82,6 +86,17 @@ WINDOWS = {
     "sliding_window": 7,
     "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
+GEMMA4 = {
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "sliding_window": 7,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+    "tie_word_embeddings": True,
+}
+"""As the 31B, with a soft cap that logits reach."""
 KINDS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, SIZES),
     "qwen3_windows": (Qwen3Config, Qwen3ForCausalLM, {**SIZES, **WINDOWS}),
@@ -92,6 +107,7 @@ KINDS = {
         GptOssForCausalLM,
         {**SIZES, **GPT_OSS},
     ),
+    "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4}),
 }
 TAPS = (1, 2, 3)
 MASK = VOCAB - 1
@@ -117,7 +133,25 @@ def save_target(
             torch.nn.init.normal_(parameter, std=layer_std if ".layers." in name else 0.15)
         else:
             torch.nn.init.uniform_(parameter, 0.7, 1.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            torch.nn.init.uniform_(buffer, 0.7, 1.3)
     model.float().save_pretrained(directory)
+    return directory
+
+
+def save_whole_gemma4(directory: Path, text: Path) -> Path:
+    """A Gemma 4 target as it is published, towers for images and audio around a language model."""
+    tower = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    config = Gemma4Config(
+        text_config=Gemma4TextConfig.from_pretrained(text),
+        vision_config={**tower, "intermediate_size": 16, "head_dim": 16, "num_key_value_heads": 1},
+        audio_config={**tower, "subsampling_conv_channels": [4, 4], "output_proj_dims": 16},
+    )
+    model = Gemma4ForConditionalGeneration(config)
+    inner = Gemma4ForCausalLM.from_pretrained(text)
+    model.model.language_model.load_state_dict(inner.model.state_dict())
+    model.save_pretrained(directory)
     return directory
 
 
@@ -202,7 +236,7 @@ def load_peer(directory: Path, dtype: torch.dtype = torch.float32) -> Any:
 
 def causal(layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads) -> Tensor:
     """Attention of one whole sequence without a cache."""
-    if not heads.full:
+    if not heads.full or heads.scale is not None:
         positions = torch.arange(len(query))
         return attend_reference(query, key, value, positions, heads).view(query.shape)
     parts = (part.transpose(0, 1)[None] for part in (query, key, value))
@@ -217,7 +251,7 @@ def run_target(
     """Logits [tokens, vocab] and tapped hidden states [tokens, taps * hidden] of one sequence."""
     rows = torch.tensor(tokens)
     hidden, tapped = decoder(rows, torch.arange(len(rows)), causal, taps)
-    return decoder.head(hidden), tapped
+    return decoder.logits(hidden), tapped
 
 
 @torch.no_grad()
@@ -280,6 +314,19 @@ def run(
     ]
     finish(engine)
     return requests
+
+
+def save_answers(path: Path, target: Decoder) -> Path:
+    """Training data: a target's own greedy continuations, none with the mask token."""
+    prompts = [[(7 * i + j * j) % MASK for j in range(6)] for i in range(64)]
+    how = SamplingParams(max_tokens=42, logit_bias={MASK: -100.0})
+    requests = run(Engine(target, None, 0, engine_config()), prompts, how)
+    lines = (
+        json.dumps({"prompt_token_ids": prompt, "token_ids": request.output})
+        for prompt, request in zip(prompts, requests, strict=True)
+    )
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
 
 
 def finish(engine: Engine) -> None:

@@ -44,10 +44,12 @@ from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.grammar import GrammarCompiler, lark_rule
 from peagle.models.chat_template import render_chat
+from peagle.models.families import read_spec
+from peagle.models.fused import check_fusible
 from peagle.models.generation_config import end_tokens, sampling_defaults
 from peagle.models.loading import load_decoder
 from peagle.models.tokenizer import load_tokenizer
-from peagle.models.weights import model_directory
+from peagle.models.weights import about, model_directory
 from peagle.schema import kept_form
 from peagle.stop_strings import StopStrings
 from peagle.token_rules import with_token_rules
@@ -168,6 +170,9 @@ class LLM:
         defaults = sampling_defaults(directory)
         device = resolve_device(config.device)
         dtype = resolve_dtype(config.dtype, device)
+        if device.type == "cuda":
+            with about(directory):
+                check_fusible(read_spec(directory))
         decoder = load_decoder(directory, dtype, device, config.max_model_len)
         tokenizer = load_tokenizer(directory)
         dialect = find_dialect(tokenizer, chat or ChatConfig())  # refuses a wrong name early

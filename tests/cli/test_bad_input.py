@@ -109,8 +109,8 @@ def test_generate(refused, pair, bad, options, complaint):
         ("empty", "no config.json"),
         (
             "other_architecture",
-            "peagle runs GptOssForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM, "
-            "Qwen3MoeForCausalLM; vLLM serves",
+            "peagle runs Gemma4ForCausalLM, Gemma4ForConditionalGeneration, GptOssForCausalLM, "
+            "LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM; vLLM serves",
         ),
         ("truncated", "damaged or cut short"),
         ("pickled", "pickle files are never loaded"),

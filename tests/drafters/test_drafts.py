@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from peagle.config import SamplingParams
-from peagle.drafters.checkpoint import load_drafter, save_drafter
+from peagle.drafters.checkpoint import EMBEDDINGS, load_drafter, save_drafter
 from peagle.drafters.drafter import Drafter, DraftWork, Memory
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
@@ -168,6 +168,8 @@ def assert_as_designed(
         engine.add(str(i), prompt, SamplingParams(max_tokens=9, num_speculative_tokens=k))
     requests = {}
     reference, checked = Plain(directory, config), []
+    stored = load_file(target.directory / "model.safetensors")
+    reference.tensors.setdefault(EMBEDDINGS, stored[f"model.{EMBEDDINGS}"])
     while engine.busy:
         engine.step()
         requests |= {r.row: r for r in engine.scheduler.running}
@@ -199,6 +201,17 @@ def test_drafts_are_as_designed(target, tmp_path: Path, parallel: bool, name: st
     config = tiny.drafter_config(parallel, **VARIANTS[name])
     directory = tiny.save_random_drafter(tmp_path / "drafter", config)
     drafts = assert_as_designed(target, directory, config, ks=(None, 0, 1, 3))
+    assert {len(d) for d in drafts} == {1, 3, 5}
+
+
+@pytest.mark.parametrize("parallel", [True, False], ids=["peagle", "eagle3"])
+def test_drafts_beside_a_target_that_scales_its_stream(targets, tmp_path: Path, parallel: bool):
+    """Taps are of the stream after each layer's scalar, the first of scaled embeddings; the drafter
+    reads the embeddings that it shares unscaled, and its head is not capped."""
+    config = tiny.drafter_config(parallel, taps=(0, 2, 4))
+    model = tiny.random_drafter(config)
+    save_drafter(tmp_path / "drafter", model, torch.float32, shared=frozenset({EMBEDDINGS}))
+    drafts = assert_as_designed(targets["gemma4"], tmp_path / "drafter", config, (None, 0, 1, 3))
     assert {len(d) for d in drafts} == {1, 3, 5}
 
 

@@ -1,4 +1,5 @@
-"""P-EAGLE heads as amazon publishes them for GPT-OSS and Qwen3-Coder, with random weights."""
+"""Heads as they are published, with random weights: amazon's P-EAGLE for GPT-OSS and Qwen3-Coder,
+and RedHatAI's EAGLE-3 for Gemma 4."""
 
 import json
 from pathlib import Path
@@ -7,9 +8,14 @@ import pytest
 import tiny
 import torch
 from safetensors.torch import load_file, save_file
+from test_checkpoint import speculators_config
 
+from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.drafters.diagnosis import diagnose
+from peagle.drafters.methods import drafter_for
+from peagle.engine.engine import Engine
+from peagle.models.spec import AttentionSpec, LayerSpec, MLPSpec
 from peagle.ops.rope import RopeConfig
 
 LAYERS = 8
@@ -89,3 +95,41 @@ def test_it_loads_as_what_it_is(head: Path, target: Path):
     query = stored["midlayer.self_attn.q_proj.weight"].float()
     assert torch.equal(model.first.attention.qkv.weight[: len(query)], query)
     assert torch.equal(model.mask_hidden, stored["mask_hidden"].flatten().float())
+
+
+@pytest.fixture
+def eagle3(tmp_path: Path) -> Path:
+    """One Llama layer in speculators' format, whose heads together are wider than its stream, with
+    embeddings of its own and a reduced vocabulary. Their layout in RedHatAI's file follows from its
+    size, 4,470,642,280 bytes: 32 heads and 16 for keys of 256, 21,504 inner, 32,000 draft ids."""
+    rope = RopeConfig(theta=1e6, original_max_position=256)
+    layer = LayerSpec(AttentionSpec(8, 4, 16, rope=rope), MLPSpec(128))
+    changes = {"layers": 1, "draft_vocab": 40, "taps": (2, 4, 5), "layer": layer}
+    config = tiny.drafter_config(parallel=False, qk_norm=False, **changes)
+    directory = tmp_path / "eagle3"
+    save_drafter(directory, tiny.random_drafter(config))
+    values = json.loads((directory / "config.json").read_text())
+    theirs = speculators_config(values, "eagle3")
+    (directory / "config.json").write_text(json.dumps(theirs))
+    return directory
+
+
+def test_an_eagle3_head_of_gemma4_drafts_for_it(eagle3: Path, tmp_path: Path):
+    types = ["sliding_attention"] * 5 + ["full_attention"] + ["sliding_attention"] * 2
+    changes = {"num_hidden_layers": LAYERS, "layer_types": types}
+    directory = tiny.save_target(tmp_path / "target", "gemma4", **changes)
+    found = diagnose(eagle3, directory)
+    assert found.problems == ()
+    assert found.facts["aux layers"] == "2, 4, 5"
+    target = tiny.load_target(directory)
+    model = load_drafter(eagle3, target, parallel=False)
+    stored = load_file(eagle3 / "model.safetensors")
+    assert torch.equal(model.embed.weight, stored["embed_tokens.weight"].float())
+    assert model.config.norm_before_residual
+    how, prompts = SamplingParams(max_tokens=16), [[5, 6, 7], list(range(1, 30))]
+    plain, drafted = (
+        tiny.run(Engine(target, drafter, k, tiny.engine_config()), prompts, how)
+        for drafter, k in ((None, 0), (drafter_for(model), 4))
+    )
+    assert tiny.outputs(drafted) == tiny.outputs(plain)
+    assert sum(request.speculation.drafted for request in drafted) > 20

@@ -5,6 +5,8 @@ test, with probabilities computed in numpy from transformers' logits.
 """
 
 from collections import Counter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,8 +34,17 @@ Tokens = tuple[int, ...]
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory):
     """A target of eight tokens, transformers' view of it, and a drafter of each method."""
-    root = tmp_path_factory.mktemp("distribution")
-    directory = tiny.save_target(root / "target", vocab_size=VOCAB)
+    return pair_in(tmp_path_factory.mktemp("distribution"))
+
+
+@pytest.fixture(scope="module")
+def capped(tmp_path_factory: pytest.TempPathFactory):
+    """The same with a target whose logits are capped: most are above the cap."""
+    return pair_in(tmp_path_factory.mktemp("capped"), family="gemma4", final_logit_softcapping=0.7)
+
+
+def pair_in(root: Path, **changes: Any):
+    directory = tiny.save_target(root / "target", vocab_size=VOCAB, **changes)
     decoder = tiny.load_target(directory)
     drafters = {"none": None}
     for method in ("peagle", "eagle3"):
@@ -113,6 +124,13 @@ def test_samples_have_the_target_distribution(pair, method: str, name: str):
     assert p_value(samples(pair, method, PARAMS[name]), exact(pair[1], PARAMS[name])) > THRESHOLD
 
 
+@pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
+def test_logits_are_capped_before_all_else(capped, method: str):
+    """Greedy text would not tell: the cap leaves their order."""
+    how = SamplingParams(temperature=0.4, top_p=0.9, min_p=0.05, max_tokens=NEW)
+    assert p_value(samples(capped, method, how), exact(capped[1], how)) > THRESHOLD
+
+
 @pytest.mark.parametrize(("drawn", "assumed"), [("cold", "temperature"), ("top-k", "cold")])
 def test_a_wrong_distribution_is_rejected(pair, drawn: str, assumed: str):
     """The test above has the power to fail."""
@@ -150,19 +168,22 @@ sampling = st.builds(
 
 @settings(max_examples=40)
 @given(
+    family=st.sampled_from(["easy", "gemma4"]),
     params=st.lists(sampling, min_size=1, max_size=4),
     parallel=st.booleans(),
     k=st.integers(1, 6),
     budget=st.sampled_from([4, 2048]),
 )
-def test_a_seed_decides_the_tokens(targets, trained, params, parallel: bool, k: int, budget: int):
+def test_a_seed_decides_the_tokens(
+    targets, trained, family: str, params, parallel: bool, k: int, budget: int
+):
     """The same with and without speculation, alone or in a batch, in chunks or not."""
-    easy = targets["easy"].decoder
+    target = targets[family].decoder
     prompts = [[(5 * i + j) % tiny.MASK for j in range(9)] for i in range(len(params))]
     alone = [
-        tiny.run(Engine(easy, None, 0, tiny.engine_config()), [prompt], how)[0].output
+        tiny.run(Engine(target, None, 0, tiny.engine_config()), [prompt], how)[0].output
         for prompt, how in zip(prompts, params, strict=True)
     ]
     drafter = trained["peagle" if parallel else "eagle3"].drafter
-    engine = Engine(easy, drafter, k, tiny.engine_config(max_num_batched_tokens=budget))
+    engine = Engine(target, drafter, k, tiny.engine_config(max_num_batched_tokens=budget))
     assert tiny.outputs(tiny.run(engine, prompts, params)) == alone

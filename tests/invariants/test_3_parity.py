@@ -99,6 +99,8 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         changes["layer_types"] = draw(st.lists(LAYER_TYPES, min_size=layers, max_size=layers))
     if family == "gpt_oss":
         changes |= draw(gpt_oss_changes())
+    if family == "gemma4":
+        changes |= draw(gemma4_changes(changes))
     return changes
 
 
@@ -110,6 +112,29 @@ def gpt_oss_changes(draw: st.DrawFn) -> dict[str, Any]:
         "num_local_experts": experts,
         "num_experts_per_tok": draw(st.integers(1, experts)),
         "swiglu_limit": draw(st.sampled_from([0.5, 7.0])),
+    }
+
+
+@st.composite
+def gemma4_changes(draw: st.DrawFn, sizes: dict[str, Any]) -> dict[str, Any]:
+    """Full layers with heads of their own, values of their own or not, and a cap or none."""
+    layers, heads = sizes["num_hidden_layers"], sizes["num_attention_heads"]
+    kv_heads = [count for count in (1, 2, 3) if heads % count == 0]
+    # of settings by layer type, transformers does not find `truncate`
+    rope = {k: value for k, value in sizes["rope_parameters"].items() if k != "truncate"}
+    turning = {"rope_type": "proportional", "rope_theta": draw(st.sampled_from([100.0, 1e6]))}
+    turning["partial_rotary_factor"] = draw(st.sampled_from([0.25, 0.6, 1.0]))
+    return {
+        "sliding_window": draw(WIDTHS),
+        "layer_types": draw(st.lists(LAYER_TYPES, min_size=layers, max_size=layers)),
+        "global_head_dim": draw(st.sampled_from([8, 24])),
+        "num_global_key_value_heads": draw(st.none() | st.sampled_from(kv_heads)),
+        "attention_k_eq_v": draw(st.booleans()),
+        "final_logit_softcapping": draw(st.sampled_from([None, 2.0, 30.0])),
+        "rope_parameters": {
+            "sliding_attention": rope,
+            "full_attention": draw(st.sampled_from([turning, rope])),
+        },
     }
 
 
@@ -148,6 +173,10 @@ def test_a_base_that_rope_scaling_hides_is_gone_and_said(tmp_path: Path, base: f
     said = f"rope_theta 500: here and in transformers it is {base or 10_000:g}; give rope_scaling"
     with pytest.warns(UserWarning, match=said):
         assert_parity(tmp_path)
+
+
+def test_gemma4_within_its_towers(targets, tmp_path: Path):
+    assert_parity(tiny.save_whole_gemma4(tmp_path, targets["gemma4"].directory))
 
 
 def test_gpt_oss_that_says_nothing_of_rotation(tmp_path: Path):

@@ -42,8 +42,9 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "architecture",
         lambda c: c.update(architectures=["MixtralForCausalLM"]),
-        "architecture MixtralForCausalLM is not supported; peagle runs GptOssForCausalLM, "
-        "LlamaForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM; vLLM serves other targets",
+        "architecture MixtralForCausalLM is not supported; peagle runs Gemma4ForCausalLM, "
+        "Gemma4ForConditionalGeneration, GptOssForCausalLM, LlamaForCausalLM, Qwen3ForCausalLM, "
+        "Qwen3MoeForCausalLM; vLLM serves other targets",
     ),
     ("none", lambda c: c.pop("architectures"), "architecture none is not supported"),
     ("missing key", lambda c: c.pop("intermediate_size"), "config.json lacks intermediate_size"),
@@ -52,7 +53,7 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
         "rope",
         lambda c: c.update(rope_parameters={"rope_type": "longrope", "rope_theta": 1.0}),
         "target: rope scaling longrope is not supported; peagle supports default, linear, llama3, "
-        "yarn",
+        "yarn, proportional",
     ),
     ("rope base", scale_rope(rope_theta=1.0), "rope theta is 1.0; it must be a number above 1"),
     ("rope factor", scale_rope(factor=0.0), "rope factor is 0.0; it must be a number above 0"),

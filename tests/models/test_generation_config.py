@@ -16,7 +16,9 @@ def suggest(directory: Path, **values: object) -> Path:
 @pytest.mark.parametrize(
     ("generation", "model", "ids"),
     [
-        ({"eos_token_id": 5}, {"eos_token_id": 7}, (5,)),
+        ({"eos_token_id": 5}, {"eos_token_id": 7}, (5, 7)),
+        ({"eos_token_id": [5, 6]}, {"eos_token_id": [5, 8]}, (5, 6, 8)),
+        ({"eos_token_id": 5}, {"text_config": {"eos_token_id": 7}}, (5, 7)),
         ({"eos_token_id": [5, 6]}, {}, (5, 6)),
         ({}, {"eos_token_id": 7}, (7,)),
         (None, {"eos_token_id": [8]}, (8,)),

@@ -1,14 +1,16 @@
 """Layers of several kinds in one decoder: what they share, and that both ways to run them agree."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import tiny
 import torch
 
+from peagle.errors import InputError
 from peagle.models.decoder import Decoder
-from peagle.models.fused import fused_target
+from peagle.models.fused import check_fusible, fused_target
 from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
 from peagle.ops import residual
 from peagle.ops.cached_attention import QKVSpec, attend_reference, rotate
@@ -74,3 +76,28 @@ def test_layers_that_rotate_alike_share_a_table():
     tables = random_decoder(spec_of(WIDE, NEAR, FAR, WIDE)).rope.of_layers()
     assert tables[0] is tables[1] is tables[3]
     assert [len(table[0, 0]) for table in tables] == [16, 16, 32, 16]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: replace(spec, embedding_scale=8.0),
+        lambda spec: replace(spec, logit_softcap=30.0),
+        lambda spec: with_layer(spec, sandwich=True),
+        lambda spec: with_layer(spec, attention=replace(WIDE, v_norm=True)),
+        lambda spec: with_layer(spec, attention=replace(WIDE, scale=1.0)),
+        lambda spec: with_layer(spec, feed_forward=MLPSpec(48, activation="gelu_tanh")),
+    ],
+    ids=["embeddings", "cap", "sandwich", "values", "scale", "activation"],
+)
+def test_what_few_launches_do_not_compute_yet_is_refused(
+    change: Callable[[DecoderSpec], DecoderSpec],
+):
+    check_fusible(spec_of(WIDE, NEAR, FAR))
+    with pytest.raises(InputError, match="run on a CPU only so far"):
+        fused_target(random_decoder(change(spec_of(WIDE))))
+
+
+def with_layer(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
+    """The same with a last layer that differs from the first in something."""
+    return replace(spec, layers=(*spec.layers, replace(spec.layers[0], **changes)))

@@ -17,5 +17,5 @@ def test_a_tokenizer_that_another_family_would_need(tmp_path: Path, kind: object
         load_tokenizer(tmp_path)
     assert str(caught.value) == (
         f"{tmp_path}: model_type {kind} is not supported; peagle runs llama, qwen3, qwen3_moe, "
-        "gpt_oss"
+        "gpt_oss, gemma4, gemma4_text"
     )

@@ -18,11 +18,11 @@ def test_features_of_packed_documents_are_those_of_each(targets, family: str):
         logits, tapped = tiny.run_target(target.decoder, document.tokens)
         own = slice(start, start + len(document.tokens))
         torch.testing.assert_close(features.tapped[own], tapped, atol=1e-5, rtol=1e-5)
-        ours = target.decoder.head(features.final[own])
+        ours = target.decoder.logits(features.final[own])
         torch.testing.assert_close(ours, logits, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "gpt_oss"])
+@pytest.mark.parametrize("family", ["qwen3", "gpt_oss", "gemma4"])
 def test_one_document_and_padding_need_no_mask(targets, family: str):
     """Only the first document is in the loss, so causal attention is enough."""
     target = targets[family]

@@ -70,9 +70,7 @@ class Engine:
         self.pool = BlockPool(capacity.num_blocks)
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         processor = LogitsProcessor(self._constraint_of)
-        self.worker = open_worker(
-            target, drafter, lengths, capacity, processor, synthetic
-        )
+        self.worker = open_worker(target, drafter, lengths, capacity, processor, synthetic)
         costs = self.worker.cycle_seconds
         draft_length = None if costs is None else DraftLength(costs)
         self.scheduler = Scheduler(

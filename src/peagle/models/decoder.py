@@ -16,12 +16,14 @@ from peagle.models.spec import (
     MLPSpec,
 )
 from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.geglu import geglu
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
-from peagle.ops.norm import HeadNorm, RMSNorm
+from peagle.ops.norm import HeadNorm, RMSNorm, normalized
 from peagle.ops.packing import Part
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
 from peagle.ops.rows import take
+from peagle.ops.softcap import softcap
 from peagle.ops.swiglu import swiglu
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionHeads], Tensor]
@@ -48,7 +50,7 @@ class Attention(Part):
     ) -> None:
         """in_features: width of what q, k and v are made of; None: hidden_size."""
         super().__init__()
-        self.spec = spec
+        self.spec, self.eps = spec, eps
         width = spec.width + 2 * spec.kv_width
         self.qkv = Linear(in_features or hidden_size, width, spec.bias)
         self.out = Linear(spec.width, hidden_size, spec.bias)
@@ -56,7 +58,7 @@ class Attention(Part):
         self.qk_norm = norm if spec.qk_norm else None
         self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if spec.sinks else None
         sizes = spec.num_heads, spec.num_kv_heads, spec.head_dim
-        self._heads = AttentionHeads(*sizes, spec.window)
+        self._heads = AttentionHeads(*sizes, spec.window, scale=spec.scale)
 
     @property
     def heads(self) -> AttentionHeads:
@@ -72,6 +74,8 @@ class Attention(Part):
         qk, value = qkv.split_with_sizes((heads + kv_heads, kv_heads), dim=1)
         if self.qk_norm is not None:
             qk = self.qk_norm(qk)
+        if self.spec.v_norm:
+            value = normalized(value, self.eps)
         qk = apply_rope(qk, rotation)
         query, key = qk.split_with_sizes((heads, kv_heads), dim=1)
         attended = attend(layer, query, key, value, self.heads)
@@ -79,15 +83,16 @@ class Attention(Part):
 
 
 class MLP(Part):
-    """SwiGLU; gate and up come from one product."""
+    """A gated MLP; gate and up come from one product."""
 
     def __init__(self, spec: MLPSpec, hidden_size: int) -> None:
         super().__init__()
+        self.gated = swiglu if spec.activation == "silu" else geglu
         self.gate_up = Linear(hidden_size, 2 * spec.intermediate_size, spec.bias)
         self.down = Linear(spec.intermediate_size, hidden_size, spec.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(swiglu(self.gate_up(x)))
+        return self.down(self.gated(self.gate_up(x)))
 
 
 def feed_forward(spec: MLPSpec | ExpertsSpec, hidden_size: int) -> MLP | Experts:
@@ -123,6 +128,29 @@ class DecoderLayer(nn.Module):
         return x + self.mlp(self.post_norm(x))
 
 
+class SandwichLayer(DecoderLayer):
+    """A block that also norms what it adds, and scales the stream by a number of its own."""
+
+    def __init__(self, spec: LayerSpec, hidden_size: int) -> None:
+        super().__init__(spec, hidden_size)
+        self.attention_norm = RMSNorm(hidden_size, spec.norms.eps)
+        self.mlp_norm = RMSNorm(hidden_size, spec.norms.eps)
+        self.scalar = nn.Parameter(torch.ones(1))
+
+    def forward(
+        self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
+    ) -> Tensor:
+        """As `DecoderLayer`."""
+        attended = self.attention(self.input_norm(x), rotation, layer, attend, kept)
+        x = take(x, kept) + self.attention_norm(attended)
+        return (x + self.mlp_norm(self.mlp(self.post_norm(x)))) * self.scalar
+
+
+def decoder_layer(spec: LayerSpec, hidden_size: int) -> DecoderLayer:
+    """The block that a layer is."""
+    return SandwichLayer(spec, hidden_size) if spec.sandwich else DecoderLayer(spec, hidden_size)
+
+
 class RopeTables(nn.Module):
     """The rotations of every position, one table for all layers that rotate alike."""
 
@@ -155,13 +183,18 @@ class Decoder(nn.Module):
         super().__init__()
         self.spec = spec
         self.embed = Embedding(spec.vocab_size, spec.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(each, spec.hidden_size) for each in spec.layers)
+        self.layers = nn.ModuleList(decoder_layer(each, spec.hidden_size) for each in spec.layers)
         self.norm = RMSNorm(spec.hidden_size, spec.norm.eps)
         self.head = Linear(spec.hidden_size, spec.vocab_size)
         if spec.tie_word_embeddings:
             self.head.weight = self.embed.weight
         self.max_length = max_length or spec.max_length
         self.rope = RopeTables(spec.groups, self.max_length)
+        factor = spec.embedding_scale
+        scale = None if factor is None else torch.tensor(factor, device="cpu")
+        self.register_buffer("embedding_scale", scale, persistent=False)
+
+    embedding_scale: Tensor | None
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, taps: tuple[int, ...] = ()
@@ -169,14 +202,20 @@ class Decoder(nn.Module):
         """Run rows of tokens through the stack.
 
         tokens, positions: [rows]. Returns the final normed hidden states [rows, hidden_size], which
-        `head` turns into logits, and the tapped residual streams side by side
+        `logits` takes, and the tapped residual streams side by side
         [rows, len(taps) * hidden_size]: tap i is the stream after i layers.
         """
         rotations = self.rope(positions)
         x = self.embed(tokens)
+        if self.embedding_scale is not None:
+            x = x * self.embedding_scale
         tapped = [x] if 0 in taps else []
         for index, layer in enumerate(self.layers):
             x = layer(x, rotations[index], index, attend)
             if index + 1 in taps:
                 tapped.append(x)
         return self.norm(x), torch.cat(tapped, dim=-1) if taps else None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Final hidden states [rows, hidden_size] -> logits [rows, vocab_size]."""
+        return softcap(self.head(hidden), self.spec.logit_softcap)

@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from peagle.errors import InputError
 from peagle.models.decoder import MLP, Attention, Decoder
+from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops import residual
 from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.linear import Linear
@@ -119,6 +121,23 @@ def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
     )
 
 
+def check_fusible(spec: DecoderSpec) -> None:
+    """Raise `InputError` for a target that only `Decoder.forward` computes so far."""
+    ends = spec.embedding_scale is None and spec.logit_softcap is None
+    if not ends or not all(map(_fusible, spec.layers)):
+        raise InputError(
+            "its layers (four norms each, scaled embeddings, capped logits) run on a CPU only so "
+            "far; set device to cpu, or serve it with vLLM"
+        )
+
+
+def _fusible(layer: LayerSpec) -> bool:
+    attention, mlp = layer.attention, layer.feed_forward
+    gated = not isinstance(mlp, MLPSpec) or mlp.activation == "silu"
+    return gated and not layer.sandwich and not attention.v_norm and attention.scale is None
+
+
 def fused_target(decoder: Decoder) -> FusedLayers:
-    """The layers of a target."""
+    """The layers of a target. Raises `InputError` as `check_fusible` does."""
+    check_fusible(decoder.spec)
     return FusedLayers(decoder.layers, decoder.norm, decoder.rope.of_layers())

@@ -23,15 +23,16 @@ class Suggestions(Config):
 
 
 def end_tokens(directory: Path, own: int | None) -> tuple[int, ...]:
-    """The target's end-of-text ids, as vLLM finds them: from its generation config, else its
-    config, and `own`, the tokenizer's, which may be all that a fine-tune has changed."""
+    """The target's end-of-text ids: those of its generation config, of its config (a language
+    model's of its own before those of the whole), and `own`, the tokenizer's, which may be all that
+    a fine-tune has changed."""
     ends = [] if own is None else [own]
     for name in ("generation_config.json", "config.json"):
         if (directory / name).exists():
-            ids = read_json(directory / name).get("eos_token_id")
-            if ids is not None:
-                ends += _token_ids(ids, directory / name)
-                break
+            values = read_json(directory / name)
+            for part in (values, values.get("text_config")):
+                ids = part.get("eos_token_id") if isinstance(part, dict) else None
+                ends += [] if ids is None else _token_ids(ids, directory / name)
     return tuple(dict.fromkeys(ends))
 
 

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from peagle.device import require_memory
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder, DecoderLayer
-from peagle.models.families import Family, decoder_rules, layer_rules, read_family
-from peagle.models.families.tensors import EMBEDDINGS, HEAD, ends
+from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
+from peagle.models.families import Family, decoder_rules, end_rules, layer_rules, read_family
+from peagle.models.families.tensors import HEAD, embeddings
 from peagle.models.fp8 import Fp8
 from peagle.models.quantization import LEFT_OUT, read_quantization
 from peagle.models.spec import DecoderSpec
@@ -88,7 +88,7 @@ def load_ends(
     with torch.device("meta"):
         decoder = Decoder(target.spec, max_length)
     decoder.layers = nn.ModuleList()
-    rules = target.as_stored(ends(target.spec), names)
+    rules = target.as_stored(end_rules(target.family, target.spec), names)
     tensors = read_tensors(directory, file_names(rules))
     return target.filled(decoder, rules, tensors, dtype, device)
 
@@ -108,7 +108,7 @@ def load_layers(
     for index, of_layer in enumerate(spec.layers):
         rules = target.as_stored(layer_rules(family, spec, index, "0"), names)
         with torch.device("meta"):
-            layer = DecoderLayer(of_layer, spec.hidden_size)
+            layer = decoder_layer(of_layer, spec.hidden_size)
         tensors = read_tensors(directory, file_names(rules))
         with about(directory):
             assemble(nn.ModuleList([layer]), rules, tensors, dtype=dtype, device=device)
@@ -134,7 +134,7 @@ def stored_bytes(directory: Path, dtype: torch.dtype) -> Stored:
         decoder = Decoder(target.spec, 1)
     every = decoder_rules(target.family, target.spec)
     rules = target.as_stored(every, known_names(directory))
-    of_ends = {rule.ours for rule in ends(target.spec)}
+    of_ends = {rule.ours for rule in end_rules(target.family, target.spec)}
     parts = (
         [rule for rule in rules if (rule.ours in of_ends) == is_end] for is_end in (True, False)
     )
@@ -157,7 +157,7 @@ class _Target:
         Full fine-tuning of a tied model may leave a head of its own, which transformers keeps.
         """
         family, spec = read_family(directory)
-        if spec.tie_word_embeddings and _has_own_head(directory):
+        if spec.tie_word_embeddings and _has_own_head(directory, family):
             warnings.warn(
                 f"{directory}: config.json ties the head to the embeddings, but its files hold "
                 "another head; this one is used, as by transformers (vLLM drops it); set "
@@ -176,10 +176,12 @@ class _Target:
 
     def ignored(self, names: Iterable[str]) -> set[str]:
         """Tensors of a file that are not needed but allowed."""
-        head = {HEAD} if self.spec.tie_word_embeddings else set()
-        if self.quantization is None:
-            return head
-        return head | {name for name in names if name.endswith(LEFT_OUT)}
+        others = {name for name in names if name.startswith(self.family.IGNORED)}
+        if self.spec.tie_word_embeddings:
+            others.add(HEAD)
+        if self.quantization is not None:
+            others |= {name for name in names if name.endswith(LEFT_OUT)}
+        return others
 
     def filled(
         self,
@@ -199,10 +201,10 @@ class _Target:
         return decoder
 
 
-def _has_own_head(directory: Path) -> bool:
+def _has_own_head(directory: Path, family: Family) -> bool:
     """Whether files hold both, and they differ."""
-    found = read_tensors(directory, {EMBEDDINGS, HEAD})
+    embedding = embeddings(family.PREFIX)
+    found = read_tensors(directory, {embedding, HEAD})
     if len(found) < 2:
         return False
-    head, embeddings = found[HEAD], found[EMBEDDINGS]
-    return not torch.equal(head.to(embeddings.dtype), embeddings)
+    return not torch.equal(found[HEAD].to(found[embedding].dtype), found[embedding])

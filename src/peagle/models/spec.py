@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 from peagle.ops.rope import RopeConfig
 
@@ -20,6 +21,12 @@ class AttentionSpec:
     """Whether every head learns a logit that takes a share of its attention and adds no value."""
     qk_norm: bool = False
     """Whether queries and keys are normed, head by head, before rotation."""
+    v_norm: bool = False
+    """Whether values are normed as well, without a weight."""
+    k_eq_v: bool = False
+    """Whether values are what keys are before norm and rotation: one projection gives both."""
+    scale: float | None = None
+    """What scores are multiplied by; None: head_dim ** -0.5."""
     bias: bool = False
     """Whether q, k, v and the output projection have biases."""
 
@@ -41,10 +48,12 @@ class AttentionSpec:
 
 @dataclass(frozen=True)
 class MLPSpec:
-    """A dense SwiGLU."""
+    """A dense gated MLP."""
 
     intermediate_size: int
     bias: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    """Of the gate; with silu this is SwiGLU. gelu_tanh: GELU in its approximation by tanh."""
 
     @property
     def width(self) -> int:
@@ -95,6 +104,9 @@ class LayerSpec:
     attention: AttentionSpec
     feed_forward: MLPSpec | ExpertsSpec
     norms: NormSpec = NormSpec()
+    sandwich: bool = False
+    """Whether what attention and the MLP give is normed too, before it is added (four norms), and
+    the stream multiplied by a learned number after both: Gemma 4's block."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,11 @@ class DecoderSpec:
     max_length: int = 2048
     """Longest context, in tokens."""
     tie_word_embeddings: bool = False
+    embedding_scale: float | None = None
+    """What token embeddings are multiplied by to begin the stream, rounded to their type first;
+    None: nothing. Drafters read them without it."""
+    logit_softcap: float | None = None
+    """Bound c of the logits, c * tanh(logits / c); None: none."""
 
     @cached_property
     def groups(self) -> tuple[LayerGroup, ...]:

@@ -24,6 +24,13 @@ class AttentionHeads:
     """Positions that a row sees, its own included; None: all up to its own."""
     sinks: Tensor | None = None
     """[num_heads] logits that take a share of every row's softmax and add no value."""
+    scale: float | None = None
+    """What scores are multiplied by; None: head_dim ** -0.5."""
+
+    @property
+    def softmax_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.head_dim**-0.5 if self.scale is None else self.scale
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -173,7 +180,7 @@ def attend_reference(
     """
     group = spec.num_heads // spec.num_kv_heads
     key, value = (side.repeat_interleave(group, dim=1).float() for side in (key, value))
-    scores = torch.einsum("qhd,khd->hqk", query.float(), key) * spec.head_dim**-0.5
+    scores = torch.einsum("qhd,khd->hqk", query.float(), key) * spec.softmax_scale
     context = torch.arange(len(key), device=key.device)
     hidden = context > positions[:, None]
     if spec.window is not None:

@@ -14,7 +14,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     x: [..., width]; weight: [width], or broadcastable to x (one weight vector per head).
     """
-    return F.rms_norm(x, x.shape[-1:], None, eps) * weight
+    return normalized(x, eps) * weight
+
+
+def normalized(x: Tensor, eps: float) -> Tensor:
+    """`x / rms(x)` over the last dimension, the mean taken in float32."""
+    return F.rms_norm(x, x.shape[-1:], None, eps)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ class RopeConfig:
 
     theta: float = 10000.0
     kind: str = "default"
-    """default, linear, llama3 or yarn."""
+    """default, linear, llama3, yarn or proportional."""
     factor: float = 1.0
     original_max_position: int = 0
     low_freq_factor: float = 1.0
@@ -25,6 +25,8 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     truncate: bool = True
+    partial_rotary_factor: float = 1.0
+    """Of proportional: the share of a head's pairs that turn; the last ones stay as they are."""
 
 
 def rope_table(config: RopeConfig, head_dim: int, length: int) -> Tensor:
@@ -60,6 +62,8 @@ def _frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:
         return _llama3(config, plain), 1.0
     if config.kind == "yarn":
         return _yarn(config, plain, head_dim)
+    if config.kind == "proportional":
+        return _proportional(config, plain, head_dim), 1.0
     return plain, 1.0
 
 
@@ -95,3 +99,10 @@ def _yarn(config: RopeConfig, plain: Tensor, head_dim: int) -> tuple[Tensor, flo
     if scale is None:
         scale = 0.1 * math.log(config.factor) + 1.0 if config.factor > 1 else 1.0
     return frequencies, scale
+
+
+def _proportional(config: RopeConfig, plain: Tensor, head_dim: int) -> Tensor:
+    """Gemma 4's rule: frequencies of the whole head, of which only the first ones are kept."""
+    turning = int(config.partial_rotary_factor * head_dim // 2)
+    kept = torch.arange(head_dim // 2, device="cpu") < turning
+    return torch.where(kept, plain / config.factor, 0.0)

@@ -95,6 +95,8 @@ class TargetAttend(DocumentAttend):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """As `DocumentAttend`."""
+        if heads.scale is not None:  # what follows scales by head_dim ** -0.5
+            query = query * (heads.scale * heads.head_dim**0.5)
         if heads.full:
             return super().__call__(layer, query, key, value, heads)
         if heads.window not in self._within:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from peagle.drafters.model import DraftModel
 from peagle.models.decoder import Decoder
 from peagle.ops.divergence import weigh
+from peagle.ops.softcap import softcap
 from peagle.ops.weight import dense
 from peagle.transfer import to_device
 
@@ -36,7 +37,14 @@ class Comparison:
         """
         normed = self._model.norm(hidden)
         total: Tensor = _HeadLoss.apply(
-            normed, self._model.head.weight, final, self._wanted, places, weights, self._loss
+            normed,
+            self._model.head.weight,
+            final,
+            self._wanted,
+            self._target.spec.logit_softcap,
+            places,
+            weights,
+            self._loss,
         )
         return total
 
@@ -47,7 +55,7 @@ class Comparison:
         (places,) = to_device(hidden.device, places)
         for part, place in zip(hidden.split(CHUNK), places.split(CHUNK), strict=True):
             draft = self._model.most_likely(part)
-            found.append(draft == self._target.head(final[place]).argmax(dim=-1))
+            found.append(draft == self._target.logits(final[place]).argmax(dim=-1))
         return torch.cat(found)
 
 
@@ -64,6 +72,7 @@ class _HeadLoss(torch.autograd.Function):
         head: Tensor,
         final: Tensor,
         wanted: Tensor,
+        cap: float | None,
         places: Tensor,
         weights: Tensor,
         loss: str,
@@ -75,7 +84,7 @@ class _HeadLoss(torch.autograd.Function):
             asked = places[chunk].unique(return_inverse=True)
             rows, unique, which = to_device(hidden.device, chunk, *asked)
             x = hidden[rows]
-            draft, target = F.linear(x, head), F.linear(final[unique], wanted)
+            draft, target = F.linear(x, head), softcap(F.linear(final[unique], wanted), cap)
             part, gradient = weigh(loss, draft, target, which, weights[rows])
             total += part
             of_hidden[rows] = gradient @ head
@@ -90,4 +99,4 @@ class _HeadLoss(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_head = ctx.saved_tensors
         of_head = None if of_head is None else (of_head * gradient).to(ctx.dtype)
-        return of_hidden * gradient.to(of_hidden.dtype), of_head, None, None, None, None, None
+        return of_hidden * gradient.to(of_hidden.dtype), of_head, None, None, None, None, None, None

@@ -34,8 +34,13 @@ def test_store(device: torch.device, norm: bool) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"window": 70}, {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])}, {"num_heads": 6}],
-    ids=["plain", "window", "sinks", "three heads share"],
+    [
+        {},
+        {"window": 70},
+        {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
+        {"num_heads": 6, "scale": 0.4},
+    ],
+    ids=["plain", "window", "sinks", "three heads share, scaled"],
 )
 @pytest.mark.parametrize(
     ("starts", "counts", "most"),

@@ -18,9 +18,9 @@ def _seed() -> None:
         {"norm_weight": None},
         {"window": 70},
         {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
-        {"num_heads": 6},
+        {"num_heads": 6, "scale": 0.4},
     ],
-    ids=["plain", "no norm", "window", "sinks", "three heads share"],
+    ids=["plain", "no norm", "window", "sinks", "three heads share, scaled"],
 )
 @pytest.mark.parametrize(
     ("starts", "counts"),

@@ -32,20 +32,20 @@ class HostCache(KVCache):
     ) -> None:
         super().__init__(spec, table, slots, dtype)
         self._table = table
-        self._full = all(layer.attention.full for layer in spec.layers)
+        self._gathers = self.alike and all(layer.attention.full for layer in spec.layers)
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""
-        if not self._full:
+        if not self._gathers:
             tiles = tile_rows(self._table, spans)
-            return tiles.positions, TiledAttend(self.tensor, tiles)
+            return tiles.positions, TiledAttend(self.layers, tiles)
         if len(spans) == 1:
             run = self._table.contiguous_from(spans[0].row)
             if run is not None:
                 attention = ContiguousAttend(self.tensor, run, spans[0])
                 return attention.positions, attention
         rows = gather_rows(self._table, spans, self.tensor.dtype)
-        return rows.positions, PagedAttend(self.tensor, rows)
+        return rows.positions, PagedAttend(self.layers, rows)
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Rows:
 class PagedAttend:
     """Attention of a pass over any requests, whose keys and values are gathered layer by layer."""
 
-    def __init__(self, cache: Tensor, rows: Rows) -> None:
-        self._layers, self._rows = cache.unbind(), rows
+    def __init__(self, layers: Sequence[Tensor], rows: Rows) -> None:
+        self._layers, self._rows = layers, rows
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """Store this pass's keys and values, then attend to everything each row may see."""
         write_kv(self._layers[layer], self._rows.slots, key, value)
-        return paged_attention(query, self._layers[layer], self._rows.groups)
+        return paged_attention(query, self._layers[layer], self._rows.groups, heads.scale)
 
 
 class ContiguousAttend:
@@ -86,20 +86,20 @@ class ContiguousAttend:
         self._seen = sides[:, None, run : run + stop].transpose(2, 3).unbind()
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """As `PagedAttend`."""
         first, second = 2 * layer, 2 * layer + 1
         self._written[first].copy_(key)
         self._written[second].copy_(value)
-        return attend(query, self._seen[first], self._seen[second], self._bias)
+        return attend(query, self._seen[first], self._seen[second], self._bias, heads.scale)
 
 
 class TiledAttend:
-    """The same where layers have windows or sinks."""
+    """The same where layers have windows, sinks or keys of several shapes."""
 
-    def __init__(self, cache: Tensor, rows: PassRows) -> None:
-        self._layers, self._rows = cache.unbind(), rows
+    def __init__(self, layers: Sequence[Tensor], rows: PassRows) -> None:
+        self._layers, self._rows = layers, rows
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads

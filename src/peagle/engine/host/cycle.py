@@ -25,7 +25,7 @@ class Verification:
     features: Tensor | None
     """[rows, feature_size] tapped hidden states of every row, for the next draft."""
     hidden: Tensor
-    """[rows, hidden_size] of every row, which the target's head turns into logits."""
+    """[rows, hidden_size] of every row, which the target turns into logits."""
 
 
 def verify(
@@ -42,7 +42,7 @@ def verify(
     """
     hidden, features = target(tokens, positions, attend, taps)
     ends = hidden if sampled is None else hidden.index_select(0, sampled)
-    return Verification(target.head(ends), features, hidden)
+    return Verification(target.logits(ends), features, hidden)
 
 
 def accept(drafts: Tensor, chosen: Tensor, ks: Sequence[int]) -> tuple[list[list[int]], list[int]]:

@@ -175,7 +175,7 @@ class HostWorker:
             return {}
         tokens = [c.following[position - c.start] for c in chunks for position in c.scored]
         chosen, places = (upload(values, self._device) for values in (tokens, rows))
-        scores = score(hidden.index_select(0, places), self._target.head, chosen)
+        scores = score(hidden.index_select(0, places), self._target.logits, chosen)
         return PromptLogprobs(chunks, scores).by_row()
 
     def _keep(

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peagle.errors import InputError
-from peagle.models.families import gpt_oss, llama, qwen3, qwen3_moe
+from peagle.models.families import gemma4, gemma4_text, gpt_oss, llama, qwen3, qwen3_moe
 from peagle.models.families.config import Values, architecture_of, reading
 from peagle.models.families.tensors import Place, ends
 from peagle.models.spec import DecoderSpec, LayerSpec
@@ -19,6 +19,10 @@ class Family(Protocol):
     MODEL_TYPE: str
     ARCHITECTURE: str
     """Both as `config.json` names them."""
+    PREFIX: str
+    """How the names of the decoder's tensors begin."""
+    IGNORED: tuple[str, ...]
+    """How those of tensors begin that its files hold besides."""
 
     def spec(self, values: Values) -> DecoderSpec:
         """What the values of a `config.json` mean; called within `reading`."""
@@ -28,7 +32,8 @@ class Family(Protocol):
 
 
 FAMILIES: dict[str, Family] = {
-    family.ARCHITECTURE: family for family in (llama, qwen3, qwen3_moe, gpt_oss)
+    family.ARCHITECTURE: family
+    for family in (llama, qwen3, qwen3_moe, gpt_oss, gemma4, gemma4_text)
 }
 """By architecture."""
 
@@ -65,13 +70,18 @@ def read_values(values: Values, source: str) -> tuple[Family, DecoderSpec]:
 
 def decoder_rules(family: Family, spec: DecoderSpec) -> list[TensorRule]:
     """Every tensor of a target."""
-    rules = ends(spec)
+    rules = end_rules(family, spec)
     for index in range(len(spec.layers)):
         rules += layer_rules(family, spec, index, f"layers.{index}")
     return rules
 
 
+def end_rules(family: Family, spec: DecoderSpec) -> list[TensorRule]:
+    """The tensors of all but the layers."""
+    return ends(spec, family.PREFIX)
+
+
 def layer_rules(family: Family, spec: DecoderSpec, index: int, ours: str) -> list[TensorRule]:
     """The tensors of one layer, which our module calls `ours`."""
-    place = Place(ours, f"model.layers.{index}")
+    place = Place(ours, f"{family.PREFIX}.layers.{index}")
     return family.layer(spec.layers[index], spec.hidden_size, place)

@@ -19,7 +19,7 @@ from peagle.models.spec import (
 from peagle.ops.rope import RopeConfig
 
 Values = Mapping[str, Any]
-ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional")
 STRETCHING = ("linear", "yarn")
 """Those by which a context grows beyond `max_position_embeddings`."""
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -195,6 +195,7 @@ def rope(values: Values, theta: float) -> RopeConfig:
         beta_slow=float(given.get("beta_slow") or 1.0),
         attention_factor=None if scale is None else float(scale),
         truncate=bool(given.get("truncate", True)),
+        partial_rotary_factor=float(given.get("partial_rotary_factor") or 1.0),
     )
     for name, value in vars(config).items():
         least = 1 if name == "theta" else 0  # yarn divides by its logarithm
@@ -208,7 +209,7 @@ def _rope_values(values: Values) -> Values:
     """Those of `rope_scaling`, else of `rope_parameters`."""
     given: dict[str, Any] = dict(values.get("rope_scaling") or values.get("rope_parameters") or {})
     partial = given.get("partial_rotary_factor", values.get("partial_rotary_factor")) or 1
-    if partial != 1:
+    if partial != 1 and given.get("rope_type") != "proportional":
         raise InputError(f"partial_rotary_factor {partial} is not supported, only whole heads")
     if any(isinstance(value, Mapping) for value in given.values()):
         raise InputError(f"rope settings by layer type ({', '.join(given)}) are not supported")

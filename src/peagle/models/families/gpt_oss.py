@@ -18,6 +18,8 @@ from peagle.ops.weight import Mxfp4Weight, Weight, dense
 
 MODEL_TYPE = "gpt_oss"
 ARCHITECTURE = "GptOssForCausalLM"
+PREFIX = "model"
+IGNORED = ()
 ROPE_THETA = 150_000.0
 ROPE = {
     "rope_type": "yarn",

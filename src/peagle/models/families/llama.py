@@ -8,6 +8,8 @@ from peagle.models.weights import TensorRule
 
 MODEL_TYPE = "llama"
 ARCHITECTURE = "LlamaForCausalLM"
+PREFIX = "model"
+IGNORED = ()
 
 
 def spec(values: Values) -> DecoderSpec:

@@ -10,6 +10,8 @@ from peagle.models.weights import TensorRule
 
 MODEL_TYPE = "qwen3"
 ARCHITECTURE = "Qwen3ForCausalLM"
+PREFIX = "model"
+IGNORED = ()
 WINDOW = 4096
 """Width where windows are turned on and none is given."""
 

@@ -12,6 +12,8 @@ from peagle.models.weights import TensorRule
 
 MODEL_TYPE = "qwen3_moe"
 ARCHITECTURE = "Qwen3MoeForCausalLM"
+PREFIX = "model"
+IGNORED = ()
 
 
 def spec(values: Values) -> DecoderSpec:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.models.weights import TensorRule
 
-EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,16 @@ class Place:
         ]
 
 
-def ends(spec: DecoderSpec) -> list[TensorRule]:
-    """Embeddings, final norm, and the head unless it is the embeddings."""
+def embeddings(prefix: str) -> str:
+    """What the file calls the token embeddings. prefix: how the decoder's names begin."""
+    return f"{prefix}.embed_tokens.weight"
+
+
+def ends(spec: DecoderSpec, prefix: str) -> list[TensorRule]:
+    """Embeddings, final norm, and the head unless it is the embeddings. prefix: as above."""
     rules = [
-        TensorRule("embed.weight", (EMBEDDINGS,), (spec.vocab_size,)),
-        TensorRule("norm.weight", ("model.norm.weight",), (spec.hidden_size,)),
+        TensorRule("embed.weight", (embeddings(prefix),), (spec.vocab_size,)),
+        TensorRule("norm.weight", (f"{prefix}.norm.weight",), (spec.hidden_size,)),
     ]
     if not spec.tie_word_embeddings:
         rules.append(TensorRule("head.weight", (HEAD,), (spec.vocab_size,)))
@@ -64,7 +69,9 @@ def norms(hidden_size: int, place: Place) -> list[TensorRule]:
 
 def attention(spec: AttentionSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     """Projections, and QK norm where there is one."""
-    parts = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    # values that are keys come from the keys' rows again: some more weight, but one product
+    value = "self_attn.k_proj" if spec.k_eq_v else "self_attn.v_proj"
+    parts = ("self_attn.q_proj", "self_attn.k_proj", value)
     sizes = (spec.width, spec.kv_width, spec.kv_width)
     rules = place.linear("attention.qkv", parts, sizes, spec.bias)
     rules += place.linear("attention.out", ("self_attn.o_proj",), (hidden_size,), spec.bias)

@@ -63,7 +63,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         query.stride(0),
         cache.stride(0),
         rows.slots.stride(0),
-        spec.head_dim**-0.5 * LOG2E.value,
+        spec.softmax_scale * LOG2E.value,
         0 if spec.window is None else spec.window,
         HEADS=spec.num_heads,
         KV_HEADS=spec.num_kv_heads,

@@ -76,7 +76,7 @@ def attend_product(
         rows.slots.stride(0),
         len(spec.rotations) - 1,
         spec.eps,
-        spec.head_dim**-0.5 * LOG2E.value,
+        spec.softmax_scale * LOG2E.value,
         0 if spec.window is None else spec.window,
         HEADS=spec.num_heads,
         KV_HEADS=spec.num_kv_heads,

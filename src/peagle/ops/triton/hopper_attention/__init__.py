@@ -83,7 +83,7 @@ def attend_product(
         rows.slots.stride(0),
         len(spec.rotations) - 1,
         spec.eps,
-        spec.head_dim**-0.5 * LOG2E.value,
+        spec.softmax_scale * LOG2E.value,
         0 if spec.window is None else spec.window,
         FORM=form,
         num_warps=form.warps,

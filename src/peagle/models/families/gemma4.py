@@ -1,0 +1,31 @@
+"""Gemma 4 as it is published: a language model, `gemma4_text`, with towers for images and audio,
+which are left out."""
+
+from peagle.models.families import gemma4_text
+from peagle.models.families.config import Values
+from peagle.models.families.tensors import Place
+from peagle.models.spec import DecoderSpec, LayerSpec
+from peagle.models.weights import TensorRule
+
+MODEL_TYPE = "gemma4"
+ARCHITECTURE = "Gemma4ForConditionalGeneration"
+PREFIX = "model.language_model"
+IGNORED = (
+    "model.vision_tower.",
+    "model.embed_vision.",
+    "model.audio_tower.",
+    "model.embed_audio.",
+)
+OUTER = ("tie_word_embeddings", "quantization_config")
+"""Keys that stand beside the language model's."""
+
+
+def spec(values: Values) -> DecoderSpec:
+    """What the values of a `config.json` mean."""
+    outer = {key: values[key] for key in OUTER if key in values}
+    return gemma4_text.spec({**values["text_config"], **outer})
+
+
+def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
+    """The tensors of one layer."""
+    return gemma4_text.layer(spec, hidden_size, place)
