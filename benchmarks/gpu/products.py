@@ -19,7 +19,8 @@ import torch
 import typer
 from torch import Tensor
 
-from peagle.bench.report import hardware, machine, result_file
+from peagle.bench.environment import hardware, machine
+from peagle.bench.result_file import result_file
 from peagle.bench.shapes import random_target, shape_of
 from peagle.cli.script import run
 from peagle.models.decoder import Decoder

@@ -23,7 +23,7 @@ import typer
 from client import ask
 from process import serve
 
-from peagle.bench.report import result_file
+from peagle.bench.result_file import result_file
 from peagle.cli.script import run
 from peagle.server.anthropic.body import MessagesBody
 from peagle.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody

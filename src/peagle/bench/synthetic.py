@@ -2,14 +2,26 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from peagle.bench.load import Case, Request
-from peagle.bench.shapes import parameter_count, random_engine, random_prompts, shape_of
-from peagle.config import DraftLengthMode, DType, EngineConfig, SamplingParams
+from peagle.bench.case import Case, Setup
+from peagle.bench.load import Request
+from peagle.bench.shapes import (
+    parameter_count,
+    random_drafter,
+    random_prompts,
+    random_target,
+    shape_of,
+)
+from peagle.bench.target import kv_memory
+from peagle.config import DType, EngineConfig, SamplingParams
 from peagle.device import free_memory, gib, resolve_device, resolve_dtype
+from peagle.drafters.drafter import Drafter
+from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.llm import LLM
+from peagle.models.decoder import Decoder
 
 CONTEXT = 4096
 CPU_WEIGHTS = 1 << 30
@@ -78,10 +90,8 @@ class SyntheticWorkload:
     """Tokens that a cycle of K drafts emits on average, whatever the target says."""
     prompt_tokens: int
     max_tokens: int
-    draft_length: DraftLengthMode = "fixed"
     dtype: DType = "auto"
     device: str = "auto"
-    rounds: int = 3
     comparable: bool = False
 
     def __post_init__(self) -> None:
@@ -110,30 +120,50 @@ class SyntheticWorkload:
             f"drafts set to {self.acceptance_length:g}. Only the times mean anything."
         )
 
-    def open(self, method: str, k: int, concurrency: int) -> LLM:
-        """The engine for a method."""
+    def load(self, setups: Iterable[Setup]) -> None:
+        """Make the target."""
+        _ = self._target
+
+    def open(self, setup: Setup, concurrency: int, shared: bool = False) -> LLM:
+        """The engine for a method, over weights of the target that all share."""
         context = min(CONTEXT, shape_of(self.shape).target.max_length)
+        asked = self.prompt_tokens + self.max_tokens
         config = EngineConfig(
             dtype=self.dtype,
             device=self.device,
             max_num_seqs=concurrency,
-            max_model_len=max(context, self.prompt_tokens + self.max_tokens),
+            max_model_len=asked if shared else max(context, asked),
             enable_prefix_caching=False,
-            draft_length=self.draft_length,
+            draft_length=setup.draft_length,
         )
-        layers = DRAFT_LAYERS.get(method, 0)
-        rates = acceptance_rates(k, self.acceptance_length)
-        engine = random_engine(self.shape, method, k, layers, rates, config)
-        return LLM.over(engine, NoText())
+        drafter = self._drafter(setup.method)
+        if shared:
+            memory = kv_memory(self._target, drafter, config, asked + setup.k)
+            config = config.model_copy(update={"kv_cache_memory": memory})
+        rates = acceptance_rates(setup.k, self.acceptance_length)
+        return LLM.over(Engine(self._target, drafter, setup.k, config, (), rates), NoText())
+
+    def _drafter(self, method: str) -> Drafter | None:
+        if method == "none":
+            return None
+        weight = self._target.embed.weight
+        parallel, layers = method == "peagle", DRAFT_LAYERS[method]
+        return random_drafter(shape_of(self.shape), parallel, layers, weight.device, weight.dtype)
+
+    @cached_property
+    def _target(self) -> Decoder:
+        device = resolve_device(self.device)
+        target = shape_of(self.shape).target
+        return random_target(target, device, resolve_dtype(self.dtype, device))
 
     def requests(self, case: Case, tokenizer: Any) -> list[Request]:
         """One for each in flight: greedy, and never ending early."""
         vocab_size = shape_of(self.shape).target.vocab_size
         params = SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
         prompts = random_prompts(case.concurrency, self.prompt_tokens, vocab_size)
-        return [(prompt, params) for prompt in prompts]
+        return [Request(prompt, params) for prompt in prompts]
 
-    def place(self, index: int) -> str:
+    def place(self, case: Case, index: int) -> str:
         """All of them are alike."""
         return "a prompt"
 
@@ -143,8 +173,6 @@ class SyntheticWorkload:
             "synthetic": self.caption,
             "shape": self.shape,
             "acceptance_length": self.acceptance_length,
-            "draft_length": self.draft_length,
             "prompt_tokens": self.prompt_tokens,
             "max_tokens": self.max_tokens,
-            "rounds": f"{self.rounds}, the median",
         }

@@ -1,36 +1,28 @@
 import dataclasses
 import io
-import json
 import math
 
 from rich.console import Console
 
-from peagle.bench.load import Case, PromptWorkload, Run
+from peagle.bench.case import Case
 from peagle.bench.measures import Measures, Percentiles
-from peagle.bench.pair import Pair
-from peagle.bench.prompts import Prompt
-from peagle.bench.report import (
-    environment,
-    full_table,
-    result_file,
-    summary_table,
-    verdict_sentence,
-)
+from peagle.bench.runs import Run
+from peagle.bench.tables import full_table, run_line, summary_table, verdict_sentence
 from peagle.bench.verdict import Ratio, Verdict, speed_up
 
 TIMES = Percentiles(10.0, 20.0, 30.0)
 
 
-def run(method, k, concurrency, otps, identical=True):
+def run(method, k, concurrency, otps, same_text=True):
     found = Measures(otps, 2.5, (0.9, 0.6)[:k], TIMES, TIMES, TIMES, 128)
-    return Run(Case(method, k, concurrency), found, ((1, 2),), identical, rounds=(otps,))
+    return Run(Case(method, k, concurrency), found, ((1, 2),), same_text, rounds=(otps,))
 
 
 RUNS = [
     run("none", 0, 1, 100.0),
     run("none", 0, 4, 300.0),
     run("peagle", 2, 1, 250.0),
-    run("peagle", 2, 4, 450.0, identical=False),
+    run("peagle", 2, 4, 450.0, same_text=False),
 ]
 
 
@@ -46,11 +38,35 @@ def test_speed_is_compared_at_the_same_concurrency():
 
 
 def test_tables_are_plain_text_within_80_columns():
-    text = printed(full_table(RUNS))
+    table, keys = full_table(RUNS)
+    text = printed(table)
+    assert keys == 3
     assert "\x1b" not in text
     assert "…" not in text
     row = next(line for line in text.splitlines() if "450.0" in line).split()
     assert row == ["P-EAGLE", "4", "2", "450.0", "1.50x", "2.50", "10.0", "10.0", "10.0", "no"]
+    assert text.count("p50") == 3
+
+
+def test_columns_say_what_differs_between_cases():
+    def columns(**changes):
+        other = dataclasses.replace(RUNS[3], case=dataclasses.replace(RUNS[3].case, **changes))
+        table, keys = full_table([RUNS[2], other])
+        return [column.header for column in table.columns[:keys]], list(table.columns[2].cells)
+
+    assert columns(draft_length="auto") == (["method", "C", "K"], ["2", "≤2"])
+    assert columns(data="HumanEval")[0] == ["method", "C", "K", "prompts"]
+    assert columns(temperature=0.7)[0] == ["method", "C", "K", "T"]
+
+
+def test_what_a_server_does_not_tell_is_left_open():
+    found = dataclasses.replace(RUNS[0].measures, acceptance_length=None)
+    server = Run(Case("ours", None, 0, request_rate=2.0), found, (), rounds=(100.0,))
+    table, keys = full_table([server])
+    assert [column.header for column in table.columns[:keys]] == ["method", "C"]
+    row = next(line for line in printed(table).splitlines() if "100.0" in line).split()
+    assert row == ["ours", "2/s", "100.0", "1.00x", "-", "10.0", "10.0", "10.0", "-"]
+    assert run_line(server, 3) == "round 3, ours, 2/s requests, bundled: 100.0 tokens/s"
 
 
 ROUNDS = [
@@ -71,7 +87,7 @@ def test_the_summary_has_a_row_a_method_with_the_interval_of_its_speed_up():
 def test_a_summary_of_few_rounds_has_no_interval():
     rows = [line.split() for line in printed(summary_table(RUNS[::2])).splitlines()]
     assert ["P-EAGLE", "2", "250.0", "2.50x", "2.50", "yes"] in rows
-    unknown = [dataclasses.replace(RUNS[2], identical_to_none=None)]
+    unknown = [dataclasses.replace(RUNS[2], same_text=None)]
     assert printed(summary_table(unknown)).split()[-6:] == [
         "P-EAGLE",
         "2",
@@ -96,28 +112,3 @@ def test_the_sentence_names_the_fastest_only_where_it_is_clear():
         "No clear winner on this machine: P-EAGLE was 2.50 times as fast as no speculation, "
         "in too few rounds to say so."
     )
-
-
-def test_the_result_file_has_the_environment_and_the_runs(tmp_path):
-    workload = PromptWorkload(
-        Pair("target", {"peagle": "drafter"}), (Prompt("x"),), 8, "bfloat16", "cpu"
-    )
-    facts = environment(workload)
-    assert (facts["dtype"], facts["device"], facts["max_tokens"]) == ("bfloat16", "cpu", 8)
-    assert facts["cpu"]
-    assert facts["sampling"] == "greedy, end of text ignored"
-    ending = dataclasses.replace(workload, prompts=(Prompt("x", stop=("\n",)),))
-    assert "to the end that prompts say" in environment(ending)["sampling"]
-    assert facts["versions"].keys() == {"peagle", "torch", "transformers"}
-    with result_file(tmp_path / "out.json") as write:
-        write({"environment": facts, "runs": [run.as_json() for run in RUNS]})
-    result = json.loads((tmp_path / "out.json").read_text())
-    assert result["environment"] == json.loads(json.dumps(facts))
-    assert [entry["otps"] for entry in result["runs"]] == [100.0, 300.0, 250.0, 450.0]
-
-
-def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with result_file(None) as write:
-        write({"runs": []})
-    assert not any(tmp_path.iterdir())
