@@ -1,5 +1,6 @@
 """A server that answers as OpenAI's API does, with whatever a test wants."""
 
+import contextlib
 import itertools
 import json
 import threading
@@ -66,8 +67,9 @@ def openai_stub() -> Iterator[Stub]:
             status, headers, answer = stub.reply(body)
             if isinstance(answer, Iterator):
                 self._begin(status, {**headers, "Transfer-Encoding": "chunked"})
-                for piece in itertools.chain(answer, [b""]):
-                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                with contextlib.suppress(ConnectionError):  # the client hung up
+                    for piece in itertools.chain(answer, [b""]):
+                        self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
                 return
             data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self._begin(status, {**headers, "Content-Length": str(len(data))})

@@ -83,9 +83,8 @@ def k_text(case: Case) -> str:
 
 def _interval(ratio: Ratio) -> str:
     """In parentheses; nothing where it has no bounds or no width."""
-    if ratio.bounded and ratio.low < ratio.high:
-        return f" ({ratio.low:.2f}-{ratio.high:.2f})"
-    return ""
+    low, high = f"{ratio.low:.2f}", f"{ratio.high:.2f}"
+    return f" ({low}-{high})" if ratio.bounded and low != high else ""
 
 
 def _keys(runs: Sequence[Run]) -> dict[str, list[str]]:

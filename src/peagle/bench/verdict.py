@@ -62,8 +62,8 @@ def judge(runs: Sequence[Run]) -> Verdict | None:
 
 def ranked(runs: Sequence[Run]) -> list[Run]:
     """Median runs under one load, the fastest first."""
-    order = sorted(zip(_relative_speeds(runs), range(len(runs)), strict=True), reverse=True)
-    return [runs[index] for _, index in order]
+    speeds = _relative_speeds(runs)
+    return [runs[index] for index in sorted(range(len(runs)), key=lambda place: -speeds[place])]
 
 
 def by_load(runs: Sequence[Run]) -> dict[Load, list[Run]]:

@@ -9,6 +9,7 @@ from peagle.bench.measures import Percentiles
 from peagle.bench.report.document import (
     Block,
     Cell,
+    Decision,
     Document,
     Heading,
     Plots,
@@ -20,8 +21,10 @@ from peagle.bench.report.document import (
 from peagle.bench.report.plots import draw_plots
 from peagle.bench.runs import Run
 from peagle.bench.tables import ratio_text
-from peagle.bench.verdict import by_load, doubts, reference, speed_up
+from peagle.bench.verdict import bounded, by_load, doubts, reference, speed_up
 
+SHOWN = 3
+"""Settings of many that a sentence names."""
 WORDS = (
     "Speeds are output tokens per second of wall time over all requests, prompts included: the "
     "median of rounds in which all settings took turns. Speed-ups are medians over rounds, each "
@@ -48,19 +51,14 @@ def contents(
     return Document(
         f"{what} measured{f', {day}' if day else ''}",
         [
-            *(
-                Text(f"{sentence[:1].upper()}{sentence[1:]}.", warns=True)
-                for sentence in doubts(runs)
-            ),
+            *(Text(f"{_sentence(doubt)}.", warns=True) for doubt in doubts(runs)),
             *(Text(note, warns=True) for note in notes),
             Heading("What to use"),
-            _advice_table(advice),
+            *map(_decision, advice),
             *_cost(advice, price),
             *_data_sets(runs),
             Heading("What ran where"),
-            Table(
-                ("", ""), [(name, Cell((value,))) for name, value in _facts(environment)], keys=2
-            ),
+            Table(("what", "value"), list(_facts(environment)), prose=True),
             Heading("How it was measured"),
             Text(WORDS),
             Text(f"Made by: {command}"),
@@ -68,24 +66,28 @@ def contents(
     )
 
 
-def _advice_table(advice: Sequence[Advice]) -> Table:
-    """One row per load."""
-    head = ("load", "use", "tokens/s", "gain", "not clearly slower")
-    return Table(head, [_advice_row(one) for one in advice], keys=2)
-
-
-def _advice_row(one: Advice) -> Row:
+def _decision(one: Advice) -> Decision:
+    """What to use under one load."""
     chosen = one.choice
     others = [run.case.label for run in (one.fastest, *one.others) if run is not chosen]
-    shown = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
+    equal = f" Not clearly slower: {_few(others)}." if others else ""
+    speed = f"{chosen.measures.otps:,.0f} tokens/s"
     if one.gain is None or one.reference is None:
-        gain = "-"
+        told = f"{speed}, the fastest."
     elif one.clear:
-        gain = f"{ratio_text(one.gain)} over {one.reference.case.label}"
+        told = f"{speed}, {ratio_text(one.gain)} over {one.reference.case.label}."
     else:
-        gain = f"none that is sure: {one.fastest.case.label} {ratio_text(one.gain)}"
-    speed = f"{chosen.measures.otps:,.0f}"
-    return one.load.words, Cell((chosen.case.label,), strong=one.clear), speed, gain, shown or "-"
+        told = f"{speed}; no gain is sure: {one.fastest.case.label} was {ratio_text(one.gain)}."
+    return Decision(_sentence(one.load.words), chosen.case.label, told + equal, one.clear)
+
+
+def _few(labels: Sequence[str]) -> str:
+    more = f"; and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+    return "; ".join(labels[:SHOWN]) + more
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _cost(advice: Sequence[Advice], price: Price) -> Iterator[Block]:
@@ -93,23 +95,39 @@ def _cost(advice: Sequence[Advice], price: Price) -> Iterator[Block]:
     if price.per_hour is None and price.target_rate is None:
         return
     head = ["load", "setting", "tokens/s"]
+    told = []
     if price.per_hour is not None:
-        head += ["million tokens for $1", "$ a million tokens"]
-    if price.target_rate is not None:
-        head.append(f"machines for {price.target_rate:,.0f} tokens/s")
-    yield Heading("What it costs")
-    if price.per_hour is not None:
-        told = (
-            f"At ${price.per_hour:g} an hour for the whole machine that was measured, always busy."
+        head += ["M tokens/$", "$/M tokens"]
+        told.append(
+            f"Tokens for a dollar: the machine at ${price.per_hour:g} an hour, always busy."
         )
-        yield Text(told)
-    rows = [_cost_row(one.load, run, price) for one in advice for run in one.compared]
+    if price.target_rate is not None:
+        head.append("machines")
+        told.append(f"Machines: as many of this one as give {price.target_rate:,.0f} tokens/s.")
+    yield Heading("What it costs")
+    yield Text(" ".join(told))
+    loads = [one.load for one in advice]
+    rows = [_cost_row(_short(one.load, loads), r, price) for one in advice for r in one.compared]
     yield Table(head, rows, keys=2)
 
 
-def _cost_row(load: Load, run: Run, price: Price) -> Row:
+def _short(load: Load, loads: Sequence[Load]) -> str:
+    """A load's name, with its prompts and temperature where these differ."""
+    told = [_often(load)]
+    if len({other.data for other in loads}) > 1:
+        told.append(load.data)
+    if len({other.temperature for other in loads}) > 1:
+        told.append(f"T = {load.temperature:g}")
+    return ", ".join(told)
+
+
+def _often(load: Load) -> str:
+    return load.shown if load.request_rate else f"C = {load.shown}"
+
+
+def _cost_row(load: str, run: Run, price: Price) -> Row:
     otps = run.measures.otps
-    row = [load.words, run.case.label, f"{otps:,.0f}"]
+    row = [load, run.case.label, f"{otps:,.0f}"]
     tokens = price.tokens_per_dollar(otps)
     if tokens is not None:
         row += [f"{tokens / 1e6:.2f}", f"{1e6 / tokens:.2f}"]
@@ -145,9 +163,7 @@ def _grid(runs: Sequence[Run]) -> Table:
         [label, *(_grid_cell(found.get((label, load)), runs, best[load]) for load in loads)]
         for label in labels
     ]
-    rated = any(load.request_rate for load in loads)
-    heads = [load.shown if rated else f"C = {load.shown}" for load in loads]
-    return Table(("setting", *heads), rows, "Tokens/s, speed-up and AL")
+    return Table(("setting", *map(_often, loads)), rows, "Tokens/s, speed-up and AL")
 
 
 def _grid_cell(run: Run | None, runs: Sequence[Run], best: Run) -> str | Cell:
@@ -167,15 +183,16 @@ def _sureness(runs: Sequence[Run]) -> Table:
         (
             run.case.label,
             run.case.load.shown,
-            str(len(run.rounds)),
             f"{min(run.rounds):,.0f}-{max(run.rounds):,.0f}",
             _gain_text(run, runs),
             {True: "yes", False: "no", None: "-"}[run.same_text],
         )
         for run in runs
     ]
-    head = ("setting", "C", "rounds", "tokens/s", "speed-up, 95 %", "same text")
-    return Table(head, rows, "How sure: rounds from least to most")
+    head = ("setting", "C", "tokens/s", "speed-up", "same text")
+    rounds = max(len(run.rounds) for run in runs)
+    intervals = ", and 95 % intervals" if bounded(rounds) else ""
+    return Table(head, rows, f"How sure: the least and the most of {rounds} rounds{intervals}")
 
 
 def _gain_text(run: Run, runs: Sequence[Run]) -> str:
@@ -184,8 +201,9 @@ def _gain_text(run: Run, runs: Sequence[Run]) -> str:
 
 
 def _acceptance(runs: Sequence[Run]) -> Table:
-    """Share of cycles that accept draft 1, 2, ..., in percent."""
-    shown = [run for run in runs if run.measures.acceptance_rate_per_position]
+    """Share of cycles that accept draft 1, 2, ..., in percent; equal rows of a setting once."""
+    told = {(run.case.label, run.measures.acceptance_rate_per_position): run for run in runs[::-1]}
+    shown = [run for run in list(told.values())[::-1] if run.measures.acceptance_rate_per_position]
     most = max(len(run.measures.acceptance_rate_per_position) for run in shown)
     rows = [
         (

@@ -34,6 +34,16 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Decision:
+    """What to do in one situation, and why."""
+
+    situation: str
+    choice: str
+    why: str
+    sure: bool
+
+
+@dataclass(frozen=True)
 class Table:
     """A table; its first `keys` columns are texts, the others numbers."""
 
@@ -41,6 +51,8 @@ class Table:
     rows: Sequence[Row]
     title: str = ""
     keys: int = 1
+    prose: bool = False
+    """Whether the others are texts too."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class Plots:
     plots: Sequence[Plot]
 
 
-Block = Heading | Text | Table | Tables | Plots
+Block = Heading | Text | Decision | Table | Tables | Plots
 
 
 @dataclass(frozen=True)

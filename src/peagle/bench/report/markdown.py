@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from peagle.bench.report.document import (
     Block,
     Cell,
+    Decision,
     Document,
     Heading,
     Plots,
@@ -26,6 +27,8 @@ def _block(block: Block) -> Iterator[str]:
             yield f"{'#' * level} {text}"
         case Text(text, warns):
             yield f"**{_plain(text)}**" if warns else _plain(text)
+        case Decision(situation, choice, why, _):
+            yield f"{_plain(situation)}: **{_plain(choice)}**. {_plain(why)}"
         case Table():
             yield _table(block)
         case Tables(tables):

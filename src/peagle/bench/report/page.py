@@ -7,6 +7,7 @@ from pathlib import Path
 from peagle.bench.report.document import (
     Block,
     Cell,
+    Decision,
     Document,
     Heading,
     Plot,
@@ -38,6 +39,10 @@ def _block(block: Block) -> Iterator[str]:
             yield f"<h{level}>{escape(text)}</h{level}>"
         case Text(text, warns):
             yield f'<p class="warns">{escape(text)}</p>' if warns else f"<p>{escape(text)}</p>"
+        case Decision(situation, choice, why, sure):
+            kind = "decision sure" if sure else "decision"
+            told = f"{escape(situation)}: <b>{_kept(choice)}</b>"
+            yield f'<p class="{kind}">{told}<small>{escape(why)}</small></p>'
         case Table():
             yield _table(block)
         case Tables(tables):
@@ -50,8 +55,9 @@ def _table(table: Table) -> str:
     title = f"<caption>{escape(table.title)}</caption>" if table.title else ""
     head = "".join(_cell("th", cell, place < table.keys) for place, cell in enumerate(table.head))
     rows = "".join(f"<tr>{_row(row, table.keys)}</tr>\n" for row in table.rows)
+    kind = "wide prose" if table.prose else "wide"
     return (
-        f'<div class="wide"><table>{title}<thead><tr>{head}</tr></thead>\n'
+        f'<div class="{kind}"><table>{title}<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}</tbody></table></div>"
     )
 
@@ -65,7 +71,7 @@ def _row(row: Row, keys: int) -> str:
 def _cell(tag: str, cell: str | Cell, text: bool) -> str:
     lines = (cell,) if isinstance(cell, str) else cell.lines
     first, *others = lines
-    inner = escape(first) + "".join(f"<small>{escape(line)}</small>" for line in others)
+    inner = _kept(first) + "".join(f"<small>{escape(line)}</small>" for line in others)
     names = ["text"] if text else []
     style = ""
     if isinstance(cell, Cell):
@@ -73,6 +79,11 @@ def _cell(tag: str, cell: str | Cell, text: bool) -> str:
         style = f' style="--shade: {cell.shade:.2f}"' if cell.shade else ""
     kind = f' class="{" ".join(names)}"' if names else ""
     return f"<{tag}{kind}{style}>{inner}</{tag}>"
+
+
+def _kept(text: str) -> str:
+    """A text in which "K = 7" stays on one line."""
+    return escape(text).replace(" = ", "&nbsp;=&nbsp;").replace(" ≤ ", "&nbsp;≤&nbsp;")
 
 
 def _plot(plot: Plot) -> str:

@@ -13,7 +13,7 @@ from peagle.bench.verdict import speed_up
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SIZE = (4.4, 3.1)
+SIZE = (4.4, 3.6)
 """Inches; about as wide as a phone shows, so that letters keep their size there."""
 COLOURS = ("#5b666f", "#b3372f", "#39558c", "#2f7d5b", "#8a5aa8", "#b5791f")
 """Of methods, in their order; the first is no speculation's."""
@@ -63,6 +63,7 @@ def _drawn(
         axes = figure.subplots()
         draw(axes, runs)
         axes.set_title(title)
+        figure.legend(loc="outside lower center", ncols=2)
         sink = io.StringIO()
         figure.savefig(sink, format="svg", metadata={"Date": None})
     return Plot(f"{name}-{kind}.svg", title, sink.getvalue())
@@ -78,7 +79,6 @@ def _speed(axes: "Axes", runs: Sequence[Run]) -> None:
         axes.errorbar(places, speeds, (below, above), capsize=2, label=label, **style)
     _measure_loads(axes, runs)
     axes.set(ylabel="output tokens/s", ylim=(0, None))
-    axes.legend()
 
 
 def _users(axes: "Axes", runs: Sequence[Run]) -> None:
@@ -88,7 +88,6 @@ def _users(axes: "Axes", runs: Sequence[Run]) -> None:
         axes.plot(own, [run.measures.otps for run in same], label=label, **style)
     axes.set(xlabel="tokens/s of one request (1 / median ITL)", ylabel="tokens/s of all")
     axes.set(xlim=(0, None), ylim=(0, None))
-    axes.legend()
 
 
 def _speed_ups(axes: "Axes", runs: Sequence[Run]) -> None:
@@ -118,7 +117,6 @@ def _speed_ups(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.axhline(1.0, color=COLOURS[0], linewidth=1.0)
     axes.set(xlabel="K, drafts per cycle", ylabel="times no speculation", ylim=(0, None))
     axes.set_xticks(sorted({run.case.k for run in drafting if run.case.k}))
-    axes.legend()
 
 
 def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
@@ -133,7 +131,6 @@ def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
             axes.plot(places, [100 * rate for rate in rates], label=label, **style)
     axes.set(xlabel="position of the draft", ylabel="accepted (% of cycles)", ylim=(0, 100))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend()
 
 
 def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run], dict[str, Any]]]:

@@ -1,0 +1,174 @@
+"""The report on made-up runs: what it says, and that it fits a phone."""
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+
+from peagle.bench.advice import Price
+from peagle.bench.case import Case, Grid
+from peagle.bench.measures import Measures, Percentiles
+from peagle.bench.report.report import Report
+from peagle.bench.runs import Run
+
+TIMES = Percentiles(12.5, 20.0, 1234.5)
+GRID = Grid([1, 8], ["HumanEval", "mt_bench"], draft_lengths=["fixed", "auto"])
+CASES = GRID.cases(["none", "peagle"], {"peagle": [3, 7]})
+FACTS = {"date": "2026-11-25T10:00:00", "cpu": "made <up>", "versions": {"peagle": "0.1.0"}}
+
+
+def run(case, faster=0.0):
+    k = case.k or 0
+    rates = tuple(0.8 ** (place + 1) for place in range(k))
+    otps = 100.0 * case.concurrency * (1 + 0.2 * k + faster)
+    found = Measures(otps, 1 + sum(rates), rates, TIMES, TIMES, TIMES, 128)
+    return Run(case, found, ((1,),), True, rounds=tuple(otps * (1 + n / 1000) for n in range(6)))
+
+
+RUNS = [run(case) for case in CASES]
+
+
+def written(place, runs=RUNS, notes=(), price=Price(3.6, 5000.0), facts=FACTS):  # noqa: B008
+    place.mkdir(exist_ok=True)
+    Report(place, price, "peagle bench --k 3,7").write(facts, runs, notes)
+    return {path.name: path.read_text() for path in place.iterdir()}
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("report"), notes=["a server lied | twice"])
+
+
+class Cells(HTMLParser):
+    """The texts of a page's tables, row by row."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.inside = [], False
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.inside = True
+            self.rows[-1].append("")
+        if tag == "small" and self.inside:
+            self.rows[-1][-1] += " / "
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.inside = False
+
+    def handle_data(self, data):
+        if self.inside:
+            self.rows[-1][-1] += data.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def rows(page):
+    cells = Cells()
+    cells.feed(page)
+    return cells.rows
+
+
+def test_the_page_needs_nothing_else(files):
+    page = files["index.html"]
+    assert not re.findall(r'(?:src|href|url)\s*[=(]\s*["\']?(?:https?:|[\w-]+\.svg)', page)
+    assert page.count("<svg") == page.count("</svg>") == 8
+    assert "made &lt;up&gt;" in page
+
+
+def test_a_decision_comes_first_with_its_gain_and_what_is_as_fast(files):
+    page = files["report.md"]
+    first = page.index("1 in flight, HumanEval: **P-EAGLE, K = 7**. 240 tokens/s, 2.40x over no")
+    assert first < page.index("## HumanEval")
+    assert "Not clearly slower: P-EAGLE, K ≤ 7." in page
+    assert page.count("in flight, ") == 4
+
+
+def test_the_grid_has_speed_speed_up_and_al_of_every_case(files):
+    found = rows(files["index.html"])
+    assert ["setting", "C = 1", "C = 8"] in found
+    row = ["P-EAGLE, K = 3", "160 / 1.60x / AL 2.95", "1,280 / 1.60x / AL 2.95"]
+    assert found.count(row) == 2  # a grid for each set of prompts
+
+
+def test_latencies_have_their_percentiles_and_drafts_their_positions(files):
+    found = rows(files["index.html"])
+    assert found.count(["no speculation", "8", "12.5", "20.0", "1,234"]) == 2 * 3
+    assert ["P-EAGLE, K = 3", "1", "80", "64", "51", "", "", "", ""] in found
+
+
+def test_costs_are_those_of_the_price_and_the_rate(files, tmp_path):
+    found = rows(files["index.html"])
+    assert ["C = 1, HumanEval", "P-EAGLE, K = 7", "240", "0.24", "4.17", "21"] in found
+    assert "What it costs" not in written(tmp_path, price=Price())["index.html"]
+
+
+def test_figures_that_should_not_be_believed_are_said_to_be(files, tmp_path):
+    assert "**a server lied \\| twice**" in files["report.md"]
+    busy = [replace(one, core_share=0.5) for one in RUNS]
+    assert "The machine was busy" in written(tmp_path, busy)["report.md"]
+
+
+def test_without_a_clear_gain_no_speculation_is_advised(tmp_path):
+    runs = [run(case, faster=-0.2 * (case.k or 0)) for case in CASES[:3]]
+    page = written(tmp_path, runs)["report.md"]
+    assert "HumanEval: **no speculation**. 100 tokens/s" in page
+
+
+def test_the_markdown_shows_the_plots_beside_it(files):
+    shown = re.findall(r"!\[.+\]\((.+)\)", files["report.md"])
+    assert sorted(shown) == sorted(name for name in files if name.endswith(".svg"))
+    assert all(files[name].lstrip().startswith("<?xml") for name in shown)
+
+
+def test_every_figure_is_in_the_csv(files):
+    found = list(csv.DictReader(io.StringIO(files["figures.csv"])))
+    assert len(found) == len(RUNS)
+    fast = next(row for row in found if (row["k"], row["data"]) == ("7", "mt_bench"))
+    assert (float(fast["otps"]), float(fast["speed_up"])) == pytest.approx((240.0, 2.4))
+    assert float(fast["speed_up_low"]) - 1e-9 <= 2.4 <= float(fast["speed_up_high"]) + 1e-9
+    assert float(fast["itl_ms_p99"]) == 1234.5
+    assert len(fast["acceptance_rate_per_position"].split()) == 7
+    assert len(fast["rounds"].split()) == 6
+
+
+def test_servers_are_reported_too(tmp_path):
+    none = replace(RUNS[0].measures, acceptance_length=None)
+    named = [Case(name, None, 0, request_rate=rate) for rate in (2.0, 4.0) for name in "ab"]
+    runs = [replace(run(replace(case, concurrency=1)), case=case) for case in named]
+    runs[0] = replace(runs[0], measures=none)
+    files = written(tmp_path, runs, facts={"servers": [{"name": "a", "version": "vllm 1"}]})
+    assert "Servers measured" in files["index.html"]
+    assert ["server 1", "a, vllm 1"] in rows(files["index.html"])
+    assert ["setting", "2/s", "4/s"] in rows(files["index.html"])
+
+
+def test_one_case_alone_has_a_report(tmp_path):
+    assert "1 in flight, HumanEval" in written(tmp_path, RUNS[:1])["report.md"]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_is_no_wider_than_the_screen(files, tmp_path, width):
+    script = "<script>document.title = document.documentElement.scrollWidth</script>"
+    page = tmp_path / "page.html"
+    page.write_text(files["index.html"].replace("</body>", script + "</body>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    shown = subprocess.run(
+        [
+            *command,
+            f"--window-size={width},900",
+            f"--user-data-dir={tmp_path}/profile",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert 0 < int(re.search(r"<title>(\d+)</title>", shown.stdout)[1]) <= max(width, 500)
