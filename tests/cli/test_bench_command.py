@@ -267,7 +267,7 @@ def test_a_report_is_written_beside_the_table(bench, tmp_path):
     assert result.code == 0, result.err
     assert f"The report: {place}/index.html" in result.out
     page = (place / "index.html").read_text()
-    assert "machines for 5,000 tokens/s" in page
+    assert "as give 5,000 tokens/s" in page
     assert "peagle" in (place / "report.md").read_text()
     assert (place / "figures.csv").read_text().startswith("method,k,concurrency")
 
@@ -285,7 +285,8 @@ def test_a_report_is_written_beside_the_table(bench, tmp_path):
         (["--report", "{place}/r", "--price-per-hour", "nan"], "--price-per-hour nan: give a"),
         (["--report", "{place}/r", "--target-rate", "-1"], "--target-rate -1: give a number above"),
         (["--price-per-hour", "1"], "--price-per-hour is for the report; add --report DIR"),
-        (["--rounds", "0"], "--rounds 0: give at least 1"),
+        (["--rounds", "0"], "Invalid value for '--rounds'"),
+        (["--report", "{place}/r", "--prompts", "{place}/absent.txt"], "absent.txt cannot be read"),
         (["--temperature", "warm"], "--temperature warm: give numbers, such as 0,0.7"),
         (["--temperature", "-1"], "--temperature: "),
         (["--top-p", "2"], "--top-p: "),

@@ -94,3 +94,10 @@ def test_what_cannot_be_is_refused_on_one_line(peagle, stub, options, complaint)
     assert complaint in result.err
     assert len(result.err.splitlines()) == 1
     assert not stub.requests
+
+
+def test_a_server_that_answers_nothing_leaves_no_report(peagle, stub, tmp_path):
+    stub.reply = lambda body: (500, {}, {"error": {"message": "broken"}})
+    result = peagle("bench", "--url", f"s={stub.url}", *SIZE, "--report", tmp_path / "report")
+    assert (result.code, result.err) == (2, "peagle: s: HTTP 500: broken\n")
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import random
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from peagle.errors import InputError
 Asked = tuple[Prompt, SamplingParams]
 
 
-@dataclass
+@dataclass(frozen=True)
 class ServerCase:
     """A case that is ready to run: a warm server and its requests."""
 
@@ -30,50 +31,48 @@ class ServerCase:
     server: Server
     asked: Sequence[Asked]
     loop: asyncio.Runner
-    runs: int = 0
 
     def run(self, on_finish: Tick = lambda: None) -> Run:
         """Ask everything once; calls `on_finish` after each conversation.
 
         Raises `InputError` if no request gets an answer.
         """
-        self.runs += 1
         return self.loop.run(self._run(on_finish))
 
     async def _run(self, on_finish: Tick) -> Run:
         before = await self.server.draft_counts()
-        talks = Talks(self.server, self.asked, f"{self.case}, {self.runs}", on_finish)
+        done = Conversations(self.server, self.asked, uuid.uuid4().hex, on_finish)
         start = time.perf_counter()
         if self.case.request_rate:
-            await talks.at_rate(self.case.request_rate)
+            await done.at_rate(self.case.request_rate)
         else:
-            await talks.in_flight(self.case.concurrency)
+            await done.in_flight(self.case.concurrency)
         seconds = time.perf_counter() - start
         after = await self.server.draft_counts()
         accepted = after.since(before) if before and after else None
-        return self._measured(talks, accepted, seconds)
+        return self._measured(done, accepted, seconds)
 
-    def _measured(self, talks: "Talks", accepted: Acceptance | None, seconds: float) -> Run:
-        answers = [answer for talk in talks.answers for answer in talk]
+    def _measured(self, done: "Conversations", accepted: Acceptance | None, seconds: float) -> Run:
+        answers = [answer for each in done.answers for answer in each]
         if not answers:
-            raise InputError(most_common(talks.reasons))
-        if talks.reasons:
+            raise InputError(most_common(done.reasons))
+        if done.reasons:
             asked = len(self.asked)
-            why = most_common(talks.reasons)
-            self.server.note(f"failed {len(talks.reasons)} of {asked} requests: {why}")
-        if talks.ended_early:
+            why = most_common(done.reasons)
+            self.server.note(f"failed {len(done.reasons)} of {asked} requests: {why}")
+        if done.ended_early:
             self.server.note("does not heed ignore_eos: answers have different lengths")
         return Run(
             self.case,
             measured([answer.times for answer in answers], accepted, seconds),
-            tuple(tuple(answer.text for answer in talk) for talk in talks.answers),
-            failed=len(talks.reasons),
+            tuple(tuple(answer.text for answer in each) for each in done.answers),
+            failed=len(done.reasons),
         )
 
 
 @dataclass
-class Talks:
-    """Conversations with a server, and what became of them."""
+class Conversations:
+    """What is asked of a server, and what became of it."""
 
     server: Server
     asked: Sequence[Asked]
@@ -95,7 +94,7 @@ class Talks:
 
         async def work(connection: Connection) -> None:
             for index in waiting:
-                await self._talk(connection, index)
+                await self._converse(connection, index)
 
         with ExitStack() as stack:
             lines = [closing(self.server.connect()) for _ in range(concurrency)]
@@ -113,9 +112,9 @@ class Talks:
 
     async def _alone(self, index: int) -> None:
         with closing(self.server.connect()) as connection:
-            await self._talk(connection, index)
+            await self._converse(connection, index)
 
-    async def _talk(self, connection: Connection, index: int) -> None:
+    async def _converse(self, connection: Connection, index: int) -> None:
         """All turns of a conversation."""
         prompt: Prompt | None
         prompt, params = self.asked[index]
@@ -172,8 +171,10 @@ async def _warm_up(ready: Sequence[ServerCase]) -> None:
         await server.learn(*_first_tokens(first[0].asked[0]))
         for one in first:
             few = one.asked[: one.case.concurrency or 1]
-            talks = Talks(server, [_first_tokens(each) for each in few], "warm-up", lambda: None)
-            await talks.in_flight(len(few))
+            done = Conversations(
+                server, [_first_tokens(each) for each in few], "warm-up", lambda: None
+            )
+            await done.in_flight(len(few))
 
 
 def _first_tokens(asked: Asked) -> Asked:

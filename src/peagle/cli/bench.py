@@ -1,6 +1,7 @@
 """`peagle bench`: compare methods, K and concurrency, or servers, on the same prompts."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,7 +70,7 @@ def bench(
     ] = "fixed",
     temperature: Annotated[str, typer.Option(help="0 is greedy; one or several: 0,0.7.")] = "0",
     sampling: Annotated[dict[str, Any], fields(SamplingParams, SAMPLED, ignore_eos=True)],
-    rounds: Annotated[int, typer.Option(help="Runs of each case, in turns.")] = ROUNDS,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case, in turns.")] = ROUNDS,
     servers: Annotated[Servers, group(Servers)],
     reporting: Annotated[Reporting, group(Reporting)],
     json: Annotated[
@@ -92,8 +93,6 @@ def bench(
     Cases take turns, so that a machine's bad moments fall on all. All inputs are checked before the
     first run; what was measured is kept when it is stopped.
     """
-    if rounds < 1:
-        raise InputError(f"--rounds {rounds}: give at least 1")
     if json is not None and json != STDOUT:
         refuse_existing(json, force)
     outputs = Outputs(json, reporting.report_into(force))
@@ -111,7 +110,7 @@ def bench(
         measure_cases(_of_shape(synthetic, compared, grid, params, rounds, hardware), outputs)
         return
     sets = _prompt_sets(prompts, limit, chat, target, servers)
-    grid = _over(grid, sets)
+    grid = replace(grid, data=tuple(sets))
     if servers.url:
         compared.refuse_beside_servers()
         measure_cases(servers.benchmark(target, sets, grid, params, rounds), outputs)
@@ -138,12 +137,6 @@ def _grid(levels: Sequence[int], temperature: str, draft_length: str) -> "Grid":
 def _parts(text: str) -> list[Any]:
     """The distinct parts of a list in a flag."""
     return list(dict.fromkeys(part.strip() for part in text.split(",")))
-
-
-def _over(grid: "Grid", sets: Mapping[str, Any]) -> "Grid":
-    from dataclasses import replace
-
-    return replace(grid, data=tuple(sets))
 
 
 def _prompt_sets(

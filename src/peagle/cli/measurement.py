@@ -17,7 +17,7 @@ from peagle.files import STDOUT, writing
 if TYPE_CHECKING:
     from peagle.bench.case import Case
     from peagle.bench.report.report import Report
-    from peagle.bench.runs import Failure, Run
+    from peagle.bench.runs import Failure, Results, Run
 
 Tick = Callable[[], None]
 Warn = Callable[[str], None]
@@ -58,6 +58,8 @@ def measure_cases(benchmark: Benchmark, outputs: Outputs) -> None:
 
     results = Results(benchmark.cases, benchmark.comparable)
     with ExitStack() as files:
+        if outputs.report is not None:
+            files.enter_context(outputs.report.directory())
         kept = Kept(benchmark, results, outputs, files.enter_context(result_file(outputs.json)))
         try:
             _follow(benchmark, kept)
@@ -71,7 +73,7 @@ class Kept:
     """What was measured so far, and what went wrong."""
 
     benchmark: Benchmark
-    results: Any
+    results: "Results"
     outputs: Outputs
     write: Callable[[Any], None]
     notes: list[str] = field(default_factory=list)

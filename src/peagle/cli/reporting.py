@@ -43,9 +43,9 @@ class Reporting:
                 raise InputError(f"{flag} is for the report; add --report DIR")
 
     def report_into(self, force: bool) -> "Report | None":
-        """The report, if one is asked for, in a directory that can be written.
+        """The report, if one is asked for.
 
-        Raises `InputError` for one that exists, unless it may be replaced.
+        Raises `InputError` for a directory that exists, unless its files may be replaced.
         """
         if self.report is None:
             return None
@@ -59,9 +59,5 @@ class Reporting:
         from peagle.bench.advice import Price
         from peagle.bench.report.report import Report
 
-        try:
-            place.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{place} cannot be written: {error.strerror}") from None
         command = shlex.join(["peagle", *sys.argv[1:]])
         return Report(place, Price(self.price_per_hour, self.target_rate), command)

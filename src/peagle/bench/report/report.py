@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from peagle.bench.report.markdown import markdown_page
 from peagle.bench.report.page import html_page
 from peagle.bench.runs import Run
 from peagle.bench.verdict import speed_up
+from peagle.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,22 @@ class Report:
     def page(self) -> Path:
         """Its HTML page."""
         return self.place / "index.html"
+
+    @contextmanager
+    def directory(self) -> Iterator[None]:
+        """Make its directory, which is gone after the block if it is still empty.
+
+        Raises `InputError` where it cannot be made.
+        """
+        try:
+            self.place.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{self.place} cannot be written: {error.strerror}") from None
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                self.place.rmdir()
 
     def write(
         self, environment: Mapping[str, Any], runs: Sequence[Run], notes: Sequence[str]
