@@ -18,7 +18,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from peagle.bench.report import machine
+from peagle.bench.environment import machine
 from peagle.cli.script import run
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec

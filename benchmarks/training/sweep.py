@@ -16,7 +16,7 @@ import torch
 from mask_slots import SHARED, MaskSlot, trainer_for
 from torch import Tensor
 
-from peagle.bench.report import machine
+from peagle.bench.environment import machine
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
 from peagle.models.families import read_spec
