@@ -8,15 +8,18 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, DraftWork, Span
+from peagle.drafters.readout import Drafts
 from peagle.engine.batch import Scheduled
 from peagle.engine.cycle import Verification, accept, verify
+from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, scored_rows
-from peagle.engine.request import TokenLogprobs
+from peagle.engine.request import Request, TokenLogprobs
 from peagle.engine.request_table import RequestTable
-from peagle.engine.sampler import choose
+from peagle.engine.sampler import choose, sampling_of
 from peagle.engine.upload import upload
 from peagle.models.decoder import Decoder
+from peagle.ops.race import Race
 
 
 @dataclass(frozen=True)
@@ -61,21 +64,23 @@ class Runner:
         self._table = table
         self._memory, self._drafter_memory = caches
         self._taps = () if drafter is None else drafter.model.config.taps
+        self._temperatures = DraftTemperatures(self.device)
 
     @torch.inference_mode()
     def run(self, work: Sequence[Scheduled]) -> list[CycleResult]:
         """One cycle for every scheduled request, in their order."""
         self._table.flush()
         drafts = self._draft(work)
-        seen = self._verify(work, drafts)
-        verdicts = _accept(work, drafts, seen.logits)
+        seen = self._verify(work, drafts.tokens)
+        verdicts = _accept(work, drafts.tokens, seen.logits)
+        self._fit_temperatures(work, drafts, verdicts)
         return _results(work, verdicts, self._score_prompts(work, seen.hidden), seen.features)
 
-    def _draft(self, work: Sequence[Scheduled]) -> Tensor:
+    def _draft(self, work: Sequence[Scheduled]) -> Drafts:
         """Drafts of every request that wants some [sum(drafts)]; also fills the drafter's cache."""
         pending = [item for item in work if item.request.features is not None]
         if self.drafter is None or self._drafter_memory is None or not pending:
-            return torch.empty(0, dtype=torch.int64, device=self.device)
+            return Drafts(torch.empty(0, dtype=torch.int64, device=self.device))
         spans, following, features = [], [], []
         for item in pending:
             request = item.request
@@ -86,8 +91,27 @@ class Runner:
             features.append(request.features)
         tokens = torch.tensor(following, device=self.device)
         ks = tuple(item.drafts for item in pending)
-        work_rows = DraftWork(tuple(spans), ks, tokens, torch.cat(features))
+        race = self._race([item.request for item in pending], max(ks))
+        work_rows = DraftWork(tuple(spans), ks, tokens, torch.cat(features), race)
         return self.drafter.propose(work_rows, self._drafter_memory)
+
+    def _race(self, requests: Sequence[Request], depths: int) -> Race | None:
+        """The draws that the requests' drafts are for; None where all are greedy."""
+        if all(request.params.temperature == 0 for request in requests):
+            return None
+        positions = torch.tensor([request.total for request in requests], device=self.device)
+        sampling = sampling_of(requests, self.device)
+        return Race(sampling, positions, self._temperatures.choose(depths))
+
+    def _fit_temperatures(
+        self, work: Sequence[Scheduled], drafts: Drafts, verdicts: Mapping[str, Verdict]
+    ) -> None:
+        if drafts.alternatives is None:
+            return
+        shares = drafts.alternatives.split([item.drafts for item in work])
+        for item, alternatives in zip(work, shares, strict=True):
+            if item.drafts and item.request.params.temperature > 0:
+                self._temperatures.record(alternatives, verdicts[item.request.id].tokens)
 
     def _verify(self, work: Sequence[Scheduled], drafts: Tensor) -> Verification:
         """The target over newest tokens, drafts and prompt chunks; fills its cache."""

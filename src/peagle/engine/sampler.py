@@ -8,6 +8,7 @@ from torch import Tensor
 
 from peagle.engine.batch import Scheduled
 from peagle.engine.download import Download
+from peagle.engine.request import Request
 from peagle.engine.upload import upload
 from peagle.ops.argmax import argmax
 from peagle.ops.penalties import Penalties, penalize
@@ -28,7 +29,8 @@ def choose(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
         return argmax(logits)
     places = [item.request.total + i for item in work for i in range(item.drafts + 1)]
     positions = upload(places, logits.device).split(AT_ONCE)
-    settings = _sampling(work, logits.device).split(AT_ONCE)
+    each = [request for item in work for request in [item.request] * (item.drafts + 1)]
+    settings = sampling_of(each, logits.device).split(AT_ONCE)
     rows = logits.split(AT_ONCE)
     return torch.cat([sample(*part) for part in zip(rows, settings, positions, strict=True)])
 
@@ -90,8 +92,8 @@ def _penalize(logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> None
             penalize(rows, proposed[None], penalties, alone)
 
 
-def _sampling(work: Sequence[Scheduled], device: torch.device) -> Sampling:
-    requests = [item.request for item in work for _ in range(item.drafts + 1)]
+def sampling_of(requests: Sequence[Request], device: torch.device) -> Sampling:
+    """How each of some requests samples."""
     params = [request.params for request in requests]
     return Sampling(
         temperature=torch.tensor([p.temperature for p in params], device=device),
