@@ -154,7 +154,7 @@ class Sweep:
     def _result(self, arm: Arm, trainer: Trainer, losses: list[Tensor]) -> dict[str, Any]:
         agreement = list(trainer.agreement())
         counts = held_out.count(agreement, K)
-        accuracy = Estimate.of(table for _, table in agreement).accuracy
+        accuracy = Estimate.of((agrees, drawn) for _, agrees, drawn in agreement).accuracy
         recent = losses[-len(losses) // 10 :]
         return machine() | {
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
