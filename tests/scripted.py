@@ -19,9 +19,9 @@ from peagle import LLM
 from peagle.config import EngineConfig
 from peagle.drafters.drafter import DraftWork, Memory
 from peagle.drafters.methods import drafter_for
-from peagle.engine.batch import Scheduled
 from peagle.engine.engine import Engine
-from peagle.engine.sampler import choose
+from peagle.engine.host.sampler import SampledRows, choose
+from peagle.engine.logits_processor import LogitsProcessor
 
 K = 7
 
@@ -40,13 +40,19 @@ class Script:
         place = position - self.start
         return self.tokens[place] if 0 <= place < len(self.tokens) else self.end
 
-    def choose(self, logits: Tensor, work: Sequence[Scheduled], drafts: Tensor) -> Tensor:
+    def choose(
+        self,
+        logits: Tensor,
+        work: Sequence[SampledRows],
+        drafts: Tensor,
+        processor: LogitsProcessor,
+    ) -> Tensor:
         """In place of the sampler's: the same with the script's tokens as the likeliest."""
-        places = [item.request.total + i for item in work for i in range(item.drafts + 1)]
-        self.start = work[0].request.prompt_length
+        places = [len(item.tokens) + i for item in work for i in range(item.drafts + 1)]
+        self.start = work[0].prompt_length
         wanted = torch.full_like(logits, -50.0)
         wanted[torch.arange(len(places)), torch.tensor([self.at(place) for place in places])] = 50.0
-        return choose(wanted, work, drafts)
+        return choose(wanted, work, drafts, processor)
 
 
 class ScriptedDrafter:
@@ -85,5 +91,5 @@ def scripted_llm(name: str, directory: Path) -> tuple[LLM, Script]:
 def writing(script: Script, name: str, text: str) -> Iterator[None]:
     """Let the target write a text."""
     script.tokens = encode(name, text)
-    with mock.patch("peagle.engine.runner.choose", script.choose):
+    with mock.patch("peagle.engine.host.worker.choose", script.choose):
         yield

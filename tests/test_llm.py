@@ -1,6 +1,7 @@
 """Prompts in, texts out: the public names."""
 
 import asyncio
+import contextlib
 import json
 import shutil
 import time
@@ -121,6 +122,21 @@ def test_chunks_make_up_the_completion(llm: LLM):
     assert all(chunk.accepted < len(chunk.token_ids) for chunk in chunks[:-1])
 
 
+def test_whom_nobody_follows_comes_in_one_chunk(llm: LLM):
+    """With all that a stream's chunks bring."""
+    how = HOW.model_copy(update={"logprobs": 1})
+    parts = list(llm.stream(PROMPTS[0], how))
+    request_id = llm.submit(llm.prepare(PROMPTS[0], how), followed=False)
+    chunks = [chunk for _ in range(100) if llm.engine.busy for chunk in llm.step()]
+    assert [chunk.request_id for chunk in chunks] == [request_id]
+    (whole,) = chunks
+    assert whole.token_ids == sum((part.token_ids for part in parts), ())
+    assert whole.text == "".join(part.text for part in parts)
+    assert len(whole.sections) == len(whole.logprobs) == HOW.max_tokens
+    assert whole.accepted == sum(part.accepted for part in parts)
+    assert whole.completion is not None
+
+
 @pytest.mark.parametrize("most", [0, 20])
 def test_log_probabilities_of_a_prompt_come_with_its_first_chunk(
     pair: TinyPair, llm: LLM, most: int
@@ -230,7 +246,7 @@ def test_prompts_that_cannot_be_used(llm: LLM, prompt, message: str):
         whole = made(pair, method).generate([PROMPTS[3]], HOW)[0]
         how = HOW.model_copy(update={"stop": (whole.text[1:3],)})
         expected = made(pair, method).generate([PROMPTS[3]], how)[0]
-        with tiny.resident(True):
+        with tiny.on_device(True):
             llm = made(pair, method)
         chunks: list[Chunk] = []
         ids = [llm.submit(llm.prepare(PROMPTS[3], how))]
@@ -299,7 +315,7 @@ class TestPair:
 
     def test_bfloat16(self, pair: TinyPair):
         llm = made(pair, dtype="bfloat16")
-        assert llm.engine.executor.plain.target.embed.weight.dtype == torch.bfloat16
+        assert llm.engine.target.embed.weight.dtype == torch.bfloat16
         assert len(llm.generate(PROMPTS, HOW)) == 4
 
 
@@ -335,7 +351,7 @@ class TestAsync:
     ):
         """For first tokens, and for all while the device works on another step."""
         monkeypatch.setattr(async_llm, "PATIENCE", 5.0)
-        with tiny.resident(ahead):
+        with tiny.on_device(ahead):
             llm = made(pair)
         handed: list[Chunk] = []
         read: list[Chunk] = []
@@ -361,6 +377,32 @@ class TestAsync:
         assert len(seen) > 5
         begun = next(index for index, (before, _) in enumerate(seen) if before)
         assert all(before == after for before, after in (seen if ahead else seen[: begun + 1]))
+
+    def test_what_came_meanwhile_is_handed_over_in_one_piece(self, llm: LLM):
+        """To a reader that was busy elsewhere; and in order."""
+
+        async def read() -> list[list[Chunk]]:
+            prepared = await engine.prepare(PROMPTS[0], HOW)
+            async with engine.run([prepared]) as batches:
+                time.sleep(1)  # the loop is busy
+                return [[chunk for _, chunk in batch] async for batch in batches]
+
+        (expected,) = llm.generate([PROMPTS[0]], HOW)
+        with contextlib.closing(AsyncLLM(lambda: llm)) as engine:
+            first, *others = asyncio.run(read())
+        assert len(first) > 1
+        chunks = sum(others, first)
+        assert sum((chunk.token_ids for chunk in chunks), ()) == expected.token_ids
+
+    def test_a_completion_of_which_nothing_is_told_before(self, llm: LLM):
+        (expected,) = llm.generate([PROMPTS[0]], HOW)
+
+        async def ask() -> str:
+            done = await engine.complete(await engine.prepare(PROMPTS[0], HOW))
+            return done.text
+
+        with contextlib.closing(AsyncLLM(lambda: llm)) as engine:
+            assert asyncio.run(ask()) == expected.text
 
     def test_a_loop_that_is_gone_disturbs_nobody(self, llm: LLM):
         engine = AsyncLLM(lambda: llm)

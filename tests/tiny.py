@@ -33,11 +33,12 @@ from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
-from peagle.engine import executor
+from peagle.engine import worker
 from peagle.engine.engine import Engine
-from peagle.engine.kv_cache import KVCache
+from peagle.engine.host.attention import HostCache
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
+from peagle.engine.step import Step
 from peagle.models.decoder import Decoder
 from peagle.models.loading import load_decoder
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
@@ -282,16 +283,21 @@ def nan_row(embedding: Tensor, token: int) -> Iterator[None]:
             embedding[token] = kept
 
 
-def resident(wanted: bool) -> AbstractContextManager[Any]:
+def hold(table: RequestTable, row: int, blocks: Sequence[int], first: int = 0) -> None:
+    """Let a request have some blocks, from its block `first` on."""
+    table.update(Step(0, blocks=tuple((row, first + i, block) for i, block in enumerate(blocks))))
+
+
+def on_device(wanted: bool) -> AbstractContextManager[Any]:
     """Engines made within run, on request, the cycle that a GPU captures, here uncaptured."""
-    return mock.patch.object(executor, "captures_cycles", return_value=wanted)
+    return mock.patch.object(worker, "captures_cycles", return_value=wanted)
 
 
 def engine(
-    target: Decoder, drafter: Drafter | None, k: int, on_device: bool, config: EngineConfig
+    target: Decoder, drafter: Drafter | None, k: int, device: bool, config: EngineConfig
 ) -> Engine:
-    """An engine, `resident` on request."""
-    with resident(on_device):
+    """An engine, `on_device` on request."""
+    with on_device(device):
         return Engine(target, drafter, k, config)
 
 
@@ -354,9 +360,8 @@ def propose(drafter: Drafter, target: Decoder, tokens: Sequence[int], k: int) ->
     """K drafts after some tokens, nothing cached before, through the engine's own memory."""
     model, known = drafter.model, len(tokens) - 1
     table = RequestTable(1, 64, 8, CPU)
-    table.append(table.admit(), 0, [3, 1, 0, 2, 5, 4, 7, 6])
-    table.flush()
-    memory = KVCache(model.config.transformer, table, 64, torch.float32)
+    hold(table, 0, [3, 1, 0, 2, 5, 4, 7, 6])
+    memory = HostCache(model.config.transformer, table, 64, torch.float32)
     _, features = run_target(target, tokens, model.config.taps)
     assert features is not None
     work = DraftWork((Span(0, 0, known),), (k,), torch.tensor(tokens[1:]), features[:known])

@@ -126,7 +126,7 @@ def measure(engine: Engine, level: int, prompt_tokens: int, steps: int, rate: fl
     for request in requests:
         engine.abort(request.id)
     _step(engine, 1)
-    target, drafter = engine.executor.plain.target, engine.drafter
+    target, drafter = engine.target, engine.drafter
     model = None if drafter is None else drafter.model
     needed = cycle_bytes(target, model, engine.k, level, positions)
     floor = sum(needed.values()) / rate

@@ -25,6 +25,7 @@ from peagle.cli.script import run
 from peagle.models.decoder import Decoder
 from peagle.models.spec import ExpertsSpec
 from peagle.ops import residual
+from peagle.ops.products.normed import Normed
 
 LAYERS = 8
 PAUSE, SECONDS = 0.5, 2.0
@@ -90,9 +91,9 @@ def products(target: Decoder, rows: int) -> Iterator[Product]:
     """The products of a dense layer, and the head."""
     weights = target.embed.weight
 
-    def inputs(width: int) -> residual.Normed:
+    def inputs(width: int) -> Normed:
         x = torch.randn(rows, width, device=weights.device, dtype=weights.dtype)
-        return residual.Normed(x, None, 0.0)
+        return Normed(x, None, 0.0)
 
     attention, mlp = target.layers[0].attention, target.layers[0].mlp
     hidden, values = inputs(weights.shape[1]), inputs(attention.out.weight.shape[1])

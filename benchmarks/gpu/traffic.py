@@ -6,6 +6,7 @@ from peagle.drafters.model import DraftModel
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.models.decoder import Decoder
 from peagle.ops.moe import Experts
+from peagle.ops.weight import weights_of
 
 
 def cycle_bytes(
@@ -50,5 +51,5 @@ def experts_met(experts: int, top_k: int, rows: int) -> float:
 
 
 def bytes_of(*modules: nn.Module) -> int:
-    """Bytes of all parameters."""
-    return sum(p.nbytes for module in modules for p in module.parameters())
+    """Bytes of all weights."""
+    return sum(weight.nbytes for weight in weights_of(*modules))

@@ -14,7 +14,7 @@ from peagle.train.features import Features
 from peagle.train.packing import Batch
 from peagle.train.partition import ParallelPass
 from peagle.train.trainer import Trainer
-from peagle.train.transfer import to_device
+from peagle.transfer import to_device
 
 SPREAD = 0.02
 """Standard deviation of new weights, as for a drafter's other weights."""

@@ -10,12 +10,17 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from concurrent.futures import Future
 
 from peagle.config import SamplingParams
-from peagle.llm import LLM, ChatTurn, Chunk, Prepared, Prompt
+from peagle.engine.engine import EngineDeadError
+from peagle.llm import LLM, ChatTurn, Chunk, Completion, Prepared, Prompt
 
 SHORT_PROMPT = 4096
 """Below this many characters or tokens, encoding takes less time than switching threads."""
 PATIENCE = 1e-3
 """Seconds for which the engine's thread leaves the interpreter to event loops that wait."""
+
+
+Batch = Sequence[tuple[int, Chunk]]
+"""Chunks in order, each with its request's index."""
 
 
 class EngineClosedError(Exception):
@@ -53,9 +58,21 @@ class AsyncLLM:
         once `close` was called.
         """
         prepared = await self.prepare(prompt, params or SamplingParams())
-        async with self.run([prepared]) as chunks:
-            async for _, chunk in chunks:
-                yield chunk
+        async with self.run([prepared]) as batches:
+            async for batch in batches:
+                for _, chunk in batch:
+                    yield chunk
+
+    async def complete(self, prepared: Prepared) -> Completion:
+        """Complete a request, of which nothing is handed over before its end.
+
+        Raises `EngineClosedError` once `close` was called.
+        """
+        async with self.run([prepared], followed=False) as batches:
+            async for [(_, chunk)] in batches:
+                if chunk.completion is not None:
+                    return chunk.completion
+        raise AssertionError("a request ends with its completion")
 
     async def prepare(
         self, prompt: Prompt, params: SamplingParams, chat: ChatTurn | None = None
@@ -68,20 +85,19 @@ class AsyncLLM:
 
     @contextlib.asynccontextmanager
     async def run(
-        self, prepared: Sequence[Prepared]
-    ) -> AsyncGenerator[AsyncIterator[tuple[int, Chunk]], None]:
-        """Complete several requests at once; yields each chunk with its request's index.
+        self, prepared: Sequence[Prepared], followed: bool = True
+    ) -> AsyncGenerator[AsyncIterator[Batch], None]:
+        """Complete several requests at once; yields what came since the last turn, in one piece.
 
         They are submitted on entering the block; leaving it cancels those still running, and so
-        does an error in any of them.
+        does an error in any of them. followed: as in `LLM.submit`.
         """
-        items: asyncio.Queue[tuple[int, Chunk | Exception]] = asyncio.Queue()
-        loop = asyncio.get_running_loop()
-        streams = [_Stream(index, one, loop, items) for index, one in enumerate(prepared)]
+        inbox = _Inbox()
+        streams = [_Stream(index, one, followed, inbox) for index, one in enumerate(prepared)]
         try:
             for stream in streams:
                 self._ask(stream)
-            yield _chunks(items, len(streams))
+            yield _batches(inbox, len(streams))
         finally:
             for stream in streams:
                 stream.cancelled = True
@@ -118,6 +134,8 @@ class AsyncLLM:
             while self._obey(streams):
                 try:
                     chunks = self.llm.step()
+                except EngineDeadError:
+                    raise
                 except Exception as error:
                     self._fail(streams, error)
                     continue
@@ -151,7 +169,7 @@ class AsyncLLM:
                 streams.pop(stream.request_id, None)
                 continue
             try:
-                stream.request_id = self.llm.submit(stream.prepared)
+                stream.request_id = self.llm.submit(stream.prepared, stream.followed)
             except Exception as error:
                 _deliver([(stream, error)])
                 continue
@@ -159,7 +177,7 @@ class AsyncLLM:
         return True
 
     def _fail(self, streams: dict[str, "_Stream"], error: Exception) -> None:
-        """Tell all streams, then cancel them, which may raise as well if the device is lost."""
+        """Tell all streams, then cancel them."""
         failed = list(streams)
         _deliver((stream, error) for stream in streams.values())
         streams.clear()
@@ -177,33 +195,53 @@ class AsyncLLM:
         _deliver((stream, EngineClosedError()) for stream in waiting)
 
 
+class _Inbox:
+    """What the engine has brought for one call of `run`; made and used on its event loop."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._chunks: list[tuple[int, Chunk]] = []
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, index: int, item: Chunk | Exception) -> None:
+        """Add an item of a request, and wake who waits."""
+        if isinstance(item, Exception):
+            self._error = self._error or item
+        else:
+            self._chunks.append((index, item))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def take(self) -> Batch:
+        """All chunks that have come, at least one. Raises the first error behind them."""
+        if not self._chunks and self._error is None:
+            self._waiter = self.loop.create_future()
+            await self._waiter
+        if not self._chunks and self._error is not None:
+            raise self._error
+        chunks, self._chunks = self._chunks, []
+        return chunks
+
+
 class _Stream:
     """One request to the engine's thread, and where its chunks go."""
 
-    def __init__(
-        self,
-        index: int,
-        prepared: Prepared,
-        loop: asyncio.AbstractEventLoop,
-        items: asyncio.Queue[tuple[int, Chunk | Exception]],
-    ) -> None:
-        self.index, self.prepared, self.loop, self.items = index, prepared, loop, items
+    def __init__(self, index: int, prepared: Prepared, followed: bool, inbox: _Inbox) -> None:
+        self.index, self.prepared, self.followed, self.inbox = index, prepared, followed, inbox
         self.request_id = ""
         self.begun = False
         """Whether its first tokens were delivered."""
         self.cancelled = False
 
 
-async def _chunks(
-    items: asyncio.Queue[tuple[int, Chunk | Exception]], running: int
-) -> AsyncIterator[tuple[int, Chunk]]:
+async def _batches(inbox: _Inbox, running: int) -> AsyncIterator[Batch]:
     """The chunks as they arrive, until the last of `running` requests has ended."""
     while running:
-        index, item = await items.get()
-        if isinstance(item, Exception):
-            raise item
-        running -= item.completion is not None
-        yield index, item
+        batch = await inbox.take()
+        for _, chunk in batch:
+            running -= chunk.completion is not None
+        yield batch
 
 
 def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> list[threading.Event]:
@@ -214,7 +252,7 @@ def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> list[threadi
     by_loop: dict[asyncio.AbstractEventLoop, list[tuple[_Stream, Chunk | Exception]]]
     by_loop = defaultdict(list)
     for stream, item in items:
-        by_loop[stream.loop].append((stream, item))
+        by_loop[stream.inbox.loop].append((stream, item))
     taken = []
     for loop, batch in by_loop.items():
         event = threading.Event()
@@ -237,5 +275,5 @@ def _wait_for(taken: Iterable[threading.Event]) -> None:
 
 def _hand_over(batch: list[tuple[_Stream, Chunk | Exception]], taken: threading.Event) -> None:
     for stream, item in batch:
-        stream.items.put_nowait((stream.index, item))
+        stream.inbox.put(stream.index, item)
     asyncio.get_running_loop().call_soon(taken.set)  # after the tasks that the items wake

@@ -17,7 +17,7 @@ from peagle.config import (
     SpeculativeConfig,
     StructuredOutputs,
 )
-from peagle.detokenizer import Detokenizer
+from peagle.detokenizer import detokenizers
 from peagle.device import resolve_device, resolve_dtype
 from peagle.dialects import (
     Content,
@@ -36,9 +36,11 @@ from peagle.dialects.markers import Markers
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
+from peagle.drafters.quantization import quantize
 from peagle.engine.constraint import Constraint
 from peagle.engine.engine import Engine
-from peagle.engine.request import Request, RequestOutput, Speculation, TokenLogprobs
+from peagle.engine.request import Request, RequestOutput, Speculation
+from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.grammar import GrammarCompiler, lark_rule
 from peagle.models.chat_template import render_chat
@@ -103,7 +105,8 @@ class Chunk:
     sections: tuple[Section, ...]
     """What each of `token_ids` belongs to."""
     accepted: int
-    """How many of `token_ids`, from the first on, are accepted drafts."""
+    """How many of `token_ids`, from the first on, are accepted drafts; of a request that was not
+    followed, how many in all."""
     logprobs: tuple[TokenLogprobs, ...]
     """One for each of `token_ids`, if requested."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...]
@@ -141,6 +144,11 @@ class _Live:
     reader: Reader
     shows_end: bool
     """Whether a token that ends the output is part of its text."""
+    followed: bool
+    told: int = 0
+    """Tokens that chunks have brought."""
+    accepted: int = 0
+    """Accepted drafts among those that the next chunk will bring."""
     times: list[float] = field(default_factory=list)
 
 
@@ -173,6 +181,8 @@ class LLM:
         if speculative_config is not None:
             place = model_directory(speculative_config.model)
             model = load_drafter(place, decoder, speculative_config.parallel_drafting)
+            if speculative_config.quantization is not None:
+                quantize(model)
             drafter = drafter_for(model)
             k = speculative_config.num_speculative_tokens or model.config.default_k
         engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))
@@ -198,6 +208,7 @@ class LLM:
         self.drafter, self.k = engine.drafter, engine.k
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
+        self._detokenizers = functools.cache(functools.partial(detokenizers, tokenizer))
         self._ids = itertools.count()
         self._live: dict[str, _Live] = {}
         self._kept: list[Chunk] = []
@@ -310,7 +321,7 @@ class LLM:
         ids: list[str] = []
         try:
             for request in prepared:
-                ids.append(self.submit(request))
+                ids.append(self.submit(request, followed=False))
             done: dict[str, Completion] = {}
             wanted = set(ids)
             for request_id in ids:
@@ -386,26 +397,30 @@ class LLM:
         with contextlib.suppress(InputError):  # not installed, or no end of text: told when asked
             _ = self._grammars
 
-    def submit(self, prepared: Prepared) -> str:
-        """Queue a request and return its id; `step` runs it."""
+    def submit(self, prepared: Prepared, followed: bool = True) -> str:
+        """Queue a request and return its id; `step` runs it.
+
+        followed: whether each step's part is wanted; else only one chunk comes, the last, which
+        holds everything.
+        """
         request_id, params = str(next(self._ids)), prepared.params
         request = self.engine.add(request_id, prepared.tokens, params, prepared.constraint)
         shows_end = params.include_stop_str_in_output and prepared.chat is None
-        self._live[request_id] = _Live(request, self._reader(prepared), shows_end)
+        self._live[request_id] = _Live(request, self._reader(prepared), shows_end, followed)
         return request_id
 
     def _reader(self, prepared: Prepared) -> Reader:
         """What reads the answer to a request."""
         chat, params = prepared.chat, prepared.params
-        decode = functools.partial(
-            self.tokenizer.decode, skip_special_tokens=params.skip_special_tokens
-        )
-        included = params.include_stop_str_in_output
+        make = self._detokenizers(params.skip_special_tokens)
+        stops = functools.partial(StopStrings, params.stop, params.include_stop_str_in_output)
         return Reader(
-            self.dialect.parser(prepared.tokens, chat.use) if chat else PlainText(),
+            functools.partial(self.dialect.parser, prepared.tokens, chat.use)
+            if chat
+            else PlainText,
             self.dialect.markers(chat.use) if chat else Markers(),
-            Detokenizer(decode, prepared.tokens),
-            StopStrings(params.stop, included) if params.stop else None,
+            functools.partial(make, prepared.tokens),
+            stops if params.stop else None,
             params.min_tokens,
             chat.use.most if chat and chat.use else None,
             each=chat is not None and params.logprobs is not None,
@@ -416,7 +431,11 @@ class LLM:
         outputs = self.engine.step()
         now = time.perf_counter()
         kept, self._kept = self._kept, []
-        return kept + [self._chunk(output, now) for output in outputs if _says_something(output)]
+        for output in outputs:
+            says_something = output.new_tokens or output.finish_reason is not None
+            if says_something and (chunk := self._read(output, now)) is not None:
+                kept.append(chunk)
+        return kept
 
     def _step_for(self, ids: Set[str]) -> list[Chunk]:
         """One step's chunks of the requests `ids`; the others' are kept for the next step."""
@@ -430,12 +449,13 @@ class LLM:
         self._kept = [chunk for chunk in self._kept if chunk.request_id != request_id]
         self.engine.abort(request_id)
 
-    def _chunk(self, output: RequestOutput, now: float) -> Chunk:
+    def _read(self, output: RequestOutput, now: float) -> Chunk | None:
+        """Read what a step gave a request; what it adds for those who follow it."""
         live = self._live[output.request_id]
-        tokens, reason = list(output.new_tokens), output.finish_reason
-        known, reader, ended = len(live.times), live.reader, reason == "stop"
+        tokens, reason, reader = output.new_tokens, output.finish_reason, live.reader
+        ended = reason == "stop"
         hidden = int(ended and not live.shows_end)
-        stopped = reader.extend(tokens[: len(tokens) - hidden])
+        stopped = reader.extend(tokens[: len(tokens) - hidden] if hidden else tokens)
         if stopped is not None:
             tokens, reason = tokens[:stopped], "stop"
             self.engine.abort(output.request_id, reason)
@@ -445,15 +465,23 @@ class LLM:
             if reader.stopped and reason == "length":
                 reason = "stop"
         live.times += [now - live.request.arrived] * len(tokens)
+        live.accepted += min(output.accepted, len(tokens))
         completion = self._complete(live, len(output.new_tokens) - len(tokens), reason)
+        return self._chunk(live, completion) if live.followed or completion else None
+
+    def _chunk(self, live: _Live, completion: Completion | None) -> Chunk:
+        """What was read since the last one."""
+        request, known, read = live.request, live.told, len(live.times)
+        accepted, live.told, live.accepted = live.accepted, read, 0
+        first = request.prompt_length
         return Chunk(
-            output.request_id,
-            reader.fresh(),
-            tuple(tokens),
-            tuple(reader.sections[known:]),
-            min(output.accepted, len(tokens)),
-            tuple(live.request.logprobs[known : known + len(tokens)]),
-            () if known else _prompt_logprobs(live.request),
+            request.id,
+            live.reader.fresh(),
+            tuple(request.tokens[first + known : first + read]),
+            tuple(live.reader.sections[known:]),
+            accepted,
+            tuple(request.logprobs[known:read]),
+            () if known else _prompt_logprobs(request),
             completion,
         )
 
@@ -494,10 +522,6 @@ def _prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...]:
     if request.params.prompt_logprobs is None:
         return ()
     return None, *request.prompt_logprobs
-
-
-def _says_something(output: RequestOutput) -> bool:
-    return bool(output.new_tokens) or output.finish_reason is not None
 
 
 def _per_prompt(

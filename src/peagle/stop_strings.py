@@ -1,6 +1,6 @@
 """Strings that end a text."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 
 class StopStrings:
@@ -22,9 +22,8 @@ class StopStrings:
 
         counts: whether a string that becomes whole with `text` ends it.
         """
-        whole = self._held + text
-        ends = self._ends(whole, len(self._held)) if counts else []
-        if ends:
+        known, whole = len(self._held), self._held + text
+        if counts and (ends := [*self._ends(whole, known)]):
             place, after, self.found = min(ends)
             self._held = ""
             return whole[: after if self._included else place]
@@ -37,11 +36,10 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _ends(self, text: str, known: int) -> list[tuple[int, int, str]]:
+    def _ends(self, text: str, known: int) -> Iterator[tuple[int, int, str]]:
         """First and past-the-last character of strings that reach past the first `known` ones."""
-        found = []
         for string in self._strings:
-            place = text.find(string, max(known - len(string) + 1, 0))
-            if place >= 0:
-                found.append((place, place + len(string), string))
-        return found
+            if string in text:
+                place = text.find(string, max(known - len(string) + 1, 0))
+                if place >= 0:
+                    yield place, place + len(string), string

@@ -25,7 +25,7 @@ def test_the_count_is_that_of_the_engines_weights(method: str):
     layers = DRAFT_LAYERS.get(method, 0)
     config = EngineConfig(device="cpu", max_num_seqs=1, kv_cache_memory=1 << 22)
     engine = random_engine("tiny", method, 3 if layers else 0, layers, None, config)
-    weights = list(engine.executor.plain.target.parameters())
+    weights = list(engine.target.parameters())
     if engine.drafter is not None:
         weights += engine.drafter.model.parameters()
     assert parameter_count("tiny", method, layers) == sum(value.numel() for value in weights)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle.config import ChatConfig
-from peagle.detokenizer import Detokenizer
+from peagle.detokenizer import detokenizers
 from peagle.dialects import Message, Reader, Tool, ToolUse, find_dialect
 from peagle.dialects.events import Event
 from peagle.stop_strings import StopStrings
@@ -54,10 +55,10 @@ def read(
     tokenizer_, before = tokenizer(name), prompt(name)
     dialect = find_dialect(tokenizer_, ChatConfig())
     reader = Reader(
-        dialect.parser(before, use),
+        partial(dialect.parser, before, use),
         dialect.markers(use),
-        Detokenizer(lambda ids: tokenizer_.decode(ids, skip_special_tokens=True), before),
-        StopStrings(stop) if stop else None,
+        partial(detokenizers(tokenizer_, skip_special=True), before),
+        partial(StopStrings, stop) if stop else None,
     )
     streamed: list[Event] = []
     for start, end in pairwise([0, *sorted(cuts), len(tokens)]):
@@ -116,6 +117,20 @@ def test_an_answer_is_the_same_however_it_is_cut_into_chunks(name: str, data: st
     cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=9))
     whole, by_token = read(name, tokens), read(name, tokens, range(1, len(tokens)))
     assert said(whole) == said(by_token) == said(read(name, tokens, cuts)) == expected
+
+
+@NAMES
+@settings(max_examples=40)
+@given(data=st.data())
+def test_a_stop_string_ends_the_content_at_the_same_place_in_any_chunks(
+    name: str, data: st.DataObject
+):
+    text, _ = answer(name, "So, no.", "It is 4. No.\n\n5.\n", [CALL])
+    tokens = encode(name, text)
+    stops = data.draw(st.lists(st.sampled_from(["4", ".", "\n\n", "No", "\n", "o.\n"]), min_size=1))
+    cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=9))
+    by_token = read(name, tokens, range(1, len(tokens)), stop=stops)
+    assert said(read(name, tokens, cuts, stop=stops)) == said(by_token)
 
 
 @NAMES
@@ -187,9 +202,9 @@ def test_surplus_calls_are_left_out():
     text, _ = answer(name, "Hm.", "", [CALL, ("now", {})])
     dialect, before = find_dialect(tokenizer(name), ChatConfig()), prompt(name)
     reader = Reader(
-        dialect.parser(before, use),
+        partial(dialect.parser, before, use),
         dialect.markers(use),
-        Detokenizer(tokenizer(name).decode, before),
+        partial(detokenizers(tokenizer(name), skip_special=True), before),
         most_calls=use.most,
     )
     reader.extend(encode(name, text))

@@ -1,13 +1,14 @@
 """Plain text through a reader: whole characters, and stop strings."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.detokenizer import UNFINISHED, Detokenizer
+from peagle.detokenizer import UNFINISHED, WindowDetokenizer
 from peagle.dialects import Content, PlainText, Reader
 from peagle.dialects.markers import Markers
 from peagle.stop_strings import StopStrings
@@ -19,8 +20,8 @@ STOPS = st.lists(st.text(st.sampled_from("abc世"), min_size=1, max_size=4), max
 def plain_reader(
     decode: Callable[[Sequence[int]], str], stops: Sequence[str], min_tokens: int = 0
 ) -> Reader:
-    stop = StopStrings(stops) if stops else None
-    return Reader(PlainText(), Markers(), Detokenizer(decode), stop, min_tokens)
+    stop = partial(StopStrings, stops) if stops else None
+    return Reader(PlainText, Markers(), partial(WindowDetokenizer, decode), stop, min_tokens)
 
 
 def fresh(reader: Reader) -> str:
@@ -79,6 +80,30 @@ def test_nothing_of_a_stop_string_is_ever_shown(case: tuple[str, Pieces], stops:
     assert (final, stopped) == expected(text, tokenizer, stops)
     assert "".join(shown) == final
     assert not any(stop in final for stop in stops)
+
+
+def read(reader: Reader, runs: Sequence[Sequence[int]]) -> tuple[int, str, str | None, int]:
+    """Tokens read, the content, what ended it, and of how many tokens it is known what they are."""
+    count = 0
+    for tokens in runs:
+        stopped = reader.extend(tokens)
+        count += len(tokens) if stopped is None else stopped
+        if stopped is not None:
+            return count, reader.message.content, reader.stop_string, len(reader.sections)
+    reader.finish(ended=False)
+    return count, reader.message.content, reader.stop_string, len(reader.sections)
+
+
+@given(pieces(), STOPS, st.integers(0, 6), st.lists(st.integers(0, 30)))
+def test_a_stop_string_is_found_at_the_same_token_in_any_cuts(
+    case: tuple[str, Pieces], stops: list[str], least: int, cuts: list[int]
+):
+    tokenizer, count = case[1], len(case[1].pieces)
+    one_by_one = plain_reader(tokenizer.decode, stops, least)
+    at_once = plain_reader(tokenizer.decode, stops, least)
+    places = [0, *sorted(min(cut, count) for cut in cuts), count]
+    runs = [range(a, b) for a, b in pairwise(places)]
+    assert read(at_once, runs) == read(one_by_one, [[token] for token in range(count)])
 
 
 @given(pieces(), st.integers(1, 3), STOPS)

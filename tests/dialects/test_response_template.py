@@ -2,6 +2,7 @@
 
 import copy
 import json
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.config import ChatConfig
-from peagle.detokenizer import Detokenizer
+from peagle.detokenizer import detokenizers
 from peagle.dialects import Message, Reader, Tool, ToolUse, find_dialect
 
 TEMPLATE = {
@@ -38,9 +39,9 @@ def read(tokens: list[int], cuts: list[int], ended: bool = True) -> Message:
     dialect, before = find_dialect(CHECKPOINT, ChatConfig()), prompt("qwen3")
     assert "response template" in dialect.description
     reader = Reader(
-        dialect.parser(before, USE),
+        partial(dialect.parser, before, USE),
         dialect.markers(USE),
-        Detokenizer(CHECKPOINT.decode, before),
+        partial(detokenizers(CHECKPOINT, skip_special=False), before),
     )
     for start, end in pairwise([0, *sorted(cuts), len(tokens)]):
         reader.extend(tokens[start:end])

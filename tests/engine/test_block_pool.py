@@ -47,14 +47,16 @@ class Pool(RuleBasedStateMachine):
 
     @rule(chain=st.lists(st.sampled_from(CONTENTS), max_size=4, unique=True))
     def find(self, chain: list[bytes]) -> None:
+        found = self.pool.match(chain)
         known = {content: block for block, content in self.content.items()}
         expected = []
         for content in chain:
             if content not in known:
                 break
             expected.append(known[content])
-        assert self.pool.find(chain) == expected
-        self.holders.append(expected)
+        assert found == expected
+        self.pool.share(found)
+        self.holders.append(found)
 
     @invariant()
     def every_block_is_free_or_held(self) -> None:
@@ -79,10 +81,9 @@ def test_a_released_block_keeps_its_content_until_it_is_taken():
     (block,) = pool.take(1)
     pool.remember(block, b"content")
     pool.release([block])
-    assert pool.find([b"content"]) == [block]
-    pool.release([block])
+    assert pool.match([b"content"]) == [block]
     pool.release(pool.take(2))
-    assert pool.find([b"content"]) == []
+    assert pool.match([b"content"]) == []
 
 
 def test_a_hash_covers_everything_before():
@@ -97,9 +98,10 @@ def test_what_is_disowned_is_found_by_nobody_and_given_back_by_its_last_holder()
     own, shared = pool.take(2) or []
     for block, content in ((own, b"own"), (shared, b"shared")):
         pool.remember(block, content)
-    assert pool.find([b"shared"]) == [shared]
+    pool.share(pool.match([b"shared"]))
+    assert pool.references(shared) == 2
     assert pool.disown([own, shared]) == [own]
-    assert pool.find([b"own"]) == pool.find([b"shared"]) == []
+    assert pool.match([b"own"]) == pool.match([b"shared"]) == []
     pool.release([own, shared])
     pool.release([shared])
     pool.check()

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 
 from peagle.engine.draft_length import MIN_CYCLES, DraftLength, candidate_lengths
+from peagle.engine.step import CycleTime
 
 FLAT = {1: {1: 5.0, 3: 5.2, 7: 5.6}}
 """Seconds where rows cost next to nothing: one request."""
@@ -13,10 +14,17 @@ STEEP = {64: {1: 9.0, 3: 12.0, 7: 21.0}}
 """Where each row costs."""
 
 
+def chosen_for(length: DraftLength, requests: int) -> int:
+    """The drafts of a cycle that is launched."""
+    drafts = length.choose(requests)
+    length.launched(drafts)
+    return drafts
+
+
 def settled(length: DraftLength, requests: int, rate: float, verifications: int = 8000) -> int:
     """What is chosen once drafts were accepted at a rate."""
     for lot in lots([rate] * 7, verifications):
-        length.verified(*drawn(length.choose(requests), lot))
+        length.verified(*drawn(chosen_for(length, requests), lot))
     return length.choose(requests)
 
 
@@ -67,7 +75,7 @@ def test_long_contexts_are_worth_more_drafts():
     length = DraftLength(STEEP)
     assert settled(length, 64, 0.8) == 3
     for _ in range(500):
-        length.took(64, 3, 112.0)
+        length.took(CycleTime(64, 3, 112.0))
     assert settled(length, 64, 0.8) == 7
 
 
@@ -77,7 +85,7 @@ def test_it_does_not_change_its_mind_where_later_drafts_are_worse():
     rates, chosen = [0.87, 0.80, 0.72, 0.66, 0.60, 0.55, 0.50], []
     rights = iter(lots(rates, 64 * 1500))
     for _ in range(1500):
-        chosen.append(length.choose(64))
+        chosen.append(chosen_for(length, 64))
         for _ in range(64):
             length.verified(*drawn(chosen[-1], next(rights)))
     assert chosen.count(3) > 1350
@@ -88,7 +96,7 @@ def test_changes_stand_apart():
     """A shorter cycle's first one is not captured."""
     length, chosen = DraftLength(FLAT | STEEP), []
     for cycle in range(200):
-        chosen.append(length.choose(64 if cycle % 2 else 1))
+        chosen.append(chosen_for(length, 64 if cycle % 2 else 1))
     places = [i for i, (one, other) in enumerate(pairwise(chosen)) if one != other]
     assert len(places) == changes(chosen) > 2
     assert min(b - a for a, b in pairwise(places)) > MIN_CYCLES

@@ -11,17 +11,18 @@ from torch import Tensor
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.engine import logprobs
-from peagle.engine.batch import Scheduled
+from peagle.engine.device.cycle import PromptEnds
+from peagle.engine.device.graphs import CycleGraphs
+from peagle.engine.device.prefill import Prefill
+from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.engine import Engine
-from peagle.engine.graph import CycleGraphs
 from peagle.engine.logprobs import output_logprobs
-from peagle.engine.prefill import Prefill
-from peagle.engine.prompt_graphs import PromptGraphs
-from peagle.engine.request import Request, TokenLogprobs
-from peagle.engine.resident_cycle import PromptEnds
+from peagle.engine.request import Request
+from peagle.engine.step import Chunk, TokenLogprobs
 from peagle.errors import InputError
 from peagle.ops import residual
 from peagle.ops.linear import Linear
+from peagle.ops.products.normed import Normed
 
 PROMPT = [(5 + 3 * i) % tiny.MASK for i in range(8)]
 PROMPTS = [[(5 * i + j + j * j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
@@ -84,8 +85,7 @@ class TestOutputs:
 
     def test_equal_ones_are_ranked_alike_beside_others(self):
         logits = torch.randint(4, (6, 500), generator=torch.Generator().manual_seed(0)).float()
-        few, many = (Request("", [1], SamplingParams(logprobs=n), 0, 0) for n in (3, 20))
-        tokens = [1, 2, 3]
+        few, many, tokens = 3, 20, [1, 2, 3]
         [alone] = output_logprobs([few], [logits[:3]], [tokens])
         beside, other = output_logprobs([few, many], [logits[:3], logits[3:]], [tokens, tokens])
         assert beside == alone
@@ -152,11 +152,11 @@ class TestPrompts:
 
     def test_a_captured_pass_takes_no_prompt_that_is_scored(self, targets, trained, monkeypatch):
         """It has the logits of ends alone; once scored, prompts are captured as others are."""
-        captured: list[list[str]] = []
+        captured: list[int] = []
         fit = PromptGraphs.fit
 
-        def noted(self: PromptGraphs, chunks: list[Scheduled]) -> object:
-            captured.append([item.request.id for item in chunks])
+        def noted(self: PromptGraphs, chunks: list[Chunk]) -> object:
+            captured.append(sum(chunk.rows for chunk in chunks))
             return fit(self, chunks)
 
         monkeypatch.setattr(PromptGraphs, "fit", noted)
@@ -166,10 +166,13 @@ class TestPrompts:
         engine.add("other", PROMPTS[1], SamplingParams(max_tokens=9))
         engine.step()
         engine.step()
-        assert captured == [["other"]]
-        engine.scheduler.preempt(engine.scheduler.running[0])
+        assert captured == [len(PROMPTS[1])]
+        scored = engine.scheduler.running[0]
+        assert scored.id == "scored"
+        engine.scheduler.preempt(scored)
+        known = scored.total
         tiny.finish(engine)
-        assert captured == [["other"], ["scored"]]
+        assert captured == [len(PROMPTS[1]), known - scored.reused]
 
 
 class TestNothingGenerated:
@@ -268,7 +271,7 @@ def head_rows(targets, monkeypatch) -> list[int]:
         found.extend([len(x)] * (self is head))
         return forward(self, x)
 
-    def noted_fused(x: residual.Normed, layer: Linear) -> Tensor:
+    def noted_fused(x: Normed, layer: Linear) -> Tensor:
         found.extend([len(x.x)] * (layer is head))
         return linear(x, layer)
 
@@ -355,7 +358,7 @@ class TestIsolation:
 def test_prompts_without_memory_are_scored_in_smaller_chunks(targets, trained, monkeypatch):
     run = Prefill.run
 
-    def short_of_memory(self: Prefill, chunks: list[Scheduled]) -> PromptEnds:
+    def short_of_memory(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
         if sum(item.rows for item in chunks) > 30:
             raise torch.OutOfMemoryError
         return run(self, chunks)
@@ -378,7 +381,7 @@ def test_a_gpus_are_those_of_the_plain_runner(method: str, monkeypatch: pytest.M
     config = EngineConfig(dtype="float32", device="cuda", max_num_seqs=6, kv_cache_memory=1 << 26)
     found = []
     for resident in (False, True):
-        with tiny.resident(resident):
+        with tiny.on_device(resident):
             engine = random_engine("tiny", method, k, layers, None, config)
         found.append(tiny.run(engine, prompts, asking(logprobs=1)))
     for one, other in zip(*found, strict=True):

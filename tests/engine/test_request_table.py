@@ -1,28 +1,29 @@
 import pytest
+import tiny
 import torch
 
 from peagle.engine.request_table import RequestTable
+from peagle.engine.step import Step
+
+
+def table_of(rows: int, length: int, null_slot: int = 0) -> RequestTable:
+    return RequestTable(rows, length, 4, torch.device("cpu"), null_slot)
 
 
 def test_positions_map_to_the_slots_of_their_blocks():
-    table = RequestTable(rows=2, max_length=10, block_size=4, device=torch.device("cpu"))
-    row = table.admit()
-    table.append(row, 0, [5, 2])
-    table.append(row, 8, [7])
-    table.flush()
-    assert table.limits.tolist() == [12 if i == row else 0 for i in range(2)]
-    slots = [20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31]
-    assert table.slots[row].tolist() == slots
+    table = table_of(2, 10)
+    tiny.hold(table, 1, [5, 2])
+    tiny.hold(table, 1, [7], first=2)
+    assert table.limits.tolist() == [0, 12]
+    assert table.slots[1].tolist() == [20, 21, 22, 23, 8, 9, 10, 11, 28, 29, 30, 31]
 
 
 def test_a_context_ends_where_its_request_does():
     """Its last block may hold what another request left there."""
-    table = RequestTable(2, 10, 4, torch.device("cpu"), null_slot=99)
-    rows = [table.admit(), table.admit()]
-    table.append(rows[0], 0, [5, 2])
-    table.append(rows[1], 0, [7])
-    table.flush()
-    found = table.context(torch.tensor(rows), torch.tensor([6, 2]), 6)
+    table = table_of(2, 10, null_slot=99)
+    tiny.hold(table, 0, [5, 2])
+    tiny.hold(table, 1, [7])
+    found = table.context(torch.tensor([0, 1]), torch.tensor([6, 2]), 6)
     assert found.tolist() == [[20, 21, 22, 23, 8, 9], [28, 29, 99, 99, 99, 99]]
 
 
@@ -31,17 +32,26 @@ def test_a_context_ends_where_its_request_does():
     [([[3, 4], [5]], 12), ([[0]], 0), ([[5, 2], [3]], None), ([[3], [5], [6]], None)],
 )
 def test_positions_in_a_row_are_found(appended: list[list[int]], run: int | None):
-    table = RequestTable(rows=1, max_length=12, block_size=4, device=torch.device("cpu"))
-    row, position = table.admit(), 0
+    table, index = table_of(1, 12), 0
     for blocks in appended:
-        table.append(row, position, blocks)
-        position += 4 * len(blocks)
-    assert table.contiguous_from(row) == run
+        tiny.hold(table, 0, blocks, first=index)
+        index += len(blocks)
+    assert table.contiguous_from(0) == run
 
 
-def test_rows_are_given_out_once_and_again_after_they_are_left():
-    table = RequestTable(rows=2, max_length=4, block_size=4, device=torch.device("cpu"))
-    rows = {table.admit(), table.admit()}
-    assert (rows, table.free_rows) == ({0, 1}, 0)
-    table.leave(1)
-    assert (table.free_rows, table.admit()) == (1, 1)
+def test_a_row_that_is_left_and_given_out_in_one_step_knows_the_new_request_alone():
+    table = table_of(2, 12, null_slot=99)
+    tiny.hold(table, 0, [5, 2, 1])
+    tiny.hold(table, 1, [3])
+    table.update(Step(1, left=(0,), blocks=((0, 0, 4),)))
+    assert table.limits.tolist() == [4, 4]
+    assert table.slots[0].tolist() == [16, 17, 18, 19] + [99] * 8
+    assert table.slots[1].tolist() == [12, 13, 14, 15] + [99] * 8
+
+
+def test_nothing_is_left_of_what_is_forgotten():
+    table = table_of(2, 4, null_slot=9)
+    tiny.hold(table, 0, [5])
+    table.forget()
+    assert table.limits.tolist() == [0, 0]
+    assert table.slots.tolist() == [[9] * 4] * 2

@@ -1,4 +1,4 @@
-"""What takes part in a step: seen through the work that the engine hands to its runner."""
+"""What takes part in a step: seen through the steps that the engine hands to its worker."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,9 +7,9 @@ import pytest
 import tiny
 
 from peagle.config import SamplingParams
-from peagle.engine.batch import Scheduled
 from peagle.engine.engine import Engine
 from peagle.engine.request import Status
+from peagle.engine.step import Outcome, Step
 
 Steps = list[list[tuple[str, int, int]]]
 """Per step: request id, target rows, drafts."""
@@ -23,13 +23,15 @@ def watched(targets, trained) -> Callable[..., tuple[Engine, Steps]]:
         drafter = trained["peagle"].drafter if k else None
         engine = Engine(targets["easy"].decoder, drafter, k, tiny.engine_config(**room))
         steps: Steps = []
-        run = engine.executor.plain.run
+        exchange, names = engine.worker.exchange, dict[int, str]()
 
-        def watch(work: list[Scheduled]) -> object:
-            steps.append([(item.request.id, item.rows, item.drafts) for item in work])
-            return run(work)
+        def watch(step: Step) -> Outcome:
+            names.update({request.row: request.id for request in engine.scheduler.running})
+            cycles = [(names[c.row], c.drafts + 1, c.drafts) for c in step.cycles]
+            steps.append(cycles + [(names[c.row], c.rows, 0) for c in step.chunks])
+            return exchange(step)
 
-        engine.executor.plain.run = watch  # type: ignore[method-assign]
+        engine.worker.exchange = watch  # type: ignore[method-assign]
         return engine, steps
 
     return make

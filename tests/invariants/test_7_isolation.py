@@ -172,7 +172,7 @@ def test_a_step_that_fails_ends_its_streams_and_nothing_else(
     async def everything() -> tuple[int, ...]:
         engine = AsyncLLM(lambda: llm)
         with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.executor.plain, "run", fail)
+            patch.setattr(llm.engine.worker, "exchange", fail)
             results = await asyncio.gather(
                 *(read(engine, text) for text in TEXTS), return_exceptions=True
             )
@@ -188,7 +188,7 @@ def test_a_step_that_fails_ends_its_streams_and_nothing_else(
 def test_an_engine_that_cannot_go_on_tells_all_streams_and_takes_no_more(
     tmp_path, monkeypatch: pytest.MonkeyPatch
 ):
-    """As after an error of the device: whatever is asked of it raises, cleaning up as well."""
+    """As after an error of the device: whatever is asked of it raises, forgetting as well."""
     lost = LLM(save_pair(tmp_path).target, None, tiny.engine_config(block_size=4))
 
     def fail(*_: object) -> None:
@@ -198,8 +198,8 @@ def test_an_engine_that_cannot_go_on_tells_all_streams_and_takes_no_more(
         engine = AsyncLLM(lambda: lost)
         streams = [asyncio.create_task(read(engine, text)) for text in TEXTS]
         await asyncio.sleep(0)
-        monkeypatch.setattr(lost.engine.executor.plain, "run", fail)
-        monkeypatch.setattr(lost.engine.executor.table, "leave", fail)
+        monkeypatch.setattr(lost.engine.worker, "exchange", fail)
+        monkeypatch.setattr(lost.engine.worker, "forget", fail)
         results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 20)
         assert all(isinstance(result, RuntimeError | EngineClosedError) for result in results)
         with pytest.raises(EngineClosedError):
@@ -309,7 +309,7 @@ def test_what_a_cancelled_request_left_is_not_read(targets, trained, resident: b
 
 def test_a_request_that_fails_without_a_token_is_delivered(llm: LLM):
     """Its logits are NaN from the first row on."""
-    with tiny.nan_row(llm.engine.executor.plain.target.embed.weight, 5):
+    with tiny.nan_row(llm.engine.target.embed.weight, 5):
         [completion] = llm.generate([[5]], SamplingParams(max_tokens=4))
     assert (completion.finish_reason, completion.token_ids, completion.text) == ("error", (), "")
     assert completion.failure is not None

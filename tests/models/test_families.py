@@ -108,7 +108,7 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     (
         "quantized",
         lambda c: c.update(quantization_config={"quant_method": "mxfp4"}),
-        "quantized weights are not supported",
+        "mxfp4 weights are supported for GPT-OSS alone; vLLM serves others",
     ),
     ("no list", lambda c: c.update(architectures={"a": 1}), "architecture none is not supported"),
     ("no layers", lambda c: c.update(num_hidden_layers=0), "num_hidden_layers is 0; it must be"),

@@ -2,7 +2,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.engine.cycle import NO_DRAFT
+from peagle.engine.host.cycle import NO_DRAFT
 from peagle.ops.acceptance import accepted_counts
 
 tokens = st.integers(0, 2)

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from peagle.ops.linear import HALF_STEP, Linear, fits_half
+from peagle.ops.linear import Linear
+from peagle.ops.products.packed import HALF_STEP, fits_half
 
 ROWS = [0, 1, 2, 7, 32, 33, 100]
 

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from peagle.ops import residual
 from peagle.ops.linear import Linear
-from peagle.ops.residual import Normed
+from peagle.ops.products import cublas, few_rows, wide_gate
+from peagle.ops.products.normed import Normed
 
 
 @pytest.mark.parametrize("on_hopper", [False, True])
@@ -26,9 +27,11 @@ def test_wide_gates_are_told_how_many_rows_are_live(
         "wide_gate": SimpleNamespace(takes=lambda *_: True, gated=gated),
         "swiglu": SimpleNamespace(swiglu=lambda gate_up: gate_up[:, :4]),
     }
-    monkeypatch.setattr(residual, "has_kernels", lambda x: True)
-    monkeypatch.setattr(residual, "on_hopper", lambda x: on_hopper)
-    monkeypatch.setattr(residual, "kernels", modules.__getitem__)
+    for module in (few_rows, wide_gate, cublas):
+        monkeypatch.setattr(module, "kernels", modules.__getitem__)
+    for module in (few_rows, cublas):
+        monkeypatch.setattr(module, "has_kernels", lambda x: True)
+    monkeypatch.setattr(wide_gate, "on_hopper", lambda x: on_hopper)
     layer, live = Linear(4, 8), torch.tensor([3], dtype=torch.int32)
     torch.nn.init.ones_(layer.weight)
     x = torch.ones(5, 4)

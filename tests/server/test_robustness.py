@@ -75,6 +75,11 @@ def small() -> Iterator[Running]:
         running.wait_until_idle()
 
 
+def test_any_number_of_requests_may_wait_by_default(server: Running):
+    with server.service.admit(100_000):
+        assert ask(server, "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] == 200
+
+
 @pytest.mark.parametrize("missing", [0, 5])
 def test_a_client_that_leaves_before_its_answer_is_no_error(
     server: Running, missing: int, caplog: pytest.LogCaptureFixture
@@ -583,7 +588,7 @@ def test_a_failing_step_ends_no_later_request(server: Running, monkeypatch: pyte
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patched:
-        patched.setattr(server.service.llm.engine.executor.plain, "run", fail)
+        patched.setattr(server.service.llm.engine.worker, "exchange", fail)
         status, _, found = ask(server, "/v1/completions", {"prompt": "x"})
         assert (status, found["error"]["type"]) == (500, "server_error")
         assert "broken" not in found["error"]["message"]

@@ -1,3 +1,4 @@
+from functools import partial
 from typing import Any
 
 import chat_templates as t
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle.config import ChatConfig
-from peagle.detokenizer import Detokenizer
+from peagle.detokenizer import detokenizers
 from peagle.dialects import Reader, Tool, ToolUse, find_dialect
 from peagle.errors import InputError
 from peagle.train.own_answers import check_ids, joined, own_documents
@@ -169,9 +170,9 @@ def test_whatever_a_target_writes_its_ids_say_its_message(name: str, data: st.Da
     use = data.draw(st.sampled_from([None, ToolUse((Tool("f"), Tool("get_weather")))]))
     before, dialect = prompt(name), find_dialect(own, ChatConfig())
     reader = Reader(
-        dialect.parser(before, use),
+        partial(dialect.parser, before, use),
         dialect.markers(use),
-        Detokenizer(lambda tokens: own.decode(tokens, skip_special_tokens=True), before),
+        partial(detokenizers(own, skip_special=True), before),
     )
     reader.extend(ids)
     reader.finish(ended=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
+from peagle.bench.random_weights import PLAIN, Form, RandomWeights, random_target
 from peagle.config import EngineConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.drafter import Drafter
@@ -14,11 +15,16 @@ from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
-from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
-from peagle.ops.packing import pack
+from peagle.models.spec import (
+    AttentionSpec,
+    ClampedSwiGLU,
+    DecoderSpec,
+    ExpertsSpec,
+    LayerSpec,
+    MLPSpec,
+)
 from peagle.ops.rope import RopeConfig
 
-STD = 0.02
 REDUCED_VOCABULARY = 32_000
 MASK_TOKEN = 151_643
 
@@ -30,6 +36,8 @@ class Shape:
     target: DecoderSpec
     draft_intermediate_size: int
     draft_vocab_size: int = REDUCED_VOCABULARY
+    form: Form = PLAIN
+    """What the target's random weights are like."""
 
 
 _HEADS = AttentionSpec(
@@ -53,6 +61,40 @@ _QWEN3_8B = DecoderSpec(
 _QWEN3_30B_A3B = replace(
     _QWEN3_8B, hidden_size=2048, layers=48 * (LayerSpec(_FEW_KV_HEADS, _EXPERTS),)
 )
+_GPT_OSS_HEADS = AttentionSpec(
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=64,
+    rope=RopeConfig(
+        theta=150_000.0, kind="yarn", factor=32.0, original_max_position=4096, truncate=False
+    ),
+    sinks=True,
+    bias=True,
+)
+_GPT_OSS_EXPERTS = ExpertsSpec(
+    num_experts=32,
+    num_experts_per_tok=4,
+    moe_intermediate_size=2880,
+    intermediate_size=2880,
+    norm_topk_prob=True,
+    activation=ClampedSwiGLU(limit=7.0),
+)
+_GPT_OSS_20B = DecoderSpec(
+    vocab_size=201_088,
+    hidden_size=2880,
+    layers=12
+    * (
+        LayerSpec(replace(_GPT_OSS_HEADS, window=128), _GPT_OSS_EXPERTS),
+        LayerSpec(_GPT_OSS_HEADS, _GPT_OSS_EXPERTS),
+    ),
+    max_length=131_072,
+)
+_MANY_EXPERTS = replace(_GPT_OSS_EXPERTS, num_experts=128)
+_GPT_OSS_120B = replace(
+    _GPT_OSS_20B,
+    layers=18
+    * tuple(replace(layer, feed_forward=_MANY_EXPERTS) for layer in _GPT_OSS_20B.layers[:2]),
+)
 _TINY = DecoderSpec(
     vocab_size=512,
     hidden_size=64,
@@ -63,6 +105,10 @@ SHAPES = {
     "qwen3-8b": Shape(_QWEN3_8B, 12_288),
     "qwen3-8b-full-head": Shape(_QWEN3_8B, 12_288, _QWEN3_8B.vocab_size),
     "qwen3-30b-a3b": Shape(_QWEN3_30B_A3B, 8192),
+    "qwen3-8b-fp8": Shape(_QWEN3_8B, 12_288, form=Form("fp8")),
+    "qwen3-30b-a3b-fp8": Shape(_QWEN3_30B_A3B, 8192, form=Form("fp8", "half")),
+    "gpt-oss-20b": Shape(_GPT_OSS_20B, 14_336, 201_088, Form("mxfp4", "half")),
+    "gpt-oss-120b": Shape(_GPT_OSS_120B, 11_520, 201_088, Form("mxfp4", "half")),
     "tiny": Shape(_TINY, 128, _TINY.vocab_size),
 }
 
@@ -74,27 +120,20 @@ def shape_of(name: str) -> Shape:
     return SHAPES[name]
 
 
-def random_target(spec: DecoderSpec, device: torch.device, dtype: torch.dtype) -> Decoder:
-    """A target with random weights, ready for inference."""
-    with torch.device("meta"):
-        decoder = Decoder(spec)
-    _fill(decoder, device, dtype)
-    return decoder
-
-
 def random_drafter(
     shape: Shape, parallel: bool, layers: int, device: torch.device, dtype: torch.dtype
 ) -> Drafter:
     """A dense drafter with random weights for a shape's target."""
     model = _draft_model(shape, parallel, layers)
-    _fill(model, device, dtype)
+    RandomWeights(device, dtype).fill(model)
     return drafter_for(model)
 
 
 def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
     """The drafter of a shape's target."""
     target = shape.target
-    attention = replace(target.layers[0].attention, qk_norm=False)
+    attention = target.layers[0].attention
+    attention = replace(attention, qk_norm=False, sinks=False, bias=False, window=None)
     layer = LayerSpec(attention, MLPSpec(shape.draft_intermediate_size))
     return DrafterConfig(
         transformer=replace(target, layers=layers * (layer,)),
@@ -136,7 +175,7 @@ def random_engine(
     """
     shape, device = shape_of(name), resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    target = random_target(shape.target, device, dtype)
+    target = random_target(shape.target, device, dtype, shape.form)
     if method == "none":
         return Engine(target, None, 0, config)
     drafter = random_drafter(shape, method == "peagle", layers, device, dtype)
@@ -149,18 +188,3 @@ def random_prompts(count: int, length: int, vocab_size: int, seed: int = 1) -> S
     drawn = torch.randint(10, vocab_size - 1, (count, length), generator=generator)
     prompts: list[list[int]] = drawn.tolist()
     return prompts
-
-
-def _fill(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Set weights to normal noise of deviation `STD` and norms to one, on the device."""
-    generator = torch.Generator(device).manual_seed(0)
-    for owner in module.modules():
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            value = torch.empty(parameter.shape, device=device, dtype=dtype)
-            if parameter.dim() > 1 or name == "mask_hidden":
-                value.normal_(0.0, STD, generator=generator)
-            else:
-                value.fill_(1.0)
-            setattr(owner, name, nn.Parameter(value, requires_grad=False))
-    module.to(device=device, dtype=dtype).eval()
-    pack(module)

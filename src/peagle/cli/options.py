@@ -32,7 +32,7 @@ SIZES: dict[str, Help] = {
         "Most tokens of prompt and output together.",
         "the target's, or what the KV cache holds",
     ),
-    "max_num_seqs": "Most requests that run at once.",
+    "max_num_seqs": ("Most requests that run at once.", "64; on a GPU 64 to 512, by its memory"),
     "max_num_batched_tokens": (
         "Most target rows in one pass.",
         "2048, half of it for prompts; on a GPU 8192",

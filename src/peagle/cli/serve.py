@@ -105,8 +105,11 @@ def serve(
         typer.Option(help="vLLM's name of how thoughts are written.", show_default="as found"),
     ] = None,
     max_queue: Annotated[
-        int, typer.Option(help="Most requests that wait; further ones get 429.")
-    ] = 256,
+        int | None,
+        typer.Option(
+            help="Most requests that wait; further ones get 429.", show_default="no limit"
+        ),
+    ] = None,
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds to finish requests after SIGTERM.")
     ] = 30.0,

@@ -15,8 +15,8 @@ from peagle.ops import residual
 from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.norm import rms_norm
+from peagle.ops.products.normed import Normed
 from peagle.ops.resident import DraftInputs, FirstNorms, ResidentState, draft_inputs
-from peagle.ops.residual import Normed
 
 OpenPass = Callable[[PassRows], AttendProduct]
 """The drafter's KV cache: gives the attention for one pass over some rows."""

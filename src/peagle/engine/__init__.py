@@ -1,11 +1,27 @@
 """The engine: requests in, tokens out; everything here is token ids.
 
-Requests and memory: `request`, `scheduler`, `block_pool`, `request_table`, `capacity`, `batch`.
-`engine` drives them, and `executor` runs what they schedule, one of two ways over one KV cache:
+```
+ add, abort ──> Engine ──────────────────────────────> RequestOutput
+                  │                                        ^
+                  v                                        │
+   Request <── Scheduler ── plan ──> launch             commit
+   BlockPool      (reads)            (blocks, rows)        ^   lengths, tokens, ends
+   RowPool                              │                  │
+                                        v                  │
+                                       Step             Outcome        plain values
+                                        │                  ^
+ ───────────────────────────────────────┼──────────────────┼──── no request below, no tensor above
+                                        v                  │
+   LogitsProcessor <── logits ──  Worker.exchange ─────────┘
+   (bias, forms)   ── edited ──>    HostWorker: the step's own outcome
+                                    DeviceWorker: that of the step before
+```
 
-- `runner`, step by step on the host, as on a CPU: `cycle` (verify, accept), `sampler`,
-  `constraint`, `kv_cache`.
-- `resident_runner`, whole cycles on the device: `resident_cycle` captured by `graph`, as long as
-  `draft_length` says, on the state of `resident_requests`; prompts by `prefill`, `prompt_graphs`
-  and `prompt_attention`.
+- What is next, and what came of it: `engine` drives, `scheduler` decides by `plan`, over `request`,
+  `block_pool`, `row_pool`, `draft_length` and `capacity`.
+- What passes between: `step`. A worker keeps what a request needs from step to step by its table
+  row, and nobody else knows that.
+- What carries it out: `worker`, of which there are two, `host` and `device`, over `request_table`,
+  `kv_cache`, `spans` and `logprobs`.
+- What the host decides within a step: `logits_processor`, which asks a request's `constraint`.
 """

@@ -52,7 +52,7 @@ class BlockPool:
                 self._free[block] = None
 
     def disown(self, blocks: Sequence[int]) -> list[int]:
-        """Forget what blocks hold, so that `find` misses them; returns those with one reference."""
+        """Forget what blocks hold: `match` misses them. Returns those with one reference."""
         for block in blocks:
             self._forget(block)
         return [block for block in blocks if self._references[block] == 1]
@@ -63,18 +63,26 @@ class BlockPool:
             self._hash_of[block] = digest
             self._block_of[digest] = block
 
-    def find(self, hashes: Sequence[bytes]) -> list[int]:
-        """The longest run of known blocks for a chain of hashes, taken with one reference each."""
+    def references(self, block: int) -> int:
+        """How many hold a block."""
+        return self._references[block]
+
+    def match(self, hashes: Sequence[bytes]) -> list[int]:
+        """The longest run of known blocks for a chain of hashes; it takes nothing."""
         blocks = []
         for digest in hashes:
             block = self._block_of.get(digest)
             if block is None:
                 break
+            blocks.append(block)
+        return blocks
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Take one more reference on each block."""
+        for block in blocks:
             if self._references[block] == 0:
                 del self._free[block]
             self._references[block] += 1
-            blocks.append(block)
-        return blocks
 
     def check(self) -> None:
         """Assert that every block is either free or referenced, and that hashes agree."""

@@ -1,5 +1,7 @@
 """What an engine can hold: its memory, divided once at the start."""
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -7,12 +9,17 @@ import torch
 from peagle.config import EngineConfig
 from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens
 from peagle.drafters.drafter import Drafter
+from peagle.engine.device.prompt_graphs import SIZES
 from peagle.engine.kv_cache import kv_bytes_per_token
-from peagle.engine.prompt_graphs import SIZES
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.loading import check_length
 
+MOST_SEQS = {"cpu": 64, "cuda": 512}
+"""Requests at once, at most, where no number was asked for."""
+FEWEST_SEQS = 64
+SEQ_TOKENS = 1024
+"""Tokens of each that the KV cache must hold, where more than the fewest are to run."""
 SMALLEST_CONTEXT = 256
 """Tokens that the KV cache must hold when no context length was asked for."""
 
@@ -21,6 +28,8 @@ SMALLEST_CONTEXT = 256
 class Capacity:
     """Sizes that follow from the models, the configuration and the free memory."""
 
+    num_seqs: int
+    """Most requests that run at once."""
     num_blocks: int
     block_size: int
     max_length: int
@@ -40,12 +49,33 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
     """Divide the memory. Raises `InputError` when it cannot hold one sequence."""
     device = target.embed.weight.device
     rows = batched_tokens(config, device)
-    workspace = _workspace(target, drafter, rows, config.max_num_seqs, k)
-    memory = kv_cache_memory(config, device, workspace)
-    num_blocks = _num_blocks(target, drafter, config, memory)
+
+    def divided(num_seqs: int) -> tuple[int, int]:
+        """Blocks of the KV cache for so many requests, and bytes for them."""
+        workspace = _workspace(target, drafter, rows, num_seqs, k)
+        memory = kv_cache_memory(config, device, workspace)
+        return _num_blocks(target, drafter, config, num_seqs, memory), memory
+
+    num_seqs = config.max_num_seqs or _num_seqs(target, config, divided)
+    num_blocks, memory = divided(num_seqs)
     max_length = _max_length(target, config, num_blocks, memory)
     prompts = prompt_tokens(config, device)
-    return Capacity(num_blocks, config.block_size, max_length, rows, prompts)
+    return Capacity(num_seqs, num_blocks, config.block_size, max_length, rows, prompts)
+
+
+def _num_seqs(
+    target: Decoder, config: EngineConfig, divided: Callable[[int], tuple[int, int]]
+) -> int:
+    """Requests at once where no number was given: halved until the cache holds enough of each."""
+    longest = config.max_model_len or target.max_length
+    num_seqs = MOST_SEQS[target.embed.weight.device.type]
+    while num_seqs > FEWEST_SEQS:
+        with contextlib.suppress(InputError):  # no memory is left besides the workspace
+            held = divided(num_seqs)[0] * config.block_size
+            if held >= num_seqs * min(SEQ_TOKENS, longest):
+                break
+        num_seqs //= 2
+    return num_seqs
 
 
 def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: int, k: int) -> int:
@@ -64,13 +94,15 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: in
     return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts
 
 
-def _num_blocks(target: Decoder, drafter: Drafter | None, config: EngineConfig, memory: int) -> int:
+def _num_blocks(
+    target: Decoder, drafter: Drafter | None, config: EngineConfig, num_seqs: int, memory: int
+) -> int:
     dtype = target.embed.weight.dtype
     specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
     per_token = sum(kv_bytes_per_token(spec, dtype) for spec in specs)
     affordable = memory // (per_token * config.block_size)
     longest = config.max_model_len or target.max_length
-    return min(affordable, config.max_num_seqs * -(-longest // config.block_size))
+    return min(affordable, num_seqs * -(-longest // config.block_size))
 
 
 def _max_length(target: Decoder, config: EngineConfig, num_blocks: int, memory: int) -> int:

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from peagle.engine.step import CycleTime
+
 CANDIDATES = (1, 3, 6, 12, 24)
 """Few, since each is captured for every batch size at the start: the best of these is within a few
 percent of the best of all."""
@@ -44,14 +46,17 @@ class DraftLength:
         self._overhead = 0.0
 
     def choose(self, requests: int) -> int:
-        """Drafts of the next cycle, which has `requests` requests."""
-        self._cycles += 1
+        """Drafts of the next cycle, which has `requests` requests. Changes nothing."""
         costs, tokens = self._costs(requests), self._tokens()
         speeds = {drafts: tokens[drafts] / (costs[drafts] + self._overhead) for drafts in costs}
         best = max(speeds, key=lambda drafts: speeds[drafts])
-        if speeds[best] > MIN_GAIN * speeds[self._chosen] and self._cycles > MIN_CYCLES:
-            self._chosen, self._cycles = best, 0
-        return self._chosen
+        gains = speeds[best] > MIN_GAIN * speeds[self._chosen]
+        return best if gains and self._cycles >= MIN_CYCLES else self._chosen
+
+    def launched(self, drafts: int) -> None:
+        """Note a cycle with drafts as they were chosen."""
+        self._cycles = self._cycles + 1 if drafts == self._chosen else 0
+        self._chosen = drafts
 
     def verified(self, drafts: int, accepted: int) -> None:
         """Learn from one request's verification."""
@@ -62,9 +67,9 @@ class DraftLength:
             self._tried[place] += 1
             self._accepted[place] += place < accepted
 
-    def took(self, requests: int, drafts: int, seconds: float) -> None:
+    def took(self, time: CycleTime) -> None:
         """Learn from the time of a captured cycle."""
-        found = max(seconds - self._costs(requests)[drafts], 0.0)
+        found = max(time.seconds - self._costs(time.requests)[time.drafts], 0.0)
         self._overhead += (found - self._overhead) * SMOOTHING
 
     def _costs(self, requests: int) -> dict[int, float]:

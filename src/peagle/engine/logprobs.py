@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from peagle.config import MAX_LOGPROBS
-from peagle.engine.batch import Scheduled
-from peagle.engine.download import Download
-from peagle.engine.request import Request, TokenLogprobs
-from peagle.engine.upload import upload
+from peagle.engine.step import Chunk, TokenLogprobs
+from peagle.transfer import Download, upload
 
 STRIP = 128
 """Rows that are scored together: each takes 10 bytes a token of the vocabulary meanwhile."""
@@ -64,59 +62,58 @@ class ScoreDownload:
 
 
 def output_logprobs(
-    requests: Sequence[Request], logits: Sequence[Tensor], tokens: Sequence[Sequence[int]]
-) -> list[list[TokenLogprobs]]:
-    """For each request those of its emitted tokens; none unless asked for.
+    tops: Sequence[int | None], logits: Sequence[Tensor], tokens: Sequence[Sequence[int]]
+) -> list[tuple[TokenLogprobs, ...]]:
+    """For each request those of its emitted tokens.
 
-    logits: [rows, vocab] of each request, the first of which chose its `tokens`.
+    tops: how many likely tokens each request wants; None: it wants nothing. logits: [rows, vocab]
+    of each, the first of which chose its `tokens`.
     """
-    found: list[list[TokenLogprobs]] = [[] for _ in requests]
-    asked = [i for i, request in enumerate(requests) if request.params.logprobs is not None]
+    found: list[tuple[TokenLogprobs, ...]] = [() for _ in tops]
+    asked = [(i, top) for i, top in enumerate(tops) if top is not None]
     if asked:
-        rows = torch.cat([logits[i][: len(tokens[i])] for i in asked])
-        chosen = upload([token for i in asked for token in tokens[i]], rows.device)
+        rows = torch.cat([logits[i][: len(tokens[i])] for i, _ in asked])
+        chosen = upload([token for i, _ in asked for token in tokens[i]], rows.device)
         scores = score(rows, lambda strip: strip, chosen.clamp(min=0))  # -1: the row is NaN
-        counts = [requests[i].params.logprobs or 0 for i in asked]
-        shares = zip((len(tokens[i]) for i in asked), counts, strict=True)
-        entries = ScoreDownload(scores, max(counts)).tolist()
-        for i, own in zip(asked, _divided(entries, shares), strict=True):
+        shares = [(len(tokens[i]), top) for i, top in asked]
+        entries = ScoreDownload(scores, max(top for _, top in asked)).tolist()
+        for (i, _), own in zip(asked, _divided(entries, shares), strict=True):
             found[i] = own
     return found
 
 
-def scored_rows(work: Sequence[Scheduled]) -> list[int]:
-    """The rows of a batch at which tokens of prompts are to be scored: those that follow them."""
-    stops = itertools.accumulate(item.rows for item in work)
+def scored_rows(chunks: Sequence[Chunk]) -> list[int]:
+    """The rows of some chunks at which tokens of prompts are scored: those that follow them."""
+    stops = itertools.accumulate(chunk.rows for chunk in chunks)
     return [
-        stop - item.stop + place
-        for item, stop in zip(work, stops, strict=True)
-        for place in item.scored
+        stop - chunk.stop + place
+        for chunk, stop in zip(chunks, stops, strict=True)
+        for place in chunk.scored
     ]
 
 
 class PromptLogprobs:
     """Those of the prompts in a batch, on their way to the host."""
 
-    def __init__(self, work: Sequence[Scheduled], scores: Scores) -> None:
+    def __init__(self, chunks: Sequence[Chunk], scores: Scores) -> None:
         """scores: of `scored_rows`."""
-        asked = [item for item in work if item.scored]
-        counts = [item.request.params.prompt_logprobs or 0 for item in asked]
-        self._requests = [item.request.id for item in asked]
-        self._shares = list(zip((len(item.scored) for item in asked), counts, strict=True))
-        self._entries = ScoreDownload(scores, max(counts))
+        asked = [chunk for chunk in chunks if chunk.scored]
+        self._rows = [chunk.row for chunk in asked]
+        self._shares = [(len(chunk.scored), chunk.top) for chunk in asked]
+        self._entries = ScoreDownload(scores, max(chunk.top for chunk in asked))
 
-    def by_request(self) -> dict[str, list[TokenLogprobs]]:
-        """One for each scored row, by request id; waits for them."""
+    def by_row(self) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """One for each scored position, by table row; waits for them."""
         shares = _divided(self._entries.tolist(), self._shares)
-        return dict(zip(self._requests, shares, strict=True))
+        return dict(zip(self._rows, shares, strict=True))
 
 
 def _divided(
     entries: Iterable[TokenLogprobs], shares: Iterable[tuple[int, int]]
-) -> list[list[TokenLogprobs]]:
+) -> list[tuple[TokenLogprobs, ...]]:
     """Entries by request. shares: how many rows each has, and how many likely tokens it wants."""
     rest = iter(entries)
     return [
-        [replace(entry, top=entry.top[:count]) for entry in itertools.islice(rest, rows)]
-        for rows, count in shares
+        tuple(replace(entry, top=entry.top[:top]) for entry in itertools.islice(rest, rows))
+        for rows, top in shares
     ]

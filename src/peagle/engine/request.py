@@ -6,10 +6,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from peagle.config import SamplingParams
+from peagle.engine.block_pool import block_hash
 from peagle.engine.constraint import Constraint
+from peagle.engine.step import Begin, Settings, TokenLogprobs
 
 
 class Status(enum.Enum):
@@ -64,23 +64,12 @@ class Speculation:
                 self.accepted_per_position[position] += 1
 
 
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """Log-probabilities at one position, before temperature and filters."""
-
-    chosen: float
-    rank: int
-    """How many tokens are as likely, itself included."""
-    top: tuple[tuple[int, float], ...]
-    """(token id, log-probability), most likely first."""
-
-
 class Request:
     """A prompt, how to sample from it, and how far it has come.
 
     Lengths, all in tokens: `computed` <= `total` - 1 once running, `drafter_computed` <=
     `computed`; the last token of a decoding request has no KV yet, since it is the next step's
-    first input.
+    first input. The scheduler alone writes them.
     """
 
     def __init__(
@@ -107,16 +96,14 @@ class Request:
         """Positions whose target KV is in the cache."""
         self.drafter_computed = 0
         """Positions whose drafter KV is in the cache."""
-        self.features: Tensor | None = None
-        """Target features of positions drafter_computed ... computed - 1: [positions, width]."""
         self.blocks: list[int] = []
-        self.hashes: list[bytes] = []
+        self._hashes: list[bytes] = []
         """Content hashes of the full blocks so far known."""
         self.remembered = 0
         """Blocks that the pool knows by their hash."""
         self.row = -1
         """The request's row in the request table while it runs."""
-        self.resident = False
+        self.on_device = False
         """Whether its newest tokens live on the device, so that a step needs none from here."""
         self.ahead = 0
         """Most positions that launched steps may add to `computed`."""
@@ -162,9 +149,9 @@ class Request:
         return len(self.tokens) - self.prompt_length
 
     @property
-    def decoding(self) -> bool:
-        """Whether only the newest token lacks its KV."""
-        return self.computed == self.total - 1 and self.output_length > 0
+    def pending(self) -> int:
+        """Positions whose features the drafter has not seen yet."""
+        return self.computed - self.drafter_computed
 
     @property
     def unscored(self) -> range:
@@ -186,23 +173,73 @@ class Request:
     @property
     def needs_host(self) -> bool:
         """Whether the host changes or reads the logits of its next tokens."""
-        too_short = self.output_length < self.params.min_tokens and bool(self.stop_ids)
         asked = bool(self.params.logit_bias) or self.params.logprobs is not None
-        return too_short or asked or self.constraint is not None
+        return self.missing > 0 or asked or self.constraint is not None
 
-    def admit(self, row: int) -> None:
-        """Start to run in a row of the request table, after the prefix that is `computed`."""
-        self.status, self.row = Status.RUNNING, row
+    @property
+    def missing(self) -> int:
+        """Output tokens that must come before one that ends it."""
+        least = self.params.min_tokens
+        return max(least - self.output_length, 0) if least and self.stop_ids else 0
+
+    def block_hashes(self, count: int, size: int) -> list[bytes]:
+        """Hashes of its first `count` blocks of `size` tokens, as far as the tokens are known.
+
+        A drafter's keys at position p depend on token p + 1, so where a drafter works the hash
+        covers one token past the block, and its blocks are kept apart from those without.
+        """
+        ahead = int(self.speculates)
+        count = min(count, (self.total - ahead) // size)
+        for index in range(len(self._hashes), count):
+            parent = self._hashes[index - 1] if index else bytes([ahead]) + self.salt
+            tokens = self.tokens[index * size : (index + 1) * size + ahead]
+            self._hashes.append(block_hash(parent, tokens))
+        return self._hashes[:count]
+
+    def prefix_hashes(self, size: int) -> list[bytes]:
+        """Those of the blocks that need not be computed where their keys are known.
+
+        At least one token is left to compute, and all of a prompt that is still to be scored, whose
+        rows have to be run.
+        """
+        if self.distrusts_cache:
+            return []
+        left = self.unscored
+        return self.block_hashes((left.start if left else self.total - 1) // size, size)
+
+    @property
+    def settings(self) -> Settings:
+        """How its tokens are chosen, as a worker knows it."""
+        params = self.params
+        return Settings(
+            seed=self.seed,
+            k=self.k,
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            penalties=params.penalties,
+            penalized=params.penalized,
+            logit_bias=tuple(params.logit_bias.items()),
+            stop_ids=tuple(sorted(self.stop_ids)),
+            logprobs=params.logprobs,
+            constraint=None if self.constraint is None else self.id,
+        )
+
+    def admit(self, row: int, blocks: list[int], computed: int) -> Begin:
+        """Start to run in a row of the request table, after a prefix that is computed."""
+        self.status, self.row, self.blocks = Status.RUNNING, row, blocks
+        self.computed = self.drafter_computed = self.reused = computed
+        self.remembered = len(blocks)
         self.admissions += 1
-        self.reused = self.computed
         if self.admitted is None:
-            self.admitted, self.cached = time.perf_counter(), self.computed
+            self.admitted, self.cached = time.perf_counter(), computed
+        return Begin(row, self.settings, tuple(self.tokens), self.prompt_length)
 
     def launch(self, rows: int, completes: bool) -> None:
         """Note a step that was launched and whose outcome is not known yet."""
         self.ahead += rows
         self.promised += completes
-        self.resident |= completes
 
     def land(self, rows: int, completes: bool) -> None:
         """Note that the outcome of such a step is known; `computed` and `tokens` follow."""
@@ -212,8 +249,7 @@ class Request:
     def forget_cache(self) -> None:
         """Go back to having no KV, as after a preemption; the tokens stay."""
         self.computed = self.drafter_computed = self.ahead = self.promised = 0
-        self.features = None
-        self.resident = False
+        self.on_device = False
         self.blocks = []
         self.remembered = 0
         self.row = -1

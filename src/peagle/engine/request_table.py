@@ -1,9 +1,12 @@
-"""A stable device row for each live request: which cache slot holds each of its positions."""
+"""Which cache slot holds each position of each request, on the device."""
+
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from peagle.engine.upload import upload
+from peagle.engine.step import Step
+from peagle.transfer import upload
 
 
 class RequestTable:
@@ -28,46 +31,21 @@ class RequestTable:
         self.slots = torch.full(shape, null_slot, dtype=torch.int64, device=device)
         self.limits = torch.zeros(rows, dtype=torch.int64, device=device)
         self._offsets = torch.arange(block_size, device=device)
-        self._free = list(range(rows - 1, -1, -1))
         self._first_blocks: list[int | None] = [None] * rows
-        self._unwritten: list[tuple[int, int, int]] = []
-        """(row, block index, block) that the device's tables do not hold yet."""
 
-    @property
-    def free_rows(self) -> int:
-        """Requests that could still be admitted."""
-        return len(self._free)
+    def update(self, step: Step) -> None:
+        """Forget the rows that a step's requests left, then record the blocks that they got."""
+        for row in step.left:
+            self.limits[row].fill_(0)  # `= 0` would wait for the device
+            self.slots[row].fill_(self._null_slot)
+        if step.blocks:
+            self._note_order(step.blocks)
+            self._write(step.blocks)
 
-    def admit(self) -> int:
-        """A free row."""
-        return self._free.pop()
-
-    def leave(self, row: int) -> None:
-        """Free a row."""
-        self._unwritten = [place for place in self._unwritten if place[0] != row]
-        self._free.append(row)
-        self.limits[row].fill_(0)  # `= 0` would wait for the device
-        self.slots[row].fill_(self._null_slot)
-
-    def append(self, row: int, position: int, blocks: list[int]) -> None:
-        """Record the blocks that hold a request from `position` on, the first one of a block."""
-        index = position // self.block_size
-        first = self._first_blocks[row] if index else blocks[0]
-        in_order = first is not None and blocks == list(
-            range(first + index, first + index + len(blocks))
-        )
-        self._first_blocks[row] = first if in_order else None
-        self._unwritten += [(row, index + i, block) for i, block in enumerate(blocks)]
-
-    def flush(self) -> None:
-        """Bring the device up to date, in one copy however many requests have grown."""
-        if not self._unwritten:
-            return
-        rows, indices, blocks = upload(self._unwritten, self.slots.device).unbind(1)
-        self._unwritten.clear()
-        places = indices[:, None] * self.block_size + self._offsets
-        self.slots[rows[:, None], places] = blocks[:, None] * self.block_size + self._offsets
-        self.limits.scatter_reduce_(0, rows, places[:, -1] + 1, "amax")
+    def forget(self) -> None:
+        """Forget all rows."""
+        self.limits.zero_()
+        self.slots.fill_(self._null_slot)
 
     def contiguous_from(self, row: int) -> int | None:
         """The first slot of a request whose positions are contiguous in the cache, else None."""
@@ -81,3 +59,16 @@ class RequestTable:
         """
         own = torch.arange(length, device=rows.device) < stops[:, None]
         return torch.where(own, self.slots[rows, :length], self._null_slot)
+
+    def _note_order(self, blocks: Iterable[tuple[int, int, int]]) -> None:
+        for row, index, block in blocks:
+            first = self._first_blocks[row] if index else block
+            in_order = first is not None and block == first + index
+            self._first_blocks[row] = first if in_order else None
+
+    def _write(self, found: tuple[tuple[int, int, int], ...]) -> None:
+        """In one copy, however many requests have grown."""
+        rows, indices, blocks = upload(found, self.slots.device).unbind(1)
+        places = indices[:, None] * self.block_size + self._offsets
+        self.slots[rows[:, None], places] = blocks[:, None] * self.block_size + self._offsets
+        self.limits.scatter_reduce_(0, rows, places[:, -1] + 1, "amax")

@@ -1,40 +1,36 @@
-"""Which requests take part in a step, with how many rows, holding which blocks."""
+"""What requests do next, as a step, and what became of them, by its outcome."""
 
 import bisect
-import itertools
+import math
+import warnings
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from peagle.engine.batch import Scheduled
-from peagle.engine.block_pool import BlockPool, block_hash
-from peagle.engine.request import Request, Status
-from peagle.engine.request_table import RequestTable
+from peagle.config import EngineConfig
+from peagle.engine.block_pool import BlockPool
+from peagle.engine.capacity import Capacity
+from peagle.engine.draft_length import DraftLength
+from peagle.engine.plan import Limits, Plan, Planner, Share
+from peagle.engine.request import Request, RequestOutput, Status
+from peagle.engine.row_pool import RowPool
+from peagle.engine.step import Begin, Chunk, Cycle, Outcome, Result, Step
+
+SMALLEST_CHUNK = 16
+"""Fewest prompt tokens in one pass that a GPU must have memory for."""
+NAN_LOGITS = "the target's logits are NaN; its weights may be broken, or need another dtype"
 
 
-@dataclass
-class Budget:
-    """Target rows that a step can still give to requests outside the captured cycle."""
+@dataclass(frozen=True)
+class Launched:
+    """A step whose outcome is not known yet."""
 
-    rows: int
-    prompt: int
-    """Of `rows`, those that may go to prompts."""
-    drafts: int | None
-    """Most drafts of a resident request; None: its own K."""
-
-    def left(self, request: Request) -> int:
-        """Rows that a request may have; a resident one's are in the captured cycle."""
-        if request.resident:
-            return 1 + request.k
-        return max(self.rows if request.decoding else min(self.rows, self.prompt), 0)
-
-    def spend(self, item: Scheduled) -> None:
-        """Take away an item's rows."""
-        if item.request.resident:
-            return
-        self.rows -= item.rows
-        if not item.request.decoding:
-            self.prompt -= item.rows
+    number: int
+    work: tuple[Share, ...]
+    admissions: tuple[int, ...]
+    """`Request.admissions` of each, at the launch."""
+    prompts_alone: bool
+    """Whether it has prompt chunks only."""
 
 
 class Scheduler:
@@ -43,118 +39,142 @@ class Scheduler:
     Each kind is in order of priority, and of arrival where that is equal. When blocks run out the
     last running request gives its own back and waits at the front of its priority; its tokens
     stay, so it later continues where it was.
+
+    `plan` reads, `launch` carries a plan out and writes it down for the worker, and `commit`
+    applies what came of it.
     """
 
     def __init__(
         self,
         pool: BlockPool,
-        table: RequestTable,
-        max_length: int,
-        max_batched_tokens: int,
-        max_prompt_tokens: int,
-        prefix_caching: bool,
+        capacity: Capacity,
+        config: EngineConfig,
+        runs_ahead: bool,
+        draft_length: DraftLength | None,
     ) -> None:
-        self.pool, self.table = pool, table
-        self.max_length, self.max_batched_tokens = max_length, max_batched_tokens
-        self.max_prompt_tokens = max_prompt_tokens
-        """Of those, rows that may go to prompts; fewer once the device had no memory for them."""
-        self.prefix_caching = prefix_caching
+        self.pool, self.rows = pool, RowPool(capacity.num_seqs)
+        self.runs_ahead = runs_ahead
+        """Whether requests stay on the device after their prompt, so that the worker can begin the
+        next step before the outcome of this one is known."""
+        self.draft_length = draft_length
+        """Chooses the drafts of requests on the device; None: always K."""
+        self._capacity, self._prefix_caching = capacity, config.enable_prefix_caching
+        self.max_prompt_tokens = capacity.prompt_tokens
+        """Most rows of prompts in a step; fewer once the device had no memory for them."""
+        self.requests: dict[str, Request] = {}
+        """Those that have not ended, by id."""
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        self._stuck: tuple[Request, int] | None = None
-        """Who was last refused blocks at the head of the line, and how many were free then."""
+        self._launched: deque[Launched] = deque()
+        self._cleared: list[int] = []
+        """Blocks that the next step fills with zeros."""
+        self._steps = 0
         self.preemptions = 0
         self.prefix_queries = 0
         """Tokens looked up in the prefix cache: all of admitted requests'."""
         self.prefix_hits = 0
         """Tokens found there."""
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether the worker has a step whose outcome is not known yet."""
+        return bool(self._launched)
+
+    @property
+    def awaits_first_tokens(self) -> bool:
+        """Whether all requests are on the last chunk of their prompt, which is in flight.
+
+        With nothing launched behind it their first tokens come sooner by the time of a launch, and
+        requests that arrive meanwhile join the next step: a burst of prompts takes a pass or two in
+        all, not one each.
+        """
+        alone = not self.waiting and self._on_device == len(self.running)
+        return alone and self.in_flight and self._launched[-1].prompts_alone
+
+    @property
+    def _on_device(self) -> int:
+        """Requests whose newest tokens live on the device."""
+        return sum(request.on_device for request in self.running)
+
     def add(self, request: Request) -> None:
         """Queue a request."""
+        self.requests[request.id] = request
         bisect.insort_right(self.waiting, request, key=_priority)
 
-    @property
-    def resident(self) -> int:
-        """Requests whose newest tokens live on the device."""
-        return sum(request.resident for request in self.running)
-
-    @property
-    def may_need_host(self) -> bool:
-        """Whether the host may take part in a choice of tokens in the next step."""
-        return any(
-            request.needs_host and self._may_complete(request)
-            for request in (*self.running, *self._next_in_line())
+    def plan(self) -> Plan:
+        """The next step; empty where all that is left is in flight. Changes nothing."""
+        on_device, chooser = self._on_device, self.draft_length
+        limits = Limits(
+            max_length=self._capacity.max_length,
+            rows=self._capacity.batched_tokens,
+            prompt_rows=self.max_prompt_tokens,
+            drafts=chooser.choose(on_device) if chooser and on_device else None,
+            prefix_caching=self._prefix_caching,
         )
+        planner = Planner(self.pool, self._capacity.block_size, limits)
+        return planner.plan(self.running, self.waiting, self.rows.free_rows)
 
-    def _may_complete(self, request: Request) -> bool:
-        """Whether a step may bring a request to a choice of tokens, not just further in its prompt.
+    def launch(self, plan: Plan) -> Step:
+        """Carry out a plan: blocks and table rows change hands. Returns what a worker has to do."""
+        for request in plan.preempted:
+            self.preempt(request)
+        for share in plan.work:
+            self.pool.share(share.prefix or ())
+        begun = [self._admit(share) for share in plan.work if share.prefix is not None]
+        cycles, chunks = [], []
+        for share in plan.work:
+            if share.fresh:
+                self._grow(share)
+            if self._is_cycle(share):
+                cycles.append(_cycle(share))
+            else:
+                chunks.append(_chunk(share))
+        if cycles and self.draft_length and plan.drafts is not None:
+            self.draft_length.launched(plan.drafts)
+        left, blocks = self.rows.news()
+        self._steps += 1
+        step = Step(
+            self._steps,
+            left,
+            tuple(self._cleared),
+            tuple(begun),
+            blocks,
+            tuple(cycles),
+            tuple(chunks),
+        )
+        self._note(plan, prompts_alone=not cycles)
+        return step
 
-        How much a waiting one finds in the prefix cache is not known before.
+    def commit(self, outcome: Outcome) -> list[RequestOutput]:
+        """Apply what a worker answered; what each request got by it."""
+        self._cleared.clear()
+        refused = self._refused(outcome)
+        outputs = []
+        if outcome.step is not None:
+            launched = self._launched.popleft()
+            assert launched.number == outcome.step, "outcomes come in the order of steps"
+            outputs = self._land(launched, outcome)
+        return outputs + self._make_room(refused)
+
+    def restart(self) -> None:
+        """Compute all running requests again from the start, with a worker that has forgotten them.
+
+        They keep their tokens; steps in flight are void.
         """
-        fits = request.total - request.furthest <= self._prompt_rows
-        return fits or request.resident or request.status is Status.WAITING
+        for request in reversed(list(self.running)):
+            self.preempt(request)
+        self._launched.clear()
+        self.rows.news()
 
-    def _next_in_line(self) -> Iterable[Request]:
-        """Who may be admitted in the next step.
-
-        Nobody while prompts that have begun take all its rows, nor until the head of the line finds
-        more blocks free than when it was refused some.
-        """
-        begun = sum(item.total - item.furthest for item in self.running if not item.resident)
-        if not self.waiting or begun >= self._prompt_rows:
-            return ()
-        if self._stuck is not None:
-            request, free = self._stuck
-            if self.waiting[0] is request and self.pool.free_blocks <= free:
-                return ()
-        return itertools.islice(self.waiting, self.table.free_rows)
-
-    @property
-    def _prompt_rows(self) -> int:
-        """Most rows of prompts in a step."""
-        return min(self.max_batched_tokens, self.max_prompt_tokens)
-
-    def schedule(self, drafts: int | None = None, host: bool = True) -> list[Scheduled]:
-        """This step's work; empty where all that is left is in flight or was preempted.
-
-        drafts: most drafts of a resident request; None: its own K. host: whether the host may take
-        part in choices; if not, `may_need_host` must be false.
-        """
-        budget = Budget(self.max_batched_tokens, self.max_prompt_tokens, drafts)
-        work: list[Scheduled] = []
-        before = list(self.running)
-        for request in before:
-            if request.status is Status.RUNNING and not self._will_end(request):
-                item = self._grow(request, budget) if budget.left(request) else None
-                if item is not None:
-                    work.append(item)
-                    budget.spend(item)
-        short_of_blocks = any(request.status is Status.WAITING for request in before)
-        while self.waiting and self.table.free_rows and not short_of_blocks:
-            request = self.waiting[0]
-            if request.needs_host and not host:
-                break
-            item = self._admit(request, budget) if budget.left(request) else None
-            if item is None:
-                break
-            work.append(item)
-            budget.spend(item)
-        return work
-
-    def recompute(self, request: Request) -> bool:
-        """Start a request over without the prefix cache; False if that is how it ran already."""
-        if not request.reused:
-            return False
-        request.distrusts_cache = True
-        self.preempt(request)
-        return True
-
-    def finish(self, request: Request, reason: str) -> None:
-        """Take a request out, wherever it is, and give back what it held."""
+    def abort(self, request_id: str, reason: str) -> None:
+        """End a request now; unknown and finished ids are ignored."""
+        request = self.requests.pop(request_id, None)
+        if request is None:
+            return
         if request.status is Status.RUNNING:
             self.running.remove(request)
             self._give_back(request)
-        elif request in self.waiting:
+        else:
             self.waiting.remove(request)
         request.status, request.finish_reason = Status.FINISHED, reason
 
@@ -166,114 +186,184 @@ class Scheduler:
         request.forget_cache()
         bisect.insort_left(self.waiting, request, key=_priority)
 
-    def remember(self, request: Request) -> None:
-        """Register the request's full blocks whose keys are all written in the prefix cache."""
-        if not self.prefix_caching:
-            return
-        written = request.drafter_computed if request.speculates else request.computed
-        known = self._extend_hashes(request, written // self.table.block_size)
-        for index in range(request.remembered, known):
-            self.pool.remember(request.blocks[index], request.hashes[index])
-        request.remembered = max(request.remembered, known)
+    def _is_cycle(self, share: Share) -> bool:
+        """Whether drafts of it are verified, rather than known tokens computed.
 
-    def _grow(self, request: Request, budget: Budget) -> Scheduled | None:
-        """Rows for a running request, preempting later ones for blocks; None if it was itself."""
-        while True:
-            item = self._rows_for(request, budget)
-            if self._hold(request, min(item.stop, self.max_length)):
-                return item
-            victim = self.running[-1]
-            self.preempt(victim)
-            if victim is request:
-                return None
+        A request that gets onto the device does so by a chunk, if only of its newest token.
+        """
+        return share.request.on_device if self.runs_ahead else share.decodes
 
-    def _admit(self, request: Request, budget: Budget) -> Scheduled | None:
-        """Start a waiting request after its cached prefix; None when blocks are short."""
-        blocks = self._cached_prefix(request)
-        request.blocks, request.remembered = blocks, len(blocks)
-        request.computed = request.drafter_computed = len(blocks) * self.table.block_size
-        item = self._rows_for(request, budget)
-        needed = self._blocks_for(request.computed + item.rows) - len(blocks)
-        fresh = self.pool.take(needed)
-        if fresh is None:
-            self.pool.release(blocks)
-            request.forget_cache()
-            self._stuck = request, self.pool.free_blocks
-            return None
-        self.waiting.popleft()
+    def _admit(self, share: Share) -> Begin:
+        request, prefix = share.request, list(share.prefix or ())
+        self.waiting.remove(request)
         bisect.insort_right(self.running, request, key=_priority)
         self.prefix_queries += request.total
-        self.prefix_hits += request.computed
-        request.admit(self.table.admit())
-        request.blocks = blocks + fresh
-        self.table.append(request.row, 0, request.blocks)
-        return item
+        self.prefix_hits += share.start
+        row = self.rows.admit()
+        self.rows.append(row, 0, prefix)
+        return request.admit(row, prefix, share.start)
 
-    def _rows_for(self, request: Request, budget: Budget) -> Scheduled:
-        start = request.furthest
-        if request.resident:
-            drafts = request.k if budget.drafts is None else min(request.k, budget.drafts)
-            return Scheduled(request, 1 + drafts, drafts, start, completes=True)
-        known = request.total - start
-        if not request.decoding or request.features is None:
-            rows = min(known, budget.left(request))
-            return Scheduled(request, rows, 0, start, completes=rows == known)
-        drafts = max(min(request.k, self.max_length - request.total, budget.rows - 1), 0)
-        return Scheduled(request, 1 + drafts, drafts, start, completes=True)
-
-    def _will_end(self, request: Request) -> bool:
-        """Whether what is already launched will bring a request to its last token."""
-        left = min(
-            request.params.max_tokens - request.output_length, self.max_length - request.total
-        )
-        return 0 < request.promised >= left
-
-    def _hold(self, request: Request, length: int) -> bool:
-        """Take blocks until the request has `length` positions; False when there are too few."""
-        needed = self._blocks_for(length) - len(request.blocks)
-        if needed <= 0:
-            return True
-        fresh = self.pool.take(needed)
-        if fresh is None:
-            return False
-        position = len(request.blocks) * self.table.block_size
-        self.table.append(request.row, position, fresh)
+    def _grow(self, share: Share) -> None:
+        """Take the blocks that a planned share needs."""
+        request, fresh = share.request, self.pool.take(share.fresh)
+        assert fresh is not None, "a plan takes no more blocks than there are"
+        self.rows.append(request.row, len(request.blocks), fresh)
         request.blocks = request.blocks + fresh
-        return True
 
-    def _blocks_for(self, length: int) -> int:
-        return -(-length // self.table.block_size)
+    def _note(self, plan: Plan, prompts_alone: bool) -> None:
+        """Write down a plan that the worker gets."""
+        if not plan.work:
+            return
+        for share in plan.work:
+            share.request.launch(share.rows, share.completes)
+            share.request.on_device |= share.completes and self.runs_ahead
+        admissions = tuple(share.request.admissions for share in plan.work)
+        self._launched.append(Launched(self._steps, plan.work, admissions, prompts_alone))
+
+    def _land(self, launched: Launched, outcome: Outcome) -> list[RequestOutput]:
+        """Apply results, but not those of requests that ended or began anew meanwhile."""
+        results = {result.row: result for result in outcome.results}
+        outputs = []
+        for share, admissions in zip(launched.work, launched.admissions, strict=True):
+            request = share.request
+            if request.status is not Status.RUNNING or request.admissions != admissions:
+                continue
+            request.land(share.rows, share.completes)
+            if request.row in results:
+                outputs.append(self._advance(share, results[request.row]))
+        if self.draft_length and outcome.time:
+            self.draft_length.took(outcome.time)
+        return outputs
+
+    def _advance(self, share: Share, result: Result) -> RequestOutput:
+        """Apply one request's result: its lengths, its tokens, and whether it ends."""
+        request = share.request
+        request.computed += share.rows - share.drafts + result.accepted
+        request.drafter_computed = request.computed - result.pending
+        request.speculation.record(share.drafts, result.accepted)
+        if self.draft_length and share.drafts:
+            self.draft_length.verified(share.drafts, result.accepted)
+        new, reason = _until_end(request, result.tokens, self._capacity.max_length)
+        scores = result.prompt_logprobs
+        if scores and any(math.isnan(entry.chosen) for entry in scores):
+            new, reason = (), "error"
+        if reason != "error":
+            request.prompt_logprobs += scores
+        request.tokens += new
+        request.logprobs += result.logprobs[: len(new)]
+        if request.constraint is not None:
+            request.constraint.advance(new)
+        self._remember(request)
+        if reason == "error":
+            reason = self._meet_nan(request)
+        elif request.constraint is not None and request.constraint.failure:
+            request.failure, reason = request.constraint.failure, "error"
+        if reason is not None:
+            self.abort(request.id, reason)
+        return RequestOutput(request.id, new, min(result.accepted, len(new)), reason)
+
+    def _meet_nan(self, request: Request) -> str | None:
+        """End a request whose logits are NaN, or start it over if cached keys may be to blame.
+
+        NaN spreads backwards within a pass, to keys of healthy tokens: attention multiplies hidden
+        values by 0. So its blocks must be neither found nor handed on as they are.
+        """
+        self._cleared += self.pool.disown(request.blocks)
+        if not request.reused:
+            request.failure = NAN_LOGITS
+            return "error"
+        request.distrusts_cache = True
+        self.preempt(request)
+        return None
+
+    def _remember(self, request: Request) -> None:
+        """Register the request's full blocks whose keys are all written in the prefix cache."""
+        if not self._prefix_caching:
+            return
+        size = self._capacity.block_size
+        written = request.drafter_computed if request.speculates else request.computed
+        if written < (request.remembered + 1) * size:
+            return
+        hashes = request.block_hashes(written // size, size)
+        for index in range(request.remembered, len(hashes)):
+            self.pool.remember(request.blocks[index], hashes[index])
+        request.remembered = max(request.remembered, len(hashes))
+
+    def _refused(self, outcome: Outcome) -> list[Share]:
+        """The chunks of the newest step that did not run."""
+        if not outcome.refused:
+            return []
+        return [share for share in self._launched[-1].work if share.request.row in outcome.refused]
+
+    def _make_room(self, refused: Sequence[Share]) -> list[RequestOutput]:
+        """Compute again from the start what had no memory, and make later chunks smaller.
+
+        Where the smallest chunk is too large, its requests end with an error.
+        """
+        shares = [share for share in refused if share.request.id in self.requests]
+        if not shares:
+            return []
+        rows = sum(share.rows for share in shares)
+        if rows <= SMALLEST_CHUNK:
+            return [self._fail(share.request, rows) for share in shares]
+        self.max_prompt_tokens = max(rows // 2, SMALLEST_CHUNK)
+        taken_back = {share.request.id for share in shares}
+        for request in reversed(list(self.running)):
+            if request.id in taken_back:
+                self.preempt(request)
+        warnings.warn(
+            f"the GPU has no memory for {rows} prompt tokens at once; continuing with "
+            f"{self.max_prompt_tokens} (set max_num_batched_tokens to start there)",
+            stacklevel=3,
+        )
+        return []
+
+    def _fail(self, request: Request, rows: int) -> RequestOutput:
+        request.failure = f"the GPU has no memory for {rows} prompt tokens at once"
+        self.abort(request.id, "error")
+        return RequestOutput(request.id, (), 0, "error")
 
     def _give_back(self, request: Request) -> None:
         self.pool.release(request.blocks)
-        self.table.leave(request.row)
-        request.features = None
+        self.rows.leave(request.row)
 
-    def _cached_prefix(self, request: Request) -> list[int]:
-        """Blocks that already hold the request's prefix; at least one token is left to compute.
 
-        Nor do they hold anything of a prompt that is still to be scored, whose rows have to be run.
-        """
-        if not self.prefix_caching or request.distrusts_cache:
-            return []
-        left = request.unscored
-        length = left.start if left else request.total - 1
-        most = self._extend_hashes(request, length // self.table.block_size)
-        return self.pool.find(request.hashes[:most])
+def _cycle(share: Share) -> Cycle:
+    request = share.request
+    return Cycle(request.row, share.start, share.drafts, share.hosted, request.missing)
 
-    def _extend_hashes(self, request: Request, count: int) -> int:
-        """Hash the first `count` blocks, as far as their tokens are known; returns how far.
 
-        A drafter's keys at position p depend on token p + 1, so where a drafter works the hash
-        covers one token past the block, and its blocks are kept apart from those without.
-        """
-        size, ahead = self.table.block_size, int(request.speculates)
-        count = min(count, (request.total - ahead) // size)
-        for index in range(len(request.hashes), count):
-            parent = request.hashes[index - 1] if index else bytes([ahead]) + request.salt
-            tokens = request.tokens[index * size : (index + 1) * size + ahead]
-            request.hashes.append(block_hash(parent, tokens))
-        return count
+def _chunk(share: Share) -> Chunk:
+    request, start, stop = share.request, share.start, share.stop
+    wanted = request.unscored
+    return Chunk(
+        row=request.row,
+        start=start,
+        tokens=tuple(request.tokens[start:stop]),
+        next_token=request.tokens[min(stop, request.total - 1)],
+        completes=share.completes,
+        hosted=share.hosted,
+        missing=request.missing,
+        scored=range(max(start, wanted.start), min(stop, wanted.stop)),
+        top=request.params.prompt_logprobs or 0,
+    )
+
+
+def _until_end(
+    request: Request, tokens: tuple[int, ...], max_length: int
+) -> tuple[tuple[int, ...], str | None]:
+    """New tokens up to and including the one that ends the request, and why it ends.
+
+    Those of a prompt after which nothing is to be generated are none, and end it.
+    """
+    allowed = min(request.params.max_tokens - request.output_length, max_length - request.total)
+    for index, token in enumerate(tokens[:allowed]):
+        if token < 0:
+            return tokens[:index], "error"
+        enough = request.output_length + index + 1 > request.params.min_tokens
+        if token in request.stop_ids and enough:
+            return tokens[: index + 1], "stop"
+    return tokens[:allowed], "length" if tokens and len(tokens) >= allowed else None
 
 
 def _priority(request: Request) -> int:

@@ -14,7 +14,8 @@ from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
 from peagle.ops.norm import RMSNorm
-from peagle.ops.residual import Links, Normed
+from peagle.ops.products.normed import Normed
+from peagle.ops.residual import Links
 
 AttendProduct = Callable[[int, Tensor, QKVSpec], Tensor]
 """(layer, its q, k, v product [rows, width], how to read it) -> [rows, heads * head_dim]."""

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Container, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,12 +13,16 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.families import Family, decoder_rules, end_rules, layer_rules, read_family
 from peagle.models.families.tensors import HEAD, embeddings
+from peagle.models.fp8 import Fp8
+from peagle.models.quantization import LEFT_OUT, read_quantization
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import (
     TensorRule,
     about,
     assemble,
+    bytes_of,
     file_names,
+    known_names,
     mismatches,
     read_tensors,
     refuse,
@@ -42,16 +46,14 @@ def load_decoder(
     Raises `InputError` for an unsupported architecture, a context beyond the target's, and damaged
     or mismatched weights.
     """
-    family, spec = _read_target(directory)
-    check_length(spec, max_length or 1)
+    target = _Target.read(directory)
+    check_length(target.spec, max_length or 1)
     with torch.device("meta"):
-        decoder = Decoder(spec, max_length)
-    parameters = {id(value): value.numel() for value in decoder.parameters()}
-    require_memory(sum(parameters.values()) * dtype.itemsize, device, f"the weights of {directory}")
+        decoder = Decoder(target.spec, max_length)
     tensors = read_tensors(directory)
-    ignored = _ignored(family, spec, tensors)
-    rules = decoder_rules(family, spec)
-    return _filled(decoder, rules, tensors, ignored, directory, dtype, device)
+    rules = target.as_stored(decoder_rules(target.family, target.spec), tensors)
+    require_memory(bytes_of(rules, decoder, dtype), device, f"the weights of {directory}")
+    return target.filled(decoder, rules, tensors, dtype, device)
 
 
 def check_length(spec: DecoderSpec, max_model_len: int) -> None:
@@ -67,12 +69,12 @@ def check_decoder(directory: Path) -> None:
 
     Raises `InputError` as `load_decoder` does, except for NaN or infinite values.
     """
-    (family, spec), tensors = _read_target(directory), read_tensors(directory)
+    target, tensors = _Target.read(directory), read_tensors(directory)
     with torch.device("meta"):
-        decoder = Decoder(spec, 1)
-    rules = _as_stored(decoder_rules(family, spec), tensors)
+        decoder = Decoder(target.spec, 1)
+    rules = target.as_stored(decoder_rules(target.family, target.spec), tensors)
     with about(directory):
-        refuse(mismatches(decoder, rules, tensors, _ignored(family, spec, tensors)))
+        refuse(mismatches(decoder, rules, tensors, target.ignored(tensors)))
 
 
 def load_ends(
@@ -82,13 +84,13 @@ def load_ends(
 
     Raises `InputError` as `load_decoder` does.
     """
-    family, spec = _read_target(directory)
+    target, names = _Target.read(directory), tensor_names(directory)
     with torch.device("meta"):
-        decoder = Decoder(spec, max_length)
+        decoder = Decoder(target.spec, max_length)
     decoder.layers = nn.ModuleList()
-    rules = end_rules(family, spec)
+    rules = target.as_stored(end_rules(target.family, target.spec), names)
     tensors = read_tensors(directory, file_names(rules))
-    return _filled(decoder, rules, tensors, set(), directory, dtype, device)
+    return target.filled(decoder, rules, tensors, dtype, device)
 
 
 def load_layers(
@@ -98,12 +100,13 @@ def load_layers(
 
     Raises `InputError` as `load_decoder` does.
     """
-    (family, spec), names = _read_target(directory), tensor_names(directory)
-    rules = _as_stored(decoder_rules(family, spec), names)
+    target, names = _Target.read(directory), tensor_names(directory)
+    family, spec = target.family, target.spec
+    rules = target.as_stored(decoder_rules(family, spec), names)
     with about(directory):
-        refuse(unexpected(rules, names, _ignored(family, spec, names)))
+        refuse(unexpected(rules, names, target.ignored(names)))
     for index, of_layer in enumerate(spec.layers):
-        rules = _as_stored(layer_rules(family, spec, index, "0"), names)
+        rules = target.as_stored(layer_rules(family, spec, index, "0"), names)
         with torch.device("meta"):
             layer = decoder_layer(of_layer, spec.hidden_size)
         tensors = read_tensors(directory, file_names(rules))
@@ -112,21 +115,90 @@ def load_layers(
         yield layer.to(device=device, dtype=dtype).requires_grad_(False).eval()
 
 
-def _read_target(directory: Path) -> tuple[Family, DecoderSpec]:
-    """A target's family, and what its configuration and its files say together.
+@dataclass(frozen=True)
+class Stored:
+    """Bytes that a target's weights take in memory."""
 
-    Full fine-tuning of a tied model may leave a head of its own, which transformers keeps.
+    ends: int
+    """Embeddings, final norm and head."""
+    layers: int
+
+
+def stored_bytes(directory: Path, dtype: torch.dtype) -> Stored:
+    """Memory of a target, of whose tensors the names alone are needed: those of an index will do.
+
+    Where there are none, as of one on the hub whose files are not fetched, nothing is packed.
     """
-    family, spec = read_family(directory)
-    if spec.tie_word_embeddings and _has_own_head(directory, family):
-        warnings.warn(
-            f"{directory}: config.json ties the head to the embeddings, but its files hold another "
-            "head; this one is used, as by transformers (vLLM drops it); set tie_word_embeddings "
-            "to false",
-            stacklevel=2,
-        )
-        spec = replace(spec, tie_word_embeddings=False)
-    return family, spec
+    target = _Target(directory, *read_family(directory), read_quantization(directory))
+    with torch.device("meta"):
+        decoder = Decoder(target.spec, 1)
+    every = decoder_rules(target.family, target.spec)
+    rules = target.as_stored(every, known_names(directory))
+    of_ends = {rule.ours for rule in end_rules(target.family, target.spec)}
+    parts = (
+        [rule for rule in rules if (rule.ours in of_ends) == is_end] for is_end in (True, False)
+    )
+    return Stored(*(bytes_of(part, decoder, dtype) for part in parts))
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What a target's directory says that it holds."""
+
+    directory: Path
+    family: Family
+    spec: DecoderSpec
+    quantization: Fp8 | None
+
+    @classmethod
+    def read(cls, directory: Path) -> "_Target":
+        """What its configuration and its files say together.
+
+        Full fine-tuning of a tied model may leave a head of its own, which transformers keeps.
+        """
+        family, spec = read_family(directory)
+        if spec.tie_word_embeddings and _has_own_head(directory, family):
+            warnings.warn(
+                f"{directory}: config.json ties the head to the embeddings, but its files hold "
+                "another head; this one is used, as by transformers (vLLM drops it); set "
+                "tie_word_embeddings to false",
+                stacklevel=3,
+            )
+            spec = replace(spec, tie_word_embeddings=False)
+        return cls(directory, family, spec, read_quantization(directory))
+
+    def as_stored(self, rules: Iterable[TensorRule], names: Container[str]) -> list[TensorRule]:
+        """The rules for a file with these tensors."""
+        stored = [rule.as_stored(names) for rule in rules]
+        if self.quantization is None:
+            return stored
+        return [self.quantization.as_stored(rule, names) for rule in stored]
+
+    def ignored(self, names: Iterable[str]) -> set[str]:
+        """Tensors of a file that are not needed but allowed."""
+        others = {name for name in names if name.startswith(self.family.IGNORED)}
+        if self.spec.tie_word_embeddings:
+            others.add(HEAD)
+        if self.quantization is not None:
+            others |= {name for name in names if name.endswith(LEFT_OUT)}
+        return others
+
+    def filled(
+        self,
+        decoder: Decoder,
+        rules: Iterable[TensorRule],
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> Decoder:
+        """A decoder with the values of the directory's tensors, ready for inference."""
+        with about(self.directory):
+            assemble(decoder, rules, tensors, self.ignored(tensors), dtype, device)
+        if self.spec.tie_word_embeddings:
+            decoder.head.weight = decoder.embed.weight
+        decoder = decoder.to(device=device, dtype=dtype).requires_grad_(False).eval()
+        pack(decoder)
+        return decoder
 
 
 def _has_own_head(directory: Path, family: Family) -> bool:
@@ -136,34 +208,3 @@ def _has_own_head(directory: Path, family: Family) -> bool:
     if len(found) < 2:
         return False
     return not torch.equal(found[HEAD].to(found[embedding].dtype), found[embedding])
-
-
-def _as_stored(rules: Iterable[TensorRule], names: Container[str]) -> list[TensorRule]:
-    """The rules for a file with these tensors."""
-    return [rule.as_stored(names) for rule in rules]
-
-
-def _ignored(family: Family, spec: DecoderSpec, names: Iterable[str]) -> set[str]:
-    """Those of a file's tensors that are not needed but allowed."""
-    others = {name for name in names if name.startswith(family.IGNORED)}
-    return others | {HEAD} if spec.tie_word_embeddings else others
-
-
-def _filled(
-    decoder: Decoder,
-    rules: Iterable[TensorRule],
-    tensors: Mapping[str, Tensor],
-    ignored: Iterable[str],
-    directory: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Decoder:
-    """A decoder with the values of a directory's tensors."""
-    spec = decoder.spec
-    with about(directory):
-        assemble(decoder, _as_stored(rules, tensors), tensors, ignored, dtype, device)
-    if spec.tie_word_embeddings:
-        decoder.head.weight = decoder.embed.weight
-    decoder = decoder.to(device=device, dtype=dtype).requires_grad_(False).eval()
-    pack(decoder)
-    return decoder

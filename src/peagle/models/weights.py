@@ -1,6 +1,7 @@
 """Strict reading and writing of safetensors directories."""
 
 import json
+import math
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,10 +15,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from peagle.errors import InputError, reason
+from peagle.ops.weight import QuantizedWeight, Weight, dense, replace_weight, weight_at
 
 DESCRIPTION = ["*.json", "*.model", "*.txt"]
 TEMPLATES = "*.jinja"
 WEIGHTS = ["*.safetensors"]
+INDEX = "model.safetensors.index.json"
 LISTED = 4
 """Tensors that a message names of each kind; another model's directory has hundreds."""
 Shape = tuple[int, ...]
@@ -43,13 +46,25 @@ class TensorRule:
         """The rule for a file with these tensors, which may store the value in another form."""
         return self
 
-    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-        """Ours, with its leading dimensions still flat."""
-        return torch.cat([part.to(dtype=dtype) for part in theirs])
+    def unfit(self, name: str, tensor: Tensor, expected: Shape) -> str | None:
+        """What is wrong with one of `theirs`; None: nothing."""
+        if tuple(tensor.shape) != expected:
+            return f"{name} has shape {list(tensor.shape)}, expected {list(expected)}"
+        if tensor.is_floating_point() and tensor.itemsize == 1:
+            return f"{name} is {tensor.dtype}, and no scales are found for it"
+        return None
 
-    def split(self, ours: Tensor) -> Sequence[Tensor]:
+    def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
+        """Bytes that ours takes in memory, given its shape and the dtype of what is not packed."""
+        return math.prod(ours) * dtype.itemsize
+
+    def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
+        """Ours, of this shape."""
+        return torch.cat([part.to(dtype=dtype) for part in theirs]).reshape(ours)
+
+    def split(self, ours: Weight) -> Sequence[Tensor]:
         """`theirs`, the inverse of `join`."""
-        return ours.flatten(0, self.leading - 1).split(self.sizes)
+        return dense(ours).flatten(0, self.leading - 1).split(self.sizes)
 
 
 def model_directory(name: str, weights: bool = True) -> Path:
@@ -96,7 +111,7 @@ def read_json(path: Path) -> dict[str, object]:
 
 def safetensors_files(directory: Path) -> list[Path]:
     """The weight files of a directory, from its index if it is sharded. Pickles are never read."""
-    index = directory / "model.safetensors.index.json"
+    index = directory / INDEX
     if index.exists():
         files = [directory / name for name in _indexed(index)]
     else:
@@ -113,11 +128,15 @@ def safetensors_files(directory: Path) -> list[Path]:
 
 def _indexed(index: Path) -> list[str]:
     """Names of the files in an index."""
+    return sorted(set(_weight_map(index).values()))
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor."""
     weight_map = read_json(index).get("weight_map")
-    names = weight_map.values() if isinstance(weight_map, dict) else [None]
-    if not all(isinstance(name, str) for name in names):
-        raise InputError(f"{index}: weight_map must name a file for each tensor; fetch it again")
-    return sorted(set(names))
+    if isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values()):
+        return weight_map
+    raise InputError(f"{index}: weight_map must name a file for each tensor; fetch it again")
 
 
 def read_tensors(directory: Path, wanted: Container[str] | None = None) -> dict[str, Tensor]:
@@ -135,6 +154,17 @@ def tensor_names(directory: Path) -> set[str]:
         with _opened(file) as shard:
             names.update(shard.keys())
     return names
+
+
+def known_names(directory: Path) -> set[str]:
+    """Names of the tensors that a directory has or that its index lists; none if neither is there.
+
+    Raises `InputError` for a damaged file.
+    """
+    index = directory / INDEX
+    if index.exists():
+        return set(_weight_map(index))
+    return tensor_names(directory) if any(directory.glob("*.safetensors")) else set()
 
 
 def _tensors(files: Iterable[Path], wanted: Container[str] | None) -> Iterator[tuple[str, Tensor]]:
@@ -172,7 +202,7 @@ def assemble(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> None:
-    """Set a module's parameters from a file's tensors, in their own dtype or in `dtype`.
+    """Set a module's weights from a file's tensors, in their own dtype or in `dtype`, or packed.
 
     Each is moved to the device, joined and checked there before the next is read, so that a large
     model is never in memory twice. Raises `InputError` naming missing, unexpected and misshapen
@@ -188,15 +218,24 @@ def assemble(
             raise InputError(f"its tensor {name} holds NaN or infinite values")
         return tensor
 
-    state = {
-        rule.ours: rule.join([*map(moved, rule.theirs)], dtype).reshape(shapes[rule.ours])
-        for rule in rules
-    }
+    state: dict[str, Tensor] = {}
+    for rule in rules:
+        value = rule.join([*map(moved, rule.theirs)], shapes[rule.ours], dtype)
+        if isinstance(value, QuantizedWeight):
+            replace_weight(module, rule.ours, value)
+        else:
+            state[rule.ours] = value
     module.load_state_dict(state, strict=False, assign=True)
 
 
 def _shapes(module: nn.Module) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def bytes_of(rules: Iterable[TensorRule], module: nn.Module, dtype: torch.dtype) -> int:
+    """Bytes that a module's weights will take, those that are not packed in `dtype`."""
+    shapes = _shapes(module)
+    return sum(rule.nbytes(shapes[rule.ours], dtype) for rule in rules)
 
 
 def mismatches(
@@ -207,19 +246,17 @@ def mismatches(
 ) -> list[str]:
     """Missing, unexpected and misshapen tensors, compared with a module's shapes."""
     rules, shapes = list(rules), _shapes(module)
-    expected: dict[str, Shape] = {}
-    for rule in rules:
-        expected |= rule.shapes(shapes[rule.ours])
-    missing = sorted(expected.keys() - tensors.keys())
+    expected = {rule: rule.shapes(shapes[rule.ours]) for rule in rules}
+    missing = sorted({name for of_rule in expected.values() for name in of_rule} - tensors.keys())
     problems = [f"missing tensors: {shortened(missing)}"] if missing else []
     problems += unexpected(rules, tensors, ignored)
-    unfit = []
-    for name in sorted(expected.keys() & tensors.keys()):
-        shape = tuple(tensors[name].shape)
-        if shape != expected[name]:
-            unfit.append(f"{name} has shape {list(shape)}, expected {list(expected[name])}")
-        elif tensors[name].is_floating_point() and tensors[name].itemsize == 1:
-            unfit.append(f"{name} is {tensors[name].dtype}; 8-bit weights are not supported")
+    found = (
+        rule.unfit(name, tensors[name], shape)
+        for rule, of_rule in expected.items()
+        for name, shape in of_rule.items()
+        if name in tensors
+    )
+    unfit = sorted(problem for problem in found if problem is not None)
     return [*problems, shortened(unfit, "; ")] if unfit else problems
 
 
@@ -258,10 +295,10 @@ def about(directory: Path) -> Iterator[None]:
 
 
 def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Tensor]:
-    """The inverse of `assemble`: a module's parameters under the file's names."""
-    state = dict(module.named_parameters())
+    """The inverse of `assemble`: a module's weights under the file's names."""
     tensors: dict[str, Tensor] = {}
     for rule in rules:
-        parts = rule.split(state[rule.ours].detach().cpu())
-        tensors.update(zip(rule.theirs, (part.contiguous() for part in parts), strict=True))
+        parts = rule.split(weight_at(module, rule.ours))
+        stored = (part.detach().cpu().contiguous() for part in parts)
+        tensors.update(zip(rule.theirs, stored, strict=True))
     return tensors

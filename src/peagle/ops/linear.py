@@ -4,12 +4,10 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from peagle.ops.packing import Packable
-
-HALF_STEP = 2.0**-25
-"""Half of float16's smallest step: what numbers too small for it lose by rounding."""
+from peagle.ops.products.packed import packed_product
+from peagle.ops.weight import Weight, dense, fp8, multiply, replace_weight
 
 
 class Linear(Packable):
@@ -20,81 +18,26 @@ class Linear(Packable):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.weight: Weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self.packed: Callable[[Tensor], Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is None:
-            return F.linear(x, self.weight, self.bias)
+            return multiply(x, self.weight, self.bias)
         return self.packed(x)
+
+    def quantized(self) -> "Linear":
+        """The same product with a weight rounded to FP8, with a scale for each output."""
+        weight = fp8(dense(self.weight))
+        with torch.device("meta"):
+            other = Linear(weight.shape[1], weight.shape[0])
+        replace_weight(other, "weight", weight)
+        other.bias = self.bias
+        return other
 
     def pack(self) -> None:
         """Lay the weight out for inference on a CPU, where this torch build can."""
-        if self.weight.device.type == "cpu":
+        if isinstance(self.weight, Tensor) and self.weight.device.type == "cpu":
             bias = None if self.bias is None else self.bias.detach()
             self.packed = packed_product(self.weight.detach(), bias)
-
-
-def packed_product(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor] | None:
-    """`x @ weight.T + bias` on a CPU, with the weight packed once; None where it cannot be.
-
-    Decoding waits for weights, so float32 weights that came from a bfloat16 or float16 checkpoint
-    are kept in float16, half the bytes, and widened again in registers: products and sums stay in
-    float32. On two cores this made a cycle of the bundled pair a tenth faster than MKL's packed
-    float32, which in turn takes 50 us for 8 rows of 320 -> 1792 where the plain product takes 87.
-    """
-    if weight.dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return _onednn(weight, bias)
-    if weight.dtype != torch.float32:
-        return None
-    if "fbgemm" in torch.backends.quantized.supported_engines and fits_half(weight):
-        return _half(weight, bias)
-    return _mkl(weight, bias) if torch.backends.mkl.is_available() else None
-
-
-def fits_half(weight: Tensor) -> bool:
-    """Whether a float32 weight loses nothing in float16 that float32 sums would keep.
-
-    True of bfloat16's and float16's numbers below 65,504: only those under 2^-17 are rounded, by
-    at most 2^-25.
-    """
-    return bool((weight.half().float() - weight).abs().max() <= HALF_STEP)
-
-
-def _half(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-    product = torch.ops.quantized.linear_dynamic_fp16.default
-    if torch.backends.cpu.get_cpu_capability() != "AVX2":
-        return lambda x: product(x, packed)
-
-    def even(x: Tensor) -> Tensor:
-        rows = len(x)
-        if not _ends_short(rows):
-            return product(x, packed)
-        return product(F.pad(x, (0, 0, 0, -rows % 3)), packed)[:rows]
-
-    return even
-
-
-def _ends_short(rows: int) -> bool:
-    """Whether FBGEMM multiplies the last one or two of so many rows by themselves.
-
-    Its AVX2 kernels sum these in another order, so that a row's result would depend on the number
-    of rows. Read off results for up to 512 rows: never with a multiple of three. A token without
-    drafts takes the bundled target a fifth longer for it, six rows as long as before.
-    """
-    return rows in (1, 2, 7, 14) or (rows > 30 and rows % 6 in (1, 2))
-
-
-def _mkl(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    typical_rows = 32
-    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, typical_rows)
-    product = torch.ops.mkl._mkl_linear.default
-    return lambda x: product(x, packed, weight, bias, x.shape[0])
-
-
-def _onednn(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    packed = torch.ops.mkldnn._reorder_linear_weight(weight)
-    product = torch.ops.mkldnn._linear_pointwise.default
-    return lambda x: product(x, packed, bias, "none", [], "")

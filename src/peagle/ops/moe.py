@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from peagle.ops.packing import Part
 from peagle.ops.swiglu import swiglu
 from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.weight import Weight, multiply
 
 Mixture = Callable[..., Tensor]
 """What `moe` is, in torch or in Triton."""
@@ -34,8 +35,8 @@ class Clamped:
 def moe(
     x: Tensor,
     router_weight: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Weight,
+    down: Weight,
     top_k: int,
     normalize: bool,
     clamped: Clamped | None = None,
@@ -57,13 +58,13 @@ def moe(
 
 
 def _through(
-    expert: int, x: Tensor, gate_up: Tensor, down: Tensor, clamped: Clamped | None
+    expert: int, x: Tensor, gate_up: Weight, down: Weight, clamped: Clamped | None
 ) -> Tensor:
     """Rows through one expert, not weighed."""
     if clamped is None:
-        return F.linear(swiglu(F.linear(x, gate_up[expert])), down[expert])
-    gate, up = F.linear(x, gate_up[expert], clamped.gate_up[expert]).chunk(2, dim=-1)
-    return F.linear(clamped_swiglu(gate, up, clamped.limit), down[expert], clamped.down[expert])
+        return multiply(swiglu(multiply(x, gate_up[expert])), down[expert])
+    gate, up = multiply(x, gate_up[expert], clamped.gate_up[expert]).chunk(2, dim=-1)
+    return multiply(clamped_swiglu(gate, up, clamped.limit), down[expert], clamped.down[expert])
 
 
 def clamped_swiglu(gate: Tensor, up: Tensor, limit: float) -> Tensor:
@@ -102,8 +103,8 @@ class Experts(Part):
     ) -> None:
         super().__init__()
         self.router = nn.Parameter(torch.empty(experts, hidden))
-        self.gate_up = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
-        self.down = nn.Parameter(torch.empty(experts, hidden, inner))
+        self.gate_up: Weight = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
+        self.down: Weight = nn.Parameter(torch.empty(experts, hidden, inner))
         self.top_k, self.normalize, self.limit = top_k, normalize, limit
         if limit is not None:
             self.router_bias = nn.Parameter(torch.empty(experts))
@@ -111,15 +112,19 @@ class Experts(Part):
             self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        mixture: Mixture = kernels("moe").moe if has_kernels(x) else moe
+        mixture: Mixture = kernels("moe").moe if self.has_kernels() else moe
         return mixture(x, *self.form())
+
+    def has_kernels(self) -> bool:
+        """Whether Triton's kernels cover these weights, where they are."""
+        return has_kernels(self.router) and kernels("moe").takes(self.gate_up, self.down)
 
     def warm_up(self, most_rows: int) -> None:
         """Compile a GPU's kernels now, which the first large pass would else stand still for."""
-        if has_kernels(self.down):
+        if self.has_kernels():
             kernels("moe").warm_up(self, most_rows)
 
-    def form(self) -> tuple[Tensor, Tensor, Tensor, int, bool, Clamped | None]:
+    def form(self) -> tuple[Tensor, Weight, Weight, int, bool, Clamped | None]:
         """What `moe` takes after its rows."""
         clamped = None
         if self.limit is not None:

@@ -49,11 +49,7 @@ class EngineAnswerer:
         if len(prompt) >= room:
             raise NoAnswerError(str(ContextLengthError(len(prompt), room)))
         prepared = await self._async.prepare(prompt, params, chat)
-        completion = None
-        async with self._async.run([prepared]) as chunks:
-            async for _, chunk in chunks:
-                completion = chunk.completion
-        assert completion is not None  # the chunks end with it
+        completion = await self._async.complete(prepared)
         if completion.failure is not None:
             raise NoAnswerError(f"an answer ended with an error: {completion.failure}")
         return _answer_of(completion)

@@ -97,7 +97,8 @@ class Choices:
     def add(self, index: int, chunk: Chunk) -> Iterator[bytes]:
         """An event for each delta."""
         self._written += len(chunk.token_ids)
-        self._unsaid[index] += chunk.token_ids
+        if self._body.return_token_ids:
+            self._unsaid[index] += chunk.token_ids
         choices = self._form.deltas(index, chunk)
         if chunk.completion is not None:
             *before, last = choices

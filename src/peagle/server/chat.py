@@ -16,7 +16,7 @@ from peagle.dialects import (
     Section,
     ToolUse,
 )
-from peagle.engine.request import TokenLogprobs
+from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.llm import ChatTurn, Chunk, Completion
 from peagle.server.answer import answer

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from peagle.engine.request import TokenLogprobs
+from peagle.engine.step import TokenLogprobs
 from peagle.llm import Chunk, Completion
 from peagle.server.answer import answer
 from peagle.server.delivery import Json

@@ -167,9 +167,8 @@ def _log_failure(answer: Answer, index: int, completion: Completion) -> None:
 
 async def _collect(job: Job) -> list[Completion]:
     done: dict[int, Completion] = {}
-    async for index, chunk in job.chunks:
-        if chunk.completion is not None:
-            done[index] = chunk.completion
+    async for batch in job.batches:
+        done |= {index: chunk.completion for index, chunk in batch if chunk.completion}
     return [done[index] for index in range(len(job.prepared))]
 
 
@@ -180,18 +179,19 @@ async def _events(answer: Answer, job: Job) -> AsyncIterator[bytes]:
     try:
         for data in answer.begin():
             yield data
-        async for index, chunk in job.chunks:
-            if chunk.completion is not None:
-                done[index] = chunk.completion
-                _log_failure(answer, index, chunk.completion)
-                if len(job.prepared) == 1 and chunk.completion.failure is not None:
-                    raise APIError(500, chunk.completion.failure)
-            for data in answer.add(index, chunk):
-                yield data
+        async for batch in job.batches:
+            ended = {index: chunk.completion for index, chunk in batch if chunk.completion}
+            done |= ended
+            for index, completion in ended.items():
+                _log_failure(answer, index, completion)
+            lost = done[0].failure if len(job.prepared) == 1 and done else None
+            told = batch if lost is None else batch[:-1]
+            data = b"".join(event for index, chunk in told for event in answer.add(index, chunk))
+            if data or time.monotonic() - said > SILENCE:
+                yield data or answer.waiting
                 said = time.monotonic()
-            if time.monotonic() - said > SILENCE:
-                yield answer.waiting
-                said = time.monotonic()
+            if lost is not None:
+                raise APIError(500, lost)
         for data in answer.end([done[index] for index in range(len(job.prepared))]):
             yield data
     except Exception as error:

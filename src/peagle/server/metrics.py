@@ -1,5 +1,8 @@
 """Prometheus metrics, under vLLM's names where vLLM has them."""
 
+import bisect
+import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -10,8 +13,14 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from peagle.engine.engine import EngineStats
 from peagle.llm import Chunk, Completion
@@ -31,9 +40,6 @@ class Metrics:
         self._prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of finished requests."
         )
-        self._tokens = self._counter("vllm:generation_tokens", "Tokens generated.").labels(
-            model_name
-        )
         self._finished = self._counter("vllm:request_success", "Requests ended.", "finished_reason")
         self._refused = self._counter("peagle:requests_rejected", "Requests refused.", "reason")
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Verifications of drafts.")
@@ -43,8 +49,8 @@ class Metrics:
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted.", "position"
         )
         self._first = self._histogram("vllm:time_to_first_token_seconds", SECONDS)
-        between = self._histogram("vllm:inter_token_latency_seconds", FAST_SECONDS)
-        self._between = between.labels(model_name)
+        self._chunks = _ChunkCollector(model_name)
+        self._registry.register(self._chunks)
         self._whole = self._histogram("vllm:e2e_request_latency_seconds", SECONDS)
         self._queued = self._histogram("vllm:request_queue_time_seconds", SECONDS)
 
@@ -66,11 +72,11 @@ class Metrics:
 
     def next_chunk(self, seconds: float) -> None:
         """Count the time between two chunks of a sequence."""
-        self._between.observe(seconds)
+        self._chunks.between(seconds)
 
     def tokens(self, count: int) -> None:
         """Count generated tokens."""
-        self._tokens.inc(count)
+        self._chunks.tokens += count
 
     def ended(self, reason: str, seconds: float) -> None:
         """Count the end of a sequence, finished or cancelled."""
@@ -95,8 +101,7 @@ class Metrics:
         return Counter(name, text, (LABEL, *labels), registry=self._registry)
 
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        text = name.removeprefix("vllm:").replace("_", " ").capitalize() + "."
-        return Histogram(name, text, (LABEL,), registry=self._registry, buckets=buckets)
+        return Histogram(name, _about(name), (LABEL,), registry=self._registry, buckets=buckets)
 
 
 class Watch:
@@ -131,6 +136,39 @@ class Watch:
     def _end(self, reason: str, now: float) -> None:
         self._closed = True
         self._metrics.ended(reason, now - self._arrived)
+
+
+class _ChunkCollector(Collector):
+    """What every chunk counts, where a lock for each would cost more than the count."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model = model_name
+        self.tokens = 0
+        """Tokens generated."""
+        self._seconds = 0.0
+        self._counts = [0] * (len(FAST_SECONDS) + 1)
+        """Chunks by the first bound that is not below the time since the one before."""
+
+    def between(self, seconds: float) -> None:
+        """Count the time between two chunks."""
+        self._seconds += seconds
+        self._counts[bisect.bisect_left(FAST_SECONDS, seconds)] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        tokens = CounterMetricFamily("vllm:generation_tokens", "Tokens generated.", labels=[LABEL])
+        tokens.add_metric([self._model], self.tokens)
+        yield tokens
+        name = "vllm:inter_token_latency_seconds"
+        between = HistogramMetricFamily(name, _about(name), labels=[LABEL])
+        bounds = [floatToGoString(bound) for bound in (*FAST_SECONDS, math.inf)]
+        counts = itertools.accumulate(self._counts)
+        between.add_metric([self._model], [*zip(bounds, counts, strict=True)], self._seconds)
+        yield between
+
+
+def _about(name: str) -> str:
+    """What a metric is, by its name."""
+    return name.removeprefix("vllm:").replace("_", " ").capitalize() + "."
 
 
 class _StatsCollector(Collector):

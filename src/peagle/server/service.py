@@ -2,13 +2,14 @@
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 
-from peagle.async_llm import AsyncLLM
+from peagle.async_llm import AsyncLLM, Batch
 from peagle.config import SamplingParams
-from peagle.llm import LLM, ChatTurn, Chunk, Prepared, Prompt
+from peagle.llm import LLM, ChatTurn, Prepared, Prompt
 from peagle.server.errors import APIError, closing
 from peagle.server.metrics import Metrics, Watch
 from peagle.server.settings import ServerSettings
@@ -22,8 +23,8 @@ class Job:
     """The sequences of one HTTP request: every prompt `n` times, in order."""
 
     prepared: Sequence[Prepared]
-    chunks: AsyncIterator[tuple[int, Chunk]]
-    """The chunks they write, each with its sequence's index."""
+    batches: AsyncIterator[Batch]
+    """The chunks they write, as they come, each with its sequence's index."""
     n: int
 
     @property
@@ -40,7 +41,9 @@ class Service:
         self.llm: LLM = llm.llm
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.stats)
-        self.capacity = self.llm.engine.max_num_seqs + settings.max_queue
+        self.capacity = math.inf
+        if settings.max_queue is not None:
+            self.capacity = self.llm.engine.max_num_seqs + settings.max_queue
         self.draining = False
         self.started = int(time.time())
         self.admitted = 0
@@ -110,10 +113,10 @@ class Service:
         self._check_prompt_logprobs(prepared)
         n = len(each)  # n sequences in a row share a prompt, which counts once
         watches = [self.metrics.watch(counts_prompt=i % n == 0) for i in range(len(prepared))]
-        chunks = await running.enter_async_context(self._async.run(prepared))
+        batches = await running.enter_async_context(self._async.run(prepared))
         for watch in watches:
             running.callback(watch.close)
-        return Job(prepared, _counted(chunks, watches), n)
+        return Job(prepared, _counted(batches, watches), n)
 
     def _check_prompt_logprobs(self, prepared: Sequence[Prepared]) -> None:
         asked = [(len(one.tokens), one.params.prompt_logprobs) for one in prepared]
@@ -139,14 +142,13 @@ class Service:
         self._async.close()
 
 
-async def _counted(
-    chunks: AsyncIterator[tuple[int, Chunk]], watches: Sequence[Watch]
-) -> AsyncIterator[tuple[int, Chunk]]:
-    async for index, chunk in chunks:
+async def _counted(batches: AsyncIterator[Batch], watches: Sequence[Watch]) -> AsyncIterator[Batch]:
+    async for batch in batches:
         now = time.perf_counter()
-        if chunk.completion is not None:
+        ends = any(chunk.completion is not None for _, chunk in batch)
+        if not ends:  # count after handing over: the client waits for tokens, not for counts
+            yield batch
+        for index, chunk in batch:
             watches[index].add(chunk, now)
-            yield index, chunk
-        else:  # count after handing over: the client waits for tokens, not for counts
-            yield index, chunk
-            watches[index].add(chunk, now)
+        if ends:
+            yield batch

@@ -42,8 +42,9 @@ class ServerSettings(Config):
     """Any of them opens the API; without one it is open to all."""
     allowed_origins: tuple[Annotated[str, Field(pattern=ORIGIN)], ...] = ()
     """Origins of web pages elsewhere that may call the API (CORS); "*" is any."""
-    max_queue: NonNegativeInt = 256
-    """Sequences that may wait besides those that run; further requests get 429."""
+    max_queue: NonNegativeInt | None = None
+    """Sequences that may wait besides those that run; further requests get 429. Unset is no limit,
+    as in vLLM."""
     drain_seconds: Annotated[float, Field(ge=0.0)] = 30.0
     """Seconds that requests may go on after SIGTERM."""
     log_format: LogFormat = "text"

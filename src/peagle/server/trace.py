@@ -5,13 +5,8 @@ import functools
 import re
 from typing import Any
 
-from peagle.detokenizer import UNFINISHED
+from peagle.detokenizer import LETTERS, UNFINISHED
 from peagle.llm import Chunk, Completion
-
-_SHOWN = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), 256)]
-_HIDDEN = [byte for byte in range(256) if byte not in _SHOWN]
-LETTERS = {chr(byte): byte for byte in _SHOWN} | {chr(256 + n): b for n, b in enumerate(_HIDDEN)}
-"""The byte that each letter of a byte-level BPE's token stands for, as in GPT-2's vocabulary."""
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What stands for a space in the vocabulary of SentencePiece's tokenizers."""

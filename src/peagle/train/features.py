@@ -12,7 +12,7 @@ from peagle.ops.cached_attention import AttentionHeads
 from peagle.train.attention import Masked, causal
 from peagle.train.mask import Visibility, rows_in_step
 from peagle.train.packing import Batch, Document, pack
-from peagle.train.transfer import to_device
+from peagle.transfer import to_device
 
 Split = Literal["training", "validation"]
 

@@ -12,6 +12,7 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder, Embedding
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.linear import Linear
+from peagle.ops.weight import dense
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
 
@@ -73,7 +74,8 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
         model.d2t = offsets(kept)
     with torch.no_grad():
         model.embed.weight.copy_(target.embed.weight)
-        model.head.weight.copy_(target.head.weight[kept.to(target.head.weight.device)])
+        head = dense(target.head.weight)
+        dense(model.head.weight).copy_(head[kept.to(head.device)])
     model.to(target.embed.weight.device, target.embed.weight.dtype)
     choose_trained(recipe, model)
     return model
@@ -102,4 +104,4 @@ def choose_trained(recipe: Recipe, model: DraftModel) -> None:
 
 def _draw(module: nn.Module) -> None:
     if isinstance(module, Linear | Embedding):
-        nn.init.normal_(module.weight, std=0.02)
+        nn.init.normal_(dense(module.weight), std=0.02)

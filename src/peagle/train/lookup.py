@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.train.transfer import to_device
+from peagle.transfer import to_device
 
 
 def lookup(table: Tensor, rows: Tensor) -> Tensor:

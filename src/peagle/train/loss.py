@@ -10,7 +10,8 @@ from peagle.drafters.model import DraftModel
 from peagle.models.decoder import Decoder
 from peagle.ops.divergence import weigh
 from peagle.ops.softcap import softcap
-from peagle.train.transfer import to_device
+from peagle.ops.weight import dense
+from peagle.transfer import to_device
 
 CHUNK = 4096
 """Number of elements whose logits are in memory at once."""
@@ -22,7 +23,7 @@ class Comparison:
     def __init__(self, model: DraftModel, target: Decoder, loss: str) -> None:
         """loss: a name in `divergence.LOSSES`."""
         self._model, self._target, self._loss = model, target, loss
-        self._wanted = target.head.weight.detach()
+        self._wanted = dense(target.head.weight).detach()
         if model.config.reduced_vocabulary:
             ids = torch.arange(model.config.draft_vocab_size, device=model.d2t.device) + model.d2t
             self._wanted = self._wanted[ids]

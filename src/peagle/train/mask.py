@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from peagle.train.transfer import to_device
+from peagle.transfer import to_device
 
 BLOCK = 128
 """Number of queries, and of keys, in a block of a FlexAttention mask."""

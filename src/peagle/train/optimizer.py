@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from peagle.ops.linear import Linear
+from peagle.ops.weight import dense
 from peagle.train.adamw import AdamW
 from peagle.train.product import SummedProduct
 from peagle.train.recipe import Recipe
@@ -126,12 +127,15 @@ def _sum_in_products(
     """Let linear layers add gradients to those of their weights' masters; returns these sums."""
     summed = {}
     for layer in model.modules():
-        if isinstance(layer, Linear) and layer.bias is None and layer.weight in masters:
-            master = masters[layer.weight]
+        if not isinstance(layer, Linear) or layer.bias is not None:
+            continue
+        weight = dense(layer.weight)
+        if weight in masters:
+            master = masters[weight]
             assert layer.packed is None, "a model has one optimizer"
             assert master not in summed, "a weight is used by two layers"
             summed[master] = master.grad = torch.zeros_like(master)
-            layer.packed = SummedProduct(layer.weight, summed[master])
+            layer.packed = SummedProduct(weight, summed[master])
     return summed
 
 

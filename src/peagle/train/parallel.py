@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from peagle.errors import InputError
+from peagle.transfer import Download
 
 LEAVE_SECONDS = 0.5
 """How long a process waits after its last work before it leaves the group."""
@@ -77,18 +78,8 @@ class Ranks:
         device."""
         said = torch.tensor(float(flag), device=device)
         self.add_up([said])
-        if not said.is_cuda:
-            return lambda: bool(said)
-        heard = torch.empty((), pin_memory=True)
-        heard.copy_(said, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-
-        def answer() -> bool:
-            arrived.synchronize()
-            return bool(heard)
-
-        return answer
+        heard = Download(said)
+        return lambda: bool(heard.tolist())
 
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raises `InputError` on every rank unless all begin with the same facts as the first.

@@ -24,7 +24,7 @@ from peagle.train.features import DocumentAttend, Features, fold, unfold
 from peagle.train.lookup import lookup
 from peagle.train.mask import BLOCK, Visibility, rows_in_step
 from peagle.train.packing import Batch
-from peagle.train.transfer import to_device
+from peagle.transfer import to_device
 
 TILE = 2048
 """Number of elements that share a dense part of the context."""

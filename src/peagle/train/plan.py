@@ -21,9 +21,11 @@ from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_spec
+from peagle.models.loading import Stored, stored_bytes
 from peagle.models.weights import model_directory
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
+from peagle.ops.weight import dense
 from peagle.train.cod import Chains, sample_chains
 from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
@@ -72,6 +74,8 @@ class Plan:
     device: torch.device
     target: Decoder
     """Without values."""
+    stored: Stored
+    """The target's memory, as its files hold it."""
     model: DraftModel
     """Without values."""
     summary: Summary
@@ -93,7 +97,8 @@ class Plan:
             target = Decoder(spec, 1).to(dtype)
             model = DraftModel(drafter_config(recipe, spec), 1).to(dtype)
         choose_trained(recipe, model)
-        return cls(recipe, device, target, model, summary, training, validation)
+        stored = stored_bytes(directory, dtype)
+        return cls(recipe, device, target, stored, model, summary, training, validation)
 
     @property
     def config(self) -> DrafterConfig:
@@ -103,7 +108,7 @@ class Plan:
     @property
     def dtype(self) -> torch.dtype:
         """The dtype that the layers compute in."""
-        return self.model.fc.weight.dtype
+        return dense(self.model.fc.weight).dtype
 
     @property
     def compiled(self) -> bool:
@@ -177,7 +182,7 @@ class Plan:
 
     def memory(self) -> dict[str, int]:
         """Peak bytes of a step, by what they are for."""
-        target = _bytes(self.target) - _bytes(self.target.layers) * self._cached
+        target = self.stored.ends + self.stored.layers * (not self._cached)
         if self.config.reduced_vocabulary:
             target += self.model.head.weight.nbytes  # the same rows of the target's head
         tokens, deeper = self.step.largest_pass, self.step.largest_segment
@@ -229,7 +234,10 @@ class Plan:
 
     def _logits(self) -> int:
         """Bytes of one chunk's logits, and of two gradients of the head: depth 0's and a part's."""
-        head, most = self.model.head.weight, max(self.step.largest_pass, self.step.largest_segment)
+        head, most = (
+            dense(self.model.head.weight),
+            max(self.step.largest_pass, self.step.largest_segment),
+        )
         matrix = min(most, CHUNK) * self.config.draft_vocab_size * self.dtype.itemsize
         gradients = 2 * head.numel() * FLOAT32 * head.requires_grad
         return LOGITS[self.compiled] * matrix + gradients
@@ -239,7 +247,7 @@ class Plan:
         layers = self._layer_operations(self.step, 6)
         if self.recipe.activation_checkpointing and self.config.parallel:
             layers += 2 * self.step.tokens * _in_products(self.model.first, self.model.rest)
-        head = self.model.head.weight
+        head = dense(self.model.head.weight)
         return {
             "target": self._target_operations(self.step) * (not self._cached),
             "draft layers": layers + 4 * self.step.tokens * self.model.fc.weight.numel(),

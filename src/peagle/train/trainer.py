@@ -24,8 +24,8 @@ from peagle.train.partition import ParallelPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.snapshot import Progress, load_snapshot, origin_of, save_snapshot, snapshot_path
-from peagle.train.transfer import to_device
 from peagle.train.unroll import SequentialPass
+from peagle.transfer import to_device
 
 ALONE = Ranks()
 REPORT_EVERY = 10

@@ -13,7 +13,7 @@ from peagle.train.features import Features, fold, unfold
 from peagle.train.mask import Visibility
 from peagle.train.packing import Batch
 from peagle.train.partition import Pass, PassLoss
-from peagle.train.transfer import to_device
+from peagle.transfer import to_device
 
 
 class SequentialPass:

@@ -5,7 +5,8 @@ from torch import Tensor
 from peagle.ops import moe as reference
 from peagle.ops.moe import Clamped, Experts
 from peagle.ops.norm import RMSNorm, rms_norm
-from peagle.ops.residual import Normed, add_mixture
+from peagle.ops.products.normed import Normed
+from peagle.ops.residual import add_mixture
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SHAPES = [(6, 2), (5, 5), (24, 4), (1, 1)]
@@ -218,7 +219,8 @@ def test_a_layer_s_mixture_is_the_same_with_kernels(
     x, stream = (torch.randn(5, 40).to(device) for _ in range(2))
     total = stream + reference.moe(x, *experts.form())
     for fast in (False, True):
-        monkeypatch.setattr(residual, "has_kernels", lambda x, fast=fast: fast)
+        for module in (residual, reference):
+            monkeypatch.setattr(module, "has_kernels", lambda x, fast=fast: fast)
         found, normed = add_mixture(Normed(x, None, 1e-6), experts, stream, norm)
         torch.testing.assert_close(found, total, atol=1e-5, rtol=1e-5)
         expected = rms_norm(total, norm.weight, 1e-6)

@@ -5,20 +5,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from peagle.ops.products.product import Epilogue, Product
+
 BF16 = "bfloat16"
 PRODUCTS = [
-    (rows, outputs, 4096, gated, BF16)
+    Product(rows, outputs, 4096, BF16, epilogue)
     for rows in (16, 32, 64)
     for outputs in (4096, 6144, 32000)
-    for gated in (False, True)
+    for epilogue in Epilogue
 ]
 
 
 @pytest.mark.parametrize("product", PRODUCTS)
-def test_every_product_has_several_tiles_and_cublas_to_choose_from(product: tuple) -> None:
-    from peagle.ops.triton.tiles import CuBLAS, Product, candidates
+def test_every_product_has_several_tiles_and_cublas_to_choose_from(product: Product) -> None:
+    from peagle.ops.triton.tiles import CuBLAS, candidates
 
-    found = candidates(Product(*product))
+    found = candidates(product)
     assert len(found) == len(set(found)) >= 4
     assert found[0] is not CuBLAS
     assert found[-1] is CuBLAS
@@ -48,31 +50,31 @@ def test_a_tile_is_cut_down_to_the_memory_there_is(rows: int, depth: int) -> Non
 def test_too_many_rows_and_odd_depths_are_left_to_cublas() -> None:
     from peagle.ops.triton.tiles import takes
 
-    assert takes(torch.zeros(64, 32), 48)
-    assert not takes(torch.zeros(65, 32), 48)
-    assert not takes(torch.zeros(1, 24), 48)
+    device = torch.device("cpu")
+    assert takes(Product(64, 48, 32, "float32"), device)
+    assert not takes(Product(65, 48, 32, "float32"), device)
+    assert not takes(Product(1, 48, 24, "float32"), device)
 
 
 def test_products_that_are_asked_for_are_counted() -> None:
-    from peagle.ops.triton.tiles import Product, takes, tiles_of
+    from peagle.ops.triton.tiles import takes, tiles_of
 
-    x = torch.zeros(3, 32)
-    tiles_of(x.device).asked.clear()
-    takes(x, 48)
-    takes(x[:1], 48)
-    takes(x.bfloat16(), 96, gated=True)
-    found = tiles_of(x.device).asked
-    assert found == {
-        Product(16, 48, 32, False, "float32"): 2,
-        Product(16, 96, 32, True, BF16): 1,
+    device = torch.device("cpu")
+    tiles_of(device).asked.clear()
+    takes(Product(3, 48, 32, "float32"), device)
+    takes(Product(1, 48, 32, "float32"), device)
+    takes(Product(3, 96, 32, BF16, Epilogue.GATE), device)
+    assert tiles_of(device).asked == {
+        Product(16, 48, 32, "float32"): 2,
+        Product(16, 96, 32, BF16, Epilogue.GATE): 1,
     }
 
 
 def test_choices_are_kept_in_a_file(tmp_path: Path) -> None:
-    from peagle.ops.triton.tiles import CuBLAS, Product, Tile, Tiles
+    from peagle.ops.triton.tiles import CuBLAS, Tile, Tiles
 
     file = tmp_path / "deep" / "tiles.json"
-    one, other = Product(16, 4096, 4096, False, BF16), Product(64, 12288, 4096, True, BF16)
+    one, other = Product(16, 4096, 4096, BF16), Product(64, 12288, 4096, BF16, Epilogue.GATE)
     tiles = Tiles(file)
     tiles.set(one, Tile(16, 128, 2, 5, overlaps=True))
     tiles.set(other, CuBLAS)
@@ -85,10 +87,10 @@ def test_choices_are_kept_in_a_file(tmp_path: Path) -> None:
 
 
 def test_two_starts_keep_both_their_choices(tmp_path: Path) -> None:
-    from peagle.ops.triton.tiles import CuBLAS, Product, Tiles
+    from peagle.ops.triton.tiles import CuBLAS, Tiles
 
     starts = [Tiles(tmp_path / "tiles.json") for _ in range(2)]
-    products = [Product(16, outputs, 4096, False, BF16) for outputs in (4096, 6144)]
+    products = [Product(16, outputs, 4096, BF16) for outputs in (4096, 6144)]
     for start, product in zip(starts, products, strict=True):
         start.set(product, CuBLAS)
         start.save()
@@ -98,9 +100,9 @@ def test_two_starts_keep_both_their_choices(tmp_path: Path) -> None:
 
 def test_a_kept_tile_that_is_no_candidate_is_measured_again(tmp_path: Path) -> None:
     """What a gate's kernel cannot do, or would not be settled behind, is not believed."""
-    from peagle.ops.triton.tiles import Product, Tile, Tiles
+    from peagle.ops.triton.tiles import Tile, Tiles
 
-    gate = Product(16, 12288, 4096, True, BF16)
+    gate = Product(16, 12288, 4096, BF16, Epilogue.GATE)
     for tile in (Tile(64, 128, 4, 4, splits=2), Tile(32, 128, 4, 3, overlaps=True)):
         tiles = Tiles(tmp_path / "tiles.json")
         tiles.set(gate, tile)
@@ -113,8 +115,8 @@ def test_a_kept_tile_that_is_no_candidate_is_measured_again(tmp_path: Path) -> N
     ["", "{", "[1]", '[[["a"], [1]]]', "[[[[],1,1,false,1],0]]", "[[[1,1,1,false,1],[]]]", "\x00"],
 )
 def test_a_file_that_is_none_of_ours_is_as_none(tmp_path: Path, text: str) -> None:
-    from peagle.ops.triton.tiles import Product, Tiles
+    from peagle.ops.triton.tiles import Tiles
 
     file = tmp_path / "tiles.json"
     file.write_text(text)
-    assert Product(16, 4096, 4096, False, BF16) not in Tiles(file)
+    assert Product(16, 4096, 4096, BF16) not in Tiles(file)

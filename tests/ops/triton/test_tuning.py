@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from peagle.ops.products.product import Epilogue, Product
+
 QKV, DOWN, SMALL = (6144, 4096), (4096, 12288), (16, 16)
 BF16 = "bfloat16"
 
@@ -16,11 +18,7 @@ class Cycles:
         self.measured = 0
 
     def _products(self, size: int):  # type: ignore[no-untyped-def]
-        from peagle.ops.triton.tiles import Product
-
-        return [
-            Product(16 if size == 1 else 32, *shape, False, BF16) for shape in (SMALL, QKV, DOWN)
-        ]
+        return [Product(16 if size == 1 else 32, *shape, BF16) for shape in (SMALL, QKV, DOWN)]
 
     def dummy_run(self, size: int) -> None:
         self._tiles.asked.update(self._products(size))
@@ -37,25 +35,25 @@ class Cycles:
 
 
 def best_of():  # type: ignore[no-untyped-def]
-    from peagle.ops.triton.tiles import CuBLAS, Product, candidates
+    from peagle.ops.triton.tiles import CuBLAS, candidates
 
-    one, other = Product(16, *QKV, False, BF16), Product(32, *DOWN, False, BF16)
+    one, other = Product(16, *QKV, BF16), Product(32, *DOWN, BF16)
     return {one: candidates(one)[2], other: CuBLAS}
 
 
 @pytest.mark.filterwarnings("ignore:measuring")
 def test_the_quickest_is_chosen_for_heavy_products_alone(tmp_path: Path) -> None:
-    from peagle.ops.triton.tiles import Product, Tiles, candidates
+    from peagle.ops.triton.tiles import Tiles, candidates
     from peagle.ops.triton.tuning import choose_tiles
 
     tiles, best = Tiles(tmp_path / "tiles.json"), best_of()
     choose_tiles(Cycles(tiles, best), tiles)
     for product, tile in best.items():
         assert tiles.get(product) == tile
-    as_good = Product(16, *DOWN, False, BF16)
+    as_good = Product(16, *DOWN, BF16)
     assert as_good in tiles
     assert tiles.get(as_good) == candidates(as_good)[0]
-    assert Product(16, *SMALL, False, BF16) not in tiles
+    assert Product(16, *SMALL, BF16) not in tiles
 
 
 def test_a_second_start_measures_nothing(tmp_path: Path) -> None:
@@ -108,12 +106,12 @@ def test_sizes_whose_rows_are_all_left_to_cublas_are_not_run(tmp_path: Path) -> 
 
 @pytest.mark.filterwarnings("ignore:measuring")
 def test_what_a_chain_taken_apart_asks_for_is_chosen_too(tmp_path: Path) -> None:
-    from peagle.ops.triton.tiles import APART, Chain, Product, Tiles, candidates
+    from peagle.ops.triton.tiles import APART, Chain, Tiles, candidates
     from peagle.ops.triton.tuning import choose_tiles
 
     chain = Chain(rows=8, hidden=4096, heads=4096, inner=12288)
-    inside = [Product(16, *shape, False, BF16) for shape in (QKV, DOWN, (4096, 4096))]
-    inside.append(Product(16, 12288, 4096, True, BF16))
+    inside = [Product(16, *shape, BF16) for shape in (QKV, DOWN, (4096, 4096))]
+    inside.append(Product(16, 12288, 4096, BF16, Epilogue.GATE))
 
     class Chained(Cycles):
         sizes = [1]

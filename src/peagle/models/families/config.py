@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from peagle.errors import InputError
+from peagle.models.quantization import quantization_of
 from peagle.models.spec import (
     AttentionSpec,
     DecoderSpec,
@@ -50,7 +51,7 @@ def decoder(
 ) -> DecoderSpec:
     """The decoder of these layers. Call this and all below within `reading`.
 
-    formats: the `quant_method`s that the family reads.
+    formats: the `quant_method`s that the family reads besides those of FP8.
     """
     _refuse_unsupported(values, formats)
     positions = int(values.get("max_position_embeddings", 2048))
@@ -164,8 +165,10 @@ def _refuse_unsupported(values: Values, formats: Container[str]) -> None:
     if values.get("hidden_act", "silu") not in ("silu", "swish"):
         raise InputError(f"hidden_act {values['hidden_act']} is not supported, only silu")
     quantization = values.get("quantization_config") or {}
-    if quantization and quantization.get("quant_method") not in formats:
-        raise InputError("quantized weights are not supported; give the bf16 checkpoint")
+    if quantization:
+        quantization_of(quantization)
+    if quantization.get("quant_method") == "mxfp4" and "mxfp4" not in formats:
+        raise InputError("mxfp4 weights are supported for GPT-OSS alone; vLLM serves others")
 
 
 def rope(values: Values, theta: float) -> RopeConfig:

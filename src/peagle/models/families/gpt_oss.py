@@ -1,5 +1,6 @@
 """GPT-OSS: sinks, windows in some layers, and experts that files hold together, often in MXFP4."""
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
@@ -10,10 +11,10 @@ from peagle.errors import InputError
 from peagle.models.families import config, tensors
 from peagle.models.families.config import Values
 from peagle.models.families.tensors import Place
-from peagle.models.mxfp4 import BLOCK, dequantised
 from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.models.weights import Shape, TensorRule
 from peagle.ops.moe import ALPHA
+from peagle.ops.weight import Mxfp4Weight, Weight, dense
 
 MODEL_TYPE = "gpt_oss"
 ARCHITECTURE = "GptOssForCausalLM"
@@ -92,14 +93,13 @@ class ExpertRule(TensorRule):
         experts, *rest = ours
         return {self.theirs[0]: (experts, *reversed(rest))}
 
-    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
+    def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
         value = theirs[0].to(dtype=dtype)
         return self._sorted(value.mT if value.ndim == 3 else value)
 
-    def split(self, ours: Tensor) -> Sequence[Tensor]:
-        if self.alternating:
-            ours = ours.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
-        return (ours.mT if ours.ndim == 3 else ours,)
+    def split(self, ours: Weight) -> Sequence[Tensor]:
+        value = self._unsorted(dense(ours))
+        return (value.mT if value.ndim == 3 else value,)
 
     def as_stored(self, names: Container[str]) -> TensorRule:
         """The rule for the same weight in MXFP4, if a file with these tensors stores it so."""
@@ -107,6 +107,12 @@ class ExpertRule(TensorRule):
         if blocks not in names:
             return self
         return PackedRule(self.ours, (blocks, scales), self.sizes, 1, self.alternating)
+
+    def _unsorted(self, value: Tensor) -> Tensor:
+        """Outputs [experts, outputs, ...] in theirs."""
+        if not self.alternating:
+            return value
+        return value.unflatten(1, (2, -1)).transpose(1, 2).flatten(1, 2)
 
     def _sorted(self, value: Tensor) -> Tensor:
         """Outputs [experts, outputs, ...] in our order."""
@@ -121,13 +127,22 @@ class PackedRule(ExpertRule):
 
     def shapes(self, ours: Shape) -> dict[str, Shape]:
         experts, outputs, inputs = ours
-        scales = (experts, outputs, inputs // BLOCK)
-        blocks, names = (*scales, BLOCK // 2), self.theirs
+        scales = (experts, outputs, inputs // Mxfp4Weight.block)
+        blocks, names = (*scales, Mxfp4Weight.block // 2), self.theirs
         return dict(zip(names, (blocks, scales), strict=True))
 
-    def join(self, theirs: Sequence[Tensor], dtype: torch.dtype | None) -> Tensor:
-        for name, part in zip(self.theirs, theirs, strict=True):
-            if part.dtype != torch.uint8:
-                raise InputError(f"{name} is {part.dtype}; MXFP4 weights are bytes")
-        blocks, scales = theirs
-        return self._sorted(dequantised(blocks, scales, dtype or torch.bfloat16))
+    def unfit(self, name: str, tensor: Tensor, expected: Shape) -> str | None:
+        if tensor.dtype != torch.uint8:
+            return f"{name} is {tensor.dtype}; MXFP4 weights are bytes"
+        return super().unfit(name, tensor, expected)
+
+    def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
+        return sum(math.prod(shape) for shape in self.shapes(ours).values())
+
+    def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
+        blocks, scales = map(self._sorted, theirs)
+        return Mxfp4Weight.of(blocks, scales)
+
+    def split(self, ours: Weight) -> Sequence[Tensor]:
+        assert isinstance(ours, Mxfp4Weight)
+        return [*map(self._unsorted, ours.blocks())]

@@ -16,9 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.moe import ALPHA, Clamped, Experts
-from peagle.ops.residual import Normed
+from peagle.ops.products.normed import Normed
+from peagle.ops.triton import quantized_experts as packed
 from peagle.ops.triton.launch import announce, begin, overlap, wait
-from peagle.ops.triton.routing import Router, Routing, route
+from peagle.ops.triton.routing import Router, Routing, block_of, route
+from peagle.ops.weight import Weight, dense
 
 
 @dataclass(frozen=True)
@@ -54,11 +56,16 @@ MOST_PAIRS = ((8, FEW), (16, SEVERAL), (64, SOME))
 """Up to how many pairs an expert each but the largest is used."""
 
 
+def takes(gate_up: Weight, down: Weight) -> bool:
+    """Whether these kernels cover experts' weights on their device."""
+    return all(isinstance(w, Tensor) or packed.takes(w) for w in (gate_up, down))
+
+
 def moe(
     x: Tensor,
     router_weight: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Weight,
+    down: Weight,
     top_k: int,
     normalize: bool,
     clamped: Clamped | None = None,
@@ -80,8 +87,8 @@ def add(
     norm_weight: Tensor,
     norm_eps: float,
     router_weight: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Weight,
+    down: Weight,
     top_k: int,
     normalize: bool,
     clamped: Clamped | None = None,
@@ -113,19 +120,24 @@ def _router(weight: Tensor, top_k: int, normalize: bool, clamped: Clamped | None
 
 
 def _outputs(
-    x: Normed, router: Router, gate_up: Tensor, down: Tensor, clamped: Clamped | None
+    x: Normed, router: Router, gate_up: Weight, down: Weight, clamped: Clamped | None
 ) -> Tensor:
     """What every pair's expert makes of it, weighed: [pairs, hidden]."""
     rows, (experts, hidden, inner) = len(x.x), down.shape
     tiles = tiles_for(rows * router.top_k / experts, x.x.dtype)
     routing = route(x, router, tiles.block)
     activated = x.x.new_empty(rows * router.top_k, inner)
+    outputs = x.x.new_empty(rows * router.top_k, hidden)
+    if isinstance(gate_up, packed.Packed) and isinstance(down, packed.Packed):
+        packed.gate_up(x.x, routing.scales, gate_up, routing, clamped, activated)
+        packed.down(activated, down, routing, clamped, outputs)
+        return outputs
     _launch(
         _gate_up_kernel,
         tiles.gate_up,
         routing,
         x.x,
-        gate_up,
+        dense(gate_up),
         None if clamped is None else clamped.gate_up,
         routing.scales,
         activated,
@@ -134,13 +146,12 @@ def _outputs(
         LIMIT=0.0 if clamped is None else clamped.limit,
         ALPHA=ALPHA,
     )
-    outputs = x.x.new_empty(rows * router.top_k, hidden)
     _launch(
         _down_kernel,
         tiles.down,
         routing,
         activated,
-        down,
+        dense(down),
         None if clamped is None else clamped.down,
         routing.weights,
         outputs,
@@ -160,11 +171,11 @@ def tiles_for(pairs_an_expert: float, dtype: torch.dtype) -> Tiles:
 def warm_up(experts: Experts, most_rows: int) -> None:
     """Compile what passes of up to `most_rows` rows need, whatever the size of their tiles."""
     form = experts.form()
-    router_weight, _, down, top_k, *_ = form
+    router_weight, _, _, top_k, *_ = form
     for pairs_an_expert, _ in MOST_PAIRS:
         rows = pairs_an_expert * len(router_weight) // top_k + 1
         if rows <= most_rows:
-            moe(down.new_zeros(rows, down.shape[1]), *form)
+            moe(router_weight.new_zeros(rows, router_weight.shape[1]), *form)
 
 
 def _launch(
@@ -205,15 +216,6 @@ def _launch(
 
 
 @triton.jit
-def _block(blocks, block, BLOCK_M: tl.constexpr):
-    """A block's expert, its places in the order (its last one repeated), and which are real."""
-    expert = tl.load(blocks + 3 * block).to(tl.int64)
-    place = tl.load(blocks + 3 * block + 1) + tl.arange(0, BLOCK_M)
-    past = tl.load(blocks + 3 * block + 2)
-    return expert, tl.minimum(place, past - 1).to(tl.int64), place < past
-
-
-@triton.jit
 def _read(at, inside, WHOLE: tl.constexpr):
     if WHOLE:
         return tl.load(at)
@@ -248,7 +250,7 @@ def _gate_up_kernel(
     plain launch: after it, everything launched before is done.
     """
     blocks_there = tl.load(count)
-    expert, place, real = _block(blocks, tl.program_id(1), BLOCK_M)
+    expert, place, real = block_of(blocks, tl.program_id(1), BLOCK_M)
     if tl.program_id(1) >= blocks_there:
         return
     row = tl.load(order + place) // TOP_K
@@ -304,7 +306,7 @@ def _down_kernel(
     announce(OVERLAP)
     # the routing is there since the gate's launch
     blocks_there = tl.load(count)
-    expert, place, real = _block(blocks, tl.program_id(1), BLOCK_M)
+    expert, place, real = block_of(blocks, tl.program_id(1), BLOCK_M)
     if tl.program_id(1) >= blocks_there:
         return
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.ops.products.product import Epilogue
 from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
 from peagle.ops.triton.tiles import padded, tile_of
 
@@ -18,14 +19,14 @@ def linear(
 ) -> Tensor:
     """`(x / rms) @ weight.T + bias`; squares: the parts of the sum of squares, None for no rms."""
     out = x.new_empty(len(x), len(weight))
-    _launch(x, squares, eps, weight, bias, out)
+    _launch(Epilogue.NONE, x, squares, eps, weight, bias, out)
     return out
 
 
 def gated(x: Tensor, squares: Tensor | None, eps: float, weight: Tensor) -> Tensor:
     """silu(gate) * up of the two halves of a product: [rows, len(weight) / 2]."""
     out = x.new_empty(len(x), len(weight) // 2)
-    _launch(x, squares, eps, weight, None, out, gated=True)
+    _launch(Epilogue.GATE, x, squares, eps, weight, None, out)
     return out
 
 
@@ -34,9 +35,9 @@ def add(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`stream + x @ weight.T + bias`, that times norm_weight, and the parts of its squares."""
     out, scaled = torch.empty_like(stream), torch.empty_like(stream)
-    parts = triton.cdiv(len(weight), tile_of(x, len(weight), False).columns)
+    parts = triton.cdiv(len(weight), tile_of(x, len(weight), Epilogue.ADD).columns)
     squares = torch.empty(parts, padded(len(x)), device=x.device, dtype=torch.float32)
-    _launch(x, None, 0.0, weight, bias, out, (stream, norm_weight, scaled, squares))
+    _launch(Epilogue.ADD, x, None, 0.0, weight, bias, out, (stream, norm_weight, scaled, squares))
     return out, scaled, squares
 
 
@@ -80,6 +81,7 @@ def add_rms_norm(stream: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple
 
 
 def _launch(
+    epilogue: Epilogue,
     x: Tensor,
     squares: Tensor | None,
     eps: float,
@@ -87,11 +89,10 @@ def _launch(
     bias: Tensor | None,
     out: Tensor,
     addition: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
-    gated: bool = False,
 ) -> None:
     rows, depth = x.shape
     outputs = out.shape[1]
-    tile = tile_of(x, outputs, gated)
+    tile = tile_of(x, outputs, epilogue)
     stream, norm_weight, scaled, sums = addition or (out, out, out, out)
     tiles = triton.cdiv(outputs, tile.columns)
     partial, arrivals = out, out
@@ -123,7 +124,7 @@ def _launch(
         PARTS=1 if squares is None else triton.next_power_of_2(len(squares)),
         SCALED=squares is not None,
         BIAS=bias is not None,
-        GATED=gated,
+        GATED=epilogue is Epilogue.GATE,
         ADDS=addition is not None,
         **overlap(x, tile.overlaps),
         num_warps=tile.warps,

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.ops.residual import Normed
+from peagle.ops.products.normed import Normed
 from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
 
 FEW = 16
@@ -390,3 +390,12 @@ def _layout_kernel(
         block += 1
     if own == EXPERTS - 1:
         tl.store(count, block)
+
+
+@triton.jit
+def block_of(blocks, block, BLOCK_M: tl.constexpr):
+    """A block's expert, its places in the order (its last one repeated), and which are real."""
+    expert = tl.load(blocks + 3 * block).to(tl.int64)
+    place = tl.load(blocks + 3 * block + 1) + tl.arange(0, BLOCK_M)
+    past = tl.load(blocks + 3 * block + 2)
+    return expert, tl.minimum(place, past - 1).to(tl.int64), place < past

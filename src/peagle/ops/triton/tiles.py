@@ -15,6 +15,7 @@ import triton
 from torch import Tensor
 
 from peagle.files import replacing
+from peagle.ops.products.product import Epilogue, Product
 from peagle.ops.triton.launch import shared_memory
 
 MOST_ROWS = 64
@@ -35,24 +36,6 @@ class Tile:
     """Programs that share a tile, each with a part of the depth."""
     overlaps: bool = False
     """Whether `launch.overlap` is used: not where programs would crowd on some processors."""
-
-
-@dataclass(frozen=True)
-class Product:
-    """What a tile is chosen for: [rows, depth] times a weight [outputs, depth]."""
-
-    rows: int
-    """As `padded`."""
-    outputs: int
-    """Where one half gates the other, the outputs of each half."""
-    depth: int
-    gated: bool
-    dtype: str
-
-    @property
-    def weights(self) -> int:
-        """Numbers of the weight."""
-        return self.outputs * self.depth * (2 if self.gated else 1)
 
 
 @dataclass(frozen=True)
@@ -167,29 +150,27 @@ def padded(rows: int) -> int:
     return max(16, triton.next_power_of_2(rows))
 
 
-def takes(x: Tensor, outputs: int, gated: bool = False) -> bool:
-    """Whether a tile beats cuBLAS for a product of x [rows, depth] with a weight [outputs, depth].
-
-    Counts what it is asked for.
-    """
-    rows, depth = x.shape
-    if rows > MOST_ROWS or depth % SHALLOWEST:
+def takes(product: Product, device: torch.device) -> bool:
+    """Whether a tile beats cuBLAS for a product. Counts what it is asked for."""
+    if product.rows > MOST_ROWS or product.depth % SHALLOWEST:
         return False
-    tiles, product = tiles_of(x.device), _product(x, outputs, gated)
-    tiles.asked[product] += 1
-    return tiles.get(product) is not CuBLAS
+    tiles, key = tiles_of(device), _key(product)
+    tiles.asked[key] += 1
+    return tiles.get(key) is not CuBLAS
 
 
-def tile_of(x: Tensor, outputs: int, gated: bool) -> Tile:
-    """The tile for such a product, reduced to what fits into shared memory."""
-    tile = tiles_of(x.device).get(_product(x, outputs, gated))
-    assert isinstance(tile, Tile)
-    return fitting(tile, x, gated)
-
-
-def _product(x: Tensor, outputs: int, gated: bool) -> Product:
+def tile_of(x: Tensor, outputs: int, epilogue: Epilogue) -> Tile:
+    """The tile for x [rows, depth] times a weight, reduced to what fits into shared memory."""
     rows, depth = x.shape
-    return Product(padded(rows), outputs, depth, gated, str(x.dtype).removeprefix("torch."))
+    product = Product(rows, outputs, depth, str(x.dtype).removeprefix("torch."), epilogue)
+    tile = tiles_of(x.device).get(_key(product))
+    assert isinstance(tile, Tile)
+    return fitting(tile, x, product.gated)
+
+
+def _key(product: Product) -> Product:
+    """What is measured once for all numbers of rows that are padded alike."""
+    return replace(product, rows=padded(product.rows))
 
 
 def fitting(tile: Tile, x: Tensor, gated: bool) -> Tile:
@@ -231,7 +212,9 @@ def _read(file: Path) -> dict[Asked, Choice]:
 
 
 def _pair(asked: list[Any], choice: list[Any] | None) -> tuple[Asked, Choice]:
-    """As `Tiles.save` lists them: a product's dtype tells it from a chain."""
+    """As `Tiles.save` lists them: a product's epilogue tells it from a chain."""
     if isinstance(asked[-1], str):
-        return Product(*asked), None if choice is None else Tile(*choice)
+        rows, outputs, depth, kind, epilogue = asked
+        product = Product(rows, outputs, depth, kind, Epilogue(epilogue))
+        return product, None if choice is None else Tile(*choice)
     return Chain(*asked), None if choice is None else Ring(*choice)

@@ -21,7 +21,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from peagle.ops.residual import Links, Normed
+from peagle.ops.products.normed import Normed
+from peagle.ops.residual import Links
 from peagle.ops.triton.chain.loads import load_all
 from peagle.ops.triton.chain.products import multiply_all
 from peagle.ops.triton.chain.shape import (
@@ -39,6 +40,7 @@ from peagle.ops.triton.chain.shape import (
 from peagle.ops.triton.gluon import ring_barriers
 from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
 from peagle.ops.triton.tiles import Chain, Ring, tiles_of
+from peagle.ops.weight import dense, format_of
 
 REGISTERS = {8: 64, 16: 64, 32: 96, 64: 168}
 """Registers of a thread, by rows."""
@@ -54,7 +56,7 @@ def takes(attended: Tensor, links: Links) -> bool:
     layers = [layer for layer in named if layer is not None]
     if not 0 < len(attended) <= MOST_ROWS or is_shared():
         return False
-    if any(x.dtype != torch.bfloat16 for x in (attended, *(layer.weight for layer in layers))):
+    if any(format_of(x) != "bfloat16" for x in (attended, *(layer.weight for layer in layers))):
         return False
     if any(layer.bias is not None for layer in layers):
         return False
@@ -79,12 +81,13 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
     sums = torch.empty(given, dtype=torch.float32, device=stream.device)
     qkv = None if links.qkv is None else stream.new_empty(rows, shape.qkv)
     last = (links.out if links.qkv is None else links.qkv).weight
-    weights = (links.out.weight, links.gate_up.weight, links.down.weight, last)
+    named = (links.out.weight, links.gate_up.weight, links.down.weight, last)
+    weights = [*map(dense, named)]
     inputs = (attended, middle_scaled, inner, out_scaled)
     pieces = [link.inputs for link in shape.links]
     _chain[(shape.programs,)](
         *(_weights(*pair) for pair in zip(weights, shape.links, strict=True)),
-        _boxes(last, (1, 16, PANEL.value)),
+        _boxes(weights[-1], (1, 16, PANEL.value)),
         *(_boxes(x, (n, shape.rows, PANEL.value)) for x, n in zip(inputs, pieces, strict=True)),
         stream,
         links.post_norm.weight,

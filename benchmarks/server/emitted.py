@@ -1,0 +1,257 @@
+"""What an emitted token costs on the host: text, events of a dialect, delivery, HTTP's bytes.
+
+    python benchmarks/server/emitted.py --tokenizer DIRECTORY --requests 64 --tokens 3
+
+No model runs: an engine writes given answers, so many tokens of each request a step, and its own
+time is taken off. Where tasks wait for it a step takes `--pause`, as a device would. Answers are
+text of the repository's pages; those of conversations begin with thoughts where the tokenizer has
+markers of them. Processor time of the process, in microseconds per token, the best of several
+rounds:
+
+llm: `LLM.step`, so token ids -> chunks; async: also handed to as many tasks on an event loop; http:
+also a chat completion's events through the application, to a client that takes whatever it is sent.
+"""
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvloop
+
+from peagle import LLM, AsyncLLM, SamplingParams
+from peagle.bench.report import machine, result_file
+from peagle.cli.script import run
+from peagle.config import ChatConfig
+from peagle.engine.engine import EngineStats
+from peagle.engine.request import Request, RequestOutput
+from peagle.llm import ChatTurn
+from peagle.models.tokenizer import load_tokenizer
+from peagle.pair import bundled
+from peagle.server.app import create_app
+from peagle.server.settings import ServerSettings
+
+PAGES = sorted((Path(__file__).parents[2] / "docs").glob("*.md"))
+STOPS = ("\nUser:", "<|user|>", "### Instruction", "```\n\n\n")
+THINKING = "<think>\n{thought}\n</think>\n\n{answer}"
+CHANNELS = (
+    "<|channel|>analysis<|message|>{thought}<|end|>"
+    "<|start|>assistant<|channel|>final<|message|>{answer}"
+)
+TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+ROUTE = "/v1/chat/completions"
+CASES = ("text", "stops", "chat")
+
+
+def main(
+    tokenizer: Annotated[
+        list[str] | None, typer.Option(help="Directory of a tokenizer; repeatable.")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="Requests in flight.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Tokens that a step gives each.")] = 3,
+    length: Annotated[int, typer.Option(help="Tokens of an answer.")] = 384,
+    pause: Annotated[float, typer.Option(help="Milliseconds of a step on a device.")] = 20.0,
+    rounds: Annotated[int, typer.Option(help="Rounds, of which the best counts.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
+) -> None:
+    """Measure every case with every tokenizer."""
+    facts = {"requests": requests, "tokens": tokens, "length": length, "rounds": rounds}
+    facts["pause"] = pause
+    rows = []
+    with result_file(out) as write:
+        for place in tokenizer or [str(bundled("target"))]:
+            work = Work(load_tokenizer(Path(place)), requests, tokens, length, pause)
+            for case, (side, measure) in itertools.product(CASES, SIDES.items()):
+                if side == "http" and case != "chat":
+                    continue
+                least = min(measure(work, case) for _ in range(rounds))
+                row = {"tokenizer": Path(place).name, "case": case, "side": side}
+                rows.append(row | {"microseconds": round(least * 1e6, 2)})
+                print(json.dumps(rows[-1]), flush=True)
+        write(machine() | facts | {"rows": rows})
+
+
+class Work:
+    """Answers of one tokenizer, and how they come."""
+
+    def __init__(
+        self, tokenizer: Any, requests: int, tokens: int, length: int, pause: float = 0
+    ) -> None:
+        self.tokenizer, self.tokens, self.pause = tokenizer, tokens, pause / 1e3
+        text = "\n".join(page.read_text() for page in PAGES)
+        form = _form(tokenizer)
+        self.texts, self.chats = [], []
+        for index in range(requests):
+            part = text[3001 * index % len(text) :][: 12 * length]
+            chat = form.format(thought=part[: 2 * length], answer=part[2 * length :])
+            self.texts.append(self._encoded(part)[:length])
+            self.chats.append(self._encoded(chat)[:length])
+
+    def answers(self, case: str) -> list[list[int]]:
+        """What the requests write."""
+        return self.chats if case == "chat" else self.texts
+
+    def engine(self, case: str, pause: float = 0.0) -> "WritingEngine":
+        """An engine that writes a case's answers, and pauses so many seconds a step."""
+        return WritingEngine(self.answers(case), self.tokens, len(self.tokenizer), pause)
+
+    def llm(self, engine: "WritingEngine") -> LLM:
+        """An LLM over such an engine."""
+        return LLM.over(engine, self.tokenizer, ChatConfig(chat_template=TEMPLATE))  # type: ignore[arg-type]
+
+    def count(self, case: str) -> int:
+        """Tokens of all answers."""
+        return sum(map(len, self.answers(case)))
+
+    def _encoded(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+        return ids
+
+
+def _form(tokenizer: Any) -> str:
+    added = tokenizer.get_added_vocab()
+    if "<|channel|>" in added:
+        return CHANNELS
+    return THINKING if "<think>" in added else "{thought}{answer}"
+
+
+class WritingEngine:
+    """In an engine's place: writes given answers, and knows how long that took it."""
+
+    drafter, k, end_tokens, runs_ahead, busy = None, 0, (), True, True
+
+    def __init__(
+        self, answers: Sequence[Sequence[int]], tokens: int, vocab_size: int, pause: float
+    ) -> None:
+        self._answers, self._tokens, self.vocab_size = iter(answers), tokens, vocab_size
+        self._pause = pause
+        self.max_length, self.max_num_seqs = 1 << 20, len(answers)
+        self._running: dict[str, tuple[Request, Sequence[int]]] = {}
+        self.waits_for = len(answers)
+        """Requests before which no step gives anything, so that all run at once."""
+        self.seconds = 0.0
+        """Processor time of its own."""
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats(len(self._running), 0, 0.0, 0, 0, 0)
+
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        pass
+
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, constraint: Any = None
+    ) -> Request:
+        request = Request(request_id, list(prompt), params, 0, 0)
+        self._running[request_id] = request, next(self._answers)
+        return request
+
+    def abort(self, request_id: str, reason: str = "abort") -> None:
+        self._running.pop(request_id, None)
+
+    def step(self) -> list[RequestOutput]:
+        if len(self._running) < self.waits_for:
+            time.sleep(1e-4)
+            return []
+        time.sleep(self._pause)
+        begun, self.waits_for = time.thread_time(), 0
+        outputs = [self._write(*item) for item in list(self._running.values())]
+        self.seconds += time.thread_time() - begun
+        return outputs
+
+    def _write(self, request: Request, answer: Sequence[int]) -> RequestOutput:
+        new = answer[request.output_length :][: self._tokens]
+        request.tokens += new
+        ended = request.output_length == len(answer)
+        if ended:
+            del self._running[request.id]
+        return RequestOutput(request.id, tuple(new), 0, "length" if ended else None)
+
+
+def _params(case: str) -> SamplingParams:
+    return SamplingParams(max_tokens=1 << 16, stop=STOPS if case == "stops" else ())
+
+
+def _turn(case: str) -> ChatTurn | None:
+    return ChatTurn() if case == "chat" else None
+
+
+def _llm(work: Work, case: str) -> float:
+    llm = work.llm(engine := work.engine(case))
+    for _ in work.answers(case):
+        llm.submit(llm.prepare([1], _params(case), _turn(case)))
+    ended, begun = 0, time.process_time()
+    while ended < len(work.answers(case)):
+        ended += sum(chunk.completion is not None for chunk in llm.step())
+    return (time.process_time() - begun - engine.seconds) / work.count(case)
+
+
+def _async(work: Work, case: str) -> float:
+    async def use(llm: AsyncLLM) -> None:
+        async def one() -> None:
+            prepared = await llm.prepare([1], _params(case), _turn(case))
+            async with llm.run([prepared]) as chunks:
+                async for _ in chunks:
+                    pass
+
+        await asyncio.gather(*(one() for _ in work.answers(case)))
+
+    return _on_a_loop(work, case, use)
+
+
+def _http(work: Work, case: str) -> float:
+    body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 1 << 16}
+    scope = {
+        "type": "http",
+        "http_version": "1.1",
+        "method": "POST",
+        "path": ROUTE,
+        "raw_path": ROUTE.encode(),
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json")],
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 2),
+    }
+
+    async def use(llm: AsyncLLM) -> None:
+        app = create_app(llm, ServerSettings(model_names=("demo",)))
+
+        async def one() -> None:
+            asked = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+            async def receive() -> Any:
+                return asked.pop() if asked else await asyncio.Event().wait()
+
+            async def send(message: Any) -> None:
+                assert message.get("status", 200) == 200, message
+
+            await app(dict(scope), receive, send)
+
+        await asyncio.gather(*(one() for _ in work.answers(case)))
+
+    return _on_a_loop(work, case, use)
+
+
+def _on_a_loop(work: Work, case: str, use: Callable[[AsyncLLM], Awaitable[None]]) -> float:
+    found: list[float] = []
+    llm = work.llm(engine := work.engine(case, work.pause))
+    asynchronous = AsyncLLM(lambda: llm)
+
+    async def measured() -> None:
+        begun = time.process_time()
+        await use(asynchronous)
+        found.append(time.process_time() - begun - engine.seconds)
+
+    asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measured())
+    asynchronous.close()
+    return found[0] / work.count(case)
+
+
+SIDES = {"llm": _llm, "async": _async, "http": _http}
+
+if __name__ == "__main__":
+    run(main)

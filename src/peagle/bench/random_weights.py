@@ -1,0 +1,159 @@
+"""Random weights for targets and drafters, in the formats in which targets are published.
+
+Random layers send nearly all rows to the same experts, since what they add to the residual streams
+is alike; drafts would then cost less than they do. So where routing is set, the embeddings have a
+part that all tokens share and one of their own, and layers add little to them: how alike two rows
+choose follows from the share of the common part. It is in the weights alone, which every engine can
+load.
+"""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from peagle.models.decoder import Decoder
+from peagle.models.spec import DecoderSpec, ExpertsSpec
+from peagle.ops.norm import RMSNorm
+from peagle.ops.packing import pack
+from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight, replace_weight
+
+STD = 0.02
+SMALL = STD / 64
+"""Deviation of the weights of layers' outputs where routing is set."""
+OVERLAPS = {"independent": 0.0, "half": 0.5}
+"""How many of a row's experts another row chooses too, beyond chance, as a share."""
+OUTPUTS = ("attention.out.weight", "mlp.down", "mlp.down.weight")
+"""Ends of the names of the weights by which layers add to the stream."""
+PACKED: dict[str | None, tuple[str, ...]] = {
+    "fp8": (
+        "attention.qkv.weight",
+        "mlp.gate_up",
+        "mlp.gate_up.weight",
+        *OUTPUTS,
+    ),
+    "mxfp4": ("mlp.gate_up", "mlp.down"),
+}
+"""Of those that are packed."""
+BLOCK = (128, 128)
+E4M3_STD = 64.0
+"""Deviation of FP8's numbers, which their scales correct."""
+E2M1_STD = 2.93
+"""Deviation of uniform four-bit codes."""
+ROWS, STEPS = 4096, 16
+"""Random rows by which a correlation is found, and halvings of its range."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a target's random weights are like."""
+
+    quantization: str | None = None
+    """None: plain; "fp8": the products of all layers; "mxfp4": the experts."""
+    routing: str | None = None
+    """A key of `OVERLAPS`; None: as it comes."""
+
+
+PLAIN = Form()
+
+
+def random_target(
+    spec: DecoderSpec, device: torch.device, dtype: torch.dtype, form: Form = PLAIN
+) -> Decoder:
+    """A target with random weights, ready for inference."""
+    with torch.device("meta"):
+        decoder = Decoder(spec)
+    experts = spec.layers[0].feed_forward
+    if form.routing is None or not isinstance(experts, ExpertsSpec):
+        RandomWeights(device, dtype, form.quantization).fill(decoder)
+    else:
+        source = RandomWeights(device, dtype, form.quantization, SMALL)
+        source.fill(decoder)
+        count, top_k = experts.num_experts, experts.num_experts_per_tok
+        share = correlation(count, top_k, OVERLAPS[form.routing])
+        decoder.embed.weight = nn.Parameter(source.embeddings(spec, share), requires_grad=False)
+    return decoder
+
+
+class RandomWeights:
+    """Fills modules on the meta device with normal noise, and their norms with ones."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: str | None = None,
+        output_std: float = STD,
+    ) -> None:
+        """output_std: the deviation of the weights by which layers add to the stream."""
+        self._device, self._dtype = device, dtype
+        self._quantization, self._output_std = quantization, output_std
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def fill(self, module: nn.Module) -> None:
+        """Give a module all its weights, and make it ready for inference."""
+        for path, parameter in list(module.named_parameters()):
+            owner = module.get_submodule(path.rpartition(".")[0])
+            value = self._weight(path, owner, tuple(parameter.shape))
+            if isinstance(value, Tensor):
+                value = nn.Parameter(value, requires_grad=False)
+            replace_weight(module, path, value)
+        module.to(device=self._device, dtype=self._dtype).eval()
+        pack(module)
+
+    def _weight(self, path: str, owner: nn.Module, shape: tuple[int, ...]) -> Weight:
+        std = self._output_std if path.endswith(OUTPUTS) else STD
+        if isinstance(owner, RMSNorm):
+            return torch.ones(shape, device=self._device, dtype=self._dtype)
+        if path.endswith(("bias", "sinks")):
+            return torch.zeros(shape, device=self._device, dtype=self._dtype)
+        if path.endswith(PACKED.get(self._quantization, ())):
+            packed = self._mxfp4 if self._quantization == "mxfp4" else self._fp8
+            return packed(shape, std)
+        return self._normal(shape, std)
+
+    def _normal(self, shape: tuple[int, ...], std: float) -> Tensor:
+        value = torch.empty(shape, device=self._device, dtype=self._dtype)
+        return value.normal_(0.0, std, generator=self._generator)
+
+    def _fp8(self, shape: tuple[int, ...], std: float) -> Fp8Weight:
+        numbers = torch.empty(shape, device=self._device, dtype=torch.float8_e4m3fn)
+        for part in numbers.view(-1, *shape[-2:]):
+            noise = torch.randn(part.shape, device=self._device, generator=self._generator)
+            part.copy_(noise * E4M3_STD)
+        blocks = [-(-size // high) for size, high in zip(shape[-2:], BLOCK, strict=True)]
+        scales = torch.full((*shape[:-2], *blocks), std / E4M3_STD, device=self._device)
+        return Fp8Weight(numbers, scales, BLOCK)
+
+    def _mxfp4(self, shape: tuple[int, ...], std: float) -> Mxfp4Weight:
+        of_blocks = *shape[:-1], shape[-1] // Mxfp4Weight.block
+        scales = torch.empty(of_blocks, dtype=torch.uint8, device=self._device)
+        scales.fill_(round(math.log2(std / E2M1_STD)) + 127)
+        numbers = scales.new_empty(*of_blocks, Mxfp4Weight.block // 2)
+        return Mxfp4Weight.of(numbers.random_(generator=self._generator), scales)
+
+    def embeddings(self, spec: DecoderSpec, share: float) -> Tensor:
+        """Embeddings [vocab_size, hidden_size] of which any two have this correlation."""
+        own = self._normal((spec.vocab_size, spec.hidden_size), (1 - share) ** 0.5)
+        return own + self._normal((1, spec.hidden_size), share**0.5)
+
+
+@functools.cache
+def correlation(experts: int, top_k: int, overlap: float) -> float:
+    """The correlation of two rows' router logits at which they have so many experts in common.
+
+    overlap: share of a row's experts, beyond those that independent rows have in common.
+    """
+    generator = torch.Generator().manual_seed(0)
+    one, own = (torch.randn(ROWS, experts, generator=generator) for _ in range(2))
+    chosen, chance = one.topk(top_k).indices, top_k / experts
+    low, high = 0.0, 1.0
+    for _ in range(STEPS * (overlap > 0)):
+        share = (low + high) / 2
+        other = share * one + (1 - share**2) ** 0.5 * own
+        common = (other.topk(top_k).indices[:, :, None] == chosen[:, None]).any(2)
+        beyond = (common.double().mean().item() - chance) / (1 - chance)
+        low, high = (share, high) if beyond < overlap else (low, share)
+    return low

@@ -1,0 +1,197 @@
+"""One cycle on state that stays on the device: draft, verify, accept; and the prompts before it.
+
+This is what a CUDA graph captures: tensors only, no waiting. Nothing here may depend on a value
+that only the device knows, so all requests of a batch get the same number of drafts, and one that
+wants fewer accepts fewer.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.resident import CycleShape, ResidentDrafter, known_inputs
+from peagle.engine.logprobs import Scores, score
+from peagle.models.decoder import Decoder
+from peagle.models.fused import AttendProduct, Taps, fused_target
+from peagle.ops import residual
+from peagle.ops.argmax import argmax
+from peagle.ops.cached_attention import PassRows, QKVSpec, attend_product, divided
+from peagle.ops.penalties import penalize
+from peagle.ops.products.normed import Normed
+from peagle.ops.resident import ResidentState, accepted_below, settle, verify_inputs
+from peagle.ops.sampling import Sampling, sample_requests
+
+Attention = Callable[[Tensor], AttendProduct]
+"""(cache [layers, 2, slots, kv_heads, head_dim]) -> the attention of one pass."""
+
+
+@dataclass(frozen=True)
+class PromptRows:
+    """Rows of prompt chunks, concatenated, then padding rows."""
+
+    tokens: Tensor
+    """[rows]"""
+    following: Tensor
+    """[rows] the tokens after them; any token where a prompt ends."""
+    ends: Tensor
+    """[ends] rows that give their requests the next token."""
+    scored: Tensor | None = None
+    """[scored] rows whose following token is scored; None: no row's."""
+
+
+@dataclass(frozen=True)
+class PromptEnds:
+    """What prompts leave for their first cycle."""
+
+    logits: Tensor
+    """[ends, vocab]"""
+    features: Tensor | None
+    """[ends, hidden_size], projected; None without a drafter."""
+    scores: Scores | None = None
+    """Of the scored rows."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """Drafts, and what the target makes of them."""
+
+    drafts: Tensor
+    """[requests, drafts]"""
+    logits: Tensor
+    """[requests * (drafts + 1), vocab]"""
+    features: Tensor | None
+    """[requests * (drafts + 1), hidden_size], projected; None without a drafter."""
+
+
+class DeviceCycle:
+    """Target, drafter and their caches, run for any rows of the request table."""
+
+    def __init__(
+        self,
+        target: Decoder,
+        drafter: ResidentDrafter | None,
+        caches: tuple[Tensor, Tensor | None],
+        synthetic: Sequence[float] | None = None,
+    ) -> None:
+        self.target, self.drafter = target, drafter
+        self.layers = fused_target(target)
+        self.target_cache, self.drafter_cache = caches
+        device = target.embed.weight.device
+        self.synthetic = None if synthetic is None else accepted_below(synthetic, device)
+        """Thresholds that accept drafts whatever the target says; None: the target decides."""
+
+    def run(
+        self, state: ResidentState, requests: Tensor, shape: CycleShape, sampling: Sampling
+    ) -> None:
+        """Draft, verify and accept for some requests. requests: [requests] table rows."""
+        drafts = self.draft(state, requests, shape)
+        self.accept(state, requests, self.verify(state, requests, drafts), sampling)
+
+    def draft(self, state: ResidentState, requests: Tensor, shape: CycleShape) -> Tensor:
+        """[requests, drafts] tokens."""
+        if self.drafter is None:
+            return torch.empty(len(requests), 0, dtype=torch.int64, device=requests.device)
+        return self.drafter.propose(state, requests, shape, self.open_drafter)
+
+    def verify(self, state: ResidentState, requests: Tensor, drafts: Tensor) -> Verified:
+        """What the target makes of drafts [requests, drafts]."""
+        norm = self.layers.layers[0].input_norm
+        embedding = self.target.embed.weight
+        rows, x, scaled = verify_inputs(state, requests, drafts, embedding, norm.weight, norm.eps)
+        taps = self.taps(len(x))
+        first = Normed(scaled, None, norm.eps)
+        _, last = self.layers(x, first, self.open_target(rows), taps)
+        logits = residual.linear(last, self.target.head)
+        if taps is None or self.drafter is None:
+            return Verified(drafts, logits, None)
+        return Verified(drafts, logits, self.drafter.model.project(taps.into))
+
+    def accept(
+        self, state: ResidentState, requests: Tensor, verified: Verified, sampling: Sampling
+    ) -> None:
+        """Choose tokens, which penalizes the logits in place, and accept drafts that agree."""
+        drafts, logits = verified.drafts, verified.logits
+        penalize(logits, drafts, state.penalties, requests)
+        chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
+        chosen = chosen.view(len(requests), drafts.shape[1] + 1)
+        settle(state, requests, drafts, chosen, verified.features, self.synthetic)
+
+    def fill(self, prompts: PromptRows, attention: Attention) -> PromptEnds:
+        """Write the keys and values of prompt rows into both caches.
+
+        The drafter's at a prompt's last row are wrong, since its next token is not known yet: the
+        first cycle overwrites them before it reads them.
+        """
+        target, ends = self.target, prompts.ends
+        x = target.embed(prompts.tokens)
+        first = residual.normed(x, self.layers.layers[0].input_norm)
+        taps = self.taps(len(x))
+        tapped = taps is not None and len(self.layers.layers) in taps.layers
+        to_the_end = tapped or prompts.scored is not None
+        reads = None if to_the_end else ends
+        stream, last = self.layers(x, first, attention(self.target_cache), taps, reads)
+        features = None if taps is None else self._fill_drafter(prompts, taps.into, attention)
+        scores = self._score(prompts, stream)
+        if not len(ends):
+            return PromptEnds(x.new_empty(0, target.spec.vocab_size), features, scores)
+        if to_the_end:
+            return PromptEnds(self._logits(stream.index_select(0, ends)), features, scores)
+        return PromptEnds(residual.linear(last, target.head), features)
+
+    def _score(self, prompts: PromptRows, stream: Tensor) -> Scores | None:
+        """Of the tokens that follow the scored rows. stream: [rows, hidden_size]."""
+        if prompts.scored is None:
+            return None
+        rows, tokens = (of.index_select(0, prompts.scored) for of in (stream, prompts.following))
+        return score(rows, self._logits, tokens)
+
+    def _logits(self, stream: Tensor) -> Tensor:
+        """Of the residual stream after the last layer [rows, hidden_size]: [rows, vocab]."""
+        return residual.linear(residual.normed(stream, self.target.norm), self.target.head)
+
+    def _fill_drafter(self, prompts: PromptRows, tapped: Tensor, attention: Attention) -> Tensor:
+        drafter, cache = self.drafter, self.drafter_cache
+        assert drafter is not None
+        assert cache is not None
+        features = drafter.model.project(tapped)
+        stream, x = known_inputs(drafter.model, prompts.following, features)
+        drafter.layers(stream, x, attention(cache), reads=prompts.ends[:0])
+        return features.index_select(0, prompts.ends)
+
+    def open_target(self, rows: PassRows) -> AttendProduct:
+        """The target's attention for one pass over cached requests."""
+        return _attend(self.target_cache, rows, self.layers.specs)
+
+    def open_drafter(self, rows: PassRows) -> AttendProduct:
+        """The drafter's."""
+        assert self.drafter is not None
+        assert self.drafter_cache is not None
+        return _attend(self.drafter_cache, rows, self.drafter.layers.specs)
+
+    def taps(self, rows: int) -> Taps | None:
+        """Where to keep the streams of a pass that the drafter reads; None without a drafter."""
+        if self.drafter is None:
+            return None
+        config = self.drafter.model.config
+        embedding = self.target.embed.weight
+        return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
+
+
+def _attend(cache: Tensor, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendProduct:
+    """Attention of a pass's layers over their cache [layers, 2, slots, kv_heads, head_dim].
+
+    Contexts are divided among programs here, in a launch before the first layer's, for all layers
+    of the same heads together. After the first layer `rows` are settled (`attend_product`): the
+    launches between two layers' attentions include one that waits for everything before it.
+    """
+    by_sizes: dict[tuple[int, int, int], PassRows] = {}
+    for layer, spec in enumerate(specs):
+        if spec.sizes not in by_sizes:
+            by_sizes[spec.sizes] = divided(rows, spec, cache[layer])
+
+    def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
+        return attend_product(qkv, spec, cache[layer], by_sizes[spec.sizes], layer > 0)
+
+    return attend

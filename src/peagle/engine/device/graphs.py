@@ -1,0 +1,245 @@
+"""The cycle, captured by batch size and draft length, so that the host launches it in one call."""
+
+import bisect
+import functools
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.resident import CycleShape
+from peagle.engine.device.cycle import DeviceCycle, Verified
+from peagle.ops.resident import ResidentState
+from peagle.ops.sampling import Sampling
+from peagle.transfer import upload
+
+Run = Callable[[], None]
+Result = TypeVar("Result")
+TILE_TIMINGS = 15
+"""Cycles in the median by which tiles are chosen."""
+LENGTH_TIMINGS = 5
+"""Cycles in the median by which draft lengths are."""
+TOKEN_STRIDE = 7919
+"""Between the tokens of idle rows; a prime."""
+
+
+def batch_sizes(most: int) -> list[int]:
+    """Batch sizes to capture: denser where a cycle's cost grows with each request."""
+    sizes = [1, 2, 4, *range(8, 64, 8), *range(64, 257, 16), *range(288, most + 32, 32)]
+    return [*(size for size in sizes if size < most), most]
+
+
+class CycleGraphs:
+    """Runs the cycle for any rows of the request table; on a CPU without a graph.
+
+    A batch is padded to the next size with `spare`, a row that belongs to no request. When draft
+    lengths shrink, the first shorter cycle is not captured: more positions are pending than usual.
+    """
+
+    def __init__(
+        self,
+        cycle: DeviceCycle,
+        state: ResidentState,
+        sampling: Sampling,
+        spare: int,
+        lengths: Sequence[int],
+    ) -> None:
+        """lengths: draft lengths, ascending."""
+        self._cycle, self._state, self._sampling = cycle, state, sampling
+        self._spare, self.lengths = spare, tuple(lengths)
+        self.sizes = batch_sizes(len(state.limits) - 1)
+        device = state.computed.device
+        self._requests = {
+            size: torch.full((size,), spare, dtype=torch.int64, device=device)
+            for size in self.sizes
+        }
+        self._filled: dict[int, list[int]] = {}
+        self._captured: dict[tuple[str, int, int], Callable[[], Any]] = {}
+        """By part of the cycle, size and drafts."""
+        self.pool: Any = None
+        """Memory that all graphs share, since they run one after another."""
+
+    def capture(self) -> None:
+        """Capture every size and length."""
+        for size in reversed(self.sizes):
+            for drafts in reversed(self.lengths):
+                self._prepared(self._once, size, drafts)
+
+    def dummy_run(self, size: int) -> None:
+        """One uncaptured cycle of full length whose requests are all spare."""
+        self._fill(size, [self._spare] * size)
+        self._once(size, _steady(self.lengths[-1]))
+
+    def seconds(self, size: int) -> float:
+        """Seconds of such a cycle when captured, on rows that no request has yet."""
+        run = functools.partial(self._once, size, _steady(self.lengths[-1]))
+        try:
+            graph, _ = captured(run, self._state.computed.device, None)
+            return self._timed(graph.replay, size, TILE_TIMINGS)
+        finally:
+            torch.cuda.empty_cache()  # the graph's memory does not come back by itself
+
+    def seconds_by_length(self) -> dict[int, dict[int, float]]:
+        """Seconds of captured cycles on rows that no request has yet, by size and length."""
+        return {
+            size: {
+                d: self._timed(self._prepared(self._once, size, d), size, LENGTH_TIMINGS)
+                for d in self.lengths
+            }
+            for size in self.sizes
+        }
+
+    def length_for(self, wanted: int) -> int:
+        """The shortest captured length of at least `wanted` drafts."""
+        return self.lengths[bisect.bisect_left(self.lengths, wanted)]
+
+    def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
+        """One cycle for some rows of the request table; whether it was captured."""
+        self._run(self._once, rows, shape)
+        return _fits(shape)
+
+    def draft(self, rows: Sequence[int], shape: CycleShape) -> Tensor:
+        """A cycle's drafts [rows and padding, drafts]; `verify` and `accept` go on from there.
+
+        These parts are captured when they are first asked for: most engines need few sizes of them,
+        or none.
+        """
+        if self._cycle.drafter is None:
+            return self._drafts.view(self.sizes[-1], 0)
+        return self._run(self._draft, rows, shape)
+
+    def verify(self, rows: Sequence[int], drafts: int) -> Verified:
+        """What the target makes of the drafts, which have just been made for the same rows.
+
+        All of it stays until the next cycle or prompt runs.
+        """
+        return self._run(self._verify, rows, _steady(drafts))
+
+    def accept(self, rows: Sequence[int], verified: Verified) -> None:
+        """Choose tokens by logits that may have been edited, and accept the drafts that agree."""
+        self._cycle.accept(self._state, self._pad(rows), verified, self._sampling)
+
+    def _timed(self, replay: Run, size: int, count: int) -> float:
+        """The median over idle rows, which get different tokens: these decide on experts."""
+        idle = [row for row in range(size + 1) if row != self._spare][:size]
+        self._fill(size, idle)
+        tokens = self._requests[size] * TOKEN_STRIDE % self._cycle.target.spec.vocab_size
+        self._state.emitted[self._requests[size], 0] = tokens
+        self._state.computed[self._requests[size]] = 1
+        self._state.pending[self._requests[size]] = 1
+        return statistics.median(_seconds(replay) for _ in range(count))
+
+    def _run(
+        self, part: Callable[[int, CycleShape], Result], rows: Sequence[int], shape: CycleShape
+    ) -> Result:
+        """A part of the cycle, captured if that fits; rows come after a capture, which pads."""
+        size = self._size_for(rows)
+        once = functools.partial(part, size, shape)
+        run = self._prepared(part, size, shape.drafts) if _fits(shape) else once
+        self._pad(rows)
+        return run()
+
+    def _prepared(
+        self, part: Callable[[int, CycleShape], Result], size: int, drafts: int
+    ) -> Callable[[], Result]:
+        """A part of the cycle, captured when it is first asked for."""
+        key = part.__name__, size, drafts
+        if key not in self._captured:
+            run = functools.partial(part, size, _steady(drafts))
+            self._captured[key] = self._capture(run, size)
+        return self._captured[key]
+
+    def _capture(self, run: Callable[[], Result], size: int) -> Callable[[], Result]:
+        if not self._requests[size].is_cuda:
+            return run
+        self._fill(size, [self._spare] * size)
+        graph, found = captured(run, self._state.computed.device, self.pool)
+        self.pool = self.pool or graph.pool()
+
+        def replay() -> Result:
+            graph.replay()
+            return found
+
+        return replay
+
+    def _draft(self, size: int, shape: CycleShape) -> Tensor:
+        drafts = self._cycle.draft(self._state, self._requests[size], shape)
+        return self._drafts[: drafts.numel()].view(drafts.shape).copy_(drafts)
+
+    def _verify(self, size: int, shape: CycleShape) -> Verified:
+        drafts = self._drafts[: size * shape.drafts].view(size, shape.drafts)
+        verified = self._cycle.verify(self._state, self._requests[size], drafts)
+        kept = self._logits[: len(verified.logits)].copy_(verified.logits)
+        return replace(verified, logits=kept)
+
+    @functools.cached_property
+    def _drafts(self) -> Tensor:
+        """What `draft` returns, where `verify` finds it."""
+        return self._requests[self.sizes[-1]].new_zeros(self.sizes[-1] * self.lengths[-1])
+
+    @functools.cached_property
+    def _logits(self) -> Tensor:
+        """What `verify` returns: one place for all sizes, whose graphs would keep one each."""
+        target = self._cycle.target
+        rows = self.sizes[-1] * (self.lengths[-1] + 1)
+        return target.embed.weight.new_empty(rows, target.spec.vocab_size)
+
+    def _once(self, size: int, shape: CycleShape) -> None:
+        self._cycle.run(self._state, self._requests[size], shape, self._sampling)
+
+    def _size_for(self, rows: Sequence[int]) -> int:
+        return self.sizes[bisect.bisect_left(self.sizes, len(rows))]
+
+    def _pad(self, rows: Sequence[int]) -> Tensor:
+        """Rows of the table on the device, padded: [size]."""
+        size = self._size_for(rows)
+        filled = [*rows, *[self._spare] * (size - len(rows))]
+        if self._filled.get(size) != filled:
+            self._fill(size, filled)
+        return self._requests[size]
+
+    def _fill(self, size: int, rows: list[int]) -> None:
+        self._requests[size].copy_(upload(rows, self._requests[size].device))
+        self._filled[size] = rows
+
+
+def captured(
+    run: Callable[[], Result], device: torch.device, pool: Any
+) -> tuple[torch.cuda.CUDAGraph, Result]:
+    """A graph of what `run` launches, with its memory from `pool`, and what `run` returned in it.
+
+    pool: None is one of its own.
+    """
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            run()  # compiles kernels, and allocates their workspaces outside the graph's pool
+    finally:
+        torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        found = run()
+    return graph, found
+
+
+def _steady(drafts: int) -> CycleShape:
+    """A cycle after one of the same length, or a shorter one."""
+    return CycleShape(drafts, drafts + 1)
+
+
+def _fits(shape: CycleShape) -> bool:
+    """Whether a captured cycle has room for what is pending."""
+    return shape.pending <= _steady(shape.drafts).pending
+
+
+def _seconds(replay: Run) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3

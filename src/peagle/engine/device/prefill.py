@@ -1,0 +1,84 @@
+"""Prompt chunks through target and drafter, outside the captured cycle."""
+
+import itertools
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from peagle.drafters.drafter import Span
+from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptRows
+from peagle.engine.device.prompt_attention import prompt_attention, warm_up
+from peagle.engine.device.prompt_graphs import PromptGraphs
+from peagle.engine.logprobs import scored_rows
+from peagle.engine.request_table import RequestTable
+from peagle.engine.step import Chunk
+from peagle.models.fused import FusedLayers
+from peagle.ops.moe import Experts
+from peagle.ops.triton import on_hopper
+from peagle.transfer import upload
+
+ROW_MULTIPLE, MULTIPLE_FROM = 128, 1024
+"""Above 1,024 rows, passes are padded to a multiple of 128: for each new number of rows cuBLAS
+takes about 5 ms to choose kernels."""
+
+
+class Prefill:
+    """Runs prompt chunks, which fills the target's cache and the drafter's."""
+
+    def __init__(self, cycle: DeviceCycle, table: RequestTable, graphs: PromptGraphs) -> None:
+        self._cycle, self._table, self._graphs = cycle, table, graphs
+
+    def run(self, chunks: Sequence[Chunk]) -> PromptEnds:
+        """The target and the drafter over some chunks.
+
+        Equal lengths from position 0 should be adjacent: those attend in one call. Captured passes
+        read the ends of prompts alone, so that those to be scored run outside of them.
+        """
+        scored = scored_rows(chunks)
+        graph = None if scored else self._graphs.fit(chunks)
+        if graph is not None:
+            return graph.run(chunks)
+        device = self._table.slots.device
+        tokens = [token for chunk in chunks for token in chunk.tokens]
+        following = [token for chunk in chunks for token in chunk.following]
+        padding = -len(tokens) % ROW_MULTIPLE if len(tokens) > MULTIPLE_FROM else 0
+        tokens += [0] * padding
+        following += [0] * padding
+        given = [tokens, following, _ends(chunks)] + [scored] * bool(scored)
+        spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
+        attention = prompt_attention(self._table, spans, padding)
+        rows = PromptRows(*(upload(values, device) for values in given))
+        return self._cycle.fill(rows, attention)
+
+    def warm_up(self, most: int) -> None:
+        """Compile experts for passes of up to `most` tokens, and plan single prompts as long.
+
+        Call it on the engine's thread, since cuDNN's plans belong to a thread. Only Hopper with
+        16-bit numbers uses them; without cuDNN, attention may have no memory for long prompts.
+        """
+        cycle = self._cycle
+        mlps = (layer.mlp for layer in cycle.layers.layers)
+        if experts := next((mlp for mlp in mlps if isinstance(mlp, Experts)), None):
+            experts.warm_up(most)
+        parts = [(cycle.layers, cycle.target_cache)]
+        if cycle.drafter is not None and cycle.drafter_cache is not None:
+            parts.append((cycle.drafter.layers, cycle.drafter_cache))
+        longest = min(most, self._table.slots.shape[1])
+        for layers, cache in parts:
+            if on_hopper(cache) and cache.dtype.itemsize == 2:
+                _plan(layers, cache, longest)
+
+
+def _plan(layers: FusedLayers, cache: Tensor, longest: int) -> None:
+    """Plan the prompts of each size of heads that attend to everything before them."""
+    planned: set[tuple[int, int, int]] = set()
+    for layer, spec in enumerate(layers.specs):
+        if spec.full and spec.sizes not in planned:
+            planned.add(spec.sizes)
+            warm_up(spec, cache[layer], longest)
+
+
+def _ends(chunks: Sequence[Chunk]) -> list[int]:
+    """The batch rows that give completing chunks their next token."""
+    stops = itertools.accumulate(chunk.rows for chunk in chunks)
+    return [stop - 1 for chunk, stop in zip(chunks, stops, strict=True) if chunk.completes]

@@ -1,0 +1,256 @@
+"""Attention of prompts that are launched kernel by kernel, by the fastest kernels that torch has.
+
+cuDNN plans a kernel for every shape, which takes longer than reading a thousand tokens, and prompts
+have any length. So chunks that begin a prompt are padded to a few lengths by repeating their last
+row, which no row before it sees. Short chunks of many lengths share one call of a variable-length
+kernel, which needs no plan: one call for each length would keep the host busy for longer than the
+pass takes.
+"""
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention.bias import causal_lower_right
+
+from peagle.drafters.drafter import Span
+from peagle.engine.device.cycle import Attention
+from peagle.engine.request_table import RequestTable
+from peagle.engine.spans import places, tile_rows
+from peagle.models.fused import AttendProduct
+from peagle.ops.cached_attention import QKVSpec, store, store_attend
+from peagle.transfer import upload
+
+Sides = tuple[Tensor, Tensor, Tensor]
+"""Queries, keys and values of the layout's rows: [rows, heads, head_dim]."""
+MIN_FLASH_CAPABILITY = (8, 0)
+"""The oldest GPU that torch's variable-length kernel runs on."""
+MIN_STEP = 16
+"""Smallest distance of two lengths that chunks are padded to."""
+MAX_CALLS = 2
+"""Calls, one for each length, beyond which short chunks share one."""
+MAX_SHARED_ROWS = 1024
+"""Longest chunk that may share a call; for longer ones its kernel takes twice as long."""
+
+
+def prompt_attention(table: RequestTable, spans: Sequence[Span], padding: int = 0) -> Attention:
+    """The attention of one pass over prompt chunks.
+
+    Chunks from position 0 that are padded to one length attend in one call if they are adjacent.
+    padding: rows after the chunks'.
+    """
+    layout = _laid_out(table, spans, padding)
+    tiles = functools.cache(lambda: tile_rows(table, spans))
+
+    def over(cache: Tensor) -> AttendProduct:
+        def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
+            if spec.full:
+                return layout.attend(qkv, spec, cache[layer])
+            attended = store_attend(qkv[: len(qkv) - padding], spec, cache[layer], tiles())
+            return F.pad(attended, (0, 0, 0, padding)) if padding else attended
+
+        return attend
+
+    return over
+
+
+def warm_up(spec: QKVSpec, cache: Tensor, most: int) -> None:
+    """Attend once at every length that a single prompt of up to `most` tokens is padded to.
+
+    And once with the variable-length kernel, which is loaded at its first call.
+
+    cache: one layer's, [2, slots, kv_heads, head_dim]; it is not changed.
+    """
+    lengths = {filled(count) for count in range(1, most + 1)}
+    for rows in sorted(lengths, reverse=True):  # shorter ones reuse the memory of longer ones
+        _attend_once(_Group(0, 0, rows, 0, members=1), spec, cache)
+    _attend_once(_Packed(0, Bounds((1, 1), cache.device)), spec, cache)
+
+
+def _attend_once(part: "_Group | _Packed", spec: QKVSpec, cache: Tensor) -> None:
+    rows, width = sum(part.laid), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
+    nowhere = torch.full((rows,), -1, device=cache.device)
+    layout = _Layout(nowhere[None], (part,), torch.zeros_like(nowhere), nowhere, None, None)
+    layout.attend(cache.new_zeros(rows, width), spec, cache)
+
+
+def filled(rows: int) -> int:
+    """The length that a prompt is padded to: one of four between two powers of two."""
+    step = max(MIN_STEP, 1 << max((rows - 1).bit_length() - 3, 0))
+    return -(-rows // step) * step
+
+
+def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Attention of the last rows of a context: [members, heads, rows, head_dim], like query."""
+    if query.shape[2] == key.shape[2]:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    group = query.shape[1] // key.shape[1]
+    key, value = (side.repeat_interleave(group, dim=1) for side in (key, value))
+    bias = causal_lower_right(query.shape[2], key.shape[2])
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+
+def packed_attention(query: Tensor, key: Tensor, value: Tensor, bounds: "Bounds") -> Tensor:
+    """Attention within each of several chunks from position 0, which are concatenated.
+
+    query: [rows, heads, head_dim], like the result; key, value: [rows, kv_heads, head_dim].
+    """
+    if bounds.ends is not None and query.dtype.itemsize == 2:
+        sizes = (bounds.ends, bounds.ends, bounds.longest, bounds.longest)
+        flash = torch.ops.aten._flash_attention_forward
+        found: Tensor = flash(query, key, value, *sizes, 0.0, True, False)[0]
+        return found
+    chunks = zip(*(side.split(bounds.counts) for side in (query, key, value)), strict=True)
+    attended = [
+        causal_attention(*(side[None].transpose(1, 2) for side in sides)) for sides in chunks
+    ]
+    return torch.cat([one.transpose(1, 2)[0] for one in attended])
+
+
+class Bounds:
+    """Where concatenated chunks begin and end."""
+
+    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
+        self.counts, self.longest = list(counts), max(counts)
+        self.ends: Tensor | None = None
+        """[chunks + 1] int32 from 0; None where there is no kernel that reads it."""
+        if (
+            device.type == "cuda"
+            and torch.cuda.get_device_capability(device) >= MIN_FLASH_CAPABILITY
+        ):
+            self.ends = upload([0, *itertools.accumulate(counts)], device).int()
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Chunks that attend in one call: some of one length from position 0, or one with a context."""
+
+    table_row: int
+    start: int
+    rows: int
+    """Rows of each chunk, padding included."""
+    first: int
+    """Their first row in the layout."""
+    members: int
+
+    @property
+    def laid(self) -> list[int]:
+        """Rows of each chunk in the layout."""
+        return [self.rows] * self.members
+
+    def attend(self, sides: Sides, cache: Tensor, slots: Tensor) -> Tensor:
+        """Attended values [members * rows, heads * head_dim]. slots: the request table's."""
+        own = slice(self.first, self.first + self.members * self.rows)
+        query, key, value = (side[own] for side in sides)
+        if self.start > 0:
+            context = slots[self.table_row, : self.start + self.rows]
+            key, value = (side.index_select(0, context) for side in cache)
+        shape = (self.members, -1)
+        attended = causal_attention(
+            *(side.unflatten(0, shape).transpose(1, 2) for side in (query, key, value))
+        )
+        return attended.transpose(1, 2).reshape(len(query), -1)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Short chunks from position 0, of many lengths and without padding."""
+
+    first: int
+    bounds: Bounds
+
+    @property
+    def laid(self) -> list[int]:
+        """As in `_Group`."""
+        return self.bounds.counts
+
+    def attend(self, sides: Sides, _cache: Tensor, _slots: Tensor) -> Tensor:
+        """As in `_Group`."""
+        own = slice(self.first, self.first + sum(self.laid))
+        query, key, value = (side[own] for side in sides)
+        return packed_attention(query, key, value, self.bounds).flatten(1)
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a pass's rows are laid out to attend."""
+
+    table_slots: Tensor
+    """[table rows, positions]"""
+    parts: tuple[_Group | _Packed, ...]
+    positions: Tensor
+    """[laid rows]"""
+    writes: Tensor
+    """[laid rows] cache slots; -1: padding."""
+    source: Tensor | None
+    """[laid rows] row of the pass; None: the pass's rows in their order."""
+    back: Tensor | None
+    """[rows] place of each of the pass's rows in the layout."""
+
+    def attend(self, qkv: Tensor, spec: QKVSpec, cache: Tensor) -> Tensor:
+        """Attended values of the pass's rows. cache: one layer's."""
+        if self.source is not None:
+            qkv = qkv.index_select(0, self.source)
+        sides = store(qkv, spec, cache, self.positions, self.writes)
+        found = [part.attend(sides, cache, self.table_slots) for part in self.parts]
+        attended = found[0] if len(found) == 1 else torch.cat(found)
+        return attended if self.back is None else attended.index_select(0, self.back)
+
+
+def _laid_out(table: RequestTable, spans: Sequence[Span], padding: int) -> _Layout:
+    positions, writes = places(table, spans)
+    parts = tuple(_parts(spans, table.slots.device))
+    laid = [rows for part in parts for rows in part.laid]
+    if not padding and laid == [span.count for span in spans]:
+        return _Layout(table.slots, parts, positions, writes, None, None)
+    ways, count = _ways(spans, laid), len(writes)
+    source, back = (upload(rows, table.slots.device) for rows in (ways[0], ways[1] + [0] * padding))
+    laid_writes = writes.new_full(source.shape, -1).index_copy_(0, back[:count], writes)
+    return _Layout(table.slots, parts, positions.index_select(0, source), laid_writes, source, back)
+
+
+def _parts(spans: Sequence[Span], device: torch.device) -> list[_Group | _Packed]:
+    """In the order of the chunks: one group for each length, or short chunks packed together."""
+    parts: list[_Group | _Packed] = []
+    first = 0
+    for short, run in itertools.groupby(spans, lambda s: not s.start and s.count < MAX_SHARED_ROWS):
+        chunks = list(run)
+        found: list[_Group | _Packed] = [*_groups(chunks, first)]
+        if short and len(found) > MAX_CALLS:
+            found = [_Packed(first, Bounds([span.count for span in chunks], device))]
+        parts += found
+        first += sum(rows for part in found for rows in part.laid)
+    return parts
+
+
+def _groups(spans: Sequence[Span], first: int) -> list[_Group]:
+    """Groups of equal chunks, in powers of two: each number of members is a shape, too."""
+    groups: list[_Group] = []
+    for (begins, rows), equal in itertools.groupby(spans, lambda s: (not s.start, _filled(s))):
+        left = list(equal)
+        while left:
+            members = 1 << len(left).bit_length() - 1 if begins else 1
+            groups.append(_Group(left[0].row, left[0].start, rows, first, members))
+            first += members * rows
+            left = left[members:]
+    return groups
+
+
+def _filled(span: Span) -> int:
+    return span.count if span.start else filled(span.count)
+
+
+def _ways(spans: Sequence[Span], laid: Sequence[int]) -> tuple[list[int], list[int]]:
+    """For each row of the layout the pass's row, and for each row of the pass its place."""
+    source: list[int] = []
+    back: list[int] = []
+    for span, rows in zip(spans, laid, strict=True):
+        first, last = len(back), len(back) + span.count - 1
+        back += range(len(source), len(source) + span.count)
+        source += range(first, last + 1)
+        source += [last] * (rows - span.count)
+    return source, back

@@ -1,0 +1,125 @@
+"""Short prompts, captured by number of rows: launched one by one, their kernels wait for the host.
+
+Each chunk is padded to whole tiles of attention, and the pass to the next size, with rows of
+`spare`, a table row that belongs to no request. Padding writes no keys, and nothing reads it.
+"""
+
+import bisect
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from peagle.engine.device.cycle import Attention, DeviceCycle, PromptEnds, PromptRows
+from peagle.engine.device.graphs import captured
+from peagle.engine.request_table import RequestTable
+from peagle.engine.spans import TILE
+from peagle.engine.step import Chunk
+from peagle.models.fused import AttendProduct
+from peagle.ops.cached_attention import PassRows, store_attend
+from peagle.transfer import upload
+
+SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
+"""Numbers of rows to capture. With more, the GPU is busy longer than the host."""
+CHUNKS = 8
+"""Most prompts in one pass."""
+MOST_PAIRS = 1 << 20
+"""Most rows times positions that they may see: beyond, attention is faster uncaptured."""
+
+
+class PromptGraph:
+    """The pass of one size, which reads all its inputs from one tensor."""
+
+    def __init__(self, cycle: DeviceCycle, table: RequestTable, spare: int, size: int) -> None:
+        self._cycle, self._table, self._spare, self._size = cycle, table, spare, size
+        self._inputs = upload(self._packed_inputs(()), table.slots.device)
+        self._replayed: tuple[torch.cuda.CUDAGraph, PromptEnds] | None = None
+
+    def capture(self, pool: Any) -> None:
+        """Capture it, with memory from a pool that nothing else uses while it runs."""
+        self._replayed = captured(self._pass, self._inputs.device, pool)
+
+    def run(self, chunks: Sequence[Chunk]) -> PromptEnds:
+        """The ends of the chunks that complete; valid until the next graph of the pool runs."""
+        self._inputs.copy_(upload(self._packed_inputs(chunks), self._inputs.device))
+        if self._replayed is None:
+            found = self._pass()
+        else:
+            graph, found = self._replayed
+            graph.replay()
+        count = sum(chunk.completes for chunk in chunks)
+        features = None if found.features is None else found.features[:count]
+        return PromptEnds(found.logits[:count], features)
+
+    def _packed_inputs(self, chunks: Sequence[Chunk]) -> list[int]:
+        """For each row its token, the next one, its position and table row; for each tile of
+        attention its table row, first position and count; then the rows at which prompts end."""
+        padding = (0, 0, 0, self._spare)
+        rows: list[tuple[int, ...]] = []
+        tiles: list[tuple[int, ...]] = []
+        ends: list[int] = []
+        for chunk in chunks:
+            owner, places = chunk.row, range(chunk.start, chunk.stop)
+            ends += [len(rows) + chunk.rows - 1] * chunk.completes
+            owners = [owner] * chunk.rows
+            rows += zip(chunk.tokens, chunk.following, places, owners, strict=True)
+            rows += [padding] * (-chunk.rows % TILE)
+            tiles += [(owner, place, min(TILE, chunk.stop - place)) for place in places[::TILE]]
+        rows += [padding] * (self._size - len(rows))
+        tiles += [(self._spare, 0, TILE)] * (self._size // TILE - len(tiles))
+        ends += [0] * (CHUNKS - len(ends))
+        flat = itertools.chain.from_iterable
+        return [*flat(rows), *flat(tiles), *ends]
+
+    def _pass(self) -> PromptEnds:
+        of_rows, of_tiles, ends = self._inputs.split(
+            (4 * self._size, 3 * self._size // TILE, CHUNKS)
+        )
+        tokens, following, positions, owners = of_rows.view(-1, 4).t().contiguous()
+        requests, starts, counts = of_tiles.view(-1, 3).t().contiguous()
+        slots, limits = self._table.slots, self._table.limits
+        rows = PassRows(
+            slots=slots,
+            limits=limits,
+            requests=requests,
+            starts=starts,
+            firsts=torch.arange(0, self._size, TILE, device=slots.device),
+            counts=counts,
+            positions=positions,
+            writes=slots[owners, positions].where(positions < limits[owners], -1),
+            most=TILE,
+        )
+        return self._cycle.fill(PromptRows(tokens, following, ends), _attention(rows))
+
+
+class PromptGraphs:
+    """Passes of every size; on a CPU without graphs."""
+
+    def __init__(
+        self, cycle: DeviceCycle, table: RequestTable, spare: int, max_batched_tokens: int
+    ) -> None:
+        self._sizes = [size for size in SIZES if size <= max_batched_tokens]
+        self._graphs = [PromptGraph(cycle, table, spare, size) for size in self._sizes]
+
+    def capture(self, pool: Any) -> None:
+        """Capture every size."""
+        for graph in reversed(self._graphs):
+            graph.capture(pool)
+
+    def fit(self, chunks: Sequence[Chunk]) -> PromptGraph | None:
+        """The smallest pass that holds the chunks; None where they are too many or too long."""
+        rows = sum(chunk.rows + -chunk.rows % TILE for chunk in chunks)
+        pairs = rows * max(chunk.stop for chunk in chunks)
+        place = bisect.bisect_left(self._sizes, rows)
+        if place == len(self._sizes) or len(chunks) > CHUNKS or pairs > MOST_PAIRS:
+            return None
+        return self._graphs[place]
+
+
+def _attention(rows: PassRows) -> Attention:
+    def over(cache: Tensor) -> AttendProduct:
+        return lambda layer, qkv, heads: store_attend(qkv, heads, cache[layer], rows)
+
+    return over

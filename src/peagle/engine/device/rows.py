@@ -1,0 +1,101 @@
+"""What the device and the host know of each request there, by its row in the request table."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.resident import CycleShape
+from peagle.engine.device.cycle import PromptEnds
+from peagle.engine.request_table import RequestTable
+from peagle.engine.step import Begin, Chunk, Settings
+from peagle.models.decoder import Decoder
+from peagle.ops.argmax import argmax
+from peagle.ops.penalties import penalize
+from peagle.ops.resident import ResidentState
+from peagle.ops.sampling import Sampling, sample_requests
+from peagle.transfer import upload
+
+
+class DeviceRows:
+    """The state of requests on the device, and how they get there, at the end of their prompt."""
+
+    def __init__(self, target: Decoder, width: int, most_drafts: int, table: RequestTable) -> None:
+        """width: of projected features."""
+        weight, rows = target.embed.weight, len(table.limits)
+        features = weight.new_zeros(rows, most_drafts + 1, width)
+        vocab = target.spec.vocab_size
+        self.state = ResidentState.empty(table.slots, table.limits, features, vocab)
+        self.sampling = Sampling.empty(rows, weight.device)
+        self._pending = [1] * rows
+        """Most positions that a request's next cycle can find unseen by the drafter."""
+        self._begun: dict[int, Begin] = {}
+
+    def admit(self, begin: Begin) -> None:
+        """A request gets a row; its prompt is still to be computed."""
+        self._begun[begin.row] = begin
+
+    def settings(self, row: int) -> Settings:
+        """How a request's tokens are chosen."""
+        return self._begun[row].settings
+
+    def next_shape(self, rows: Sequence[int], drafts: int) -> CycleShape:
+        """The shape of the next cycle of some requests, which leaves up to `drafts` + 1 pending."""
+        shape = CycleShape(drafts, max(self._pending[row] for row in rows))
+        for row in rows:
+            self._pending[row] = drafts + 1
+        return shape
+
+    def begin(self, chunks: Sequence[Chunk], ends: PromptEnds) -> None:
+        """Choose the first tokens after prompts, and write all that their cycles will read.
+
+        chunks: the last ones of their prompts.
+        """
+        rows, state, logits = self._write_settings(chunks), self.state, ends.logits
+        self._count_tokens(chunks)
+        penalize(logits, rows.new_empty(len(rows), 0), state.penalties, rows)
+        greedy = argmax(logits)
+        first = sample_requests(logits, greedy, self.sampling, rows, state.computed)
+        state.begin(rows, first, ends.features)
+
+    def _count_tokens(self, chunks: Sequence[Chunk]) -> None:
+        """Of requests with penalties."""
+        for begin in (self._begun[chunk.row] for chunk in chunks):
+            if begin.settings.penalized:
+                known = upload(begin.tokens, self.state.computed.device)
+                prompt, output = known[: begin.prompt_length], known[begin.prompt_length :]
+                self.state.penalties.begin(begin.row, prompt, output)
+
+    def _write_settings(self, chunks: Sequence[Chunk]) -> Tensor:
+        """Write what requests bring into their table rows, which are returned: [requests]."""
+        for chunk in chunks:
+            self._pending[chunk.row] = 1
+        state, sampling = self.state, self.sampling
+        given = [self.settings(chunk.row) for chunk in chunks]
+        whole, real = (
+            upload([*zip(*numbers, strict=True)], state.computed.device)
+            for numbers in (map(_whole_numbers, chunks, given), map(_real_numbers, given))
+        )
+        rows, stops, ks, seeds, top_ks = whole
+        temperatures, top_ps, min_ps, *rates = real
+        for column, values in (
+            (state.computed, stops),
+            (state.ks, ks),
+            (sampling.seeds, seeds),
+            (sampling.top_k, top_ks),
+            (sampling.temperature, temperatures),
+            (sampling.top_p, top_ps),
+            (sampling.min_p, min_ps),
+            (state.penalties.rates, torch.stack(rates, dim=1)),
+        ):
+            column.index_copy_(0, rows, values)
+        return rows
+
+
+def _whole_numbers(chunk: Chunk, settings: Settings) -> tuple[int, ...]:
+    return chunk.row, chunk.stop, settings.k, settings.seed, settings.top_k
+
+
+def _real_numbers(settings: Settings) -> tuple[float, ...]:
+    numbers = (settings.temperature, settings.top_p, settings.min_p, *settings.penalties)
+    return tuple(map(float, numbers))

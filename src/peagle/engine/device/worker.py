@@ -1,0 +1,277 @@
+"""The worker on a GPU: steps are launched, and their outcome is read one step behind."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.drafter import Drafter
+from peagle.drafters.resident import CycleShape, resident_drafter
+from peagle.engine.device.cycle import DeviceCycle
+from peagle.engine.device.graphs import CycleGraphs
+from peagle.engine.device.prefill import Prefill
+from peagle.engine.device.prompt_graphs import PromptGraphs
+from peagle.engine.device.rows import DeviceRows
+from peagle.engine.draft_length import Seconds
+from peagle.engine.kv_cache import KVCache
+from peagle.engine.logits_processor import Choice, LogitsProcessor
+from peagle.engine.logprobs import PromptLogprobs, output_logprobs
+from peagle.engine.request_table import RequestTable
+from peagle.engine.step import (
+    Chunk,
+    Cycle,
+    CycleTime,
+    Outcome,
+    Result,
+    Step,
+    TokenLogprobs,
+)
+from peagle.models.decoder import Decoder
+from peagle.ops.cached_attention import supports_head_dim
+from peagle.ops.triton import AVAILABLE, kernels
+from peagle.transfer import Download
+
+
+def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
+    """Whether a whole cycle can run on the device by itself: on a GPU with Triton.
+
+    Sizes that the kernels do not cover run without them, as on a CPU, and a warning says so.
+    """
+    if not (target.embed.weight.is_cuda and AVAILABLE):
+        return False
+    specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
+    sizes = {layer.attention.head_dim for spec in specs for layer in spec.layers}
+    if all(map(supports_head_dim, sizes)):
+        return True
+    warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)
+    return False
+
+
+@dataclass(frozen=True)
+class LaunchedCycle:
+    """A captured cycle in flight, and the events that time it."""
+
+    requests: int
+    drafts: int
+    started: torch.cuda.Event
+    ended: torch.cuda.Event
+
+    @property
+    def time(self) -> CycleTime:
+        """How long it took; only after it has ended."""
+        return CycleTime(self.requests, self.drafts, self.started.elapsed_time(self.ended) / 1e3)
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A launched step, and where its results will be."""
+
+    number: int
+    work: tuple[Chunk | Cycle, ...]
+    """What was not refused."""
+    results: Download
+    """[table rows, K + 2]"""
+    cycle: LaunchedCycle | None
+    logits: Mapping[int, Tensor]
+    """[rows, vocab] by table row, of those that want log-probabilities."""
+    prompts: PromptLogprobs | None
+    """Log-probabilities of prompts' own tokens; None where none are wanted."""
+
+
+class DeviceWorker:
+    """Keeps requests' newest tokens on the device, so that steps are launched without them.
+
+    A step is one captured cycle for all requests after their prompt, then the prompt chunks, which
+    are captured where they are short. Its outcome comes with the next call. Where the host takes
+    part in the choice for one of the requests, the cycle stops in between, and the outcome comes at
+    once, since the next choice depends on it.
+    """
+
+    runs_ahead = True
+
+    def __init__(
+        self,
+        target: Decoder,
+        drafter: Drafter | None,
+        lengths: Sequence[int],
+        table: RequestTable,
+        slots: int,
+        max_batched_tokens: int,
+        processor: LogitsProcessor,
+        synthetic: Sequence[float] | None = None,
+    ) -> None:
+        """lengths: draft lengths that a cycle may have, ascending, K last; table: with one row more
+        than there can be requests; slots: of the KV caches, besides the table's null slot;
+        max_batched_tokens: most target rows in one pass."""
+        self._table, self._processor = table, processor
+        spare = len(table.limits) - 1
+        dtype = target.embed.weight.dtype
+        specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
+        self._caches = [KVCache(spec, table, slots, dtype) for spec in specs]
+        tensors = self._caches[0].tensor, self._caches[1].tensor if drafter else None
+        drafting = None if drafter is None else resident_drafter(drafter)
+        cycle = DeviceCycle(target, drafting, tensors, synthetic)
+        width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
+        self._rows = DeviceRows(target, width, lengths[-1], table)
+        state, sampling = self._rows.state, self._rows.sampling
+        self._graphs = CycleGraphs(cycle, state, sampling, spare, lengths)
+        self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
+        self._prefill = Prefill(cycle, table, self._prompts)
+        self._most_rows = max_batched_tokens
+        self.cycle_seconds: Seconds | None = None
+        """Measured where there are several draft lengths to choose from."""
+        self._flight: Flight | None = None
+
+    @torch.inference_mode()
+    def capture(self) -> None:
+        """Choose tiles, capture graphs and build plans, before the first request."""
+        device = self._rows.state.computed.device
+        if device.type != "cuda":
+            return
+        kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
+        self._graphs.capture()
+        self._prompts.capture(self._graphs.pool)
+        self._prefill.warm_up(self._most_rows)
+        if len(self._graphs.lengths) > 1:
+            self.cycle_seconds = self._graphs.seconds_by_length()
+
+    @torch.inference_mode()
+    def exchange(self, step: Step) -> Outcome:
+        """Launch a step; return the outcome of the one before.
+
+        A step in which the host takes part returns its own, and is not launched behind another.
+        """
+        self._update(step)
+        if step.hosted:
+            assert self._flight is None, "its choices depend on what is in flight"
+        flight, refused = self._launch(step) if step.work else (None, ())
+        if not step.hosted:
+            flight, self._flight = self._flight, flight
+        return Outcome(refused=refused) if flight is None else self._land(flight, refused)
+
+    @torch.inference_mode()
+    def forget(self) -> None:
+        """Forget all requests and what is in flight; raises where the device is lost."""
+        self._flight = None
+        self._table.forget()
+
+    def _update(self, step: Step) -> None:
+        self._table.update(step)
+        for begin in step.begun:
+            self._rows.admit(begin)
+        for cache in self._caches:
+            cache.clear(step.cleared)
+
+    def _launch(self, step: Step) -> tuple[Flight, tuple[int, ...]]:
+        """Launch a step. Returns it, and the rows of chunks for which there was no memory."""
+        logits: dict[int, Tensor] = {}
+        cycle = self._cycle(step.cycles, logits) if step.cycles else None
+        # after the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
+        chunks, prompts = self._start(step.chunks, logits)
+        refused = () if chunks else tuple(chunk.row for chunk in step.chunks)
+        results = Download(self._rows.state.results)
+        work: tuple[Cycle | Chunk, ...] = (*step.cycles, *chunks)
+        flight = Flight(step.number, work, results, cycle, logits, prompts)
+        return flight, refused
+
+    def _cycle(self, cycles: Sequence[Cycle], logits: dict[int, Tensor]) -> LaunchedCycle | None:
+        """Run a cycle; its times are known only where the host takes no part in it."""
+        drafts = self._graphs.length_for(max(cycle.drafts for cycle in cycles))
+        rows = [cycle.row for cycle in cycles]
+        shape = self._rows.next_shape(rows, drafts)
+        if not any(cycle.hosted for cycle in cycles):
+            return self._timed(rows, shape)
+        proposed = Download(self._graphs.draft(rows, shape).flatten())
+        verified = self._graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
+        self._edit(cycles, drafts, verified.logits, proposed, logits)
+        self._graphs.accept(rows, verified)
+        return None
+
+    def _start(
+        self, chunks: Sequence[Chunk], logits: dict[int, Tensor]
+    ) -> tuple[tuple[Chunk, ...], PromptLogprobs | None]:
+        """Run prompt chunks, and move requests whose prompt is complete to the cycle.
+
+        Returns none of them if the device has no memory for them, and their log-probabilities.
+        """
+        if not chunks:
+            return (), None
+        chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, chunk.rows))
+        try:
+            ends = self._prefill.run(chunks)
+            prompts = None if ends.scores is None else PromptLogprobs(chunks, ends.scores)
+            last = [chunk for chunk in chunks if chunk.completes]
+            if last:
+                self._edit(last, 0, ends.logits, Download(torch.empty(0)), logits)
+                self._rows.begin(last, ends)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return (), None
+        return tuple(chunks), prompts
+
+    def _edit(
+        self,
+        work: Sequence[Chunk | Cycle],
+        drafts: int,
+        logits: Tensor,
+        proposed: Download,
+        kept: dict[int, Tensor],
+    ) -> None:
+        """Edit logits in place, and keep what they were for log-probabilities, by table row.
+
+        logits: [work * (drafts + 1), vocab]; proposed: [work * drafts]; then of padding.
+        """
+        choices = [Choice(self._rows.settings(item.row), drafts, item.missing) for item in work]
+        rows = logits[: len(work) * (drafts + 1)]
+        for item, choice, share in zip(work, choices, rows.split(drafts + 1), strict=True):
+            if choice.settings.logprobs is not None:
+                kept[item.row] = share.clone()
+        self._processor.edit(rows, choices, proposed)
+
+    def _timed(self, rows: list[int], shape: CycleShape) -> LaunchedCycle | None:
+        """Run and time a cycle; None if it was not captured, since its time is not typical then."""
+        if not self._rows.state.computed.is_cuda:
+            self._graphs.run(rows, shape)
+            return None
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
+        replayed = self._graphs.run(rows, shape)
+        ended.record()
+        cycle = LaunchedCycle(len(rows), shape.drafts, started, ended)
+        return cycle if replayed else None
+
+    def _land(self, flight: Flight, refused: tuple[int, ...]) -> Outcome:
+        """Read what a step brought; waits for it."""
+        found = flight.results.tolist()
+        tokens: dict[int, tuple[int, ...]] = {}
+        for item in flight.work:
+            accepted, *emitted = found[item.row]
+            tokens[item.row] = tuple(emitted[: accepted + 1]) if item.completes else ()
+        scores = self._scores(flight.logits, tokens)
+        prompts = {} if flight.prompts is None else flight.prompts.by_row()
+        results = tuple(
+            Result(
+                row,
+                new,
+                accepted=max(len(new) - 1, 0),
+                pending=len(new),
+                logprobs=scores.get(row, ()),
+                prompt_logprobs=prompts.get(row, ()),
+            )
+            for row, new in tokens.items()
+        )
+        timed = flight.cycle if self.cycle_seconds is not None else None
+        return Outcome(flight.number, results, None if timed is None else timed.time, refused)
+
+    def _scores(
+        self, logits: Mapping[int, Tensor], tokens: Mapping[int, tuple[int, ...]]
+    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Log-probabilities by table row."""
+        asked = [row for row in logits if row in tokens]  # not those of refused chunks
+        tops = [self._rows.settings(row).logprobs for row in asked]
+        scores = output_logprobs(
+            tops, [logits[row] for row in asked], [tokens[row] for row in asked]
+        )
+        return dict(zip(asked, scores, strict=True))

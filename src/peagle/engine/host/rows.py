@@ -1,0 +1,82 @@
+"""What a step is to do for each request, and what is kept of requests between steps."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from peagle.drafters.drafter import Span
+from peagle.engine.host.sampler import SampledRows
+from peagle.engine.step import Begin, Chunk, Cycle, Settings
+
+
+@dataclass
+class Row:
+    """A request, while it has a row of the request table."""
+
+    settings: Settings
+    tokens: list[int]
+    """Prompt and output."""
+    prompt_length: int
+    features: Tensor | None = None
+    """[positions, feature_size] of those with the target's keys that the drafter has not seen."""
+
+    @classmethod
+    def of(cls, begin: Begin) -> "Row":
+        """A request that begins."""
+        return cls(begin.settings, list(begin.tokens), begin.prompt_length)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether a drafter works for it."""
+        return self.settings.k > 0
+
+
+@dataclass(frozen=True)
+class Part:
+    """A request's rows in the target's pass: known tokens, then drafts."""
+
+    row: int
+    request: Row
+    start: int
+    known: tuple[int, ...]
+    drafts: int
+    completes: bool
+    """Whether the last known token's row and the drafts' are sampled."""
+    hosted: bool
+    missing: int
+
+    @classmethod
+    def of(cls, item: Chunk | Cycle, request: Row) -> "Part":
+        """An item of a step."""
+        if isinstance(item, Chunk):
+            known, drafts = item.tokens, 0
+        else:
+            known, drafts = (request.tokens[item.start],), item.drafts
+        return cls(
+            item.row, request, item.start, known, drafts, item.completes, item.hosted, item.missing
+        )
+
+    @property
+    def span(self) -> Span:
+        """Its positions."""
+        return Span(self.row, self.start, len(self.known) + self.drafts)
+
+    @property
+    def unseen(self) -> Span:
+        """The positions before it whose features the drafter has not seen."""
+        features = self.request.features
+        count = 0 if features is None else len(features)
+        return Span(self.row, self.start - count, count)
+
+    @property
+    def sampled(self) -> SampledRows:
+        """Its sampled rows."""
+        request = self.request
+        return SampledRows(
+            request.settings,
+            self.drafts,
+            self.missing,
+            request.tokens,
+            request.prompt_length,
+            self.hosted,
+        )

@@ -1,0 +1,181 @@
+"""Who could take part in the next step, with how many rows: found by reading alone."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from peagle.engine.block_pool import BlockPool
+from peagle.engine.request import Request
+
+
+@dataclass(frozen=True)
+class Share:
+    """A request's part of a step."""
+
+    request: Request
+    rows: int
+    """Target rows: a chunk of known tokens, or the newest one and the drafts."""
+    drafts: int
+    """At most K; 0 for a chunk."""
+    start: int
+    """Position of its first row; for a request on the device, the furthest that it can be."""
+    completes: bool
+    """Whether the last row's logits give the request its next token."""
+    decodes: bool
+    """Whether only the newest token lacks its keys."""
+    hosted: bool
+    """Whether the host takes part in the choice of its next token."""
+    fresh: int = 0
+    """Blocks that it takes."""
+    prefix: tuple[int, ...] | None = None
+    """Blocks that hold its beginning already, where it is admitted; None: it runs."""
+
+    @property
+    def stop(self) -> int:
+        """Position after its last row."""
+        return self.start + self.rows
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `Scheduler.launch` carries out."""
+
+    work: tuple[Share, ...] = ()
+    preempted: tuple[Request, ...] = ()
+    """Running requests that give their blocks back, in this order."""
+    drafts: int | None = None
+    """Most drafts of requests on the device, as they were chosen; None: each its own K."""
+
+    @property
+    def hosted(self) -> bool:
+        """Whether the host takes part in a choice of tokens."""
+        return any(share.hosted for share in self.work)
+
+
+NOTHING = Plan()
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What bounds a step and the requests in it."""
+
+    max_length: int
+    """Longest prompt + output in tokens."""
+    rows: int
+    """Most target rows, but for those of requests on the device, which are in captured cycles."""
+    prompt_rows: int
+    """Of these, rows that may go to prompts."""
+    drafts: int | None
+    """Most drafts of a request on the device; None: its own K."""
+    prefix_caching: bool
+
+
+class Planner:
+    """A plan in the making, and what is left for others as requests get their shares."""
+
+    def __init__(self, pool: BlockPool, block_size: int, limits: Limits) -> None:
+        self._pool, self._block_size, self._limits = pool, block_size, limits
+        self._rows, self._prompt_rows = limits.rows, limits.prompt_rows
+        self._free_blocks = pool.free_blocks
+        self._released: Counter[int] = Counter()
+        """How many references of each block preempted requests give back."""
+        self._reused: set[int] = set()
+        """Free blocks that admitted requests find their beginning in."""
+        self._work: list[Share] = []
+        self._preempted: list[Request] = []
+
+    def plan(self, running: Sequence[Request], waiting: Iterable[Request], free_rows: int) -> Plan:
+        """Running requests first, then waiting ones, until one does not fit.
+
+        The last running request makes room for blocks of one before it; then nobody is admitted.
+        """
+        self._grow_all(list(running))
+        if not self._preempted:
+            for request in itertools.islice(waiting, free_rows):
+                if not self._admit(request):
+                    break
+        return Plan(tuple(self._work), tuple(self._preempted), self._limits.drafts)
+
+    def _grow_all(self, running: list[Request]) -> None:
+        place = 0
+        while place < len(running):
+            self._grow(running[place], running)
+            place += 1
+
+    def _grow(self, request: Request, running: list[Request]) -> None:
+        """A share for a running request, for which the last ones may have to leave `running`."""
+        share = None if self._will_end(request) else self._share(request, request.furthest)
+        if share is None:
+            return
+        held = len(request.blocks) * self._block_size
+        stop = min(share.stop, self._limits.max_length)
+        if stop > held:
+            share = replace(share, fresh=self._blocks_for(stop - held))
+        while share.fresh > self._free_blocks:
+            self._preempt(running.pop())
+            if self._preempted[-1] is request:
+                return
+        self._take(share)
+
+    def _admit(self, request: Request) -> bool:
+        """A share for a waiting request after its cached prefix; False when there is no room."""
+        if not self._rows_left(decodes=False):
+            return False
+        hashes = request.prefix_hashes(self._block_size) if self._limits.prefix_caching else []
+        prefix = self._pool.match(hashes)
+        share = self._share(request, len(prefix) * self._block_size)
+        if share is None:
+            return False
+        idle = {block for block in prefix if not self._pool.references(block)} - self._reused
+        fresh = self._blocks_for(share.stop) - len(prefix)
+        if len(idle) + fresh > self._free_blocks:
+            return False
+        self._reused |= idle
+        self._free_blocks -= len(idle)
+        self._take(replace(share, prefix=tuple(prefix), fresh=fresh))
+        return True
+
+    def _share(self, request: Request, start: int) -> Share | None:
+        """A request's rows from a position on; None where none are left."""
+        limits = self._limits
+        if request.on_device:
+            drafts = request.k if limits.drafts is None else min(request.k, limits.drafts)
+            return Share(request, 1 + drafts, drafts, start, True, True, request.needs_host)
+        known = request.total - start
+        decodes = known == 1 and request.output_length > 0
+        left = self._rows_left(decodes)
+        if not left:
+            return None
+        if not decodes or not request.pending:
+            rows = min(known, left)
+            completes = rows == known
+            hosted = completes and request.needs_host
+            return Share(request, rows, 0, start, completes, decodes, hosted)
+        drafts = max(min(request.k, limits.max_length - request.total, left - 1), 0)
+        return Share(request, 1 + drafts, drafts, start, True, True, request.needs_host)
+
+    def _rows_left(self, decodes: bool) -> int:
+        return max(self._rows if decodes else min(self._rows, self._prompt_rows), 0)
+
+    def _take(self, share: Share) -> None:
+        self._work.append(share)
+        self._free_blocks -= share.fresh
+        if not share.request.on_device:
+            self._rows -= share.rows
+            self._prompt_rows -= 0 if share.decodes else share.rows
+
+    def _preempt(self, request: Request) -> None:
+        self._preempted.append(request)
+        for block in request.blocks:
+            self._released[block] += 1
+            self._free_blocks += self._released[block] == self._pool.references(block)
+
+    def _will_end(self, request: Request) -> bool:
+        """Whether what is already launched will bring a request to its last token."""
+        room = self._limits.max_length - request.total
+        left = min(request.params.max_tokens - request.output_length, room)
+        return 0 < request.promised >= left
+
+    def _blocks_for(self, length: int) -> int:
+        return -(-length // self._block_size)

@@ -1,0 +1,45 @@
+"""Spans of requests as rows of one pass: positions, cache slots, tiles of attention."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.drafter import Span
+from peagle.engine.request_table import RequestTable
+from peagle.ops.cached_attention import PassRows
+from peagle.transfer import upload
+
+TILE = 16
+"""Most rows of a span that one program of the attention kernel takes."""
+
+
+def places(table: RequestTable, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Position and cache slot of every row of some spans, in the order given: [rows] each."""
+    device = table.slots.device
+    positions = torch.cat([torch.arange(s.start, s.start + s.count, device=device) for s in spans])
+    rows = upload([s.row for s in spans for _ in range(s.count)], device)
+    return positions, table.slots[rows, positions]
+
+
+def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
+    """The rows of some spans, in the order given, each `TILE` of a span as a request of its own."""
+    tiles = [
+        (span.row, start, min(TILE, span.start + span.count - start))
+        for span in spans
+        for start in range(span.start, span.start + span.count, TILE)
+    ]
+    columns = zip(*tiles, strict=True)
+    requests, starts, counts = (upload(column, table.slots.device) for column in columns)
+    positions, writes = places(table, spans)
+    return PassRows(
+        slots=table.slots,
+        limits=table.limits,
+        requests=requests,
+        starts=starts,
+        firsts=counts.cumsum(0) - counts,
+        counts=counts,
+        positions=positions,
+        writes=writes,
+        most=max(count for _, _, count in tiles),
+    )

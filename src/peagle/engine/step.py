@@ -1,0 +1,176 @@
+"""What the scheduler asks of a worker, and what comes back: plain values, no requests, no tensors.
+
+A request is its *table row* here, which is its own from `Begin` until a step names it in `left`.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a request's tokens are chosen."""
+
+    seed: int
+    k: int
+    """Most drafts in a cycle."""
+    temperature: float
+    top_k: int
+    """0: all tokens."""
+    top_p: float
+    min_p: float
+    penalties: tuple[float, float, float]
+    """Repetition, presence and frequency."""
+    penalized: bool
+    logit_bias: tuple[tuple[int, float], ...]
+    """(token id, what is added to its logit)"""
+    stop_ids: tuple[int, ...]
+    """Tokens that end the output, ascending."""
+    logprobs: int | None
+    """How many likely tokens are told for each that is chosen; None: nothing is."""
+    constraint: str | None
+    """The request whose constraint the host follows; None: there is none."""
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A request gets a table row."""
+
+    row: int
+    settings: Settings
+    tokens: tuple[int, ...]
+    """All that are known: its prompt, and after a preemption its output so far."""
+    prompt_length: int
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Consecutive known tokens of one request, whose keys are to be computed."""
+
+    row: int
+    start: int
+    """Position of the first."""
+    tokens: tuple[int, ...]
+    next_token: int
+    """The one after them; where none is known yet, the last of them again."""
+    completes: bool
+    """Whether they are the last ones known, so that the request's next token is chosen."""
+    hosted: bool = False
+    """Whether the host takes part in that choice."""
+    missing: int = 0
+    """Output tokens that must come before one that ends it."""
+    scored: range = range(0)
+    """Positions whose next token's log-probability is wanted."""
+    top: int = 0
+    """How many likely tokens are told for each of them."""
+
+    @property
+    def rows(self) -> int:
+        """Target rows."""
+        return len(self.tokens)
+
+    @property
+    def stop(self) -> int:
+        """Position after its last row."""
+        return self.start + self.rows
+
+    @property
+    def following(self) -> tuple[int, ...]:
+        """The token after each of its own."""
+        return (*self.tokens[1:], self.next_token)
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One draft and one verification for a request whose newest token alone lacks its keys."""
+
+    row: int
+    start: int
+    """Position of the newest token; where steps are in flight, the furthest that it can be."""
+    drafts: int
+    """At most K."""
+    hosted: bool = False
+    """As in `Chunk`."""
+    missing: int = 0
+    """As in `Chunk`."""
+
+    @property
+    def completes(self) -> bool:
+        """As in `Chunk`: always."""
+        return True
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of a worker; its parts are carried out in this order."""
+
+    number: int
+    left: tuple[int, ...] = ()
+    """Rows that are nobody's now."""
+    cleared: tuple[int, ...] = ()
+    """Blocks to fill with zeros."""
+    begun: tuple[Begin, ...] = ()
+    blocks: tuple[tuple[int, int, int], ...] = ()
+    """(row, index in the request, block) of blocks that requests got."""
+    cycles: tuple[Cycle, ...] = ()
+    chunks: tuple[Chunk, ...] = ()
+
+    @property
+    def work(self) -> tuple[Cycle | Chunk, ...]:
+        """What there is to compute."""
+        return *self.cycles, *self.chunks
+
+    @property
+    def hosted(self) -> bool:
+        """Whether the host takes part in a choice of tokens."""
+        return any(item.hosted for item in self.work)
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Log-probabilities at one position, before temperature and filters."""
+
+    chosen: float
+    rank: int
+    """How many tokens are as likely, itself included."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, log-probability), most likely first."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a step did for one request."""
+
+    row: int
+    tokens: tuple[int, ...] = ()
+    """The accepted drafts, then the target's own; -1: its logits are NaN. Empty in the middle of
+    a prompt."""
+    accepted: int = 0
+    pending: int = 0
+    """Positions with the target's keys that the drafter has not seen."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of `tokens`, if they are wanted."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the tokens after the scored positions of a chunk."""
+
+
+@dataclass(frozen=True)
+class CycleTime:
+    """How long a captured cycle took."""
+
+    requests: int
+    drafts: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A worker's answer to a step."""
+
+    step: int | None = None
+    """The step whose results these are: this one, or the one before; None: there are none yet."""
+    results: tuple[Result, ...] = ()
+    """Of the requests that took part in it; fewer where it did not run."""
+    time: CycleTime | None = None
+    """Of the step's cycle, where it was measured."""
+    refused: tuple[int, ...] = ()
+    """Rows whose chunks in this step did not run, for want of memory."""

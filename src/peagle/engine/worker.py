@@ -1,0 +1,96 @@
+"""Whatever carries out steps, on the device or on the host."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from peagle.drafters.drafter import Drafter
+from peagle.engine.capacity import Capacity
+from peagle.engine.device.worker import DeviceWorker, captures_cycles
+from peagle.engine.draft_length import Seconds
+from peagle.engine.host.worker import HostWorker
+from peagle.engine.logits_processor import LogitsProcessor
+from peagle.engine.request_table import RequestTable
+from peagle.engine.step import Outcome, Step
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder
+
+
+class Worker(Protocol):
+    """Owner of the models' KV caches, of the request table, and of what a request needs between
+    steps. It knows of a request what steps say."""
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it takes a step before it has answered the one before.
+
+        Then requests stay with it after their prompt: their cycles need nothing from the host.
+        """
+        ...
+
+    @property
+    def cycle_seconds(self) -> Seconds | None:
+        """Seconds of cycles by number of requests and drafts; None where there is no choice."""
+        ...
+
+    def exchange(self, step: Step) -> Outcome:
+        """Take a step, and answer it or the one before.
+
+        It may be empty, to have the answer alone. When this raises, nobody knows how much of the
+        step was done: the caller makes the worker `forget`.
+        """
+        ...
+
+    def forget(self) -> None:
+        """Forget all requests and steps; raises where the device is lost."""
+        ...
+
+
+def open_worker(
+    target: Decoder,
+    drafter: Drafter | None,
+    lengths: Sequence[int],
+    capacity: Capacity,
+    processor: LogitsProcessor,
+    synthetic: Sequence[float] | None = None,
+) -> Worker:
+    """The device's worker where it has kernels for the models, else the host's.
+
+    lengths: the draft lengths that a cycle may have, ascending, K last. Raises `InputError` for
+    synthetic acceptance on a GPU whose kernels do not cover the model, and where Triton finds no C
+    compiler.
+    """
+    device = target.embed.weight.device
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # where Triton launches
+    captures = captures_cycles(target, drafter)
+    if synthetic is not None and not captures and device.type == "cuda":
+        raise InputError(
+            "synthetic acceptance needs GPU kernels, and there are none for this model"
+        )
+    on_device = captures or synthetic is not None
+    rows = capacity.num_seqs + on_device  # one that is spare
+    table = RequestTable(
+        rows, capacity.max_length, capacity.block_size, device, null_slot=capacity.slots
+    )
+    if not on_device:
+        return HostWorker(target, drafter, table, capacity.slots, processor)
+    most = capacity.batched_tokens
+    worker = DeviceWorker(
+        target, drafter, lengths, table, capacity.slots, most, processor, synthetic
+    )
+    _capture(worker)
+    return worker
+
+
+def _capture(worker: DeviceWorker) -> None:
+    try:
+        worker.capture()
+    except RuntimeError as error:
+        if "C compiler" not in str(error):
+            raise
+        raise InputError(
+            "Triton builds its launcher with a C compiler and found none; install gcc and Python's "
+            "headers (python3-dev), or set CC"
+        ) from error

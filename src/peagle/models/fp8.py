@@ -1,0 +1,111 @@
+"""Weights in FP8: E4M3 numbers, and beside each the scales that they share."""
+
+import math
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.errors import InputError
+from peagle.models.weights import Shape, TensorRule
+from peagle.ops.weight import Fp8Weight, Weight
+
+E4M3 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True)
+class Fp8:
+    """How a checkpoint keeps its weights in FP8."""
+
+    scale: str
+    """What the scales of `X.weight` are called: `X.` and this."""
+    strategy: str
+    """What shares a scale: a "tensor", a "channel", which is an output, or a "block"."""
+    block: tuple[int, int] = (1, 1)
+    """Outputs and inputs of a block, where blocks share scales."""
+
+    def as_stored(self, rule: TensorRule, names: Container[str]) -> TensorRule:
+        """The rule for the same parameter in a file with these tensors: not all are quantized."""
+        scales = tuple(name.removesuffix("weight") + self.scale for name in rule.theirs)
+        if type(rule) is not TensorRule or not any(scale in names for scale in scales):
+            return rule
+        return Fp8Rule(rule.ours, rule.theirs + scales, rule.sizes, rule.leading, self)
+
+    def scale_shape(self, outputs: int, depth: int) -> Shape:
+        """The shape of a weight's scales in a file."""
+        if self.strategy == "block":
+            high, wide = self.block
+            return -(-outputs // high), -(-depth // wide)
+        return (outputs, 1) if self.strategy == "channel" else (1, 1)
+
+
+@dataclass(frozen=True)
+class Fp8Rule(TensorRule):
+    """A weight in FP8. `theirs` are its parts, then the scales of each.
+
+    Parts whose scales differ are joined as they are: nothing is quantized again.
+    """
+
+    kind: Fp8 = Fp8("weight_scale", "tensor")
+
+    def shapes(self, ours: Shape) -> dict[str, Shape]:
+        parts: list[Shape] = [(size, *ours[self.leading :]) for size in self.sizes]
+        scales = [self.kind.scale_shape(size, ours[-1]) for size in self.sizes]
+        return dict(zip(self.theirs, parts + scales, strict=True))
+
+    def unfit(self, name: str, tensor: Tensor, expected: Shape) -> str | None:
+        if name in self.theirs[: len(self.sizes)]:
+            if tensor.dtype != E4M3:
+                return f"{name} is {tensor.dtype} and has scales, which belong to {E4M3}"
+            return None if tensor.shape == expected else super().unfit(name, tensor, expected)
+        if not tensor.is_floating_point():
+            return f"{name} is {tensor.dtype}; scales are floating-point numbers"
+        if _without_ones(tensor.shape) != _without_ones(expected):
+            return f"{name} has shape {list(tensor.shape)}, expected {list(expected)}"
+        return None
+
+    def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
+        numbers, (high, wide) = math.prod(ours), self._block(ours[-1])
+        scales = math.prod(ours[:-1]) // high * -(-ours[-1] // wide)
+        return numbers + scales * torch.float32.itemsize
+
+    def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Fp8Weight:
+        parts, scales = theirs[: len(self.sizes)], theirs[len(self.sizes) :]
+        block = high, _ = self._block(ours[-1])
+        numbers = torch.cat([part.view(torch.uint8) for part in parts]).view(ours)
+        pairs = zip(scales, self.sizes, strict=True)
+        joined = torch.cat([self._scales(*pair, high) for pair in pairs])
+        joined = joined.view(*ours[:-2], -(-ours[-2] // high), -1)
+        return Fp8Weight(numbers.view(E4M3), joined, block)
+
+    def split(self, ours: Weight) -> Sequence[Tensor]:
+        assert isinstance(ours, Fp8Weight)
+        assert ours.block == self._block(ours.shape[-1])
+        high, flat = ours.block[0], self.leading - 1
+        numbers = ours.values.view(torch.uint8).flatten(0, flat).split(self.sizes)
+        scales = ours.factors.flatten(0, flat).split([size // high for size in self.sizes])
+        return [*(part.view(E4M3) for part in numbers), *scales]
+
+    def _block(self, depth: int) -> tuple[int, int]:
+        """The blocks of ours: theirs, or one for each output where parts end within a block."""
+        if self.kind.strategy != "block":
+            return 1, depth
+        high, wide = self.kind.block
+        return (1 if any(size % high for size in self.sizes) else high), wide
+
+    def _scales(self, scales: Tensor, outputs: int, high: int) -> Tensor:
+        """A part's scales: [blocks of `high` outputs, blocks of inputs]."""
+        values = scales.float()
+        if bool((values < 0).any()):
+            raise InputError("FP8 weights have scales below 0")
+        if self.kind.strategy != "block":
+            return values.reshape(-1, 1).expand(outputs, 1)
+        tall = self.kind.block[0]
+        values = values.view(-(-outputs // tall), -1)
+        return values if high == tall else values.repeat_interleave(tall, 0)[:outputs]
+
+
+def _without_ones(shape: Sequence[int]) -> list[int]:
+    """Files leave sizes of 1 out or put them in."""
+    return [size for size in shape if size != 1]

@@ -1,0 +1,30 @@
+"""Which kernel computes a product: the first, in order, that takes it."""
+
+from torch import Tensor
+
+from peagle.ops.linear import Linear
+from peagle.ops.products.cublas import CuBLAS
+from peagle.ops.products.few_rows import FewRows
+from peagle.ops.products.kernel import Kernel
+from peagle.ops.products.normed import Normed
+from peagle.ops.products.plain import Plain
+from peagle.ops.products.product import Epilogue, Product
+from peagle.ops.products.weight_only import WeightOnly
+from peagle.ops.products.wide_gate import WideGate
+from peagle.ops.weight import format_of
+
+KERNELS: tuple[Kernel, ...] = (WeightOnly(), FewRows(), WideGate(), CuBLAS(), Plain())
+"""The last one takes every product."""
+
+
+def choose(x: Normed, layer: Linear, epilogue: Epilogue, live: Tensor | None = None) -> Kernel:
+    """The kernel for `x @ weight.T` and what follows. live: as in `Kernel.gated`."""
+    product = product_of(x, layer, epilogue)
+    return next(kernel for kernel in KERNELS if kernel.takes(product, x, layer, live))
+
+
+def product_of(x: Normed, layer: Linear, epilogue: Epilogue) -> Product:
+    """The product of a layer's weight with x."""
+    rows, depth = x.x.shape
+    outputs = len(layer.weight) // (2 if epilogue is Epilogue.GATE else 1)
+    return Product(rows, outputs, depth, format_of(layer.weight), epilogue)

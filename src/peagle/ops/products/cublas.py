@@ -1,0 +1,26 @@
+"""Products by cuBLAS, and what follows each in one launch: best where rows are many."""
+
+from torch import Tensor
+
+from peagle.ops.linear import Linear
+from peagle.ops.norm import RMSNorm
+from peagle.ops.products.normed import Normed
+from peagle.ops.products.plain import Plain
+from peagle.ops.products.product import Product
+from peagle.ops.triton import has_kernels, kernels
+
+
+class CuBLAS(Plain):
+    """Every product on a GPU; where it is gated, without a bias."""
+
+    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+        wanted = product.dense and has_kernels(x.x)
+        return wanted and not (product.gated and layer.bias is not None)
+
+    def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
+        return kernels("swiglu").swiglu(self.linear(x, layer))
+
+    def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
+        product = self.linear(x, layer)
+        total, under = kernels("residual").add_rms_norm(stream, product, norm.weight, norm.eps)
+        return total, Normed(under, None, norm.eps)

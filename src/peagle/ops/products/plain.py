@@ -1,0 +1,32 @@
+"""Products in torch, on any device: the reference of every other kernel."""
+
+from torch import Tensor
+
+from peagle.ops.linear import Linear
+from peagle.ops.norm import RMSNorm, rms_norm
+from peagle.ops.products.kernel import Kernel
+from peagle.ops.products.normed import Normed
+from peagle.ops.products.product import Product
+from peagle.ops.swiglu import swiglu
+from peagle.ops.weight import multiply
+
+
+class Plain(Kernel):
+    """Every product, step by step."""
+
+    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+        return True
+
+    def linear(self, x: Normed, layer: Linear) -> Tensor:
+        if x.squares is None:
+            return multiply(x.x, layer.weight, layer.bias)
+        product = multiply(x.x, layer.weight)
+        product = (product * x.scale()).to(product.dtype)
+        return product if layer.bias is None else product + layer.bias
+
+    def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
+        return swiglu(self.linear(x, layer))
+
+    def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:
+        total = stream + self.linear(x, layer)
+        return total, Normed(rms_norm(total, norm.weight, norm.eps), None, norm.eps)

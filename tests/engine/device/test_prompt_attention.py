@@ -1,0 +1,174 @@
+"""Attention of prompts' chunks: as one row after another would attend, in few shapes."""
+
+from dataclasses import replace
+
+import pytest
+import tiny
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from peagle.drafters.drafter import Span
+from peagle.drafters.resident import resident_drafter
+from peagle.engine.device import prompt_attention as module
+from peagle.engine.device.cycle import DeviceCycle
+from peagle.engine.device.prefill import Prefill
+from peagle.engine.device.prompt_attention import filled, prompt_attention, warm_up
+from peagle.engine.device.prompt_graphs import PromptGraphs
+from peagle.engine.request_table import RequestTable
+from peagle.engine.spans import tile_rows
+from peagle.ops.cached_attention import QKVSpec, store_attend
+from peagle.ops.rope import RopeConfig, rope_table
+
+LENGTH, BLOCK = 320, 16
+SPEC = QKVSpec(4, 2, 16, rotations=rope_table(RopeConfig(), 16, LENGTH), norm_weight=None, eps=1e-6)
+WIDTH = 8 * 16
+Shape = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def table_of(requests: int) -> RequestTable:
+    """Requests of the greatest length, whose blocks are in no order."""
+    table = RequestTable(requests, LENGTH, BLOCK, torch.device("cpu"))
+    blocks = torch.randperm(requests * LENGTH // BLOCK).view(requests, -1)
+    for row in range(requests):
+        tiny.hold(table, row, blocks[row].tolist())
+    return table
+
+
+def spans_of(chunks: list[tuple[int, int]]) -> list[Span]:
+    """Of (start, rows), in the order in which they come."""
+    ordered = sorted(chunks, key=lambda chunk: (chunk[0] > 0, chunk[1]))
+    return [Span(row, start, rows) for row, (start, rows) in enumerate(ordered)]
+
+
+@pytest.fixture
+def shapes(monkeypatch: pytest.MonkeyPatch) -> set[tuple[Shape, Shape]]:
+    """Of queries and keys that attended together, and their strides, since plans hang on both."""
+    found = set()
+    attention = module.causal_attention
+
+    def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        found.add(tuple((tuple(side.shape), side.stride()) for side in (query, key)))
+        return attention(query, key, value)
+
+    monkeypatch.setattr(module, "causal_attention", noted)
+    # on a GPU a kernel that knows no shapes
+    monkeypatch.setattr(module, "packed_attention", lambda query, *_: query)
+    return found
+
+
+chunk = st.tuples(st.sampled_from([0, 0, 0, 1, 16, 50]), st.integers(1, 150))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(chunk, min_size=1, max_size=9), st.sampled_from([0, 1, 30]), st.booleans())
+def test_rows_attend_as_in_tiles_and_leave_the_same_keys(
+    chunks: list[tuple[int, int]], idle: int, windowed: bool
+) -> None:
+    torch.manual_seed(0)
+    spans, table = spans_of(chunks), table_of(len(chunks))
+    spec = replace(SPEC, window=40) if windowed else SPEC
+    count = sum(span.count for span in spans)
+    qkv = torch.randn(count + idle, WIDTH)
+    ours = torch.randn(3, 2, len(spans) * LENGTH, 2, 16)
+    theirs = ours.clone()
+    found = prompt_attention(table, spans, idle)(ours)(1, qkv.clone(), spec)
+    expected = store_attend(qkv[:count], spec, theirs[1], tile_rows(table, spans))
+    assert len(found) == len(qkv)
+    assert not found.isnan().any()
+    torch.testing.assert_close(found[:count], expected, rtol=1e-4, atol=1e-4)
+    assert torch.equal(ours, theirs)
+
+
+@given(st.integers(1, 1 << 20))
+def test_lengths_are_filled_up_by_a_quarter_at_most(rows: int) -> None:
+    assert rows <= filled(rows) < rows + max(rows / 4, 16)
+    assert filled(filled(rows)) == filled(rows)
+
+
+def test_prompts_of_any_length_have_few_shapes(shapes: set) -> None:
+    table = table_of(5)
+    cache = torch.randn(1, 2, 5 * LENGTH, 2, 16)
+    for rows in range(1, LENGTH):
+        for together in (1, 2, 3, 5):
+            spans = [Span(row, 0, rows) for row in range(together)]
+            qkv = torch.randn(together * rows, WIDTH)
+            prompt_attention(table, spans)(cache)(0, qkv, SPEC)
+    lengths = {*range(16, 129, 16), 160, 192, 224, 256, 320}
+    assert {query[2] for (query, _), _ in shapes} == lengths
+    assert {query[0] for (query, _), _ in shapes} == {1, 2, 4}
+
+
+@pytest.mark.parametrize(
+    ("lengths", "packed", "groups"),
+    [
+        ((40, 40, 40), [], 2),
+        ((5, 40, 70), [[5, 40, 70]], 0),
+        ((5, 40, 70, 130, 170), [[5, 40, 70]], 2),
+        ((5, 70, 130, 170), [], 4),
+    ],
+)
+def test_short_prompts_of_many_lengths_are_one_call(
+    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], packed: list[list[int]], groups: int
+) -> None:
+    calls, together = [], []
+    monkeypatch.setattr(module, "MAX_SHARED_ROWS", 130)
+    monkeypatch.setattr(
+        module, "packed_attention", lambda *given: together.append(given[3].counts) or given[0]
+    )
+    monkeypatch.setattr(
+        module, "causal_attention", lambda *given: calls.append(given[0].shape) or given[0]
+    )
+    spans = [Span(row, 0, count) for row, count in enumerate(lengths)]
+    cache = torch.randn(1, 2, 5 * LENGTH, 2, 16)
+    prompt_attention(table_of(5), spans)(cache)(0, torch.randn(sum(lengths), WIDTH), SPEC)
+    assert (together, len(calls)) == (packed, groups)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_one_call_for_many_lengths_is_one_for_each() -> None:
+    device, counts = torch.device("cuda"), [1, 16, 17, 300, 1000]
+    bounds = module.Bounds(counts, device)
+    assert bounds.ends is not None
+    sides = [torch.randn(sum(counts), n, 128, device=device).bfloat16() for n in (32, 8, 8)]
+    found = module.packed_attention(*sides, bounds)
+    bounds.ends = None
+    expected = module.packed_attention(*sides, bounds)
+    torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+
+
+def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: set) -> None:
+    cache = torch.randn(2, LENGTH, 2, 16)
+    before = cache.clone()
+    warm_up(SPEC, cache, 200)
+    assert torch.equal(cache, before)
+    planned, table = set(shapes), table_of(1)
+    shapes.clear()
+    for rows in range(1, 201):
+        qkv = torch.randn(rows, WIDTH)
+        prompt_attention(table, [Span(0, 0, rows)])(cache[None])(0, qkv, SPEC)
+    assert shapes == planned
+
+
+def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
+    targets: dict, trained: dict, shapes: set, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = targets["easy"].decoder
+    drafter = resident_drafter(trained["peagle"].drafter)
+    each = (target.spec.layers[0].attention, drafter.model.config.layer.attention)
+    caches = [
+        torch.zeros(2, 2, 64, heads.num_kv_heads, heads.head_dim, dtype=torch.bfloat16)
+        for heads in each
+    ]
+    table = table_of(1)
+    cycle = DeviceCycle(target, drafter, (caches[0], caches[1]))
+    prefill = Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16))
+    prefill.warm_up(40)
+    assert not shapes
+    monkeypatch.setattr("peagle.engine.device.prefill.on_hopper", lambda cache: True)
+    prefill.warm_up(40)
+    counts = {heads.num_heads for heads in each}
+    assert {query[:3] for (query, _), _ in shapes} == {
+        (1, count, rows) for count in counts for rows in (16, 32, 48)
+    }
+    assert not any(cache.any() for cache in caches)

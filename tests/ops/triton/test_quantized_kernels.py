@@ -1,0 +1,106 @@
+"""Products and experts with packed weights against their dequantised twins."""
+
+import pytest
+import torch
+
+from peagle.ops import moe as reference
+from peagle.ops.moe import Clamped
+from peagle.ops.norm import rms_norm
+from peagle.ops.weight import Fp8Weight, Mxfp4Weight, QuantizedWeight
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEPTHS = [128, 320, 160]
+
+
+def fp8_weight(*shape: int, block: tuple[int, int] | None) -> Fp8Weight:
+    """Random numbers and scales; block: None for a scale each output."""
+    *leading, outputs, depth = shape
+    high, wide = block or (1, depth)
+    numbers = torch.randn(shape).mul(30).to(torch.float8_e4m3fn)
+    scales = torch.rand(*leading, -(-outputs // high), -(-depth // wide)) * 1e-3
+    return Fp8Weight(numbers, scales, (high, wide))
+
+
+def mxfp4_weight(*shape: int) -> Mxfp4Weight:
+    """Random numbers, with powers of two from 2**-15 on."""
+    *leading, outputs, depth = shape
+    blocks = torch.randint(0, 256, (*leading, outputs, depth // 32, 16), dtype=torch.uint8)
+    scales = torch.randint(112, 127, (*leading, outputs, depth // 32), dtype=torch.uint8)
+    return Mxfp4Weight.of(blocks, scales)
+
+
+@pytest.mark.parametrize("rows", [1, 8, 33, 130])
+@pytest.mark.parametrize("depth", DEPTHS)
+@pytest.mark.parametrize("block", [None, (128, 128), (1, 128), (64, 32)])
+def test_a_product(device: torch.device, rows: int, depth: int, block: tuple[int, int] | None):
+    from peagle.ops.triton import quantized_product as kernels
+
+    weight = fp8_weight(200, depth, block=block).to(device)
+    x, bias = torch.randn(rows, depth).to(device), torch.randn(200).to(device)
+    found = kernels.linear(x, None, 1e-5, weight, bias)
+    torch.testing.assert_close(found, x @ weight.dense().T + bias, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 20, 64])
+@pytest.mark.parametrize("block", [None, (128, 128)])
+def test_a_norm_a_gate_and_an_addition(
+    device: torch.device, rows: int, block: tuple[int, int] | None
+):
+    """A row's way through an output projection, gate and up, and down."""
+    from peagle.ops.triton import quantized_product as kernels
+
+    first, second = (fp8_weight(*s, block=block).to(device) for s in ((256, 128), (384, 256)))
+    x, stream, norm = (torch.randn(size).to(device) for size in ((rows, 128), (rows, 256), (256,)))
+    total, scaled, squares = kernels.add(x, first, None, stream, norm)
+    wanted = stream + x @ first.dense().T
+    torch.testing.assert_close(total, wanted, atol=1e-4, rtol=1e-4)
+    under = rms_norm(wanted, norm, 1e-5)
+    product = kernels.linear(scaled, squares, 1e-5, second, None)
+    torch.testing.assert_close(product, under @ second.dense().T, atol=1e-3, rtol=1e-3)
+    gate, up = (under @ second.dense().T).chunk(2, dim=-1)
+    found = kernels.gated(scaled, squares, 1e-5, second)
+    torch.testing.assert_close(found, torch.nn.functional.silu(gate) * up, atol=1e-3, rtol=1e-3)
+
+
+@on_a_gpu  # the interpreter's products are numpy's, which depend on the rows
+def test_a_row_alone_is_what_it_is_among_others(device: torch.device):
+    """How the depth is divided does not depend on the rows."""
+    from peagle.ops.triton import quantized_product as kernels
+
+    weight = fp8_weight(96, 512, block=(128, 128)).to(device)
+    assert kernels.splits_of(96, 512, 132) > 1
+    x = torch.randn(64, 512).to(device)
+    whole = kernels.linear(x, None, 1e-5, weight, None)
+    for rows in (1, 8, 16, 32):
+        assert torch.equal(kernels.linear(x[:rows], None, 1e-5, weight, None), whole[:rows])
+
+
+def expert_weights(form: str, experts: int, hidden: int, inner: int) -> list[QuantizedWeight]:
+    shapes = (experts, 2 * inner, hidden), (experts, hidden, inner)
+    if form == "mxfp4":
+        return [mxfp4_weight(*shape) for shape in shapes]
+    block = (128, 128) if form == "blocks" else None
+    return [fp8_weight(*shape, block=block) for shape in shapes]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize(("hidden", "inner"), [(128, 256), (96, 160)])
+@pytest.mark.parametrize("form", ["mxfp4", "rows", "blocks"])
+@pytest.mark.parametrize("biases", [False, True])
+def test_experts(device: torch.device, rows: int, hidden: int, inner: int, form: str, biases: bool):
+    from peagle.ops.triton import moe as kernels
+
+    if form == "blocks" and inner % 128:
+        pytest.skip("blocks end within an expert's gate: such are kept by rows")
+    router = (torch.randn(6, hidden) * hidden**-0.5).to(device)
+    gate_up, down = (w.to(device) for w in expert_weights(form, 6, hidden, inner))
+    x = (torch.randn(rows, hidden) * 0.1).to(device)
+    clamped = None
+    if biases:
+        given = (torch.randn(6), torch.randn(6, 2 * inner), torch.randn(6, hidden))
+        clamped = Clamped(*(bias.to(device) for bias in given), 0.8)
+    found = kernels.moe(x, router, gate_up, down, 2, True, clamped)
+    dense = gate_up.dense(), down.dense()
+    wanted = reference.moe(x, router, *dense, 2, True, clamped)
+    scale = wanted.abs().max().item()
+    torch.testing.assert_close(found / scale, wanted / scale, atol=2e-5, rtol=2e-5)
