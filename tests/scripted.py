@@ -19,6 +19,7 @@ from peagle import LLM
 from peagle.config import EngineConfig
 from peagle.drafters.drafter import DraftWork, Memory
 from peagle.drafters.methods import drafter_for
+from peagle.drafters.readout import Drafts
 from peagle.engine.engine import Engine
 from peagle.engine.host.sampler import SampledRows, choose
 from peagle.engine.logits_processor import LogitsProcessor
@@ -61,7 +62,7 @@ class ScriptedDrafter:
     def __init__(self, model: Any, script: Script) -> None:
         self.model, self._real, self._script = model, drafter_for(model), script
 
-    def propose(self, work: DraftWork, memory: Memory) -> Tensor:
+    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
         """Drafts as the real one makes, so that its cache is filled, with other tokens."""
         drafts = self._real.propose(work, memory)
         places = [
@@ -71,7 +72,7 @@ class ScriptedDrafter:
         ]
         right = [self._script.at(place) for place in places]
         wanted = [token if place % 5 else 0 for token, place in zip(right, places, strict=True)]
-        return torch.tensor(wanted, dtype=drafts.dtype)
+        return Drafts(torch.tensor(wanted, dtype=drafts.tokens.dtype))
 
 
 def scripted_llm(name: str, directory: Path) -> tuple[LLM, Script]:

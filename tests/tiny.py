@@ -222,7 +222,7 @@ def random_drafter(config: DrafterConfig, seed: int = 1) -> DraftModel:
             torch.nn.init.normal_(parameter, std=0.15)
     if config.reduced_vocabulary:
         kept = torch.randperm(VOCAB)[: config.draft_vocab_size].sort().values
-        model.d2t = kept - torch.arange(config.draft_vocab_size)
+        model.readout.d2t = kept - torch.arange(config.draft_vocab_size)
     return model
 
 
@@ -374,11 +374,12 @@ def propose(drafter: Drafter, target: Decoder, tokens: Sequence[int], k: int) ->
     assert features is not None
     work = DraftWork((Span(0, 0, known),), (k,), torch.tensor(tokens[1:]), features[:known])
     seen: list[Tensor] = []
+    head = model.readout.head
 
     def logits(hidden: Tensor) -> Tensor:
-        seen.append(DraftModel.logits(model, hidden))
+        seen.append(type(head).forward(head, hidden))
         return seen[-1]
 
-    with mock.patch.object(model, "logits", logits):
-        drafts = drafter.propose(work, memory).tolist()
+    with mock.patch.object(head, "forward", logits):
+        drafts = drafter.propose(work, memory).tokens.tolist()
     return Proposal(drafts, torch.cat(seen))

@@ -6,47 +6,45 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from peagle.bench.case import Case
+from peagle.bench.measures import Percentiles, measured
+from peagle.bench.runs import Run
+
 HERE = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Peer:
-    """What another engine measured."""
-
-    name: str
-    version: str
-    k: int
-    """Tokens drafted by the P-EAGLE drafter; 0 is no speculation."""
-    otps: float
-    """Output tokens per second, the median round."""
-    identical_prompts: int
-    """Prompts whose output equals ours without speculation."""
+NOT_MEASURED = Percentiles(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Side:
-    """Another engine, loaded and waiting."""
+    """Another engine, loaded and waiting for its turn."""
 
-    name: str
-    k: int
+    case: Case
     version: str
     connection: Connection
     process: subprocess.Popen[bytes]
 
-    def run(self) -> tuple[float, list[list[int]]]:
-        """Complete all prompts once: seconds and outputs. The process is stopped between runs."""
+    def run(self, on_finish: Callable[[], None] = lambda: None) -> Run:
+        """Complete all prompts once. The process is stopped between runs.
+
+        A request's tokens are all timed at its end: the time to the first one is not measured.
+        """
         self.process.send_signal(signal.SIGCONT)
         self.connection.send("run")
-        seconds, outputs = self.connection.recv()
+        answers = self.connection.recv()
         self.process.send_signal(signal.SIGSTOP)
-        return seconds, outputs
+        for _ in answers:
+            on_finish()
+        times = [(seconds,) * len(output) for seconds, output in answers]
+        found = measured(times, None, sum(seconds for seconds, _ in answers))
+        found = replace(found, ttft_ms=NOT_MEASURED)
+        return Run(self.case, found, tuple(tuple(output) for _, output in answers))
 
 
 @contextmanager
@@ -60,16 +58,6 @@ def open_sides(job: Mapping[str, Any], k: int, vllm_python: Path | None) -> Iter
             side = _open(f"vllm {mode}", "vllm_side.py", vllm_python, asked)
             sides.append(stack.enter_context(side))
         yield sides
-
-
-def median_peer(
-    side: Side, rounds: Sequence[tuple[float, list[list[int]]]], expected: Sequence[Sequence[int]]
-) -> Peer:
-    """A side's median round, compared with our own outputs without speculation."""
-    seconds, outputs = sorted(rounds, key=lambda one: one[0])[len(rounds) // 2]
-    same = sum(list(ours) == theirs for ours, theirs in zip(expected, outputs, strict=True))
-    tokens = sum(len(output) for output in outputs)
-    return Peer(side.name, side.version, side.k, tokens / seconds, same)
 
 
 @contextmanager
@@ -90,7 +78,9 @@ def _open(name: str, script: str, python: Path, job: Mapping[str, Any]) -> Itera
             connection.send(job)
             version = connection.recv()
             process.send_signal(signal.SIGSTOP)
-            yield Side(name, job.get("k", 0), version, connection, process)
+            yield Side(
+                Case(name, job.get("k", 0), 1, data=job["data"]), version, connection, process
+            )
         except (EOFError, OSError):
             log.seek(0)
             raise SystemExit(f"{script} failed:\n{log.read()[-3000:]}") from None

@@ -23,21 +23,21 @@ def main(socket: str) -> None:
     model = transformers.AutoModelForCausalLM.from_pretrained(job["target"], dtype=dtype).eval()
     model.generation_config.eos_token_id = None  # never ends early, and costs nothing to ignore
 
-    def complete(prompt: list[int]) -> list[int]:
+    def complete(prompt: list[int]) -> tuple[float, list[int]]:
+        start = time.perf_counter()
         tokens = torch.tensor([prompt])
         mask = torch.ones_like(tokens)
         written = model.generate(
             tokens, attention_mask=mask, do_sample=False, max_new_tokens=job["max_tokens"]
         )
-        return written[0, len(prompt) :].tolist()
+        output = written[0, len(prompt) :].tolist()
+        return time.perf_counter() - start, output
 
     for prompt in job["prompts"][:WARM_UP_PROMPTS]:
         complete(prompt)
     connection.send(transformers.__version__)
     while connection.recv() == "run":
-        start = time.perf_counter()
-        outputs = [complete(prompt) for prompt in job["prompts"]]
-        connection.send((time.perf_counter() - start, outputs))
+        connection.send([complete(prompt) for prompt in job["prompts"]])
 
 
 if __name__ == "__main__":

@@ -37,17 +37,16 @@ def main(socket: str) -> None:
     )
     params = vllm.SamplingParams(temperature=0.0, max_tokens=job["max_tokens"], ignore_eos=True)
 
-    def complete(prompt: list[int]) -> list[int]:
+    def complete(prompt: list[int]) -> tuple[float, list[int]]:
+        start = time.perf_counter()
         (request,) = llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
-        return list(request.outputs[0].token_ids)
+        return time.perf_counter() - start, list(request.outputs[0].token_ids)
 
     for prompt in job["prompts"][:WARM_UP_PROMPTS]:
         complete(prompt)
     connection.send(vllm.__version__)
     while connection.recv() == "run":
-        start = time.perf_counter()
-        outputs = [complete(prompt) for prompt in job["prompts"]]
-        connection.send((time.perf_counter() - start, outputs))
+        connection.send([complete(prompt) for prompt in job["prompts"]])
 
 
 if __name__ == "__main__":

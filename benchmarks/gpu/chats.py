@@ -17,7 +17,8 @@ from synthetic_engine import synthetic_engine
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from peagle.bench.report import hardware, machine, result_file
+from peagle.bench.environment import hardware, machine
+from peagle.bench.result_file import result_file
 from peagle.bench.shapes import random_prompts
 from peagle.cli.script import run
 from peagle.config import ChatConfig, SamplingParams

@@ -17,7 +17,8 @@ import typer
 from safetensors.torch import save_file
 from vllm_peer import target_json
 
-from peagle.bench.shapes import random_drafter, random_target, shape_of
+from peagle.bench.random_weights import random_target
+from peagle.bench.shapes import random_drafter, shape_of
 from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.cli.script import run
 from peagle.device import resolve_device

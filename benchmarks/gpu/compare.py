@@ -23,7 +23,7 @@ from matches import DEFAULT, Match, Side, Work, schedule
 from records import caption, cells, merge, read, table, write
 from sides import Vllm, attempt
 
-from peagle.bench.report import machine
+from peagle.bench.environment import machine
 from peagle.bench.synthetic import require_room
 from peagle.cli.script import new_app
 from peagle.errors import InputError

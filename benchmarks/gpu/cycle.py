@@ -22,7 +22,8 @@ from launches import Kernel, grouped
 from matches import METHODS
 from traffic import cycle_bytes
 
-from peagle.bench.report import hardware, machine, result_file
+from peagle.bench.environment import hardware, machine
+from peagle.bench.result_file import result_file
 from peagle.bench.shapes import random_prompts
 from peagle.bench.synthetic import SyntheticWorkload
 from peagle.cli.script import run

@@ -20,12 +20,16 @@ from typing import Annotated, Any, cast
 import typer
 from sides import Vllm
 
-from peagle.bench.load import Case, PromptWorkload, list_cases, run_cases
+from peagle.bench.case import Case, Grid
+from peagle.bench.environment import environment
 from peagle.bench.pair import METHODS, Pair, choose_pair
 from peagle.bench.prompts import load_prompts
-from peagle.bench.report import environment, result_file
+from peagle.bench.result_file import result_file
+from peagle.bench.rounds import run_engines
+from peagle.bench.runs import Run
+from peagle.bench.workload import PromptWorkload
 from peagle.cli.script import run
-from peagle.config import DType
+from peagle.config import DType, SamplingParams
 from peagle.models.tokenizer import load_tokenizer
 
 PEER = Path(__file__).parent / "equal_peer.py"
@@ -47,8 +51,9 @@ def main(
     """Print, for each side and drafter, how many outputs equal those without one."""
     pair = choose_pair(METHODS, None, {})
     given = tuple(replace(prompt, stop=()) for prompt in load_prompts(prompts, limit))
-    workload = PromptWorkload(pair, given, max_tokens, cast(DType, dtype))
-    cases = list_cases(METHODS, [k], [concurrency])
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    workload = PromptWorkload(pair, {"bundled": given}, params, cast(DType, dtype))
+    cases = Grid([concurrency]).cases(METHODS, {method: [k] for method in METHODS})
     with result_file(out) as write:
         spawning = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, spawning) as process:  # its end frees its GPU memory
@@ -74,7 +79,8 @@ def speculation(pair: Pair, case: Case) -> dict[str, Any] | None:
 
 def ours(workload: PromptWorkload, cases: Sequence[Case]) -> dict[str, Outputs]:
     """Token ids of our outputs, by method."""
-    return {run.case.method: run.outputs for run in run_cases(workload, cases)}
+    done = run_engines(workload, cases, rounds=1)
+    return {run.case.method: run.outputs for run in done if isinstance(run, Run)}
 
 
 def theirs(
@@ -84,8 +90,8 @@ def theirs(
     tokenizer = load_tokenizer(Path(workload.pair.target))
     asked = {
         "target": workload.pair.target,
-        "prompts": [prompt.token_ids(tokenizer) for prompt in workload.prompts],
-        "max_tokens": workload.max_tokens,
+        "prompts": [prompt.token_ids(tokenizer) for prompt in workload.sets["bundled"]],
+        "max_tokens": workload.sampling.max_tokens,
         "concurrency": cases[0].concurrency,
         "dtype": workload.dtype,
     }

@@ -17,7 +17,8 @@ import torch
 import typer
 from matches import METHODS
 
-from peagle.bench.report import hardware, machine, result_file
+from peagle.bench.environment import hardware, machine
+from peagle.bench.result_file import result_file
 from peagle.bench.shapes import random_engine, random_prompts
 from peagle.bench.synthetic import DRAFT_LAYERS, acceptance_rates
 from peagle.cli.script import run

@@ -19,7 +19,8 @@ import typer
 from synthetic_engine import synthetic_engine
 from torch import Tensor
 
-from peagle.bench.report import hardware, machine, result_file
+from peagle.bench.environment import hardware, machine
+from peagle.bench.result_file import result_file
 from peagle.bench.shapes import random_prompts
 from peagle.cli.script import run
 from peagle.config import SamplingParams

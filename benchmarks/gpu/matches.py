@@ -59,7 +59,7 @@ class Work:
     prompt_tokens: int = 256
     max_tokens: int = 512
     rounds: int = 3
-    """The median counts; `peagle bench` has this number built in."""
+    """The median counts."""
     max_num_seqs: int = 64
     dtype: str = "bfloat16"
 
@@ -112,7 +112,7 @@ def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:
         *("--methods", match.method, *drafting, "--draft-length", trial.draft_length),
         *("--concurrency", ",".join(map(str, trial.concurrencies))),
         *("--prompt-tokens", str(work.prompt_tokens), "--max-tokens", str(work.max_tokens)),
-        *("--dtype", work.dtype, "--json", result),
+        *("--rounds", str(work.rounds), "--dtype", work.dtype, "--json", result),
     ]
 
 

@@ -27,9 +27,11 @@ import typer
 from matches import Match, Work, peer_job, trials
 from sides import Vllm
 
-from peagle.bench.load import drive
+from peagle.bench.case import Setup
+from peagle.bench.environment import hardware, machine
+from peagle.bench.load import Request, drive
 from peagle.bench.measures import Measures, measure
-from peagle.bench.report import hardware, machine, result_file
+from peagle.bench.result_file import result_file
 from peagle.bench.shapes import random_prompts, shape_of
 from peagle.bench.synthetic import SyntheticWorkload
 from peagle.cli.script import run
@@ -115,8 +117,8 @@ def main(
 def ours(match: Match, mix: Mix, dtype: Any, kind: DraftLengthMode) -> dict[str, list[float]]:
     """Output tokens per second and median time to first token of each list that counts."""
     longest = mix.prompt_tokens[1], mix.output_tokens[1]
-    work = SyntheticWorkload(match.shape, match.acceptance_length, *longest, kind, dtype)
-    llm = work.open(match.method, match.k, mix.in_flight)
+    work = SyntheticWorkload(match.shape, match.acceptance_length, *longest, dtype)
+    llm = work.open(Setup(match.method, match.k, kind), mix.in_flight)
     found = [_measured(llm, asked, mix.in_flight) for asked in mix.lists(_vocab_size(match))][1:]
     return {
         "otps": [round(one.otps, 1) for one in found],
@@ -126,7 +128,8 @@ def ours(match: Match, mix: Mix, dtype: Any, kind: DraftLengthMode) -> dict[str,
 
 def _measured(llm: LLM, asked: Sequence[Asked], in_flight: int) -> Measures:
     requests = [
-        (prompt, SamplingParams(max_tokens=count, ignore_eos=True)) for prompt, count in asked
+        Request(prompt, SamplingParams(max_tokens=count, ignore_eos=True))
+        for prompt, count in asked
     ]
     start = time.perf_counter()
     completions = drive(llm, requests, in_flight)

@@ -19,8 +19,10 @@ import torch
 import typer
 from torch import Tensor
 
-from peagle.bench.report import hardware, machine, result_file
-from peagle.bench.shapes import random_target, shape_of
+from peagle.bench.environment import hardware, machine
+from peagle.bench.random_weights import random_target
+from peagle.bench.result_file import result_file
+from peagle.bench.shapes import shape_of
 from peagle.cli.script import run
 from peagle.models.decoder import Decoder
 from peagle.models.spec import ExpertsSpec
@@ -72,11 +74,12 @@ def main(
 ) -> None:
     """Print a line for each product and number of rows."""
     with result_file(out) as write:
-        spec = shape_of(shape).target
+        found = shape_of(shape)
+        spec = found.target
         if isinstance(spec.layers[0].feed_forward, ExpertsSpec):
             raise typer.BadParameter(f"{shape} has experts; these are a dense layer's products")
         spec = replace(spec, layers=LAYERS * spec.layers[:1])
-        target = random_target(spec, torch.device("cuda"), torch.bfloat16)
+        target = random_target(spec, torch.device("cuda"), torch.bfloat16, found.form)
         rates = []
         for count in map(int, rows.split(",")):
             for product in products(target, count):

@@ -9,7 +9,7 @@ from typing import Any
 from matches import Match
 
 from peagle.bench.pair import NAMES
-from peagle.bench.report import result_file
+from peagle.bench.result_file import result_file
 from peagle.errors import InputError
 
 Record = Mapping[str, Any]

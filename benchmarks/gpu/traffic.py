@@ -23,7 +23,7 @@ def cycle_bytes(
     if drafter is None:
         return each
     passes = 1 if drafter.config.parallel else k
-    again = bytes_of(drafter.first, drafter.rest, drafter.norm, drafter.head)
+    again = bytes_of(drafter.first, drafter.rest, drafter.readout.norm, drafter.readout.head)
     once = bytes_of(drafter.fc)
     shape = drafter.config.transformer
     each["drafter weights"] = once + passes * again

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from client import ask
 from process import serve
 
-from peagle.bench.report import result_file
+from peagle.bench.http import Address, ask
+from peagle.bench.result_file import result_file
 from peagle.cli.script import run
 from peagle.server.anthropic.body import MessagesBody
 from peagle.server.protocol import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
@@ -42,6 +42,8 @@ ROUTES = (
 TYPES = ("application/json",) * 9 + ("text/plain", "", "application/json; charset=utf-16")
 GRAMMAR_FAILED = b"structured outputs: "
 """In the error of an answer whose grammar failed."""
+SECONDS = 120
+"""After which a body has no answer."""
 LIMITS = ("max_tokens", "max_output_tokens")
 NORMAL = {"prompt": "def fibonacci(n):\n", "max_tokens": 32, "temperature": 0}
 VALID: dict[str, dict[str, Any]] = {
@@ -138,7 +140,7 @@ def main(
     draw = random.Random(seed)
     with result_file(out) as write:
         with serve([], Path(tempfile.mkstemp()[1])) as server:
-            counts, failures, same = asyncio.run(_run(server.port, draw, bodies, connections))
+            counts, failures, same = asyncio.run(_run(server.address, draw, bodies, connections))
         result = {
             "bodies": bodies,
             "answers": {route: dict(sorted(found.items())) for route, found in counts.items()},
@@ -151,9 +153,9 @@ def main(
 
 
 async def _run(
-    port: int, draw: random.Random, bodies: int, connections: int
+    address: Address, draw: random.Random, bodies: int, connections: int
 ) -> tuple[dict[str, Counter[str]], list[dict[str, str]], bool]:
-    before = await _normal(port)
+    before = await _normal(address)
     counts: dict[str, Counter[str]] = {route: Counter() for route in ROUTES}
     failures: list[dict[str, str]] = []
     left = iter(range(bodies))
@@ -163,7 +165,8 @@ async def _run(
             route, body, kind = draw.choice(ROUTES), b"", draw.choice(TYPES)
             body = _body(draw, route)
             try:
-                status, answer = await ask(port, "POST", route, body, kind)
+                async with asyncio.timeout(SECONDS):
+                    status, answer = await ask(address, "POST", route, body, kind)
             except (OSError, EOFError, ValueError, TimeoutError) as error:
                 failures.append({"route": route, "body": repr(body[:500]), "error": repr(error)})
                 continue
@@ -175,11 +178,11 @@ async def _run(
                 print(f"{number} bodies, {len(failures)} failures", file=sys.stderr)
 
     await asyncio.gather(*(send() for _ in range(connections)))
-    return counts, failures, await _normal(port) == before
+    return counts, failures, await _normal(address) == before
 
 
-async def _normal(port: int) -> Any:
-    status, body = await ask(port, "POST", "/v1/completions", json.dumps(NORMAL).encode())
+async def _normal(address: Address) -> Any:
+    status, body = await ask(address, "POST", "/v1/completions", json.dumps(NORMAL).encode())
     return status, json.loads(body)["choices"]
 
 

@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from client import ask, connect, scrape
 from process import Server, serve
 
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.bench.environment import machine
+from peagle.bench.http import Address, Connection, ask
 from peagle.bench.prompts import load_prompts
-from peagle.bench.report import machine, result_file
+from peagle.bench.result_file import result_file
+from peagle.bench.server_metrics import samples
 from peagle.cli.script import run
 from peagle.pair import bundled
 
@@ -107,7 +109,7 @@ async def _run(
     leave: float,
     draw: random.Random,
 ) -> tuple[Found, list[str]]:
-    found, before = Found(), await scrape(server.port)
+    found, before = Found(), await scrape(server)
     end = time.monotonic() + 60 * minutes
     watching = asyncio.create_task(_watch(server, found))
 
@@ -115,7 +117,7 @@ async def _run(
         while time.monotonic() < end:
             index = draw.randrange(len(jobs))
             events = draw.randint(1, 12) if draw.random() < leave else None
-            await _stream(server.port, jobs[index], wanted[index], events, found)
+            await _stream(server.address, jobs[index], wanted[index], events, found)
 
     await asyncio.gather(*(client() for _ in range(clients)))
     watching.cancel()
@@ -123,12 +125,14 @@ async def _run(
     return found, await _problems(server, found, before)
 
 
-async def _stream(port: int, job: Job, wanted: str, events: int | None, found: Found) -> None:
+async def _stream(
+    address: Address, job: Job, wanted: str, events: int | None, found: Found
+) -> None:
     """One streamed request; hangs up after `events` events if that is not None."""
     body = {**job, "stream": True, "stream_options": {"include_usage": True}}
     text, usage, left = "", None, False
     try:
-        async with connect(port) as connection:
+        async with Connection(address) as connection:
             answer = await connection.ask("POST", "/v1/completions", json.dumps(body).encode())
             async for event in answer.events():
                 usage = event.get("usage")
@@ -154,6 +158,16 @@ async def _stream(port: int, job: Job, wanted: str, events: int | None, found: F
         found.sums[name] += value
 
 
+async def scrape(server: Server) -> dict[str, float]:
+    """Every sample of /metrics without histogram buckets, summed over the labels."""
+    found: Counter[str] = Counter()
+    _, text = await ask(server.address, "GET", "/metrics")
+    for name, _, value in samples(text.decode()):
+        if "_bucket" not in name:
+            found[name.removeprefix("vllm:")] += value
+    return dict(found)
+
+
 async def _watch(server: Server, found: Found) -> None:
     start = time.monotonic()
     while True:
@@ -162,7 +176,7 @@ async def _watch(server: Server, found: Found) -> None:
 
 
 async def _problems(server: Server, found: Found, before: dict[str, float]) -> list[str]:
-    after = await scrape(server.port)
+    after = await scrape(server)
     problems = [f"{len(found.wrong)} wrong answers: {found.wrong[:2]}"] if found.wrong else []
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
         if after[name]:
@@ -173,7 +187,7 @@ async def _problems(server: Server, found: Found, before: dict[str, float]) -> l
             problems.append(f"{name} counted {counted}, but the answers sum to {wanted}")
     if abs(_growth(found)) > 0.02:
         problems.append(f"memory changed by {_growth(found):.1%}")
-    if (await ask(server.port, "GET", "/health"))[0] != 200:
+    if (await ask(server.address, "GET", "/health"))[0] != 200:
         problems.append("the server is not healthy")
     return problems
 

@@ -39,8 +39,9 @@ import typer
 from process import bare, serve
 
 from peagle import LLM, AsyncLLM, EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.bench.environment import machine
 from peagle.bench.prompts import load_prompts
-from peagle.bench.report import machine, result_file
+from peagle.bench.result_file import result_file
 from peagle.cli.script import run
 from peagle.pair import bundled
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from peagle.bench.http import Address
+
 START_SECONDS = 120
 
 
@@ -21,6 +23,11 @@ class Server:
 
     port: int
     pid: int
+
+    @property
+    def address(self) -> Address:
+        """Where it listens."""
+        return Address.of(f"http://127.0.0.1:{self.port}")
 
     @property
     def memory(self) -> int:

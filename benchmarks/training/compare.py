@@ -19,8 +19,9 @@ from ablations import BASE, RECIPES, brief
 from sweep import Arm, K, Sweep
 
 from peagle import LLM, SamplingParams, SpeculativeConfig
+from peagle.bench.environment import machine
 from peagle.bench.prompts import Prompt, load_prompts
-from peagle.bench.report import machine, result_file
+from peagle.bench.result_file import result_file
 from peagle.cli.script import new_app
 from peagle.config import EngineConfig
 from peagle.llm import check_finished

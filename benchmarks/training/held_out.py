@@ -13,13 +13,13 @@ Counts = Sequence[tuple[int, int]]
 """Tokens and cycles of each conversation."""
 
 
-def count(agreement: Iterable[tuple[Batch, Tensor]], k: int) -> list[tuple[int, int]]:
+def count(agreement: Iterable[tuple[Batch, Tensor, Tensor]], k: int) -> list[tuple[int, int]]:
     """Tokens and cycles of each conversation with K drafts per cycle; short ones are left out.
 
     agreement: from `Trainer.agreement`.
     """
     counts = []
-    for batch, tables in agreement:
+    for batch, tables, _ in agreement:
         begins = (batch.positions == 0).nonzero().flatten().tolist()
         lengths = torch.tensor([*begins, len(batch)]).diff().tolist()
         for table in tables[:, :k].split(lengths):

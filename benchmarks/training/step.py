@@ -18,7 +18,7 @@ import torch
 import typer
 from torch import Tensor, nn
 
-from peagle.bench.report import machine
+from peagle.bench.environment import machine
 from peagle.cli.script import run
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
@@ -100,7 +100,7 @@ class Work:
             features = torch.randn(length, 4 * 4096, dtype=torch.bfloat16)
         self._features = Features(features[:, : 3 * 4096], features[:, 3 * 4096 :])
         self.model.to(CUDA, torch.bfloat16).embed.float()
-        self.model.head.requires_grad_(False)
+        self.model.readout.head.requires_grad_(False)
         self._compare = Comparison(self.model, target, "kl")
         del target
         self._optimizer = DraftOptimizer(self.model, recipe)
@@ -112,7 +112,7 @@ class Work:
     def state_bytes(self) -> int:
         """Float32 weights, gradients and AdamW's two moments; the frozen heads."""
         trained = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-        return 16 * trained + 2 * 2 * self.model.head.weight.numel()
+        return 16 * trained + 2 * 2 * self.model.readout.head.weight.numel()
 
     def step(self) -> None:
         """Sampling, both passes, and the optimizer."""

@@ -16,7 +16,7 @@ import torch
 from mask_slots import SHARED, MaskSlot, trainer_for
 from torch import Tensor
 
-from peagle.bench.report import machine
+from peagle.bench.environment import machine
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
 from peagle.models.families import read_spec
@@ -154,7 +154,7 @@ class Sweep:
     def _result(self, arm: Arm, trainer: Trainer, losses: list[Tensor]) -> dict[str, Any]:
         agreement = list(trainer.agreement())
         counts = held_out.count(agreement, K)
-        accuracy = Estimate.of(table for _, table in agreement).accuracy
+        accuracy = Estimate.of((agrees, drawn) for _, agrees, drawn in agreement).accuracy
         recent = losses[-len(losses) // 10 :]
         return machine() | {
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

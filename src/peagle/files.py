@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TextIO
@@ -65,6 +65,27 @@ def whole_file(path: Path) -> Iterator[TextIO]:
             raise InputError(f"{path} cannot be written: {error.strerror}") from None
         with file:
             yield file
+
+
+@contextmanager
+def rewritten_file(path: Path) -> Iterator[Callable[[str], None]]:
+    """A function that gives a file its text; called again, it replaces the whole text at once.
+
+    Like `whole_file` it learns before the block runs whether the file can be written, and raises
+    `InputError` if not; the function raises `OSError`, and the text before stays.
+    """
+    place = _writable(path)
+    with unfinished(place, f".{os.getpid()}") as scratch:
+
+        def write(text: str) -> None:
+            scratch.write_text(text, encoding="utf-8")
+            scratch.replace(place)
+
+        try:
+            scratch.touch(exist_ok=False)
+        except OSError as error:
+            raise InputError(f"{path} cannot be written: {error.strerror}") from None
+        yield write
 
 
 def refuse_existing(path: Path, force: bool) -> None:

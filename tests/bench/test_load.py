@@ -1,30 +1,38 @@
-import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
 from peagle.bench import load
-from peagle.bench.load import Case, PromptWorkload, drive, list_cases, median_run, run_cases
+from peagle.bench.case import Case, Setup
+from peagle.bench.load import Request, drive, open_case
 from peagle.bench.pair import Pair
-from peagle.bench.prompts import load_prompts
+from peagle.bench.prompts import Prompt, load_sets
+from peagle.bench.workload import PromptWorkload
 from peagle.config import SamplingParams
 from peagle.errors import InputError
 
 TOKENS = 12
+NONE, PEAGLE = Case("none", 0, 1), Case("peagle", 2, 1)
 
 
-@pytest.fixture(scope="module")
-def workload(pair):
+def work(pair, prompts=None, **sampling):
     drafters = {"eagle3": str(pair.eagle3), "peagle": str(pair.peagle)}
-    return PromptWorkload(
-        Pair(str(pair.target), drafters), tuple(load_prompts("bundled", 3)), TOKENS
-    )
+    sets = load_sets(["bundled"], 3) if prompts is None else {"bundled": tuple(prompts)}
+    params = SamplingParams(**{"max_tokens": TOKENS, "ignore_eos": True, **sampling})
+    return PromptWorkload(Pair(str(pair.target), drafters), sets, params)
+
+
+def outputs(workload, case):
+    """Token ids of each answer of a case."""
+    llm = workload.open(case.setup, case.concurrency)
+    return open_case(workload, llm, case).run().outputs
 
 
 class Counting:
     """An LLM whose requests take as many steps as their prompt's first token says."""
 
     def __init__(self):
-        self.left, self.seen = {}, []
+        self.left, self.seen, self.order = {}, [], []
 
     def prepare(self, prompt, params):
         return prompt
@@ -32,6 +40,7 @@ class Counting:
     def submit(self, prompt):
         request_id = str(prompt)
         self.left[request_id] = prompt[0]
+        self.order.append(prompt)
         return request_id
 
     def step(self):
@@ -41,158 +50,115 @@ class Counting:
         done = [request_id for request_id, steps in self.left.items() if steps == 0]
         for request_id in done:
             del self.left[request_id]
-        chunk = type("Chunk", (), {})
-        return [chunk_of(chunk, request_id, request_id) for request_id in done]
+        return [
+            SimpleNamespace(request_id=one, completion=SimpleNamespace(text=one)) for one in done
+        ]
 
 
-def chunk_of(kind, request_id, completion):
-    chunk = kind()
-    chunk.request_id, chunk.completion = request_id, completion
-    return chunk
+def request(prompt, *turns):
+    """A request whose later turns are these prompts."""
+
+    def then(answer):
+        assert answer == str(prompt)
+        return request(*turns) if turns else None
+
+    return Request(prompt, SamplingParams(), then)
 
 
 def test_as_many_requests_as_asked_are_in_flight_and_results_keep_the_order():
     llm, finished = Counting(), []
     prompts = [[3, 0], [1, 1], [2, 2], [2, 3], [1, 4], [4, 5]]
-    done = drive(llm, [(p, SamplingParams()) for p in prompts], 2, lambda: finished.append(1))
-    assert done == [str(prompt) for prompt in prompts]
+    done = drive(llm, [request(p) for p in prompts], 2, lambda: finished.append(1))
+    assert [one.text for one in done] == [str(prompt) for prompt in prompts]
     assert len(finished) == 6
     assert llm.seen == [2, 2, 2, 2, 2, 1, 1, 1]
 
 
-def test_cases_are_every_combination_with_none_first_and_without_a_k():
-    cases = list_cases(["peagle", "none"], [3, 5], [1, 4])
-    assert cases == [
-        Case("none", 0, 1),
-        Case("none", 0, 4),
-        Case("peagle", 3, 1),
-        Case("peagle", 3, 4),
-        Case("peagle", 5, 1),
-        Case("peagle", 5, 4),
-    ]
+def test_a_conversation_goes_on_at_once_and_counts_as_one():
+    llm, finished = Counting(), []
+    done = drive(llm, [request([1, 0], [1, 1]), request([1, 2])], 1, lambda: finished.append(1))
+    assert llm.order == [[1, 0], [1, 1], [1, 2]]
+    assert [one.text for one in done] == ["[1, 0]", "[1, 1]", "[1, 2]"]
+    assert len(finished) == 2
+    assert max(llm.seen) == 1
 
 
-def test_every_method_writes_what_none_writes(workload):
-    finished = []
-    cases = list_cases(["none", "eagle3", "peagle"], [2, 4], [1, 3])
-    runs = list(run_cases(workload, cases, lambda: finished.append(1)))
-    assert [run.case for run in runs] == cases
-    assert len(finished) == len(cases) * 3
-    assert all(run.identical_to_none for run in runs)
-    assert {run.outputs for run in runs} == {runs[0].outputs}
-    assert all(len(output) == TOKENS for output in runs[0].outputs)
-    for run in runs:
-        found = run.measures
-        assert found.output_tokens == 3 * TOKENS
-        assert len(found.acceptance_rate_per_position) == run.case.k
-        assert 0 < found.ttft_ms.p50 <= found.e2e_ms.p50 <= found.e2e_ms.p99
-        assert found.otps > 0
+def test_a_later_turn_has_the_answer_before_it(pair):
+    prompt = Prompt("Say", ({"role": "user", "content": "Say"},), ("Go on", "And"))
+    workload = work(pair, [prompt])
+    llm = workload.open(NONE.setup, 1)
+    (first,) = workload.requests(NONE, llm.tokenizer)
+    second = first.then("yes")
+    assert llm.tokenizer.decode(second.tokens).endswith(
+        "<user>Say<assistant>yes<user>Go on<assistant>"
+    )
+    third = second.then("no")
+    assert llm.tokenizer.decode(third.tokens).endswith(
+        "<user>Go on<assistant>no<user>And<assistant>"
+    )
+    assert third.then("end") is None
+    answers = llm.tokenizer("yesno", add_special_tokens=False).input_ids
+    assert first.most_tokens == len(third.tokens) - len(answers) + 3 * TOKENS
+    assert len(outputs(workload, NONE)) == 3
 
 
-def test_a_different_output_is_reported(workload, monkeypatch):
-    original = load.drive
-
-    def altered(llm, prompts, *arguments):
-        done = original(llm, prompts, *arguments)
-        if llm.drafter is not None:
-            done[-1] = dataclasses.replace(done[-1], token_ids=(*done[-1].token_ids[:-1], 0))
-        return done
-
-    monkeypatch.setattr(load, "drive", altered)
-    runs = list(run_cases(workload, [Case("none", 0, 1), Case("peagle", 2, 1)]))
-    assert [run.identical_to_none for run in runs] == [True, False]
+def test_a_conversation_that_may_not_fit_is_refused_before_it_begins(pair):
+    prompt = Prompt("Say", ({"role": "user", "content": "Say"},), ("Go on",) * 9)
+    workload = work(pair, [prompt], max_tokens=60)
+    with pytest.raises(InputError, match="600 are to follow, but the context holds 512"):
+        open_case(workload, workload.open(NONE.setup, 1), NONE)
 
 
-def test_identity_is_unknown_where_none_was_not_run(workload):
-    (run,) = run_cases(workload, [Case("peagle", 2, 1)])
-    assert run.identical_to_none is None
-
-
-def test_no_case_profits_from_the_prompts_of_another(workload):
-    llm = workload.open("peagle", 2, 1)
-    prompt, params = workload.requests(Case("peagle", 2, 1), llm.tokenizer)[0]
-    assert len(prompt) > 2 * 16  # blocks, so that there would be something to find
-    drive(llm, [(prompt, params)], 1)
-    llm.submit(llm.prepare(prompt, params))
+def test_no_case_profits_from_the_prompts_of_another(pair):
+    workload = work(pair)
+    llm = workload.open(PEAGLE.setup, 1)
+    one = workload.requests(PEAGLE, llm.tokenizer)[0]
+    assert len(one.tokens) > 2 * 16  # blocks, so that there would be something to find
+    drive(llm, [one], 1)
+    llm.submit(llm.prepare(one.tokens, one.params))
     (item,) = llm.engine.scheduler.plan().work
-    assert item.rows == len(prompt)
+    assert item.rows == len(one.tokens)
 
 
-def test_no_output_ends_early(workload, monkeypatch):
-    """Unless its prompt says where it ends: then the end of the text is one, too."""
-    monkeypatch.setattr("peagle.llm.end_tokens", lambda directory, own: tuple(range(300)))
-    endless = tuple(dataclasses.replace(prompt, stop=()) for prompt in workload.prompts)
-    case = Case("none", 0, 1)
-    (run,) = run_cases(dataclasses.replace(workload, prompts=endless), [case])
-    assert run.measures.output_tokens == 3 * TOKENS
-    (run,) = run_cases(workload, [case])
-    assert run.measures.output_tokens < 3 * TOKENS
+def test_outputs_end_at_their_length_or_where_prompts_say_or_naturally(pair, monkeypatch):
+    monkeypatch.setattr("peagle.bench.target.end_tokens", lambda *_: tuple(range(300)))
+    prompts = load_sets(["bundled"], 3)["bundled"]
+    endless = [Prompt(prompt.text) for prompt in prompts]
+    assert [len(one) for one in outputs(work(pair, endless), NONE)] == [TOKENS] * 3
+    assert sum(map(len, outputs(work(pair, prompts), NONE))) < 3 * TOKENS
+    natural = outputs(work(pair, endless, ignore_eos=False), NONE)
+    assert sum(map(len, natural)) < 3 * TOKENS
 
 
-def test_a_run_as_json_is_an_entry_of_the_result_file(workload):
-    (run,) = run_cases(workload, [Case("eagle3", 2, 1)])
-    entry = run.as_json()
-    assert list(entry) == [
-        "method",
-        "k",
-        "concurrency",
-        "otps",
-        "acceptance_length",
-        "acceptance_rate_per_position",
-        "ttft_ms",
-        "itl_ms",
-        "e2e_ms",
-        "output_tokens",
-        "identical_to_none",
-        "rounds",
-    ]
-    assert list(entry["ttft_ms"]) == ["p50", "p95", "p99"]
+def test_a_stop_text_ends_outputs_for_every_method(pair):
+    whole = outputs(work(pair), NONE)
+    tokenizer = work(pair).open(NONE.setup, 1).tokenizer
+    letter = tokenizer.decode(whole[0][TOKENS // 2])
+    texts = [prompt.text for prompt in load_sets(["bundled"], 3)["bundled"]]
+    stopped = work(pair, [Prompt(text, stop=(letter,)) for text in texts])
+    assert len(outputs(stopped, NONE)[0]) < len(whole[0]) == TOKENS
+    assert outputs(stopped, PEAGLE) == outputs(stopped, NONE)
 
 
-def test_the_median_round_counts_and_one_difference_is_enough(workload):
-    (run,) = run_cases(workload, [Case("none", 0, 1)])
-    speeds = [30.0, 10.0, 20.0]
-    rounds = [
-        dataclasses.replace(
-            run,
-            measures=dataclasses.replace(run.measures, otps=speed),
-            identical_to_none=speed != 10.0,
-            core_share=speed / 30.0,
-        )
-        for speed in speeds
-    ]
-    median = median_run(rounds)
-    assert (median.measures.otps, median.rounds) == (20.0, (30.0, 10.0, 20.0))
-    assert median.identical_to_none is False
-    assert median_run([rounds[0], rounds[2]]).identical_to_none is True
-    assert median.core_share == pytest.approx(20 / 30)
+def test_sampled_outputs_are_the_same_with_and_without_a_drafter(pair):
+    """Each request has a seed of its own, which no method changes."""
+    workload = work(pair, [Prompt("def f(x):")] * 2, top_k=40)
+    none, peagle = (Case(case.method, case.k, 1, temperature=1.0) for case in (NONE, PEAGLE))
+    found = outputs(workload, none)
+    assert outputs(workload, peagle) == found
+    assert found[0] != found[1]
+    assert outputs(workload, NONE)[0] not in found
 
 
-def test_a_stop_text_ends_outputs_for_every_method(workload):
-    cases = [Case("none", 0, 1), Case("peagle", 2, 1)]
-    whole = next(run_cases(workload, cases[:1]))
-    tokenizer = workload.open("none", 0, 1).tokenizer
-    letter = tokenizer.decode(whole.outputs[0][TOKENS // 2])
-    prompts = tuple(dataclasses.replace(prompt, stop=(letter,)) for prompt in workload.prompts)
-    none, peagle = run_cases(dataclasses.replace(workload, prompts=prompts), cases)
-    assert len(none.outputs[0]) < len(whole.outputs[0]) == TOKENS
-    assert peagle.identical_to_none
+def test_prompts_are_warmed_up_with_few_tokens(pair, monkeypatch):
+    asked, original = [], load.drive
 
+    def watched(llm, requests, *arguments):
+        asked.append([one.params.max_tokens for one in requests])
+        return original(llm, requests, *arguments)
 
-def test_a_run_knows_for_how_much_of_its_time_it_had_a_core(workload, monkeypatch):
-    case = Case("none", 0, 1)
-    (run,) = run_cases(workload, [case])
-    assert 0.0 < run.core_share <= 1.1  # two clocks
-    monkeypatch.setattr(load.time, "thread_time", lambda: 1.0)  # as of a thread that never runs
-    (run,) = run_cases(workload, [case])
-    assert run.core_share == 0.0
-
-
-def test_work_that_cannot_be_done_is_refused_before_it_begins(workload):
-    finished = []
-    longer = dataclasses.replace(workload, max_tokens=500)
-    with pytest.raises(InputError, match="context holds 512; lower --max-tokens"):
-        list(run_cases(longer, [Case("none", 0, 1)], lambda: finished.append(1)))
-    assert not finished
-    with pytest.raises(InputError, match="max_tokens"):
-        dataclasses.replace(workload, max_tokens=0)
+    monkeypatch.setattr(load, "drive", watched)
+    workload = work(pair, max_tokens=40)
+    case = Case("none", 0, 2)
+    open_case(workload, workload.open(Setup("none", 0, "fixed"), 2), case).run()
+    assert asked == [[16, 16], [40, 40, 40]]

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from peagle import LLM, EngineConfig, SamplingParams
-from peagle.bench.prompts import Prompt, load_prompts
+from peagle.bench.prompts import LEFT_OUT, Prompt, load_prompts, load_sets
 from peagle.errors import InputError
 from peagle.pair import bundled as model_directory
 
@@ -74,6 +74,55 @@ def test_humaneval_and_mt_bench_are_read_as_published(data):
     chat = load_prompts(f"{data}/mt_bench.jsonl", 2)
     assert chat[1].text.startswith("Draft a professional email")
     assert chat[1].messages == ({"role": "user", "content": chat[1].text},)
+    assert chat[1].later[0].startswith("Take a moment to evaluate")
+
+
+SPEC_BENCH = {"question_id": 161, "category": "translation", "turns": ["Translate: rot"]}
+SPEED_BENCH = {
+    "question_id": "q-1",
+    "category": "math",
+    "sub_category": "sums",
+    "turns": ["What is 1 + 1?", "And twice that?"],
+    "source": "made up",
+    "src_id": "1",
+    "difficulty": "easy",
+    "multiturn": True,
+}
+"""Fields as published; the texts are ours."""
+
+
+def test_spec_bench_and_speed_bench_are_read_in_their_own_formats(tmp_path):
+    from pyarrow import Table, parquet
+
+    (spec,) = load_prompts(written(tmp_path / "question.jsonl", json.dumps(SPEC_BENCH)))
+    assert (spec.text, spec.later) == ("Translate: rot", ())
+    parquet.write_table(Table.from_pylist([SPEED_BENCH]), tmp_path / "qualitative.parquet")
+    turns = SPEED_BENCH["turns"]
+    messages = [{"role": "user", "content": turn} for turn in turns]
+    prepared = json.dumps({**SPEED_BENCH, "messages": messages, "turns": None})
+    for source in (tmp_path / "qualitative.parquet", written(tmp_path / "q.jsonl", prepared)):
+        (speed,) = load_prompts(str(source))
+        assert (speed.text, speed.later) == (turns[0], (turns[1],))
+        assert speed.messages == ({"role": "user", "content": turns[0]},)
+        assert speed.place == f"{source}:1"
+
+
+def test_later_turns_follow_the_answers():
+    prompt = Prompt("a", ({"role": "user", "content": "a"},), ("b", "c"))
+    second = prompt.after("x")
+    assert [message["content"] for message in second.messages] == ["a", "x", "b"]
+    assert (second.text, second.later) == ("a\nx\nb", ("c",))
+    assert second.after("y").after("z") is None
+    assert [m["content"] for m in prompt.with_all_turns().messages] == ["a", "", "b", "", "c"]
+
+
+def test_sets_are_named_after_their_files(tmp_path):
+    (tmp_path / "sub").mkdir()
+    one = written(tmp_path / "mine.v2.jsonl", *['{"prompt": "x"}'] * 3)
+    sets = load_sets(["bundled", one], 2)
+    assert {name: len(prompts) for name, prompts in sets.items()} == {"bundled": 2, "mine": 2}
+    with pytest.raises(InputError, match="two sets of prompts are called mine; rename a file"):
+        load_sets([one, written(tmp_path / "sub" / "mine.txt", "y")])
 
 
 def test_compressed_and_plain_json_lines_are_the_same(tmp_path):
@@ -133,6 +182,13 @@ GOOD = b'{"prompt": "x"}\n'
         ("s.jsonl", b'{"prompt": "x", "stop": "y"}', r"s\.jsonl:1: stop must be a list of texts"),
         ("s.jsonl", b'{"prompt": "x", "stop": [""]}', r"s\.jsonl:1: stop .* none of them empty"),
         ("s.jsonl", b'{"turns": []}', r"s\.jsonl:1: no prompt in it"),
+        ("s.jsonl", b'{"turns": ["x", 3]}', r"s\.jsonl:1: turns must be a list of texts"),
+        (
+            "s.jsonl",
+            b'{"turns": ["%s, please"]}' % LEFT_OUT.encode(),
+            r"s\.jsonl:1: its text is left out; SPEED-Bench's prepare_data\.py makes",
+        ),
+        ("s.parquet", b"not parquet", r"s\.parquet cannot be read"),
         ("s.jsonl", b'{"messages": [{"role": "user"}]}', r"s\.jsonl:1: a message needs"),
         ("s.jsonl", GOOD + b'{"prompt": ""}', r"s\.jsonl:2: the prompt is empty"),
         ("s.jsonl", b"\n \n", r"s\.jsonl holds no prompt"),

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from peagle.bench.random_weights import OVERLAPS, Form, correlation, random_target
+from peagle.bench.random_weights import OVERLAPS, Form, correlation, random_target, target_bytes
 from peagle.bench.shapes import SHAPES
 from peagle.models.decoder import Decoder
 from peagle.models.spec import DecoderSpec, LayerSpec
 from peagle.ops import moe
-from peagle.ops.weight import Fp8Weight, Mxfp4Weight, format_of
+from peagle.ops.weight import Fp8Weight, Mxfp4Weight, format_of, weights_of
 
 CPU = torch.device("cpu")
 
@@ -90,5 +90,7 @@ def test_what_is_packed_is_what_published_files_pack(name: str, packed: type):
     attention = "fp8" if packed is Fp8Weight else "bfloat16"
     assert format_of(layer.attention.qkv.weight) == attention
     assert format_of(decoder.head.weight) == format_of(layer.mlp.router) == "bfloat16"
+    stored = sum(weight.nbytes for weight in weights_of(decoder))
+    assert target_bytes(decoder.spec, torch.bfloat16, SHAPES[name].form) == stored
     deviation = layer.mlp.gate_up.dense().std().item()
     assert deviation == pytest.approx(0.02, rel=0.2)

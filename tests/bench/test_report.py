@@ -1,123 +1,174 @@
-import dataclasses
+"""The report on made-up runs: what it says, and that it fits a phone."""
+
+import csv
 import io
-import json
-import math
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
 
-from rich.console import Console
+import pytest
 
-from peagle.bench.load import Case, PromptWorkload, Run
+from peagle.bench.advice import Price
+from peagle.bench.case import Case, Grid
 from peagle.bench.measures import Measures, Percentiles
-from peagle.bench.pair import Pair
-from peagle.bench.prompts import Prompt
-from peagle.bench.report import (
-    environment,
-    full_table,
-    result_file,
-    summary_table,
-    verdict_sentence,
-)
-from peagle.bench.verdict import Ratio, Verdict, speed_up
+from peagle.bench.report.report import Report
+from peagle.bench.runs import Run
 
-TIMES = Percentiles(10.0, 20.0, 30.0)
+TIMES = Percentiles(12.5, 20.0, 1234.5)
+GRID = Grid([1, 8], ["HumanEval", "mt_bench"], draft_lengths=["fixed", "auto"])
+CASES = GRID.cases(["none", "peagle"], {"peagle": [3, 7]})
+FACTS = {"date": "2026-11-25T10:00:00", "cpu": "made <up>", "versions": {"peagle": "0.1.0"}}
 
 
-def run(method, k, concurrency, otps, identical=True):
-    found = Measures(otps, 2.5, (0.9, 0.6)[:k], TIMES, TIMES, TIMES, 128)
-    return Run(Case(method, k, concurrency), found, ((1, 2),), identical, rounds=(otps,))
+def run(case, faster=0.0):
+    k = case.k or 0
+    rates = tuple(0.8 ** (place + 1) for place in range(k))
+    otps = 100.0 * case.concurrency * (1 + 0.2 * k + faster)
+    found = Measures(otps, 1 + sum(rates), rates, TIMES, TIMES, TIMES, 128)
+    return Run(case, found, ((1,),), True, rounds=tuple(otps * (1 + n / 1000) for n in range(6)))
 
 
-RUNS = [
-    run("none", 0, 1, 100.0),
-    run("none", 0, 4, 300.0),
-    run("peagle", 2, 1, 250.0),
-    run("peagle", 2, 4, 450.0, identical=False),
-]
+RUNS = [run(case) for case in CASES]
 
 
-def printed(table, width=80):
-    console = Console(file=io.StringIO(), width=width)
-    console.print(table)
-    return console.file.getvalue()
+def written(place, runs=RUNS, notes=(), price=Price(3.6, 5000.0), facts=FACTS):  # noqa: B008
+    place.mkdir(exist_ok=True)
+    Report(place, price, "peagle bench --k 3,7").write(facts, runs, notes)
+    return {path.name: path.read_text() for path in place.iterdir()}
 
 
-def test_speed_is_compared_at_the_same_concurrency():
-    assert [speed_up(run, RUNS).median for run in RUNS] == [1.0, 1.0, 2.5, 1.5]
-    assert speed_up(RUNS[3], [RUNS[0], RUNS[3]]) is None
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("report"), notes=["a server lied | twice"])
 
 
-def test_tables_are_plain_text_within_80_columns():
-    text = printed(full_table(RUNS))
-    assert "\x1b" not in text
-    assert "…" not in text
-    row = next(line for line in text.splitlines() if "450.0" in line).split()
-    assert row == ["P-EAGLE", "4", "2", "450.0", "1.50x", "2.50", "10.0", "10.0", "10.0", "no"]
+class Cells(HTMLParser):
+    """The texts of a page's tables, row by row."""
+
+    def __init__(self):
+        super().__init__()
+        self.rows, self.inside = [], False
+
+    def handle_starttag(self, tag, attributes):
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.inside = True
+            self.rows[-1].append("")
+        if tag == "small" and self.inside:
+            self.rows[-1][-1] += " / "
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th"):
+            self.inside = False
+
+    def handle_data(self, data):
+        if self.inside:
+            self.rows[-1][-1] += data.replace("\N{NO-BREAK SPACE}", " ")
 
 
-ROUNDS = [
-    dataclasses.replace(RUNS[0], rounds=(100.0,) * 6),
-    dataclasses.replace(RUNS[2], rounds=(240.0, 250.0, 250.0, 250.0, 260.0, 260.0)),
-]
+def rows(page):
+    cells = Cells()
+    cells.feed(page)
+    return cells.rows
 
 
-def test_the_summary_has_a_row_a_method_with_the_interval_of_its_speed_up():
-    table = summary_table(ROUNDS)
-    lines = printed(table, width=60).splitlines()
-    assert max(map(len, lines)) <= 60
-    rows = [line.split() for line in lines]
-    assert ["none", "-", "100.0", "1.00x", "2.50", "yes"] in rows
-    assert ["P-EAGLE", "2", "250.0", "2.50x", "(2.40-2.60)", "2.50", "yes"] in rows
+def test_the_page_needs_nothing_else(files):
+    page = files["index.html"]
+    assert not re.findall(r'(?:src|href|url)\s*[=(]\s*["\']?(?:https?:|[\w-]+\.svg)', page)
+    assert page.count("<svg") == page.count("</svg>") == 8
+    assert "made &lt;up&gt;" in page
 
 
-def test_a_summary_of_few_rounds_has_no_interval():
-    rows = [line.split() for line in printed(summary_table(RUNS[::2])).splitlines()]
-    assert ["P-EAGLE", "2", "250.0", "2.50x", "2.50", "yes"] in rows
-    unknown = [dataclasses.replace(RUNS[2], identical_to_none=None)]
-    assert printed(summary_table(unknown)).split()[-6:] == [
-        "P-EAGLE",
-        "2",
-        "250.0",
-        "-",
-        "2.50",
-        "-",
-    ]
+def test_a_decision_comes_first_with_its_gain_and_what_is_as_fast(files):
+    page = files["report.md"]
+    first = page.index("1 in flight, HumanEval: **P-EAGLE, K = 7**. 240 tokens/s, 2.40x over no")
+    assert first < page.index("## HumanEval")
+    assert "Not clearly slower: P-EAGLE, K ≤ 7." in page
+    assert page.count("in flight, ") == 4
 
 
-def test_the_sentence_names_the_fastest_only_where_it_is_clear():
-    none, peagle = ROUNDS
-    clear = Verdict(peagle, none, Ratio(2.5, 2.4, 2.6))
-    assert verdict_sentence(clear) == (
-        "Fastest on this machine: P-EAGLE, 2.50 times as fast as no speculation (2.40-2.60)."
+def test_the_grid_has_speed_speed_up_and_al_of_every_case(files):
+    found = rows(files["index.html"])
+    assert ["setting", "C = 1", "C = 8"] in found
+    row = ["P-EAGLE, K = 3", "160 / 1.60x / AL 2.95", "1,280 / 1.60x / AL 2.95"]
+    assert found.count(row) == 2  # a grid for each set of prompts
+
+
+def test_latencies_have_their_percentiles_and_drafts_their_positions(files):
+    found = rows(files["index.html"])
+    assert found.count(["no speculation", "8", "12.5", "20.0", "1,234"]) == 2 * 3
+    assert ["P-EAGLE, K = 3", "1", "80", "64", "51", "", "", "", ""] in found
+
+
+def test_costs_are_those_of_the_price_and_the_rate(files, tmp_path):
+    found = rows(files["index.html"])
+    assert ["C = 1, HumanEval", "P-EAGLE, K = 7", "240", "0.24", "4.17", "21"] in found
+    assert "What it costs" not in written(tmp_path, price=Price())["index.html"]
+
+
+def test_figures_that_should_not_be_believed_are_said_to_be(files, tmp_path):
+    assert "**a server lied \\| twice**" in files["report.md"]
+    busy = [replace(one, core_share=0.5) for one in RUNS]
+    assert "The machine was busy" in written(tmp_path, busy)["report.md"]
+
+
+def test_without_a_clear_gain_no_speculation_is_advised(tmp_path):
+    runs = [run(case, faster=-0.2 * (case.k or 0)) for case in CASES[:3]]
+    page = written(tmp_path, runs)["report.md"]
+    assert "HumanEval: **no speculation**. 100 tokens/s" in page
+
+
+def test_the_markdown_shows_the_plots_beside_it(files):
+    shown = re.findall(r"!\[.+\]\((.+)\)", files["report.md"])
+    assert sorted(shown) == sorted(name for name in files if name.endswith(".svg"))
+    assert all(files[name].lstrip().startswith("<?xml") for name in shown)
+
+
+def test_every_figure_is_in_the_csv(files):
+    found = list(csv.DictReader(io.StringIO(files["figures.csv"])))
+    assert len(found) == len(RUNS)
+    fast = next(row for row in found if (row["k"], row["data"]) == ("7", "mt_bench"))
+    assert (float(fast["otps"]), float(fast["speed_up"])) == pytest.approx((240.0, 2.4))
+    assert float(fast["speed_up_low"]) - 1e-9 <= 2.4 <= float(fast["speed_up_high"]) + 1e-9
+    assert float(fast["itl_ms_p99"]) == 1234.5
+    assert len(fast["acceptance_rate_per_position"].split()) == 7
+    assert len(fast["rounds"].split()) == 6
+
+
+def test_servers_are_reported_too(tmp_path):
+    none = replace(RUNS[0].measures, acceptance_length=None)
+    named = [Case(name, None, 0, request_rate=rate) for rate in (2.0, 4.0) for name in "ab"]
+    runs = [replace(run(replace(case, concurrency=1)), case=case) for case in named]
+    runs[0] = replace(runs[0], measures=none)
+    files = written(tmp_path, runs, facts={"servers": [{"name": "a", "version": "vllm 1"}]})
+    assert "Servers measured" in files["index.html"]
+    assert ["server 1", "a, vllm 1"] in rows(files["index.html"])
+    assert ["setting", "2/s", "4/s"] in rows(files["index.html"])
+
+
+def test_one_case_alone_has_a_report(tmp_path):
+    assert "1 in flight, HumanEval" in written(tmp_path, RUNS[:1])["report.md"]
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_page_is_no_wider_than_the_screen(files, tmp_path, width):
+    script = "<script>document.title = document.documentElement.scrollWidth</script>"
+    page = tmp_path / "page.html"
+    page.write_text(files["index.html"].replace("</body>", script + "</body>"))
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    shown = subprocess.run(
+        [
+            *command,
+            f"--window-size={width},900",
+            f"--user-data-dir={tmp_path}/profile",
+            page.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    assert verdict_sentence(Verdict(peagle, none, Ratio(1.03, 0.98, 1.09))) == (
-        "No clear winner on this machine: P-EAGLE was 1.03 times as fast as no speculation "
-        "(0.98-1.09)."
-    )
-    assert verdict_sentence(Verdict(peagle, none, Ratio(2.5, 0.0, math.inf))) == (
-        "No clear winner on this machine: P-EAGLE was 2.50 times as fast as no speculation, "
-        "in too few rounds to say so."
-    )
-
-
-def test_the_result_file_has_the_environment_and_the_runs(tmp_path):
-    workload = PromptWorkload(
-        Pair("target", {"peagle": "drafter"}), (Prompt("x"),), 8, "bfloat16", "cpu"
-    )
-    facts = environment(workload)
-    assert (facts["dtype"], facts["device"], facts["max_tokens"]) == ("bfloat16", "cpu", 8)
-    assert facts["cpu"]
-    assert facts["sampling"] == "greedy, end of text ignored"
-    ending = dataclasses.replace(workload, prompts=(Prompt("x", stop=("\n",)),))
-    assert "to the end that prompts say" in environment(ending)["sampling"]
-    assert facts["versions"].keys() == {"peagle", "torch", "transformers"}
-    with result_file(tmp_path / "out.json") as write:
-        write({"environment": facts, "runs": [run.as_json() for run in RUNS]})
-    result = json.loads((tmp_path / "out.json").read_text())
-    assert result["environment"] == json.loads(json.dumps(facts))
-    assert [entry["otps"] for entry in result["runs"]] == [100.0, 300.0, 250.0, 450.0]
-
-
-def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with result_file(None) as write:
-        write({"runs": []})
-    assert not any(tmp_path.iterdir())
+    assert 0 < int(re.search(r"<title>(\d+)</title>", shown.stdout)[1]) <= max(width, 500)

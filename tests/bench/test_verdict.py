@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from peagle.bench.load import Case, Run
+from peagle.bench.advice import Price, advise
+from peagle.bench.case import Case
 from peagle.bench.measures import Measures, Percentiles
-from peagle.bench.rounds import median_runs
+from peagle.bench.runs import Results, Run
 from peagle.bench.verdict import Ratio, Verdict, compare, doubts, interval, judge, speed_up
 
 NO_TIMES = Percentiles(0.0, 0.0, 0.0)
@@ -19,7 +20,15 @@ ROUNDS = 12
 def run(method, otps, length=3.0, k=5, core_share=1.0):
     found = Measures(otps, length, (), NO_TIMES, NO_TIMES, NO_TIMES, 100)
     case = Case(method, 0 if method == "none" else k, 1)
-    return Run(case, found, ((1, 2),), identical_to_none=True, core_share=core_share)
+    return Run(case, found, ((1, 2),), core_share=core_share)
+
+
+def median_runs(rounds):
+    results = Results([one.case for one in rounds[0]], comparable=True)
+    for turns in rounds:
+        for one in turns:
+            results.add(one)
+    return results.medians()
 
 
 def measured(speeds, seed, noise, bursts, rounds=ROUNDS):
@@ -160,9 +169,84 @@ def test_a_busy_machine_is_named():
     assert not list(doubts(unknown))
 
 
+def test_a_server_may_be_any_number_of_times_as_fast_as_another():
+    def server(name, speed, length):
+        return replace(quiet(name, speed, length), case=Case(name, None, 1))
+
+    runs = [server("theirs", 100.0, 3.0), server("ours", 900.0, None)]
+    assert not list(doubts(runs))
+    assert speed_up(runs[1], runs).median == 9.0
+    assert judge(runs).first is runs[1]
+
+
 def test_an_unsteady_machine_is_named_but_not_one_bad_round():
     none, peagle = quiet("none", 300.0, 1.0), quiet("peagle", 490.0)
     assert not list(doubts([none, replace(peagle, rounds=(490.0,) * 5 + (245.0,))]))
     (doubt,) = doubts([none, replace(peagle, rounds=(490.0,) * 4 + (245.0,) * 2)])
     assert "1.6 times as long in one quarter of the rounds" in doubt
     assert not list(doubts([replace(run, rounds=run.rounds[:1]) for run in (none, peagle)]))
+
+
+def grid(noise, seed, speeds):
+    """Rounds of a grid of methods and Ks, speeds by (method, K)."""
+    chance = random.Random(seed)
+    rounds = []
+    for _ in range(6):
+        drift = chance.lognormvariate(0.0, 0.1)
+        rounds.append(
+            [
+                run(method, speed * drift * chance.lognormvariate(0.0, noise), k=k)
+                for (method, k), speed in speeds.items()
+            ]
+        )
+    return median_runs(rounds)
+
+
+FLAT = {("none", 0): 300.0} | {(m, k): 450.0 for m in ("eagle3", "peagle") for k in (3, 5, 7)}
+
+
+def test_six_rounds_of_a_grid_name_a_difference_of_a_tenth_in_six_of_six():
+    """The case that is faster than the six equal ones is what to use, and is clearly faster."""
+    for seed in range(6):
+        found = advise(grid(0.005, seed, FLAT | {("peagle", 5): 495.0}))
+        assert (found.choice.case.method, found.choice.case.k) == ("peagle", 5)
+        assert found.clear
+        assert found.gain.low > 1.5
+        assert judge(grid(0.005, seed, FLAT | {("peagle", 5): 495.0})).clear
+
+
+def test_of_equal_cases_none_is_named_however_many_there_are():
+    for seed in range(20):
+        runs = grid(0.02, seed, FLAT)
+        assert not judge(runs).clear
+        assert len(advise(runs).others) == 5
+
+
+def test_what_is_not_clearly_faster_than_no_speculation_is_not_advised():
+    slow = advise(grid(0.02, 0, dict.fromkeys(FLAT, 300.0)))
+    assert slow.choice.case.method == "none"
+    assert not slow.clear
+    faster = grid(0.01, 0, FLAT | {("none", 0): 600.0})
+    assert advise(faster).choice.case.method == "none"
+    assert advise(faster).gain is None
+
+
+def test_a_method_alone_has_no_verdict_but_a_best_k():
+    runs = [quiet("peagle", speed, k=k) for k, speed in {3: 100.0, 5: 120.0}.items()]
+    assert judge(runs) is None
+    assert advise(runs).choice.case.k == 5
+
+
+def test_a_case_that_was_stopped_earlier_is_compared_as_far_as_it_went():
+    none = replace(run("none", 100.0), rounds=(100.0,) * 5)
+    peagle = replace(run("peagle", 150.0), rounds=(150.0,) * 5 + (1.0,))
+    assert compare(peagle, none).median == compare(none, peagle).median ** -1 == 1.5
+    assert judge([none, peagle]).first is peagle
+
+
+def test_a_price_and_a_rate_make_costs():
+    price = Price(per_hour=3.6, target_rate=10_000.0)
+    assert price.tokens_per_dollar(500.0) == pytest.approx(500_000)
+    assert price.machines(500.0) == 20
+    assert price.machines(501.0) == 20
+    assert (Price().tokens_per_dollar(1.0), Price().machines(1.0)) == (None, None)

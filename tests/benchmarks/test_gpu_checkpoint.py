@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from peagle.bench.shapes import random_target, shape_of
+from peagle.bench.random_weights import random_target
+from peagle.bench.shapes import shape_of
 from peagle.drafters.diagnosis import diagnose
 from peagle.models.loading import load_decoder
 

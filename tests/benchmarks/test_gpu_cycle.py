@@ -9,7 +9,8 @@ import torch
 from launches import OTHER, Kernel, group_of, grouped
 from traffic import cycle_bytes, experts_met
 
-from peagle.bench.shapes import Shape, random_drafter, random_target, shape_of
+from peagle.bench.random_weights import random_target
+from peagle.bench.shapes import Shape, random_drafter, shape_of
 from peagle.models.spec import ExpertsSpec
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16

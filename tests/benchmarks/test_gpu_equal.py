@@ -36,4 +36,8 @@ def test_both_sides_are_counted(tmp_path: Path):
     assert shown["equal"]["vllm"] == {"peagle": 1, "eagle3": 2}
     written = json.loads((tmp_path / "equal.json").read_text())
     assert written["kept"]["vllm"] == {"peagle": [8, 3], "eagle3": [8, 8]}
-    assert (written["equal"], written["k"], written["prompts"]) == (shown["equal"], 7, 2)
+    assert (written["equal"], written["k"], written["prompts"]) == (
+        shown["equal"],
+        7,
+        {"bundled": 2},
+    )

@@ -5,7 +5,8 @@ import pytest
 import torch
 from products import Rate, products
 
-from peagle.bench.shapes import random_target, shape_of
+from peagle.bench.random_weights import random_target
+from peagle.bench.shapes import shape_of
 
 HIDDEN, INNER, LAYERS, VOCAB, HEAD, QUERIES, PAIRS = 64, 128, 8, 512, 16, 4, 2
 ROWS = 3

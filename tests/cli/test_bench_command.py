@@ -18,8 +18,13 @@ RUN_KEYS = {
     "itl_ms",
     "e2e_ms",
     "output_tokens",
-    "identical_to_none",
+    "same_text",
     "rounds",
+    "draft_length",
+    "data",
+    "temperature",
+    "request_rate",
+    "failed",
 }
 
 
@@ -27,7 +32,7 @@ RUN_KEYS = {
 def bench(peagle, pair):
     def run(*arguments):
         models = ["--target", pair.target, "--eagle3", pair.eagle3, "--peagle", pair.peagle]
-        size = ["--limit", 2, "--max-tokens", 8]
+        size = ["--limit", 2, "--max-tokens", 8, "--rounds", 2]
         return peagle("bench", *models, *size, *arguments)
 
     return run
@@ -51,17 +56,19 @@ def test_the_result_file_and_the_table_hold_every_run(bench, tmp_path):
     result = bench("--k", "2,3", "--concurrency", "1,2", "--json", out)
     assert result.code == 0
     written = json.loads(out.read_text())
-    assert written["environment"]["prompts"] == 2
+    assert written["environment"]["prompts"] == {"bundled": 2}
     runs = written["runs"]
-    assert [(run["method"], run["k"], run["concurrency"]) for run in runs] == [
-        ("none", 0, 1),
-        ("none", 0, 2),
-        *((m, k, c) for m in ("eagle3", "peagle") for k in (2, 3) for c in (1, 2)),
-    ]
+    methods = [("none", 0), *((m, k) for m in ("eagle3", "peagle") for k in (2, 3))]
+    cases = [(run["method"], run["k"], run["concurrency"]) for run in runs]
+    assert cases == [(*method, c) for c in (1, 2) for method in methods]
     for run in runs:
         assert run.keys() == RUN_KEYS
-        assert run["identical_to_none"] is True
+        assert run["same_text"] is True
         assert run["output_tokens"] == 16
+        assert len(run["rounds"]) == 2
+    assert [found["concurrency"] for found in written["verdicts"]] == [1, 2]
+    assert result.out.count("in too few rounds to say so") == 2
+    assert "Medians of 2 rounds" in result.out
     rows = [line for line in result.out.splitlines() if line.strip().endswith("yes")]
     assert len(rows) == len(runs)
     assert list(tmp_path.iterdir()) == [out]
@@ -74,8 +81,9 @@ def test_a_full_disk_takes_the_result_file_but_not_the_table(bench, tmp_path, li
     limited_files(None)
     assert result.code == 2
     message = f"peagle: {out} cannot be written: File too large; the table holds what was measured"
-    assert result.err.splitlines() == [message]
-    assert result.out.splitlines()[-2].split()[0] == "none"
+    assert result.err.splitlines()[-1] == message
+    assert result.err.count("round ") == 2
+    assert any(line.split()[:1] == ["none"] for line in result.out.splitlines())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -141,7 +149,7 @@ def test_without_none_there_is_nothing_to_compare_with(bench, tmp_path):
     out = tmp_path / "out.json"
     assert bench("--methods", "peagle", "--k", "2", "--json", out).code == 0
     (run,) = json.loads(out.read_text())["runs"]
-    assert run["identical_to_none"] is None
+    assert run["same_text"] is None
 
 
 def test_threads_are_set_and_recorded(bench, tmp_path):
@@ -173,3 +181,124 @@ def test_k_beyond_training_is_a_warning(bench):
     result = bench("--methods", "none,peagle", "--k", "9")
     assert result.code == 0
     assert "warning: K = 9 is beyond the 8 tokens" in result.err
+
+
+def test_temperatures_prompts_and_natural_ends_are_part_of_the_grid(bench, tmp_path):
+    (tmp_path / "own.txt").write_text("a = 1\nb = 2\n")
+    sets = ["--prompts", "bundled", "--prompts", tmp_path / "own.txt"]
+    how = ["--temperature", "0,0.8", "--top-p", "0.9", "--seed", 3, "--no-ignore-eos"]
+    result = bench("--methods", "none,peagle", "--k", 2, *sets, *how, "--json", "-")
+    written = json.loads(result.out)
+    facts = written["environment"]
+    assert facts["prompts"] == {"bundled": 2, "own": 2}
+    assert (facts["sampling"], facts["ends"]) == ({"top_p": 0.9, "seed": 3}, "at the end of text")
+    cases = [(run["data"], run["temperature"], run["method"]) for run in written["runs"]]
+    loads = [(data, heat) for data in ("bundled", "own") for heat in (0.0, 0.8)]
+    assert cases == [(*load, method) for load in loads for method in ("none", "peagle")]
+    assert all(run["same_text"] for run in written["runs"])  # sampled ones too: one seed
+    assert "2 in flight" not in result.err
+
+
+@pytest.mark.parametrize("output", ["file", "stdout"])
+def test_ctrl_c_keeps_what_was_measured(bench, tmp_path, monkeypatch, output):
+    from peagle.bench.load import EngineCase
+
+    original, runs = EngineCase.run, []
+
+    def run(self, on_finish):
+        runs.append(self.case)
+        if len(runs) == 6:
+            raise KeyboardInterrupt
+        return original(self, on_finish)
+
+    monkeypatch.setattr(EngineCase, "run", run)
+    out = tmp_path / "out.json" if output == "file" else "-"
+    report = tmp_path / "report"
+    result = bench("--k", 2, "--json", out, "--report", report)
+    assert result.code == 130
+    assert result.err.splitlines()[-1] == "peagle: interrupted"
+    written = json.loads(out.read_text() if output == "file" else result.out)
+    assert [len(run["rounds"]) for run in written["runs"]] == [1, 2, 2]
+    assert "speed-up" in (result.out if output == "file" else result.err)
+    assert (report / "index.html").exists()
+
+
+def test_rows_are_written_as_they_come(bench, tmp_path, monkeypatch):
+    from peagle.bench.load import EngineCase
+
+    original, seen = EngineCase.run, []
+    out = tmp_path / "out.json"
+
+    def run(self, on_finish):
+        seen.append(len(json.loads(out.read_text())["runs"]) if out.exists() else 0)
+        return original(self, on_finish)
+
+    monkeypatch.setattr(EngineCase, "run", run)
+    result = bench("--k", 2, "--json", out)
+    assert seen == [0, 1, 2, 3, 3, 3]
+    lines = [line for line in result.err.splitlines() if line.startswith("round ")]
+    assert lines[0].startswith("round 1, no speculation, 1 in flight, bundled: ")
+    assert lines[-1].startswith("round 2, no speculation, 1 in flight")
+
+
+def test_a_case_that_fails_costs_no_other_and_is_told_at_the_end(bench, monkeypatch):
+    from peagle.bench.load import EngineCase
+    from peagle.errors import InputError
+
+    original = EngineCase.run
+
+    def run(self, on_finish):
+        if self.case.method == "eagle3":
+            raise InputError("out of memory")
+        return original(self, on_finish)
+
+    monkeypatch.setattr(EngineCase, "run", run)
+    result = bench("--k", 2, "--rounds", 1)
+    assert result.code == 2
+    complaint = "peagle: EAGLE-3, K = 2, 1 in flight, bundled: out of memory"
+    assert result.err.splitlines()[-1] == complaint
+    assert "P-EAGLE" in result.out
+
+
+def test_a_report_is_written_beside_the_table(bench, tmp_path):
+    place = tmp_path / "report"
+    costs = ["--price-per-hour", "2.5", "--target-rate", 5000]
+    result = bench("--k", 2, "--concurrency", "1,2", "--report", place, *costs)
+    assert result.code == 0, result.err
+    assert f"The report: {place}/index.html" in result.out
+    page = (place / "index.html").read_text()
+    assert "as give 5,000 tokens/s" in page
+    assert "peagle" in (place / "report.md").read_text()
+    assert (place / "figures.csv").read_text().startswith("method,k,concurrency")
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--report", "{place}"], "exists; give another name, or --force to replace its files"),
+        (["--report", "{place}/file/x"], "cannot be written: Not a directory"),
+        (
+            ["--report", "{place}/r", "--price-per-hour", "cheap"],
+            "unable to parse string as a number",
+        ),
+        (["--report", "{place}/r", "--price-per-hour", "0"], "--price-per-hour 0: give a number"),
+        (["--report", "{place}/r", "--price-per-hour", "nan"], "--price-per-hour nan: give a"),
+        (["--report", "{place}/r", "--target-rate", "-1"], "--target-rate -1: give a number above"),
+        (["--price-per-hour", "1"], "--price-per-hour is for the report; add --report DIR"),
+        (["--rounds", "0"], "Invalid value for '--rounds'"),
+        (["--report", "{place}/r", "--prompts", "{place}/absent.txt"], "absent.txt cannot be read"),
+        (["--temperature", "warm"], "--temperature warm: give numbers, such as 0,0.7"),
+        (["--temperature", "-1"], "--temperature: "),
+        (["--top-p", "2"], "--top-p: "),
+        (["--draft-length", "short"], "--draft-length: "),
+        (["--request-rate", "2"], "--request-rate needs --url"),
+    ],
+)
+def test_what_cannot_be_is_refused_on_one_line(bench, tmp_path, monkeypatch, options, complaint):
+    monkeypatch.setattr("peagle.bench.load.drive", lambda *_: pytest.fail("a run began"))
+    (tmp_path / "file").write_text("")
+    result = bench(*(option.format(place=tmp_path) for option in options))
+    assert result.code == 2
+    assert complaint in result.err
+    assert len(result.err.splitlines()) == 1
+    assert [one.name for one in tmp_path.iterdir()] == ["file"]

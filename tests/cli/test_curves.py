@@ -10,7 +10,15 @@ from peagle.cli.curves import FEW, draw_curves
 
 def entry(step: int, length: float | None = None) -> dict:
     accuracy = None if length is None else [0.8, 0.5, 0.2]
-    return {"step": step, "loss": 5.0 / step, "accuracy": accuracy, "acceptance_length": length}
+    drawn = accuracy and [share / 2 for share in accuracy]
+    return {
+        "step": step,
+        "loss": 5.0 / step,
+        "accuracy": accuracy,
+        "acceptance_length": length,
+        "drawn_accuracy": drawn,
+        "drawn_acceptance_length": length and length / 2,
+    }
 
 
 @pytest.fixture
@@ -38,11 +46,14 @@ def test_three_panels_with_units(figure: list[Figure], tmp_path: Path):
         "tokens per cycle",
     ]
     assert list(loss.lines[0].get_xdata()) == [10, 20, 30, 40, 50]
-    assert [line.get_label() for line in accuracy.lines] == ["0", "1", "2"]
-    assert list(accuracy.lines[1].get_ydata()) == [50.0] * 3
+    assert [line.get_label() for line in accuracy.lines[::2]] == ["0", "1", "2"]
+    assert list(accuracy.lines[2].get_ydata()) == [50.0] * 3
+    assert list(accuracy.lines[3].get_ydata()) == [25.0] * 3
+    assert {line.get_linestyle() for line in accuracy.lines[1::2]} == {"--"}
     assert len({line.get_color() for line in accuracy.lines}) == 3
-    assert list(length.lines[1].get_xdata()) == [40]
-    assert length.lines[1].get_label() == "best: 3.50 at step 40"
+    assert list(length.lines[1].get_ydata()) == [1.25, 1.75, 1.5]
+    assert list(length.lines[2].get_xdata()) == [40]
+    assert length.lines[2].get_label() == "best: 3.50 at step 40"
 
 
 def test_one_evaluation_and_many(figure: list[Figure], tmp_path: Path):

@@ -6,9 +6,10 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from peagle.bench.load import Case, Run
+from peagle.bench.case import Case
 from peagle.bench.measures import Measures, Percentiles
 from peagle.bench.prompts import load_prompts
+from peagle.bench.runs import Results, Run
 from peagle.cli import demo as module
 from peagle.cli.demo import DRAFTED, OWN, _answer, _coloured
 
@@ -48,15 +49,22 @@ def test_it_writes_answers_and_compares_the_three_methods(
 
 def test_rounds_end_when_patience_does(pair, short, monkeypatch):
     monkeypatch.setattr(module, "PATIENCE", 0.0)
-    monkeypatch.setattr("peagle.bench.rounds.take_turns", lambda *_: iter([["first"], ["second"]]))
-    assert module._rounds(SimpleNamespace(prompts=["x"])) == [["first"]]
+    monkeypatch.setattr("peagle.bench.rounds.open_cases", lambda *_: [])
+
+    def turns(*_):
+        for method in ("none", "eagle3", "peagle") * 2:
+            yield replace(made_up(1.0), case=Case(method, 5 * (method != "none"), 1))
+
+    monkeypatch.setattr("peagle.bench.rounds.take_turns", turns)
+    medians = module._median_runs(SimpleNamespace(sets={"bundled": ["x"]}))
+    assert [len(median.rounds) for median in medians] == [1, 1, 1]
 
 
 def test_a_terminal_gets_a_legend_of_the_colours(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     console = Console(file=io.StringIO(), force_terminal=True)
-    module._show_answers(console, SimpleNamespace(open=lambda *_, **__: None, prompts=[]))
+    module._show_answers(console, SimpleNamespace(open=lambda *_, **__: None, sets={"bundled": []}))
     assert "accepted drafts" in console.file.getvalue()
 
 
@@ -78,15 +86,18 @@ def test_an_answer_ends_where_the_function_does():
 def made_up(speed, core_share=1.0, length=3.0):
     none = Percentiles(0.0, 0.0, 0.0)
     found = Measures(speed, length, (), none, none, none, 100)
-    return Run(Case("none", 0, 1), found, ((1,),), True, core_share=core_share)
+    return Run(Case("none", 0, 1), found, ((1,),), core_share=core_share)
 
 
 def comparison(*rounds):
     methods = ("none", "eagle3", "peagle")
     cases = [Case(method, 5 * (method != "none"), 1) for method in methods]
     console = Console(file=io.StringIO(), width=80)
-    runs = [[replace(r, case=c) for r, c in zip(turns, cases, strict=True)] for turns in rounds]
-    module._show_comparison(console, runs)
+    results = Results(cases, comparable=True)
+    for turns in rounds:
+        for one, case in zip(turns, cases, strict=True):
+            results.add(replace(one, case=case))
+    module._show_comparison(console, results.medians())
     return " ".join(console.file.getvalue().split())
 
 

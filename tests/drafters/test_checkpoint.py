@@ -43,7 +43,7 @@ def assert_same(ours: DraftModel, other: DraftModel) -> None:
     assert dict(ours.named_parameters()).keys() == expected.keys()
     for name, parameter in ours.named_parameters():
         assert torch.equal(parameter, expected[name]), name
-    assert torch.equal(ours.d2t, other.d2t)
+    assert torch.equal(ours.readout.d2t, other.readout.d2t)
 
 
 ROUND_TRIPS: dict[str, Values] = {
@@ -164,7 +164,7 @@ def test_embeddings_and_head_that_are_left_out_are_the_targets(target, tmp_path:
     less = {k: v for k, v in tensors.items() if k not in ("embed_tokens.weight", "lm_head.weight")}
     model = load_drafter(write(tmp_path / "less", values, less), target.decoder)
     assert model.embed is target.decoder.embed
-    assert model.head is target.decoder.head
+    assert model.readout.head is target.decoder.head
 
 
 def test_an_identity_map_of_the_full_vocabulary_is_accepted(target, tmp_path: Path):
@@ -175,7 +175,7 @@ def test_an_identity_map_of_the_full_vocabulary_is_accepted(target, tmp_path: Pa
         "t2d": torch.ones(tiny.VOCAB, dtype=torch.bool),
     }
     model = load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
-    assert model.target_ids(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert model.readout.target_ids(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_map_that_moves_ids_of_the_full_vocabulary_is_not(target, tmp_path: Path):
@@ -405,7 +405,7 @@ def test_offsets_of_either_width(target, tmp_path: Path, dtype: torch.dtype):
     tensors["d2t"] = torch.arange(30).to(dtype)
     tensors["t2d"] = membership(torch.arange(0, 60, 2), tiny.VOCAB)
     model = load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
-    assert model.target_ids(torch.arange(30)).tolist() == list(range(0, 60, 2))
+    assert model.readout.target_ids(torch.arange(30)).tolist() == list(range(0, 60, 2))
 
 
 def test_each_method_is_told_from_the_other(target, tmp_path: Path):

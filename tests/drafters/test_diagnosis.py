@@ -55,6 +55,7 @@ def test_a_sound_drafter_is_described(peagle, target):
             "aux layers": "1, 2, 3",
             "mask token id": str(MASK),
             "trained for K": "8",
+            "correction": "none",
             "dtype": "float32",
             "parameters": f"{sum(t.numel() for t in weights(peagle)):,}",
             "size": f"{sum(t.nbytes for t in weights(peagle)) / 2**20:.1f} MiB",

@@ -21,6 +21,7 @@ from peagle.drafters.checkpoint import EMBEDDINGS, load_drafter, save_drafter
 from peagle.drafters.drafter import Drafter, DraftWork, Memory
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
+from peagle.drafters.readout import Drafts
 from peagle.engine.engine import Engine
 from peagle.models.spec import LayerSpec, MLPSpec
 from peagle.ops.rope import RopeConfig
@@ -121,9 +122,9 @@ class Recording:
         self.model, self._drafter = drafter.model, drafter
         self.proposals: list[tuple[int, int, list[int]]] = []
 
-    def propose(self, work: DraftWork, memory: Memory) -> Tensor:
+    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
         drafts = self._drafter.propose(work, memory)
-        for span, k, own in zip(work.spans, work.ks, drafts.split(work.ks), strict=True):
+        for span, k, own in zip(work.spans, work.ks, drafts.tokens.split(work.ks), strict=True):
             if k:
                 self.proposals.append((span.row, span.start + span.count + 1, own.tolist()))
         return drafts

@@ -83,7 +83,8 @@ def test_tokens_and_log_probabilities_are_the_plain_runners(
     )
     for found, expected in zip(device, plain, strict=True):
         assert_same(found, expected)
-        assert found.speculation == expected.speculation
+        if params.temperature == 0:  # the plain runner's drafts share the target's draw
+            assert found.speculation == expected.speculation
     free = tiny.run(
         engine_of(targets, trained, method, True), PROMPTS, SamplingParams(max_tokens=20)
     )

@@ -114,8 +114,8 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     ),
     (
         "quantized",
-        lambda c: c.update(quantization_config={"quant_method": "compressed-tensors"}),
-        "quantized weights are not supported",
+        lambda c: c.update(quantization_config={"quant_method": "awq"}),
+        "quant_method awq is not supported",
     ),
 ]
 

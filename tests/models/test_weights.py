@@ -1,4 +1,5 @@
 import json
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: Exce
 def test_a_hub_that_answers_with_safetensors_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked = {}
 
-    def answer(name: str, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
-        asked[name] = allow_patterns
+    def answer(name: str, allow_patterns: list[str], ignore_patterns: Sequence[str] = ()) -> str:
+        asked[name] = asked.get(name, []) + allow_patterns
         return str(tmp_path)
 
     monkeypatch.setattr(weights, "snapshot_download", answer)
@@ -79,13 +80,13 @@ def test_a_hub_that_answers_with_safetensors_only(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_what_is_fetched_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, whole: bool):
-    """Also the templates for tools, which have a folder of their own; no other folder's files."""
+    """Also templates for tools and a drafter's correction, in folders of their own; no other's."""
     wanted = {"config.json", "tokenizer.model", "merges.txt", "chat_template.jinja"}
-    wanted |= {"additional_chat_templates/tool_use.jinja"} | (
-        {"model.safetensors"} if whole else set()
-    )
+    correction = {"correction/config.json", "correction/model.safetensors"}
+    wanted |= {"additional_chat_templates/tool_use.jinja"}
+    wanted |= {"model.safetensors", *correction} if whole else set()
     others = {"original/model.safetensors", "onnx/config.json", "pytorch_model.bin", "README.md"}
-    for name in {*wanted, *others, "model.safetensors"}:
+    for name in {*wanted, *others, *correction, "model.safetensors"}:
         (tmp_path / "hub" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "hub" / name).write_text(name)
     with hub_stub(tmp_path / "hub") as (url, fetched):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from peagle.config import SamplingParams
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
-from peagle.train.estimate import Estimate, cycles
+from peagle.train.estimate import Estimate, cycles, drawn_length
 from peagle.train.packing import Document, pack
 from peagle.train.trainer import Trainer
 
@@ -72,9 +72,15 @@ def test_estimates_do_not_depend_on_the_passes(
     whole, parts = pack(documents, 80), pack(documents, length)
     changes = {"rows_per_pass": rows_per_pass, "elements_per_segment": limit}
     recipe = run.recipe.model_copy(update=changes)
-    assert (
-        Trainer(recipe, target, run.model, parts, parts).estimate()
-        == Trainer(run.recipe, target, run.model, whole, whole).estimate()
+    found = Trainer(recipe, target, run.model, parts, parts).estimate()
+    expected = Trainer(run.recipe, target, run.model, whole, whole).estimate()
+    assert (found.accuracy, found.acceptance_length) == (
+        expected.accuracy,
+        expected.acceptance_length,
+    )
+    assert found.drawn_accuracy == pytest.approx(expected.drawn_accuracy, rel=1e-4)
+    assert found.drawn_acceptance_length == pytest.approx(
+        expected.drawn_acceptance_length, rel=1e-4
     )
 
 
@@ -90,7 +96,9 @@ def test_the_walk_goes_from_one_whole_chain_to_the_next(chains: list[list[bool]]
             expected += [[*batch[anchor], False].index(False) + 1] if whole else []
             anchor += expected[-1] if whole else 1
     assert [tokens for table in tables for tokens in cycles(table)] == expected
-    estimate = Estimate.of(tables)
+    estimate = Estimate.of((table, table.float()) for table in tables)
+    assert estimate.drawn_acceptance_length == pytest.approx(estimate.acceptance_length)
+    assert estimate.drawn_accuracy == pytest.approx(estimate.accuracy)
     assert estimate.acceptance_length == pytest.approx(sum(expected) / len(expected))
     for depth, share in enumerate(estimate.accuracy):
         said = [chain[depth] for batch in batches for chain in batch if len(chain) > depth]
@@ -98,4 +106,26 @@ def test_the_walk_goes_from_one_whole_chain_to_the_next(chains: list[list[bool]]
 
 
 def test_nothing_asked_is_nothing_accepted():
-    assert Estimate.of([torch.full((10, 3), -1)]) == Estimate((0.0, 0.0, 0.0), 1.0)
+    nothing = torch.full((10, 3), -1)
+    none = (0.0, 0.0, 0.0)
+    assert Estimate.of([(nothing, nothing.float())]) == Estimate(none, 1.0, none, 1.0)
+
+
+@given(st.lists(st.lists(st.floats(0, 1), min_size=2, max_size=2), min_size=1, max_size=4))
+def test_the_length_when_drawing_is_that_of_all_walks(chances: list[list[float]]):
+    """Every walk through a few anchors is followed, with its probability."""
+
+    def walks(anchor: int) -> tuple[float, float]:
+        """Expected tokens and cycles from an anchor on."""
+        if anchor >= len(chances):
+            return 0.0, 0.0
+        first, second = chances[anchor]
+        ends = [1 - first, first * (1 - second), first * second]
+        further = [walks(anchor + accepted + 1) for accepted in range(3)]
+        tokens = sum(
+            p * (i + 1 + more[0]) for i, (p, more) in enumerate(zip(ends, further, strict=True))
+        )
+        return tokens, 1 + sum(p * more[1] for p, more in zip(ends, further, strict=True))
+
+    tokens, cycles = walks(0)
+    assert drawn_length([torch.tensor(chances)]) == pytest.approx(tokens / cycles)

@@ -4,6 +4,7 @@ import pytest
 import tiny
 import torch
 
+from peagle.drafters.checkpoint import load_drafter
 from peagle.errors import InputError
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, pack
@@ -17,7 +18,7 @@ def test_embeddings_and_head_begin_as_the_targets(targets, recipe_for, tmp_path:
     target = targets["easy"].decoder
     model = initial_drafter(recipe_for(tmp_path / "out"), target, ROWS)
     assert torch.equal(model.embed.weight, target.embed.weight)
-    assert torch.equal(model.head.weight, target.head.weight)
+    assert torch.equal(model.readout.head.weight, target.head.weight)
     assert model.config.mask_token_id == tiny.MASK
     assert model.config.trained_tokens == 4
     assert all(p.dtype == torch.float32 for p in model.parameters())
@@ -39,10 +40,13 @@ def test_the_seed_decides_the_rest(targets, recipe_for, tmp_path: Path):
     ("changes", "frozen"),
     [
         ({}, set()),
-        ({"train_head": False}, {"head.weight"}),
+        ({"train_head": False}, {"readout.head.weight"}),
         ({"train_embeddings": False}, {"embed.weight"}),
         ({"method": "eagle3"}, {"embed.weight"}),
-        ({"method": "eagle3", "train_embeddings": True, "train_head": False}, {"head.weight"}),
+        (
+            {"method": "eagle3", "train_embeddings": True, "train_head": False},
+            {"readout.head.weight"},
+        ),
     ],
     ids=str,
 )
@@ -69,8 +73,8 @@ def test_a_reduced_vocabulary_is_that_of_the_responses(targets, recipe_for, tmp_
     """Prompts do not count: 8 is the most frequent token of all."""
     target = targets["easy"].decoder
     model = initial_drafter(recipe_for(tmp_path / "out", draft_vocab_size=3), target, ROWS)
-    assert (torch.arange(3) + model.d2t).tolist() == [2, 3, 4]
-    assert torch.equal(model.head.weight, target.head.weight[[2, 3, 4]])
+    assert (torch.arange(3) + model.readout.d2t).tolist() == [2, 3, 4]
+    assert torch.equal(model.readout.head.weight, target.head.weight[[2, 3, 4]])
 
 
 @pytest.mark.parametrize(
@@ -86,6 +90,53 @@ def test_a_reduced_vocabulary_is_that_of_the_responses(targets, recipe_for, tmp_
 def test_recipes_that_do_not_fit(targets, recipe_for, tmp_path: Path, changes, message: str):
     with pytest.raises(InputError, match=message):
         initial_drafter(recipe_for(tmp_path / "out", **changes), targets["easy"].decoder, ROWS)
+
+
+def test_a_drafter_to_train_on_from(targets, trained, recipe_for, tmp_path: Path):
+    """With what it was, a new selector that corrects nothing yet, and the target untouched."""
+    target, shape = targets["easy"].decoder, {"num_hidden_layers": 4, "taps": None}
+    for method, run in trained.items():
+        start = {"initial_drafter": run.trainer.recipe.output, "method": method}
+        more = {"selector_rank": 8} if method == "peagle" else {}
+        model = initial_drafter(
+            recipe_for(tmp_path / "out", **shape, **start, **more), target, ROWS
+        )
+        kept = dict(load_drafter(Path(run.trainer.recipe.output), target).named_parameters())
+        for name, parameter in model.named_parameters():
+            if "selector" not in name:
+                assert torch.equal(parameter, kept[name]), name
+                assert parameter.requires_grad == (name != "embed.weight" or method == "peagle")
+        assert (model.readout.selector is not None) == (method == "peagle")
+        assert model.embed is not target.embed
+        assert not target.embed.weight.requires_grad
+    hidden, previous = torch.randn(5, 64), torch.arange(5)
+    model = initial_drafter(
+        recipe_for(tmp_path / "out", **shape, **start_of(trained), selector_rank=8), target, ROWS
+    )
+    found, scores = model.readout(hidden, previous)
+    assert torch.equal(found.scores, scores)
+
+
+def start_of(trained) -> dict[str, str]:
+    return {"initial_drafter": trained["peagle"].trainer.recipe.output}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"mask_token_id": 5},
+            "the mask token 95, the recipe has mask_token_id 5; give the drafter",
+        ),
+        ({"train": "selector"}, "initial_drafter has no selector to train; set selector_rank"),
+    ],
+)
+def test_a_drafter_that_cannot_be_trained_on(
+    targets, trained, recipe_for, tmp_path: Path, changes, message: str
+):
+    values = {"num_hidden_layers": 4, "taps": None, **start_of(trained), **changes}
+    with pytest.raises(InputError, match=message):
+        initial_drafter(recipe_for(tmp_path / "out", **values), targets["easy"].decoder, ROWS)
 
 
 def test_padding_is_not_the_mask_token(targets, recipe_for, tmp_path: Path):

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.drafters.model import DraftModel
+from peagle.drafters.selector import SelectorConfig
+from peagle.ops.acceptance import shared_draw
 from peagle.ops.divergence import LOSSES
 from peagle.train import loss
 from peagle.train.loss import Comparison
@@ -34,23 +36,27 @@ class Case:
 
     def agrees(self) -> Tensor:
         compare = Comparison(self.model, self.target, "kl")
-        return compare.agrees(self.hidden, self.final, self.places)
+        read = torch.full_like(self.places, -1)
+        return compare.judge(self.hidden, self.final, self.places, read).agrees
 
     def plain_loss(self, rule: str) -> Tensor:
         """Computed with torch's own losses, without chunks."""
-        kept = torch.arange(self.model.config.draft_vocab_size) + self.model.d2t
-        draft = self.model.logits(self.hidden)
+        kept = torch.arange(self.model.config.draft_vocab_size) + self.model.readout.d2t
+        draft = self.model.readout.logits(self.hidden)
         wanted = (self.final @ self.target.head.weight.T)[self.places][:, kept]
         if rule == "cross_entropy":
             losses = F.cross_entropy(draft, wanted.argmax(dim=-1), reduction="none")
-        else:
-            shares = wanted.softmax(dim=-1)
-            losses = F.kl_div(draft.log_softmax(dim=-1), shares, reduction="none").sum(dim=-1)
+            return losses @ self.weights
+        shares, ours = wanted.softmax(dim=-1), draft.softmax(dim=-1)
+        kl = F.kl_div(ours.log(), shares, reduction="none").sum(dim=-1)
+        tv = (shares - ours).abs().sum(dim=-1) / 2
+        far = (-3 * torch.minimum(shares, ours).sum(dim=-1)).exp().detach()
+        losses = {"kl": kl, "tv": tv, "lk": far * kl + (1 - far) * tv}[rule]
         return losses @ self.weights
 
     def gradients(self, total: Tensor) -> list[Tensor]:
         """Gradients of everything that is trained, at some weight of the loss."""
-        leaves = (self.hidden, self.model.head.weight, self.model.norm.weight)
+        leaves = (self.hidden, self.model.readout.head.weight, self.model.readout.norm.weight)
         return list(torch.autograd.grad(total * 3.0, [p for p in leaves if p.requires_grad]))
 
 
@@ -72,9 +78,9 @@ def test_losses_equal_their_definition(targets, rule: str, draft_vocab: int, fam
     """Over the draft vocabulary; agreement is over the full one. Gemma 4's logits are capped."""
     target = targets[family]
     drawn = case(target, draft_vocab)
-    kept = (torch.arange(draft_vocab) + drawn.model.d2t).numpy()
+    kept = (torch.arange(draft_vocab) + drawn.model.readout.d2t).numpy()
     with torch.no_grad():
-        draft = log_softmax(drawn.model.logits(drawn.hidden).double().numpy(), axis=-1)
+        draft = log_softmax(drawn.model.readout.logits(drawn.hidden).double().numpy(), axis=-1)
         whole = target.decoder.head(drawn.final).double().numpy()[drawn.places]
     if family == "gemma4":
         whole = 3.0 * np.tanh(whole / 3.0)
@@ -82,7 +88,10 @@ def test_losses_equal_their_definition(targets, rule: str, draft_vocab: int, fam
     total = 0.0
     for row in range(ELEMENTS):
         p, q = wanted[row], draft[row]
-        value = (2.718281828459045**p * (p - q)).sum() if rule == "kl" else -q[p.argmax()]
+        far = np.exp(-3 * np.minimum(np.exp(p), np.exp(q)).sum())
+        kl, tv = (np.exp(p) * (p - q)).sum(), abs(np.exp(p) - np.exp(q)).sum() / 2
+        values = {"kl": kl, "cross_entropy": -q[p.argmax()], "tv": tv}
+        value = (values | {"lk": far * kl + (1 - far) * tv})[rule]
         total += float(drawn.weights[row]) * float(value)
     assert drawn.loss(rule).item() == pytest.approx(total, rel=1e-4)
     agrees = [kept[draft[row].argmax()] == whole[row].argmax() for row in range(ELEMENTS)]
@@ -92,10 +101,10 @@ def test_losses_equal_their_definition(targets, rule: str, draft_vocab: int, fam
 @pytest.mark.parametrize("draft_vocab", [tiny.VOCAB, 30])
 def test_a_drafter_like_the_target_agrees_where_it_has_the_token(target, draft_vocab: int):
     drawn = case(target, draft_vocab)
-    kept = torch.arange(draft_vocab) + drawn.model.d2t
+    kept = torch.arange(draft_vocab) + drawn.model.readout.d2t
     with torch.no_grad():
-        drawn.model.norm.weight.fill_(1.0)
-        drawn.model.head.weight.copy_(target.decoder.head.weight[kept])
+        drawn.model.readout.norm.weight.fill_(1.0)
+        drawn.model.readout.head.weight.copy_(target.decoder.head.weight[kept])
         drawn.hidden.copy_(drawn.final[drawn.places])
         best = target.decoder.head(drawn.final)[drawn.places].argmax(dim=-1)
     agrees = torch.isin(best, kept)
@@ -112,7 +121,7 @@ def test_gradients_are_those_of_the_definition(
 ):
     """They are written out by hand, and taken chunk by chunk in the forward pass."""
     drawn = case(target, draft_vocab)
-    drawn.model.head.requires_grad_(train_head)
+    drawn.model.readout.head.requires_grad_(train_head)
     total, plain = drawn.loss(rule), drawn.plain_loss(rule)
     torch.testing.assert_close(total, plain)
     found, expected = drawn.gradients(total), drawn.gradients(plain)
@@ -163,4 +172,50 @@ def test_no_elements_give_no_loss(target):
     total = drawn.loss("kl")
     total.backward()
     assert (total.item(), len(drawn.agrees())) == (0.0, 0)
-    assert not drawn.model.head.weight.grad.any()
+    assert not drawn.model.readout.head.weight.grad.any()
+
+
+def test_a_selector_learns_the_target_s_order_of_its_candidates(target):
+    """By gradients that reach nothing but itself and the hidden states; rows that have read the
+    token before them teach nothing."""
+    drawn = case(target)
+    config = replace(drawn.model.config, selector=SelectorConfig(rank=6, candidates=5))
+    drawn.model = tiny.random_drafter(config)
+    compare, previous = Comparison(drawn.model, drawn.target, "kl"), torch.arange(ELEMENTS) % 7 - 1
+    asked = drawn.hidden, drawn.final, drawn.places, drawn.weights, previous
+    total = compare.selector_loss(*asked)
+    readout = drawn.model.readout
+    found, scores = readout(drawn.hidden, previous)
+    wanted = target.decoder.head(drawn.final)[drawn.places].gather(1, found.tokens).softmax(dim=-1)
+    losses = -(wanted * scores.log_softmax(dim=-1)).sum(dim=-1)
+    torch.testing.assert_close(total, losses @ (drawn.weights * (previous >= 0)))
+    total.backward()
+    assert readout.head.weight.grad is None
+    assert all(p.grad.any() for p in readout.selector.parameters())
+    assert not drawn.hidden.grad[previous < 0].any()
+    assert drawn.hidden.grad[previous >= 0].any(dim=1).all()
+
+
+def test_what_is_judged_is_what_would_be_drafted(target):
+    """The most likely candidate, and how often both draw the same one."""
+    drawn = case(target)
+    compare = Comparison(drawn.model, drawn.target, "kl")
+    judged = compare.judge(drawn.hidden, drawn.final, drawn.places, torch.full((ELEMENTS,), -1))
+    found, scores = drawn.model.readout(drawn.hidden, torch.full((ELEMENTS,), -1))
+    logits = target.decoder.head(drawn.final)[drawn.places]
+    best = found.tokens.gather(1, scores.argmax(dim=-1, keepdim=True))[:, 0]
+    assert torch.equal(judged.agrees, best == logits.argmax(dim=-1))
+    expected = shared_draw(logits.softmax(dim=-1).gather(1, found.tokens), scores.softmax(dim=-1))
+    torch.testing.assert_close(judged.drawn, expected.float())
+    assert 0 < judged.drawn.min() < judged.drawn.max() < 1
+
+
+def test_confidence_is_the_probability_of_the_target_s_choice(target):
+    drawn = case(target, 30)
+    compare = Comparison(drawn.model, drawn.target, "kl")
+    kept = torch.arange(30) + drawn.model.readout.d2t
+    best = (drawn.final @ target.decoder.head.weight.T)[:, kept].argmax(dim=-1)[drawn.places]
+    with torch.no_grad():
+        shares = drawn.model.readout.logits(drawn.hidden).softmax(dim=-1)
+    found = compare.confidence(drawn.hidden, drawn.final, drawn.places)
+    torch.testing.assert_close(found, shares[torch.arange(ELEMENTS), best])

@@ -60,7 +60,9 @@ def test_who_updates_what(recipe_for, tmp_path: Path, optimizer: str, dtype: tor
     assert by_muon == {
         name
         for name, p in model.named_parameters()
-        if optimizer == "muon" and p.ndim == 2 and name not in ("embed.weight", "head.weight")
+        if optimizer == "muon"
+        and p.ndim == 2
+        and name not in ("embed.weight", "readout.head.weight")
     }
 
 
@@ -121,10 +123,10 @@ class TestMasters:
     def test_they_take_steps_too_small_for_bfloat16(self, recipe_for, tmp_path: Path):
         model = drafter(torch.bfloat16)
         subject = DraftOptimizer(model, recipe_for(tmp_path))
-        torch.nn.init.ones_(model.norm.weight)
+        torch.nn.init.ones_(model.readout.norm.weight)
         before = subject.state()["norm.weight.master"].clone()
         for _ in range(100):
-            model.norm.weight.sum().backward()
+            model.readout.norm.weight.sum().backward()
             subject.step(1e-4, CLIP)
         moved = before - subject.state()["norm.weight.master"]
         torch.testing.assert_close(moved, torch.full_like(moved, 1e-2), rtol=1e-2, atol=0.0)
@@ -161,7 +163,7 @@ def test_there_are_gradients_of_all_that_learns(recipe_for, tmp_path: Path, dtyp
     """Zero where no backward pass reached, so that processes can sum theirs."""
     model = drafter(dtype)
     subject = DraftOptimizer(model, recipe_for(tmp_path))
-    model.norm.weight.sum().backward()
+    model.readout.norm.weight.sum().backward()
     for gradient, (name, p) in zip(subject.gradients(), model.named_parameters(), strict=True):
         assert gradient.dtype == torch.float32
-        assert torch.equal(gradient, torch.full(p.shape, float(name == "norm.weight")))
+        assert torch.equal(gradient, torch.full(p.shape, float(name == "readout.norm.weight")))

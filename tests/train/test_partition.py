@@ -116,7 +116,7 @@ def test_p_eagle_is_trained_as_it_is_run(target, drafter_of, changes, ratio: flo
     for limit in (1, 7, 1000):
         found = streams(ParallelPass(model, batch, features, chains, limit).passes())
         assert len(found) == chains.lengths.sum() > 1.5 * len(known)
-        logits = model.logits(torch.stack(list(found.values())))
+        logits = model.readout.logits(torch.stack(list(found.values())))
         wanted = torch.stack([proposed[anchor].logits[depth] for anchor, depth in found])
         torch.testing.assert_close(logits, wanted, atol=1e-4, rtol=1e-4)
 

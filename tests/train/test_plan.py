@@ -17,7 +17,7 @@ from peagle.models import weights
 from peagle.ops.rope import rotation_at
 from peagle.train import schedule
 from peagle.train.packing import Document, pack
-from peagle.train.plan import PARTS, Plan, kept_by_layer
+from peagle.train.plan import Plan, kept_by_layer, part_of
 from peagle.train.prepare import prepare
 
 CHANGES = [
@@ -56,7 +56,7 @@ def test_parameters_and_state_are_the_real_runs(recipe_for, tmp_path: Path, chan
         of_part = [
             parameter
             for name, parameter in trainer.model.named_parameters()
-            if PARTS[name.split(".")[0]] == part
+            if part_of(name) == part
         ]
         assert numbers.trained == sum(p.numel() for p in of_part if p.requires_grad)
         assert numbers.trained + numbers.frozen == sum(p.numel() for p in of_part)

@@ -87,6 +87,13 @@ BAD = [
     (ENOUGH, ("features=cached", "feature_cache=c", "feature_dtype=int8"), "feature_dtype: "),
     (ENOUGH, ("method=eagle3",), "eagle3 has no mask slots; leave mask_token_id out"),
     (ENOUGH, ("mask_token_id=null",), "peagle needs mask_token_id"),
+    (ENOUGH, ("loss=l2",), "loss: "),
+    (ENOUGH, ("dpace=0",), "dpace: "),
+    (ENOUGH, ("selector_candidates=1",), "selector_candidates: "),
+    (ENOUGH, ("train=selector",), "train selector needs initial_drafter, the drafter that it"),
+    (ENOUGH, ("initial_drafter=d", "taps=[1]"), "taps cannot be chosen: initial_drafter decides"),
+    (EAGLE3, ("dpace=0.5", "selector_rank=8"), "makes no use of dpace, selector_rank; leave"),
+    (EAGLE3, ("initial_drafter=d", "train=selector"), "eagle3 has no mask slots that a selector"),
 ]
 
 

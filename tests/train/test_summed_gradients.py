@@ -69,7 +69,7 @@ def drafter(parallel: bool, frozen: bool, layers: int = 3) -> Any:
     """In float32."""
     model = tiny.random_drafter(tiny.drafter_config(parallel=parallel, layers=layers))
     model.embed.requires_grad_(not frozen)
-    model.head.requires_grad_(not frozen)
+    model.readout.head.requires_grad_(not frozen)
     return model
 
 

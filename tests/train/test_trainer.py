@@ -186,7 +186,7 @@ def test_a_frozen_head_stays_the_targets(targets, recipe_for, tmp_path: Path, me
     trainer.run(reports.append)
     assert reports[-1].loss < 0.8 * reports[0].loss
     head = targets["easy"].decoder.head.weight
-    assert torch.equal(trainer.model.head.weight, head)
+    assert torch.equal(trainer.model.readout.head.weight, head)
     assert not any(name.startswith("head.") for name in trainer.optimizer.state())
     assert torch.equal(
         load_file(tmp_path / "out" / "model.safetensors")["lm_head.weight"], head.bfloat16()
@@ -512,3 +512,49 @@ def test_embeddings_can_stay_the_targets(targets, recipe_for, tmp_path: Path):
     assert reports[-1].loss < reports[0].loss
     assert torch.equal(trainer.model.embed.weight, before)
     assert "embed_tokens.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+
+
+def corrected(recipe_for, trained, output: Path, **changes: object) -> Recipe:
+    """A recipe that adds a selector to the half-trained P-EAGLE drafter."""
+    start = {"initial_drafter": trained["peagle"].trainer.recipe.output, "selector_rank": 8}
+    shape = {"num_hidden_layers": 4, "taps": None}
+    return recipe_for(output, **shape, **start, **changes)
+
+
+def test_a_selector_trained_alone_leaves_the_drafter_as_it_is(
+    targets, trained, recipe_for, tmp_path: Path
+):
+    recipe = corrected(recipe_for, trained, tmp_path / "out", train="selector", steps=30)
+    trainer = prepare(recipe)
+    before = trainer.estimate()
+    reports: list[Report] = []
+    trainer.run(reports.append)
+    after = trainer.estimate()
+    assert after.acceptance_length > 1.03 * before.acceptance_length
+    assert after.drawn_acceptance_length > before.drawn_acceptance_length
+    assert after.accuracy[0] == before.accuracy[0], "the first draft is not corrected"
+    started = Path(trained["peagle"].trainer.recipe.output)
+    one, other = (load_file(d / "model.safetensors") for d in (started, tmp_path / "out"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    model = load_drafter(tmp_path / "out", targets["easy"].decoder)
+    engine = Engine(targets["easy"].decoder, drafter_for(model), 4, tiny.engine_config())
+    plain = Engine(targets["easy"].decoder, trained["peagle"].drafter, 4, tiny.engine_config())
+    params, prompts = SamplingParams(max_tokens=30), [[i, 3, i] for i in range(8)]
+    lengths = [
+        sum(r.speculation.accepted for r in done) / sum(r.speculation.cycles for r in done)
+        for done in (tiny.run(engine, prompts, params), tiny.run(plain, prompts, params))
+    ]
+    assert lengths[0] > lengths[1]
+
+
+def test_a_selector_is_trained_with_its_drafter(trained, recipe_for, tmp_path: Path):
+    """By weights and a loss that follow acceptance, from a half-trained drafter on."""
+    changes = {"dpace": 0.5, "loss": "lk", "steps": 20, "evaluate_every": 20}
+    recipe = corrected(recipe_for, trained, tmp_path / "out", **changes)
+    trainer = prepare(recipe)
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    trainer.run(lambda _: None)
+    for name, parameter in trainer.model.named_parameters():
+        assert not torch.equal(parameter, before[name]), name
+    assert (tmp_path / "out" / "correction" / "model.safetensors").exists()

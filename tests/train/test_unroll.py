@@ -28,7 +28,7 @@ def test_eagle3_is_trained_as_it_is_run(target, drafter_of, changes, known: int)
     document = Document.answered((*TOKENS[:known], *proposal.drafts, 1), 1)
     found = streams_of(drafter.model, target, pack([document], 24).batch(torch.arange(1)))
     for depth in range(K):
-        logits = drafter.model.logits(found[known - 2, depth][None])[0]
+        logits = drafter.model.readout.logits(found[known - 2, depth][None])[0]
         torch.testing.assert_close(logits, proposal.logits[depth], atol=1e-4, rtol=1e-4)
 
 

@@ -22,11 +22,22 @@ class Percentiles:
 
 
 @dataclass(frozen=True)
+class Acceptance:
+    """How many drafts were right."""
+
+    length: float
+    """Mean tokens emitted per cycle that drafted, bonus included; 1 if nothing was drafted."""
+    rates: tuple[float, ...]
+    """For draft token 1, 2, ... K: the share of all cycles in which it was accepted."""
+
+
+@dataclass(frozen=True)
 class Measures:
     """What one run measured; the field names are those of the result file."""
 
     otps: float
-    acceptance_length: float
+    acceptance_length: float | None
+    """None where a server does not tell."""
     acceptance_rate_per_position: tuple[float, ...]
     ttft_ms: Percentiles
     itl_ms: Percentiles
@@ -36,26 +47,37 @@ class Measures:
 
 def measure(completions: Sequence[Completion], seconds: float) -> Measures:
     """All measures of requests that together took `seconds` of wall time."""
-    tokens = sum(len(completion.token_ids) for completion in completions)
-    completions = [completion for completion in completions if completion.token_times]
+    done = [completion for completion in completions if completion.token_times]
+    accepted = Acceptance(acceptance_length(done), acceptance_rates(done))
+    return measured([completion.token_times for completion in done], accepted, seconds)
+
+
+def measured(
+    times: Sequence[Sequence[float]], accepted: Acceptance | None, seconds: float
+) -> Measures:
+    """All measures of requests that together took `seconds` of wall time.
+
+    times: of each request, seconds from its arrival to each of its tokens, at least one.
+    """
+    tokens = sum(map(len, times))
     return Measures(
         otps=tokens / seconds,
-        acceptance_length=acceptance_length(completions),
-        acceptance_rate_per_position=acceptance_rates(completions),
-        ttft_ms=percentiles([MS * completion.token_times[0] for completion in completions]),
-        itl_ms=percentiles([MS * gap for c in completions for gap in token_gaps(c.token_times)]),
-        e2e_ms=percentiles([MS * completion.token_times[-1] for completion in completions]),
+        acceptance_length=accepted.length if accepted else None,
+        acceptance_rate_per_position=accepted.rates if accepted else (),
+        ttft_ms=percentiles([MS * each[0] for each in times]),
+        itl_ms=percentiles([MS * gap for each in times for gap in token_gaps(each)]),
+        e2e_ms=percentiles([MS * each[-1] for each in times]),
         output_tokens=tokens,
     )
 
 
 def acceptance_length(completions: Sequence[Completion]) -> float:
-    """Mean tokens emitted per cycle, bonus included; 1 if nothing was drafted."""
+    """As `Acceptance.length`."""
     return _pooled(completions).acceptance_length
 
 
 def acceptance_rates(completions: Sequence[Completion]) -> tuple[float, ...]:
-    """For draft token 1, 2, ... K: the share of all cycles in which it was accepted."""
+    """As `Acceptance.rates`."""
     did = _pooled(completions)
     return tuple(count / max(did.cycles, 1) for count in did.accepted_per_position)
 

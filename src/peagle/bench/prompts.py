@@ -4,16 +4,18 @@ import gzip
 import itertools
 import json
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError, reason
+from peagle.errors import InputError, lacking, reason
 from peagle.models.chat_template import render_chat
 
 BUNDLED = Path(__file__).with_name("prompts.jsonl")
-FORMATS = ".jsonl, .jsonl.gz or .txt"
+FORMATS = ".jsonl, .jsonl.gz, .parquet or .txt"
+LEFT_OUT = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE"
+"""How a turn of SPEED-Bench begins whose text is its source's and not published with the set."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Prompt:
     text: str
     messages: tuple[Mapping[str, str], ...] = ()
     """The chat that `text` comes from, for a tokenizer with a chat template."""
+    later: tuple[str, ...] = ()
+    """What the user says next, each once the answer before it is there."""
     place: str = "the prompt"
     """How messages name it: FILE:LINE if it comes from a file."""
     stop: tuple[str, ...] = ()
@@ -42,6 +46,20 @@ class Prompt:
         turn = {"role": "user", "content": self.text}
         return self if self.messages else replace(self, messages=(turn,))
 
+    def after(self, answer: str) -> "Prompt | None":
+        """The conversation up to the user's next turn; None where there is none."""
+        if not self.later:
+            return None
+        turn, *later = self.later
+        said = {"role": "assistant", "content": answer}, {"role": "user", "content": turn}
+        text = f"{self.text}\n{answer}\n{turn}"
+        return replace(self, text=text, messages=(*self.messages, *said), later=tuple(later))
+
+    def with_all_turns(self) -> "Prompt":
+        """The whole conversation, with empty answers."""
+        follows = self.after("")
+        return self if follows is None else follows.with_all_turns()
+
     def is_chat(self, tokenizer: Any) -> bool:
         """Whether it is a conversation for this tokenizer, rather than a text to continue."""
         return bool(self.messages and tokenizer.chat_template)
@@ -57,12 +75,26 @@ class Prompt:
         return list(tokenizer(text, add_special_tokens=False, verbose=False).input_ids)
 
 
+def load_sets(sources: Sequence[str], limit: int | None = None) -> dict[str, tuple[Prompt, ...]]:
+    """The first `limit` prompts of each source, by the names of their files without endings.
+
+    Raises `InputError` as `load_prompts`, and for two files of one name.
+    """
+    sets: dict[str, tuple[Prompt, ...]] = {}
+    for source in sources:
+        name = Path(source).name.partition(".")[0]
+        if name in sets:
+            raise InputError(f"two sets of prompts are called {name}; rename a file")
+        sets[name] = tuple(load_prompts(source, limit))
+    return sets
+
+
 def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
     """The first `limit` prompts of a file, or of the package's own set when it is "bundled".
 
-    JSON lines hold `prompt` (as HumanEval; perhaps with `stop`, a list of texts), `turns` (as
-    MT-Bench; the first one is used) or `messages`; a .txt file holds one prompt per line. Raises
-    `InputError` naming file and line.
+    JSON lines and the rows of a Parquet file hold `prompt` (as HumanEval; perhaps with `stop`, a
+    list of texts), `turns` (as MT-Bench, Spec-Bench and SPEED-Bench) or `messages`; a .txt file
+    holds one prompt per line. Raises `InputError` naming file and line.
     """
     if limit is not None and limit < 1:
         raise InputError(f"a limit of {limit} prompts leaves nothing to run")
@@ -74,16 +106,34 @@ def load_prompts(source: str, limit: int | None = None) -> list[Prompt]:
 
 
 def _prompts(path: Path) -> Iterator[Prompt]:
+    if path.suffix == ".parquet":
+        yield from _placed(path, enumerate(_rows(path), start=1), _from_record)
+        return
     parse = _parser(path)
-    for number, raw in enumerate(_read(path).split(b"\n"), start=1):
+    yield from _placed(path, enumerate(_read(path).split(b"\n"), start=1), _line(parse))
+
+
+def _placed(path: Path, items: Iterable[tuple[int, Any]], parse: Any) -> Iterator[Prompt]:
+    """What the numbered items of a file hold; errors name file and number."""
+    for number, item in items:
         try:
-            line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
-            if line.strip():
-                yield replace(parse(line), place=f"{path}:{number}")
+            prompt = parse(item, number)
         except UnicodeDecodeError:
             raise InputError(f"{path}:{number}: not valid UTF-8") from None
         except InputError as error:
             raise InputError(f"{path}:{number}: {error}") from None
+        if prompt is not None:
+            yield replace(prompt, place=f"{path}:{number}")
+
+
+def _line(parse: Any) -> Any:
+    """Parses a line of a file, and skips empty ones."""
+
+    def parse_line(raw: bytes, number: int) -> Prompt | None:
+        line = raw.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")
+        return parse(line) if line.strip() else None
+
+    return parse_line
 
 
 def _parser(path: Path) -> Any:
@@ -102,16 +152,33 @@ def _read(path: Path) -> bytes:
         raise InputError(f"{path} cannot be read: {reason(error)}") from None
 
 
+def _rows(path: Path) -> list[Any]:
+    """A Parquet file's rows as JSON has them."""
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise InputError(lacking(f"{path} needs pyarrow", "data")) from None
+    try:
+        rows: list[Any] = parquet.read_table(path).to_pylist()
+    except (OSError, ArrowException) as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from None
+    return rows
+
+
 def _from_json(line: str) -> Prompt:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise InputError(f"not JSON: {error}") from None
+    return _from_record(record)
+
+
+def _from_record(record: Any, _: int = 0) -> Prompt:
     match record:
         case {"prompt": str(text)}:
-            return Prompt(text, stop=_stop_texts(record))
-        case {"turns": [str(text), *_]}:
-            return Prompt(text, ({"role": "user", "content": text},))
+            return Prompt(text, stop=_texts("stop", record.get("stop", [])))
+        case {"turns": [str(), *_] as turns}:
+            return _from_turns(_texts("turns", turns))
         case {"messages": [_, *_] as messages}:
             return _from_messages(messages)
     raise InputError(
@@ -120,18 +187,28 @@ def _from_json(line: str) -> Prompt:
     )
 
 
-def _stop_texts(record: Mapping[str, Any]) -> tuple[str, ...]:
-    stop = record.get("stop", [])
-    if not isinstance(stop, list) or not all(isinstance(text, str) and text for text in stop):
-        raise InputError("stop must be a list of texts, none of them empty")
-    return tuple(stop)
+def _texts(name: str, texts: Any) -> tuple[str, ...]:
+    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
+        raise InputError(f"{name} must be a list of texts, none of them empty")
+    return tuple(texts)
+
+
+def _from_turns(turns: Sequence[str]) -> Prompt:
+    first, *later = turns
+    if first.startswith(LEFT_OUT):
+        raise InputError("its text is left out; SPEED-Bench's prepare_data.py makes the whole set")
+    return Prompt(first, ({"role": "user", "content": first},), tuple(later))
 
 
 def _from_messages(messages: list[Any]) -> Prompt:
+    """A conversation; one of users' messages only is SPEED-Bench's turns, answered one by one."""
     for message in messages:
         match message:
             case {"role": str(), "content": str()}:
                 pass
             case _:
                 raise InputError("a message needs role and content, both text")
-    return Prompt("\n".join(message["content"] for message in messages), tuple(messages))
+    contents = [message["content"] for message in messages]
+    if all(message["role"] == "user" for message in messages):
+        return _from_turns(_texts("messages", contents))
+    return Prompt("\n".join(contents), tuple(messages))

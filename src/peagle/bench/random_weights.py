@@ -37,6 +37,8 @@ PACKED: dict[str | None, tuple[str, ...]] = {
     "mxfp4": ("mlp.gate_up", "mlp.down"),
 }
 """Of those that are packed."""
+BITS: dict[str | None, float] = {"fp8": 8 + 32 / (128 * 128), "mxfp4": 4 + 8 / 32}
+"""Of a packed number, its share of a scale included."""
 BLOCK = (128, 128)
 E4M3_STD = 64.0
 """Deviation of FP8's numbers, which their scales correct."""
@@ -75,6 +77,20 @@ def random_target(
         share = correlation(count, top_k, OVERLAPS[form.routing])
         decoder.embed.weight = nn.Parameter(source.embeddings(spec, share), requires_grad=False)
     return decoder
+
+
+def target_bytes(spec: DecoderSpec, dtype: torch.dtype, form: Form = PLAIN) -> int:
+    """Bytes of a target's weights; none are made."""
+    with torch.device("meta"):
+        decoder = Decoder(spec)
+    packed = PACKED.get(form.quantization, ())
+    bits = BITS.get(form.quantization, 0)
+    return sum(
+        math.ceil(value.numel() * bits / 8)
+        if path.endswith(packed)
+        else value.numel() * dtype.itemsize
+        for path, value in decoder.named_parameters()
+    )
 
 
 class RandomWeights:

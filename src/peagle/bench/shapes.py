@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from peagle.bench.random_weights import PLAIN, Form, RandomWeights, random_target
+from peagle.bench.random_weights import PLAIN, Form, RandomWeights, random_target, target_bytes
 from peagle.config import EngineConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.drafter import Drafter
@@ -159,6 +159,13 @@ def parameter_count(name: str, method: str, layers: int) -> int:
     if method != "none":
         models.append(_draft_model(shape, method == "peagle", layers))
     return sum(value.numel() for model in models for value in model.parameters())
+
+
+def weight_bytes(name: str, method: str, layers: int, dtype: torch.dtype) -> int:
+    """Bytes of a shape's target, in its format, and of its drafter."""
+    shape = shape_of(name)
+    drafter = parameter_count(name, method, layers) - parameter_count(name, "none", 0)
+    return target_bytes(shape.target, dtype, shape.form) + drafter * dtype.itemsize
 
 
 def random_engine(

@@ -1,15 +1,27 @@
 """Time without meaning: random weights of a real size, and a set acceptance length."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from peagle.bench.load import Case, Request
-from peagle.bench.shapes import parameter_count, random_engine, random_prompts, shape_of
-from peagle.config import DraftLengthMode, DType, EngineConfig, SamplingParams
+from peagle.bench.case import Case, Setup
+from peagle.bench.load import Request
+from peagle.bench.random_weights import OVERLAPS, random_target
+from peagle.bench.shapes import (
+    random_drafter,
+    random_prompts,
+    shape_of,
+    weight_bytes,
+)
+from peagle.bench.target import kv_memory
+from peagle.config import DType, EngineConfig, SamplingParams
 from peagle.device import free_memory, gib, resolve_device, resolve_dtype
+from peagle.drafters.drafter import Drafter
+from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.llm import LLM
+from peagle.models.decoder import Decoder
 
 CONTEXT = 4096
 CPU_WEIGHTS = 1 << 30
@@ -40,10 +52,10 @@ def require_room(
     free: bytes that can still be allocated; None looks, which on a GPU opens a context.
     """
     device = resolve_device(device_name)
-    largest = max(parameter_count(shape, method, DRAFT_LAYERS.get(method, 0)) for method in methods)
-    needed = largest * resolve_dtype(dtype, device).itemsize
+    kind, layers = resolve_dtype(dtype, device), DRAFT_LAYERS
+    needed = max(weight_bytes(shape, each, layers.get(each, 0), kind) for each in methods)
     if device.type == "cpu":
-        needed *= 2  # a product's weights are kept once more, packed
+        needed *= 2  # a product's weights are kept once more, laid out for it
     free = free_memory(device) if free is None else free
     place = "GPU" if device.type == "cuda" else "machine"
     sizes = (
@@ -78,10 +90,10 @@ class SyntheticWorkload:
     """Tokens that a cycle of K drafts emits on average, whatever the target says."""
     prompt_tokens: int
     max_tokens: int
-    draft_length: DraftLengthMode = "fixed"
     dtype: DType = "auto"
     device: str = "auto"
-    rounds: int = 3
+    routing: str | None = None
+    """How alike rows choose experts, a key of `OVERLAPS`; None: as the shape has it."""
     comparable: bool = False
 
     def __post_init__(self) -> None:
@@ -92,6 +104,10 @@ class SyntheticWorkload:
             raise InputError(
                 f"{self.prompt_tokens} prompt and {self.max_tokens} output tokens are more than "
                 f"the {context} that {self.shape} holds; give fewer"
+            )
+        if self.routing is not None and self.routing not in OVERLAPS:
+            raise InputError(
+                f"--routing {self.routing} is not known; choose one of {', '.join(OVERLAPS)}"
             )
         if self.acceptance_length < 1:
             raise InputError(
@@ -110,30 +126,52 @@ class SyntheticWorkload:
             f"drafts set to {self.acceptance_length:g}. Only the times mean anything."
         )
 
-    def open(self, method: str, k: int, concurrency: int) -> LLM:
-        """The engine for a method."""
+    def load(self, setups: Iterable[Setup]) -> None:
+        """Make the target."""
+        _ = self._target
+
+    def open(self, setup: Setup, concurrency: int, shared: bool = False) -> LLM:
+        """The engine for a method, over weights of the target that all share."""
         context = min(CONTEXT, shape_of(self.shape).target.max_length)
+        asked = self.prompt_tokens + self.max_tokens
         config = EngineConfig(
             dtype=self.dtype,
             device=self.device,
             max_num_seqs=concurrency,
-            max_model_len=max(context, self.prompt_tokens + self.max_tokens),
+            max_model_len=asked if shared else max(context, asked),
             enable_prefix_caching=False,
-            draft_length=self.draft_length,
+            draft_length=setup.draft_length,
         )
-        layers = DRAFT_LAYERS.get(method, 0)
-        rates = acceptance_rates(k, self.acceptance_length)
-        engine = random_engine(self.shape, method, k, layers, rates, config)
-        return LLM.over(engine, NoText())
+        drafter = self._drafter(setup.method)
+        if shared:
+            memory = kv_memory(self._target, drafter, config, asked + setup.k)
+            config = config.model_copy(update={"kv_cache_memory": memory})
+        rates = acceptance_rates(setup.k, self.acceptance_length)
+        return LLM.over(Engine(self._target, drafter, setup.k, config, (), rates), NoText())
+
+    def _drafter(self, method: str) -> Drafter | None:
+        if method == "none":
+            return None
+        weight = self._target.embed.weight
+        parallel, layers = method == "peagle", DRAFT_LAYERS[method]
+        return random_drafter(shape_of(self.shape), parallel, layers, weight.device, weight.dtype)
+
+    @cached_property
+    def _target(self) -> Decoder:
+        device, shape = resolve_device(self.device), shape_of(self.shape)
+        form = shape.form
+        if self.routing is not None:
+            form = replace(form, routing=self.routing)
+        return random_target(shape.target, device, resolve_dtype(self.dtype, device), form)
 
     def requests(self, case: Case, tokenizer: Any) -> list[Request]:
         """One for each in flight: greedy, and never ending early."""
         vocab_size = shape_of(self.shape).target.vocab_size
         params = SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
         prompts = random_prompts(case.concurrency, self.prompt_tokens, vocab_size)
-        return [(prompt, params) for prompt in prompts]
+        return [Request(prompt, params) for prompt in prompts]
 
-    def place(self, index: int) -> str:
+    def place(self, case: Case, index: int) -> str:
         """All of them are alike."""
         return "a prompt"
 
@@ -143,8 +181,7 @@ class SyntheticWorkload:
             "synthetic": self.caption,
             "shape": self.shape,
             "acceptance_length": self.acceptance_length,
-            "draft_length": self.draft_length,
+            "routing": self.routing or shape_of(self.shape).form.routing,
             "prompt_tokens": self.prompt_tokens,
             "max_tokens": self.max_tokens,
-            "rounds": f"{self.rounds}, the median",
         }

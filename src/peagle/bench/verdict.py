@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from peagle.bench.load import Run
-from peagle.bench.pair import NAMES
+from peagle.bench.case import Load
+from peagle.bench.runs import Run
 
 CONFIDENCE = 0.95
 EQUAL = 1.02
@@ -47,32 +47,50 @@ class Verdict:
         return self.lead.low > EQUAL
 
 
-def judge(runs: Sequence[Run]) -> Verdict:
-    """Compare the two fastest of at least two methods, each by its fastest case.
+def judge(runs: Sequence[Run]) -> Verdict | None:
+    """Compare the two fastest methods, each by its fastest case; None if fewer than two ran.
 
-    runs: median runs at the same concurrency, with their rounds.
+    runs: median runs under one load, with their rounds.
     """
-    ranked = sorted(zip(_relative_speeds(runs), runs, strict=True), key=lambda one: -one[0])
     best: dict[str, Run] = {}
-    for _, run in ranked:
+    for run in ranked(runs):
         best.setdefault(run.case.method, run)
     pairs = itertools.permutations(list(best.values())[:2])
-    verdicts = [Verdict(first, second, compare(first, second)) for first, second in pairs]
-    return max(verdicts, key=lambda verdict: verdict.lead.median)
+    verdicts = [Verdict(*pair, compare(*pair)) for pair in pairs if len(pair) == 2]
+    return max(verdicts, key=lambda verdict: verdict.lead.median, default=None)
+
+
+def ranked(runs: Sequence[Run]) -> list[Run]:
+    """Median runs under one load, the fastest first."""
+    speeds = _relative_speeds(runs)
+    return [runs[index] for index in sorted(range(len(runs)), key=lambda place: -speeds[place])]
+
+
+def by_load(runs: Sequence[Run]) -> dict[Load, list[Run]]:
+    """Runs that may be compared with one another, in their order."""
+    found: dict[Load, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.case.load, []).append(run)
+    return found
 
 
 def compare(run: Run, other: Run) -> Ratio:
-    """How many times as fast `run` is as `other`, round by round."""
-    ratios = [fast / slow for fast, slow in zip(run.rounds, other.rounds, strict=True)]
+    """How many times as fast `run` is as `other`, round by round, as far as both went."""
+    ratios = [fast / slow for fast, slow in zip(run.rounds, other.rounds, strict=False)]
     return Ratio(statistics.median(ratios), *interval(ratios))
 
 
+def reference(run: Run, runs: Sequence[Run]) -> Run | None:
+    """What a run is compared with: no speculation under its load, or of servers the first."""
+    same = [other for other in runs if other.case.load == run.case.load]
+    first = same[0] if same and run.case.is_server else None
+    return next((other for other in same if other.case.method == "none"), first)
+
+
 def speed_up(run: Run, runs: Sequence[Run]) -> Ratio | None:
-    """Against no speculation at the same concurrency; None where that was not run."""
-    for other in runs:
-        if other.case.method == "none" and other.case.concurrency == run.case.concurrency:
-            return compare(run, other)
-    return None
+    """Over its reference; None where that was not run."""
+    other = reference(run, runs)
+    return None if other is None else compare(run, other)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -93,23 +111,21 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return found
 
 
+def bounded(rounds: int) -> bool:
+    """Whether so many rounds are enough for an interval."""
+    return interval(range(rounds))[1] < math.inf
+
+
 def doubts(runs: Sequence[Run]) -> Iterator[str]:
     """Why median runs with their rounds should not be believed, a sentence each."""
-    for run in runs:
-        ratio, length = speed_up(run, runs), run.measures.acceptance_length
-        if ratio is not None and ratio.median > EQUAL * length:
-            yield (
-                f"a speed-up of {ratio.median:.2f} cannot be: a cycle of "
-                f"{NAMES[run.case.method]} at K = {run.case.k} emits {length:.2f} tokens and takes "
-                "longer than one token does without it"
-            )
+    yield from filter(None, (_impossible(run, runs) for run in runs))
     shares = [run.core_share for run in runs if run.core_share is not None]
     if shares and (share := statistics.median(shares)) < IDLE:
         yield (
             f"the machine was busy: other programs had this one's core for {1 - share:.0%} of the "
             "time"
         )
-    widest = max(map(_spread, runs))
+    widest = max(map(spread, runs))
     if widest > STEADY:
         yield (
             f"the machine was unsteady: equal work took {widest:.1f} times as long in one quarter "
@@ -117,13 +133,29 @@ def doubts(runs: Sequence[Run]) -> Iterator[str]:
         )
 
 
+def _impossible(run: Run, runs: Sequence[Run]) -> str | None:
+    """What is wrong with a speed-up over no speculation that is above the acceptance length."""
+    other, length = reference(run, runs), run.measures.acceptance_length
+    if other is None or other.case.is_server or length is None:
+        return None
+    ratio = compare(run, other)
+    if ratio.median <= EQUAL * length:
+        return None
+    what = run.case.label.replace(", ", " at ")
+    return (
+        f"a speed-up of {ratio.median:.2f} cannot be: a cycle of {what} emits "
+        f"{length:.2f} tokens and takes longer than one token does without it"
+    )
+
+
 def _relative_speeds(runs: Sequence[Run]) -> list[float]:
     """Each case's median over rounds of its speed, as a multiple of the round's mean speed."""
-    means = [statistics.fmean(speeds) for speeds in zip(*(run.rounds for run in runs), strict=True)]
+    common = min(len(run.rounds) for run in runs)
+    means = [statistics.fmean(run.rounds[turn] for run in runs) for turn in range(common)]
     return [statistics.median(map(operator.truediv, run.rounds, means)) for run in runs]
 
 
-def _spread(run: Run) -> float:
+def spread(run: Run) -> float:
     """Upper quartile of a case's speeds over the lower one; one bad round does not move it."""
     if len(run.rounds) == 1:
         return 1.0

@@ -1,34 +1,42 @@
-"""`peagle bench`: compare methods, K and concurrency on the same prompts."""
+"""`peagle bench`: compare methods, K and concurrency, or servers, on the same prompts."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from peagle.cli.compared import Compared, numbers
-from peagle.cli.groups import group
+from peagle.cli.groups import fields, group
 from peagle.cli.loading import as_chats
-from peagle.cli.options import Chat, Hardware, Target, Threads, from_flags, use_threads
-from peagle.cli.progress import progress_bar
+from peagle.cli.measurement import Benchmark, Outputs, measure_cases
+from peagle.cli.options import SAMPLING, Chat, Hardware, Target, Threads, from_flags, use_threads
+from peagle.cli.reporting import Reporting
+from peagle.cli.servers import Servers
 from peagle.cli.synthetic import Synthetic
-from peagle.cli.tables import print_table
+from peagle.config import EngineConfig, SamplingParams
 from peagle.errors import InputError
-from peagle.files import STDOUT, refuse_existing, writing
+from peagle.files import STDOUT, refuse_existing
 
 if TYPE_CHECKING:
-    from peagle.bench.load import Case, Workload
+    from peagle.bench.case import Grid
     from peagle.bench.prompts import Prompt
 
 EXAMPLE = """\b
 Examples:
-  peagle bench --k 3,5,7 --concurrency 1,4 --json result.json
+  peagle bench --k 3,5,7 --concurrency 1,4 --report report
   peagle bench ./target --drafter ./drafter --chat --prompts questions.jsonl
   peagle bench --prompts HumanEval.jsonl.gz --limit 32 --methods none,peagle
+  peagle bench --url http://localhost:8000 --url vllm=http://localhost:8001
   peagle bench --shape qwen3-8b --random-weights --synthetic-acceptance 3.94 --k 7"""
+BUNDLED = ("bundled",)
+SAMPLED = {name: SAMPLING[name] for name in ("max_tokens", "top_k", "top_p", "min_p", "seed")} | {
+    "ignore_eos": "Write on past the end of text, unless a prompt says where its answer ends."
+}
+ROUNDS = 6
+"""The fewest of which a median has an interval."""
 
 
 def _no_flag(json: Path | None) -> Path | None:
@@ -43,21 +51,28 @@ def bench(
     target: Target,
     compared: Annotated[Compared, group(Compared)],
     prompts: Annotated[
-        str, typer.Option(help="bundled, or a file: .jsonl, .jsonl.gz or .txt (one per line).")
-    ] = "bundled",
+        list[str],
+        typer.Option(help="bundled, or a file: .jsonl, .jsonl.gz, .parquet, .txt; repeatable."),
+    ] = list(BUNDLED),  # noqa: B006 (typer copies it)
     chat: Chat = False,
     limit: Annotated[
         int | None,
         typer.Option(
-            help="Use only this many prompts, the first ones.", show_default="all of them"
+            help="Use only this many prompts of each file, the first ones.",
+            show_default="all of them",
         ),
     ] = None,
     concurrency: Annotated[
         str, typer.Option(help="Requests in flight, one or several: 1,8.")
     ] = "1",
-    max_tokens: Annotated[
-        int, typer.Option(help="Output tokens of a request; fewer where its prompt says its end.")
-    ] = 128,
+    draft_length: Annotated[
+        str, typer.Option(help="fixed, auto (as serve: as many, up to K, as are fastest) or both.")
+    ] = "fixed",
+    temperature: Annotated[str, typer.Option(help="0 is greedy; one or several: 0,0.7.")] = "0",
+    sampling: Annotated[dict[str, Any], fields(SamplingParams, SAMPLED, ignore_eos=True)],
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each case, in turns.")] = ROUNDS,
+    servers: Annotated[Servers, group(Servers)],
+    reporting: Annotated[Reporting, group(Reporting)],
     json: Annotated[
         Path | None,
         typer.Option(
@@ -66,110 +81,137 @@ def bench(
             callback=_no_flag,
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file of --json.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the files of --json and --report.")
+    ] = False,
     synthetic: Annotated[Synthetic, group(Synthetic)],
     hardware: Hardware,
     threads: Threads = None,
 ) -> None:
     """Measure speed, acceptance and latency.
 
-    Greedy. All inputs are checked before the first run; the result file appears whole or not at
-    all.
+    Cases take turns, so that a machine's bad moments fall on all. All inputs are checked before the
+    first run; what was measured is kept when it is stopped.
     """
-    levels = numbers("--concurrency", concurrency)
     if json is not None and json != STDOUT:
         refuse_existing(json, force)
+    outputs = Outputs(json, reporting.report_into(force))
     use_threads(threads)
+    levels = numbers("--concurrency", concurrency)
+    with from_flags():
+        params = SamplingParams(**sampling)
+    grid = _grid(levels, temperature, draft_length)
     if synthetic.shape is not None:
-        if target or compared.names_drafters or chat:
-            raise InputError("--shape makes its own models; leave out targets, drafters and --chat")
-        _run(_of_shape(synthetic, compared, levels, max_tokens, hardware), json)
+        if target or compared.names_drafters or chat or servers.url or prompts != [*BUNDLED]:
+            raise InputError(
+                "--shape makes its own models and prompts; leave out targets, drafters, --chat, "
+                "--prompts and --url"
+            )
+        measure_cases(_of_shape(synthetic, compared, grid, params, rounds, hardware), outputs)
         return
+    sets = _prompt_sets(prompts, limit, chat, target, servers)
+    grid = replace(grid, data=tuple(sets))
+    if servers.url:
+        compared.refuse_beside_servers()
+        measure_cases(servers.benchmark(target, sets, grid, params, rounds), outputs)
+        return
+    servers.refuse_alone()
+    _check_concurrency(levels, sets)
+    benchmark = _of_models(target, compared.by_method(), sets, grid, params, rounds, hardware)
+    measure_cases(benchmark, outputs)
+
+
+def _grid(levels: Sequence[int], temperature: str, draft_length: str) -> "Grid":
+    from peagle.bench.case import Grid
+
+    with from_flags():
+        modes = [EngineConfig(draft_length=mode).draft_length for mode in _parts(draft_length)]
+        try:
+            numbers = [float(part) for part in _parts(temperature)]
+        except ValueError:
+            raise InputError(f"--temperature {temperature}: give numbers, such as 0,0.7") from None
+        heats = [SamplingParams(temperature=number).temperature for number in numbers]
+    return Grid(levels, temperatures=heats, draft_lengths=modes)
+
+
+def _parts(text: str) -> list[Any]:
+    """The distinct parts of a list in a flag."""
+    return list(dict.fromkeys(part.strip() for part in text.split(",")))
+
+
+def _prompt_sets(
+    sources: Sequence[str], limit: int | None, chat: bool, target: str | None, servers: Servers
+) -> "dict[str, tuple[Prompt, ...]]":
     from transformers import AutoTokenizer  # noqa: F401 (Ctrl-C during it leaves no file yet)
 
-    from peagle.bench.prompts import load_prompts
+    from peagle.bench.prompts import load_sets
 
-    given = load_prompts(prompts, limit)
-    if chat:
-        given = as_chats(given, target)
-    _run(_of_models(target, compared.by_method(), given, levels, max_tokens, hardware), json)
-
-
-@dataclass(frozen=True)
-class Benchmark:
-    """What is measured, and what its result depends on."""
-
-    workload: "Workload"
-    cases: "Sequence[Case]"
-    environment: Mapping[str, Any]
-    requests: int
-    caption: str = ""
+    sets = load_sets(sources, limit)
+    if not chat:
+        return sets
+    if servers.url:  # whose templates nobody sees
+        return {name: tuple(one.as_chat() for one in given) for name, given in sets.items()}
+    return {name: tuple(as_chats(given, target)) for name, given in sets.items()}
 
 
 def _of_shape(
     synthetic: Synthetic,
     compared: Compared,
-    levels: Sequence[int],
-    max_tokens: int,
+    grid: "Grid",
+    params: SamplingParams,
+    rounds: int,
     hardware: Mapping[str, Any],
 ) -> Benchmark:
-    from peagle.bench import report
+    from peagle.bench import environment
+    from peagle.bench.rounds import run_engines
 
     methods = compared.run(all_by_default=True)
-    cases = compared.cases(methods, synthetic.drafters(methods), levels)
-    workload = synthetic.workload(cases, max_tokens, hardware)
-    computed_by = report.hardware(workload.device, workload.dtype)
-    environment = report.machine() | computed_by | workload.describe()
-    requests = sum(case.concurrency for case in cases) * workload.rounds
-    return Benchmark(workload, cases, environment, requests, workload.caption)
+    cases = compared.cases(methods, synthetic.drafters(methods), grid)
+    workload = synthetic.workload(cases, params, hardware)
+    computed_by = environment.hardware(workload.device, workload.dtype)
+    return Benchmark(
+        cases,
+        rounds,
+        partial(run_engines, workload, cases),
+        environment.machine() | computed_by | workload.describe(),
+        sum(case.concurrency for case in cases),
+        workload.comparable,
+        workload.caption,
+    )
 
 
 def _of_models(
     target: str | None,
     compared: Compared,
-    prompts: "Sequence[Prompt]",
-    levels: Sequence[int],
-    max_tokens: int,
+    sets: "Mapping[str, tuple[Prompt, ...]]",
+    grid: "Grid",
+    params: SamplingParams,
+    rounds: int,
     hardware: Mapping[str, Any],
 ) -> Benchmark:
-    from peagle.bench.load import PromptWorkload
+    from peagle.bench.environment import environment
     from peagle.bench.pair import choose_pair
-    from peagle.bench.report import environment
+    from peagle.bench.rounds import run_engines
+    from peagle.bench.workload import PromptWorkload
 
     methods = compared.run(all_by_default=target is None)
     drafters = {"eagle3": compared.eagle3, "peagle": compared.peagle}
     pair = choose_pair(methods, target, drafters)
     with from_flags():
-        workload = PromptWorkload(pair, tuple(prompts), max_tokens, **hardware)
-    _check_concurrency(levels, prompts)
+        EngineConfig(**hardware)
+    workload = PromptWorkload(pair, sets, params, **hardware)
     configs = pair.examine()
-    cases = compared.cases(methods, configs, levels)
-    for warning in pair.beyond_training(configs, max(case.k for case in cases)):
+    cases = compared.cases(methods, configs, grid)
+    for warning in pair.beyond_training(configs, max(case.k or 0 for case in cases)):
         typer.echo(f"peagle: warning: {warning}", err=True)
-    return Benchmark(workload, cases, environment(workload), len(cases) * len(prompts))
+    requests = sum(len(sets[case.data]) for case in cases)
+    start = partial(run_engines, workload, cases)
+    return Benchmark(cases, rounds, start, environment(workload), requests)
 
 
-def _check_concurrency(levels: Sequence[int], prompts: "Sequence[Prompt]") -> None:
-    if max(levels) > len(prompts):
+def _check_concurrency(levels: Sequence[int], sets: "Mapping[str, Sequence[Prompt]]") -> None:
+    fewest = min(map(len, sets.values()))
+    if max(levels) > fewest:
         raise InputError(
-            f"--concurrency {max(levels)} needs as many prompts, but there are {len(prompts)}"
+            f"--concurrency {max(levels)} needs as many prompts, but there are {fewest}"
         )
-
-
-def _run(benchmark: Benchmark, json: Path | None) -> None:
-    """Run all cases, print the table and write the result, for which the disk may be full."""
-    from peagle.bench.load import run_cases
-    from peagle.bench.report import full_table, result_file
-
-    told = Console(stderr=json == STDOUT)
-    with ExitStack() as files:
-        write = files.enter_context(result_file(json))
-        with progress_bar("requests", benchmark.requests) as advance:
-            runs = list(run_cases(benchmark.workload, benchmark.cases, advance))
-        print_table(told, full_table(runs), keys=3)
-        if benchmark.caption:
-            typer.echo(benchmark.caption, err=told.stderr)
-        if json is not None:
-            with writing(json, "the table holds what was measured"):
-                write({"environment": benchmark.environment, "runs": [r.as_json() for r in runs]})
-                files.close()

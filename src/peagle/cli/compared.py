@@ -12,7 +12,7 @@ from peagle.config import SpeculativeConfig
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.bench.load import Case
+    from peagle.bench.case import Case, Grid
     from peagle.drafters.model import DrafterConfig
 
 
@@ -90,19 +90,21 @@ class Compared:
         self,
         methods: Sequence[str],
         drafters: "Mapping[str, DrafterConfig]",
-        concurrencies: Sequence[int],
+        grid: "Grid",
     ) -> "list[Case]":
         """Every combination; K by default as each drafter was trained."""
-        from peagle.bench.load import list_cases
-
         ks = {name: [config.default_k] for name, config in drafters.items()}
         if self.k is not None:
             ks = dict.fromkeys(methods, numbers("--k", self.k))
-        return [
-            case
-            for method in methods
-            for case in list_cases([method], ks.get(method, ()), concurrencies)
-        ]
+        return grid.cases(methods, ks)
+
+    def refuse_beside_servers(self) -> None:
+        """Raise `InputError` for what a server decides."""
+        if self.names_drafters or (self.k, self.methods) != (None, None):
+            raise InputError(
+                "a server has its own drafter and K; with --url leave out --drafter, --eagle3, "
+                "--peagle, --speculative-config, --k and --methods"
+            )
 
 
 def numbers(option: str, text: str) -> list[int]:

@@ -13,7 +13,14 @@ DEPTHS, SHALLOW, DEEP = "viridis", 0.15, 0.92
 """Colours of the depths, from depth 0 to the deepest."""
 LINE, BEST, INK, GRID = "#39558c", "#d1495b", "#33383d", "#e3e6e8"
 FEW = 24
-LOSSES = {"kl": "KL divergence (nats)", "cross_entropy": "cross-entropy (nats)"}
+LOSSES = {
+    "kl": "KL divergence (nats)",
+    "cross_entropy": "cross-entropy (nats)",
+    "tv": "total variation",
+    "lk": "KL and total variation",
+}
+DRAWN = "--"
+"""How what holds at temperature 1 is drawn."""
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
@@ -68,7 +75,10 @@ def _draw_accuracy(axes: "Axes", evaluations: Sequence[dict[str, Any]]) -> None:
         color = colormaps[DEPTHS](SHALLOW + (DEEP - SHALLOW) * depth / max(deepest, 1))
         shares = [100 * e["accuracy"][depth] for e in evaluations]
         axes.plot(steps, shares, _marks(evaluations), color=color, label=str(depth))
-    axes.set(title="Agreement with the target, held out", ylabel="elements (%)", ylim=(0, 100))
+        drawn = [100 * e["drawn_accuracy"][depth] for e in evaluations]
+        axes.plot(steps, drawn, DRAWN, color=color)
+    title = "Agreement with the target, held out (dashed: temperature 1)"
+    axes.set(title=title, ylabel="elements (%)", ylim=(0, 100))
     axes.legend(title="depth", loc="upper left", bbox_to_anchor=(1, 1.05), labelspacing=0.3)
     _measure_steps(axes)
 
@@ -78,6 +88,8 @@ def _draw_acceptance_length(axes: "Axes", evaluations: Sequence[dict[str, Any]])
     step, longest = best["step"], best["acceptance_length"]
     steps, lengths = ([e[key] for e in evaluations] for key in ("step", "acceptance_length"))
     axes.plot(steps, lengths, _marks(evaluations), color=LINE)
+    drawn = [e["drawn_acceptance_length"] for e in evaluations]
+    axes.plot(steps, drawn, DRAWN, color=LINE, label="at temperature 1")
     label = f"best: {longest:.2f} at step {step:,}"
     axes.plot(step, longest, "o", color=BEST, markersize=7, label=label)
     axes.set(title="Acceptance length, estimated", ylabel="tokens per cycle", ylim=(1, None))

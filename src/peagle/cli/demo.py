@@ -10,10 +10,12 @@ from rich.text import Text
 from peagle.cli.options import Eagle3, Peagle, Target, Threads, use_threads
 from peagle.cli.progress import progress_bar
 from peagle.cli.tables import print_table
+from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.bench.load import PromptWorkload, Run
     from peagle.bench.prompts import Prompt
+    from peagle.bench.runs import Run
+    from peagle.bench.workload import PromptWorkload
     from peagle.llm import LLM, Chunk
 
 EXAMPLE = """\b
@@ -49,19 +51,20 @@ def demo(
 
     Then see what that help is worth. Takes under a minute on two CPU cores, without a network.
     """
-    from peagle.bench.load import PromptWorkload
     from peagle.bench.pair import METHODS, choose_pair
-    from peagle.bench.prompts import load_prompts
+    from peagle.bench.prompts import load_sets
+    from peagle.bench.workload import PromptWorkload
+    from peagle.config import SamplingParams
 
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
-    prompts = tuple(load_prompts("bundled", COMPARED))
+    answers = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True)
     # float32 is exactly comparable
-    workload = PromptWorkload(pair, prompts, ANSWER_TOKENS, "float32")
+    workload = PromptWorkload(pair, load_sets(["bundled"], COMPARED), answers, "float32")
     pair.check(K)
     use_threads(threads)
     console = Console(highlight=False)
     _show_answers(console, workload)
-    _show_comparison(console, _rounds(workload))
+    _show_comparison(console, _median_runs(workload))
     for line in ("", WHY, FIXED) if target else ("", WHY, FIXED, MODEL):
         console.print(line)
 
@@ -72,8 +75,10 @@ def _show_answers(console: Console, workload: "PromptWorkload") -> None:
     coloured = console.color_system is not None and not console.no_color
     legend = Text.assemble(" ", drafted, ", ", own) if coloured else ""
     console.print(Text.assemble("P-EAGLE writes:", legend, "\n"))
-    llm = workload.open("peagle", K, concurrency=1)
-    for prompt in workload.prompts[:SHOWN]:
+    from peagle.bench.case import Setup
+
+    llm = workload.open(Setup("peagle", K, "fixed"), concurrency=1)
+    for prompt in workload.sets["bundled"][:SHOWN]:
         console.print(Text(prompt.text, PROMPT), end="", soft_wrap=True)
         for text in _answer(llm, prompt):
             console.print(text, end="", soft_wrap=True)
@@ -104,37 +109,43 @@ def _coloured(llm: "LLM", chunk: "Chunk") -> Text:
     return Text.assemble((chunk.text[: len(drafted)], DRAFTED), (chunk.text[len(drafted) :], OWN))
 
 
-def _rounds(workload: "PromptWorkload") -> "list[list[Run]]":
+def _median_runs(workload: "PromptWorkload") -> "list[Run]":
     """Let the methods take turns; on a terminal with a bar on stderr."""
-    from peagle.bench.load import list_cases
+    from peagle.bench.case import Grid
     from peagle.bench.pair import METHODS
-    from peagle.bench.rounds import take_turns
+    from peagle.bench.rounds import open_cases, take_turns
+    from peagle.bench.runs import Results, Run
 
-    cases = list_cases(METHODS, [K], [1])
+    cases = Grid((1,)).cases(METHODS, {method: [K] for method in METHODS})
+    results = Results(cases, comparable=True)
+    prompts = len(workload.sets["bundled"])
     start = time.perf_counter()
-    rounds: list[list[Run]] = []
-    with progress_bar("measuring", ROUNDS * len(cases) * len(workload.prompts)) as advance:
-        for runs in take_turns(workload, cases, advance):
-            rounds.append(runs)
-            if len(rounds) == ROUNDS or time.perf_counter() - start > PATIENCE:
+    with progress_bar("measuring", ROUNDS * len(cases) * prompts) as advance:
+        for done in take_turns(open_cases(workload, cases), ROUNDS, advance):
+            if not isinstance(done, Run):
+                raise InputError(done.reason)
+            before = results.rounds
+            results.add(done)
+            if results.rounds > before and time.perf_counter() - start > PATIENCE:
                 break
-    return rounds
+    return results.medians()
 
 
-def _show_comparison(console: Console, rounds: "list[list[Run]]") -> None:
+def _show_comparison(console: Console, runs: "list[Run]") -> None:
     """The table, its sentence, and what should keep a reader from believing it."""
-    from peagle.bench.report import summary_table, verdict_sentence
-    from peagle.bench.rounds import median_runs
+    from peagle.bench.tables import summary_table, verdict_sentence
     from peagle.bench.verdict import doubts, judge
 
-    runs = median_runs(rounds)
+    rounds = len(runs[0].rounds)
     print_table(console, summary_table(runs))
     console.print(
         f"Greedy, {COMPARED} functions, one at a time; the methods took turns in "
-        f"{len(rounds)} {'rounds' if len(rounds) > 1 else 'round'}: medians, and 95 % intervals of "
+        f"{rounds} {'rounds' if rounds > 1 else 'round'}: medians, and 95 % intervals of "
         "the speed-up.\n",
         style=PROMPT,
     )
-    console.print(verdict_sentence(judge(runs)), style="bold")
+    verdict = judge(runs)
+    assert verdict is not None, "three methods ran"
+    console.print(verdict_sentence(verdict), style="bold")
     if found := list(doubts(runs)):
         console.print(f"Do not rely on these figures: {'; '.join(found)}.", style="bold red")

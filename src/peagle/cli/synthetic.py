@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from peagle.config import DraftLengthMode
+from peagle.config import SamplingParams
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
-    from peagle.bench.load import Case
+    from peagle.bench.case import Case
     from peagle.bench.synthetic import SyntheticWorkload
     from peagle.drafters.model import DrafterConfig
 
@@ -31,17 +31,18 @@ class Synthetic:
         typer.Option(help="Acceptance length to simulate with --shape.", show_default="none"),
     ] = None
     prompt_tokens: Annotated[int, typer.Option(help="Prompt length with --shape.")] = 256
-    draft_length: Annotated[
-        DraftLengthMode,
-        typer.Option(help="With --shape; auto, as serve: as many drafts, up to K, as are fastest."),
-    ] = "fixed"
+    routing: Annotated[
+        str | None,
+        typer.Option(
+            help="How alike rows choose experts with --shape: independent, half.",
+            show_default="the shape's",
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
-        given = self.random_weights, self.synthetic_acceptance, self.draft_length
-        if self.shape is None and given != (False, None, "fixed"):
-            raise InputError(
-                "--random-weights, --synthetic-acceptance and --draft-length need --shape"
-            )
+        given = self.random_weights, self.synthetic_acceptance, self.routing
+        if self.shape is None and given != (False, None, None):
+            raise InputError("--random-weights, --synthetic-acceptance and --routing need --shape")
 
     def drafters(self, methods: Sequence[str]) -> "dict[str, DrafterConfig]":
         """The drafters of the shape. Raises `InputError` for an unknown one."""
@@ -56,14 +57,18 @@ class Synthetic:
         }
 
     def workload(
-        self, cases: "Sequence[Case]", max_tokens: int, hardware: Mapping[str, Any]
+        self, cases: "Sequence[Case]", params: SamplingParams, hardware: Mapping[str, Any]
     ) -> "SyntheticWorkload":
         """What all cases share. Raises `InputError` for a size that does not fit the memory."""
         from peagle.bench.synthetic import SyntheticWorkload
 
         acceptance = self._acceptance(cases)
-        sizes = self.prompt_tokens, max_tokens, self.draft_length
-        workload = SyntheticWorkload(self.shape or "", acceptance, *sizes, **hardware)
+        if any(case.temperature for case in cases):
+            raise InputError("--shape runs greedy: of random weights only the times mean anything")
+        sizes = self.prompt_tokens, params.max_tokens
+        workload = SyntheticWorkload(
+            self.shape or "", acceptance, *sizes, routing=self.routing, **hardware
+        )
         workload.require_room({case.method for case in cases})
         return workload
 

@@ -196,6 +196,7 @@ def _evaluation(report: "Report", estimate: "Estimate") -> str:
     rates = " ".join(f"{share:.3f}" for share in estimate.accuracy)
     return (
         f"step {report.step}  loss {report.loss:.4f}  AL {estimate.acceptance_length:.3f}"
+        f" ({estimate.drawn_acceptance_length:.3f} at temperature 1)"
         f"  accuracy per depth {rates}{'  best' if report.best else ''}"
     )
 

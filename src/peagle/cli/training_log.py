@@ -95,6 +95,8 @@ class TrainingLog:
             "learning_rate": recipe.learning_rate * rate(recipe, report.step - 1),
             "acceptance_length": estimate.acceptance_length if estimate else None,
             "accuracy": list(estimate.accuracy) if estimate else None,
+            "drawn_acceptance_length": estimate.drawn_acceptance_length if estimate else None,
+            "drawn_accuracy": list(estimate.drawn_accuracy) if estimate else None,
             "best": report.best,
             **self._now(),
         }
@@ -108,10 +110,13 @@ class TrainingLog:
 
 def scalars(entry: Entry) -> dict[str, float]:
     """An entry's figures by name, one for each depth, without the step and the times."""
-    names = ("loss", "learning_rate", "acceptance_length", "engine_acceptance_length")
+    lengths = ("acceptance_length", "drawn_acceptance_length", "engine_acceptance_length")
+    names = ("loss", "learning_rate", *lengths)
     found = {name: entry[name] for name in names if entry.get(name) is not None}
-    depths = enumerate(entry.get("accuracy") or ())
-    return found | {f"accuracy/depth_{depth}": share for depth, share in depths}
+    for name in ("accuracy", "drawn_accuracy"):
+        shares = enumerate(entry.get(name) or ())
+        found |= {f"{name}/depth_{depth}": share for depth, share in shares}
+    return found
 
 
 def _read(path: Path) -> list[Entry]:

@@ -12,6 +12,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from peagle.drafters.correction import (
+    read_selector_config,
+    save_selector,
+    selector_problems,
+    selector_rules,
+    selector_tensors,
+)
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
@@ -53,7 +60,7 @@ EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 def read_drafter_config(directory: Path, target: DecoderSpec) -> DrafterConfig:
-    """A drafter's `config.json`, in vLLM's raw layout or in speculators' format.
+    """A drafter's `config.json`, in vLLM's raw layout or in speculators', and its selector's.
 
     Raises `InputError` for another architecture, a missing key or a value of the wrong kind.
     """
@@ -61,7 +68,8 @@ def read_drafter_config(directory: Path, target: DecoderSpec) -> DrafterConfig:
     with reading(source):
         nested: dict[str, Any] = dict(values.get("transformer_layer_config") or {})  # type: ignore[call-overload]
         flat = {**values, **nested, **_speculators_keys(values)}
-        return _drafter_config(flat, target)
+        config = _drafter_config(flat, target)
+    return replace(config, selector=read_selector_config(directory))
 
 
 def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -161,9 +169,9 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
     shape = config.transformer
     rules = [
         TensorRule("embed.weight", (EMBEDDINGS,), (shape.vocab_size,)),
-        TensorRule("head.weight", (HEAD,), (config.draft_vocab_size,)),
+        TensorRule("readout.head.weight", (HEAD,), (config.draft_vocab_size,)),
         TensorRule("fc.weight", ("fc.weight",), (shape.hidden_size,)),
-        TensorRule("norm.weight", ("norm.weight",), (shape.hidden_size,)),
+        TensorRule("readout.norm.weight", ("norm.weight",), (shape.hidden_size,)),
         TensorRule(
             "first.hidden_norm.weight", ("layers.0.hidden_norm.weight",), (shape.hidden_size,)
         ),
@@ -188,7 +196,14 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
 
 
 def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None) -> DraftModel:
-    """A drafter ready for inference, which shares with its target what its own file leaves out.
+    """A drafter ready for inference. Arguments and errors as in `read_drafter`."""
+    model = read_drafter(directory, target, parallel).requires_grad_(False).eval()
+    pack(model)
+    return model
+
+
+def read_drafter(directory: Path, target: Decoder, parallel: bool | None = None) -> DraftModel:
+    """A drafter, which shares with its target what its own file leaves out.
 
     parallel: how it will run; None: as whatever the files hold. Raises `InputError` naming every
     problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
@@ -199,6 +214,9 @@ def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     if problems:
         raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
     config = effective_config(config, tensors)
+    corrections = selector_tensors(directory) if config.selector else {}
+    if config.selector and (problems := selector_problems(config, corrections)):
+        raise InputError(f"{directory}: {problems[0]}")
     with torch.device("meta"):
         model = DraftModel(config, target.max_length)
     shared = shared_tensors(config, target.spec, tensors)
@@ -208,11 +226,12 @@ def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     with about(directory):
         assemble(model, rules, tensors, ignored, dtype, device)
         attach_vocabulary(model, tensors)
+        if model.readout.selector is not None:
+            rules = selector_rules(config)
+            assemble(model.readout.selector, rules, corrections, (), dtype, device)
     for doubt in vocabulary_doubts(config, tensors):
         warnings.warn(f"{directory}: {doubt}", stacklevel=2)
-    model = model.to(device=device, dtype=dtype).requires_grad_(False).eval()
-    pack(model)
-    return model
+    return model.to(device=device, dtype=dtype)
 
 
 def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -272,7 +291,7 @@ def _attach_shared(model: DraftModel, target: Decoder, shared: frozenset[str]) -
     if EMBEDDINGS in shared:
         model.embed = target.embed
     if HEAD in shared:
-        model.head = target.head
+        model.readout.head = target.head
 
 
 def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
@@ -291,7 +310,7 @@ def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
         raise InputError(
             "d2t does not map every draft id to a target id; it holds offsets, not ids"
         )
-    model.d2t = d2t.to(torch.int64)
+    model.readout.d2t = d2t.to(torch.int64)
 
 
 def vocabulary_doubts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
@@ -324,6 +343,8 @@ def save_drafter(
         save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
         text = json.dumps(config_json(model.config, dtype), indent=2) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
+        if model.readout.selector is not None:
+            save_selector(fresh, model.readout.selector, model.config, dtype)
         # safetensors writes files that only their owner may read
         shutil.copymode(fresh / "config.json", fresh / "model.safetensors")
 
@@ -338,8 +359,11 @@ def _file_tensors(model: DraftModel, shared: frozenset[str]) -> dict[str, Tensor
 def _vocabulary_tensors(model: DraftModel) -> dict[str, Tensor]:
     if not model.config.reduced_vocabulary:
         return {}
-    kept = model.d2t.cpu() + torch.arange(model.config.draft_vocab_size)
-    return {D2T: model.d2t.cpu(), T2D: membership(kept, model.config.transformer.vocab_size)}
+    kept = model.readout.d2t.cpu() + torch.arange(model.config.draft_vocab_size)
+    return {
+        D2T: model.readout.d2t.cpu(),
+        T2D: membership(kept, model.config.transformer.vocab_size),
+    }
 
 
 def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from peagle.drafters.checkpoint import (
     shared_tensors,
     vocabulary_doubts,
 )
+from peagle.drafters.correction import FOLDER, selector_problems, selector_tensors
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.errors import InputError
 from peagle.models.families import read_spec
@@ -79,6 +80,9 @@ def diagnose(
     problems += config_problems(config, shape)
     if tensors:
         problems += _tensor_problems(config, shape, tensors)
+    if config.selector is not None:
+        corrections = _attempt(lambda: selector_tensors(directory), problems)
+        problems += [] if corrections is None else selector_problems(config, corrections)
     facts = {**_config_facts(config, tensors), **_weight_facts(tensors)}
     return Diagnosis(facts, tuple(problems), config)
 
@@ -168,7 +172,15 @@ def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[
         "aux layers": "2, N/2, N-3 of the target's N" if implied else _listed(config.taps),
         "mask token id": "none" if config.mask_token_id is None else str(config.mask_token_id),
         "trained for K": "not stated" if not config.trained_tokens else str(config.trained_tokens),
+        "correction": _correction(config),
     }
+
+
+def _correction(config: DrafterConfig) -> str:
+    selector = config.selector
+    if selector is None:
+        return "none"
+    return f"a selector of rank {selector.rank} over {selector.candidates} drafts ({FOLDER}/)"
 
 
 def _weight_facts(tensors: Mapping[str, Tensor]) -> dict[str, str]:

@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from peagle.drafters.model import DraftModel
+from peagle.drafters.readout import Drafts
 from peagle.models.decoder import Attend
+from peagle.ops.race import Race
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,19 @@ class DraftWork:
     """[rows] the token after each position."""
     features: Tensor
     """[rows, feature_size] the target's tapped hidden states at each position."""
+    race: Race | None = None
+    """The draws that drafts are for; None where all requests are greedy."""
+
+    @property
+    def active(self) -> list[int]:
+        """Which of the requests want drafts."""
+        return [index for index, k in enumerate(self.ks) if k > 0]
+
+    def race_of(self, requests: list[int]) -> Race | None:
+        """The draws of some of the requests."""
+        if self.race is None or len(requests) == len(self.ks):
+            return self.race
+        return self.race.of(torch.tensor(requests, device=self.tokens.device))
 
 
 class Drafter(Protocol):
@@ -45,6 +61,6 @@ class Drafter(Protocol):
 
     model: DraftModel
 
-    def propose(self, work: DraftWork, memory: Memory) -> Tensor:
-        """Draft tokens as target ids [sum(ks)], request after request."""
+    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
+        """Drafts [sum(ks)], request after request."""
         ...

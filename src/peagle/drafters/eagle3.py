@@ -5,6 +5,7 @@ from torch import Tensor
 
 from peagle.drafters.drafter import DraftWork, Memory, Span
 from peagle.drafters.model import DraftModel
+from peagle.drafters.readout import Drafts
 
 
 class SequentialDrafter:
@@ -13,24 +14,24 @@ class SequentialDrafter:
     def __init__(self, model: DraftModel) -> None:
         self.model = model
 
-    def propose(self, work: DraftWork, memory: Memory) -> Tensor:
+    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
         """Draft token by token; requests with a smaller K skip the later passes."""
         positions, attend = memory.open(work.spans)
         features = self.model.project(work.features)
         hidden = self.model(work.tokens, features, positions, attend)
-        active = [i for i, k in enumerate(work.ks) if k > 0]
+        active, readout = work.active, self.model.readout
         if not active:
-            return work.tokens[:0]
+            return Drafts(work.tokens[:0])
         hidden = hidden.index_select(0, self._last_rows(work, active))
-        columns = [self.model.most_likely(hidden)]
+        columns = [readout.draft(hidden, 1, work.race_of(active))]
         for step in range(1, max(work.ks)):
             still = [i for i in active if work.ks[i] > step]
             keep = torch.tensor([active.index(i) for i in still], device=hidden.device)
-            hidden, tokens = hidden[keep], columns[-1][keep]
+            hidden, tokens = hidden[keep], columns[-1].tokens[keep, 0]
             active = still
             positions, attend = memory.open([self._next(work.spans[i], step) for i in active])
             hidden = self.model(tokens, self.model.feedback(hidden), positions, attend)
-            columns.append(self.model.most_likely(hidden))
+            columns.append(readout.draft(hidden, 1, work.race_of(active), step))
         return _by_request(columns, work.ks)
 
     @staticmethod
@@ -43,12 +44,16 @@ class SequentialDrafter:
         return ends[active].to(work.tokens.device)
 
 
-def _by_request(columns: list[Tensor], ks: tuple[int, ...]) -> Tensor:
+def _by_request(columns: list[Drafts], ks: tuple[int, ...]) -> Drafts:
     """Drafts by step -> drafts by request. columns[step]: those of requests with k > step."""
-    ordered = []
-    place = [0] * len(columns)
+    sizes = [len(column.tokens) for column in columns]
+    starts = [sum(sizes[:step]) for step in range(len(sizes))]
+    order: list[int] = []
     for k in ks:
-        for step in range(k):
-            ordered.append(columns[step][place[step]])
-            place[step] += 1
-    return torch.stack(ordered)
+        order += starts[:k]
+        starts = [start + (step < k) for step, start in enumerate(starts)]
+    flat = torch.cat([column.tokens for column in columns])[:, 0]
+    which = torch.tensor(order, device=flat.device)
+    others = [c.alternatives for c in columns if c.alternatives is not None]
+    alternatives = torch.cat(others)[:, 0][which] if others else None
+    return Drafts(flat[which], alternatives)

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from peagle.drafters.readout import Readout
+from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer, Embedding
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.linear import Linear
@@ -47,6 +49,8 @@ class DrafterConfig:
     norm_output: bool = False
     trained_tokens: int | None = None
     """K that the drafter was trained for, if the directory says."""
+    selector: SelectorConfig | None = None
+    """What corrects drafts by the draft before, from the directory's `correction`."""
 
     @property
     def layer(self) -> LayerSpec:
@@ -73,6 +77,13 @@ class DrafterConfig:
     def feature_size(self) -> int:
         """Width of a target feature before `fc`."""
         return len(self.taps) * self.target_hidden_size
+
+    def new_selector(self) -> Selector | None:
+        """A selector of its sizes, without values; None where it has none."""
+        if self.selector is None:
+            return None
+        shape = self.transformer
+        return Selector(self.selector, shape.hidden_size, shape.vocab_size, self.draft_vocab_size)
 
     @property
     def reduced_vocabulary(self) -> bool:
@@ -126,17 +137,13 @@ class DraftModel(nn.Module):
         self.fc = Linear(config.feature_size, shape.hidden_size)
         self.first = FirstLayer(config)
         self.rest = nn.ModuleList(DecoderLayer(s, shape.hidden_size) for s in shape.layers[1:])
-        self.norm = RMSNorm(shape.hidden_size, eps)
-        self.head = Linear(shape.hidden_size, config.draft_vocab_size)
+        self.readout = Readout(shape, config.draft_vocab_size, config.new_selector())
         if config.parallel:
             self.mask_hidden = nn.Parameter(torch.empty(config.feature_size))
-        offsets = torch.zeros(config.draft_vocab_size, dtype=torch.int64, device="cpu")
-        self.register_buffer("d2t", offsets, persistent=False)
         attention = config.layer.attention
         table = rope_table(attention.rope, attention.head_dim, max_length)
         self.register_buffer("rotations", table, persistent=False)
 
-    d2t: Tensor
     rotations: Tensor
 
     def project(self, features: Tensor) -> Tensor:
@@ -184,21 +191,6 @@ class DraftModel(nn.Module):
         """Projected feature of every mask slot: [1, hidden_size]; P-EAGLE only."""
         return self.project(self.mask_hidden[None])
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Residual stream [rows, hidden_size] -> logits [rows, draft_vocab_size]."""
-        scores: Tensor = self.head(self.norm(hidden))
-        return scores
-
-    def most_likely(self, hidden: Tensor) -> Tensor:
-        """Residual stream [rows, hidden_size] -> the most likely tokens [rows], as target ids."""
-        return self.target_ids(self.logits(hidden).argmax(dim=-1))
-
     def feedback(self, hidden: Tensor) -> Tensor:
         """EAGLE-3's feature for its next slot: its own output, normed if it was trained so."""
-        return self.norm(hidden) if self.config.norm_output else hidden
-
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Ids in the draft vocabulary -> ids in the target's."""
-        if not self.config.reduced_vocabulary:
-            return draft_ids
-        return draft_ids + self.d2t[draft_ids]
+        return self.readout.norm(hidden) if self.config.norm_output else hidden

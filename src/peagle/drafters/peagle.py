@@ -5,6 +5,7 @@ from torch import Tensor
 
 from peagle.drafters.drafter import DraftWork, Memory, Span
 from peagle.drafters.model import DraftModel
+from peagle.drafters.readout import Drafts
 from peagle.ops.draft_rows import draft_rows
 
 
@@ -22,7 +23,7 @@ class ParallelDrafter:
         self._mask_token = torch.tensor([model.config.mask_token_id], device=device)
         self._mask_feature = model.mask_feature()
 
-    def propose(self, work: DraftWork, memory: Memory) -> Tensor:
+    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
         """One forward over every request's known rows and mask slots; K tokens for each."""
         counts = [span.count for span in work.spans]
         sources, reads = draft_rows(counts, work.ks, work.tokens.device)
@@ -35,4 +36,16 @@ class ParallelDrafter:
             ]
         )
         hidden = self.model(tokens, features.index_select(0, sources), positions, attend)
-        return self.model.most_likely(hidden.index_select(0, reads))
+        if not work.active:
+            return Drafts(work.tokens[:0])
+        return self._read(hidden, reads, work)
+
+    def _read(self, hidden: Tensor, reads: Tensor, work: DraftWork) -> Drafts:
+        """Drafts of all slots; a request with a smaller K has its last slot read again."""
+        ks = torch.tensor([k for k in work.ks if k > 0], device=reads.device)
+        most = max(work.ks)
+        slots = torch.arange(most, device=reads.device)
+        places = (ks.cumsum(0) - ks)[:, None] + slots.minimum(ks[:, None] - 1)
+        rows = hidden.index_select(0, reads[places].flatten())
+        drafts = self.model.readout.draft(rows, most, work.race_of(work.active))
+        return drafts.kept(slots < ks[:, None])

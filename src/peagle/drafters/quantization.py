@@ -13,4 +13,4 @@ def quantize(model: DraftModel) -> None:
         layer.attention.out = layer.attention.out.quantized()
         layer.mlp.gate_up = layer.mlp.gate_up.quantized()
         layer.mlp.down = layer.mlp.down.quantized()
-    model.head = model.head.quantized()
+    model.readout.head = model.readout.head.quantized()

@@ -11,8 +11,6 @@ from peagle.drafters.drafter import Drafter
 from peagle.drafters.model import DraftModel
 from peagle.drafters.peagle import ParallelDrafter
 from peagle.models.fused import AttendProduct, FusedLayers
-from peagle.ops import residual
-from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.norm import rms_norm
 from peagle.ops.products.normed import Normed
@@ -62,7 +60,7 @@ class ResidentParallel(ResidentDrafter):
     ) -> Tensor:
         inputs = draft_inputs(state, requests, shape.pending, shape.drafts - 1, self._norms)
         _, hidden = self._pass(inputs, open_pass)
-        return best(self.model, hidden).view(len(requests), shape.drafts)
+        return self.model.readout.draft_normed(hidden, shape.drafts).tokens
 
 
 class ResidentSequential(ResidentDrafter):
@@ -73,7 +71,8 @@ class ResidentSequential(ResidentDrafter):
     ) -> Tensor:
         inputs = draft_inputs(state, requests, shape.pending, 0, self._norms)
         stream, hidden = self._pass(inputs, open_pass)
-        columns = [best(self.model, hidden)]
+        readout = self.model.readout
+        columns = [readout.draft_normed(hidden, 1).tokens]
         one_each = torch.arange(len(requests), device=requests.device)
         # later passes use a table of their own, with one row per request of the batch
         state = replace(
@@ -87,13 +86,13 @@ class ResidentSequential(ResidentDrafter):
             state_of_step = replace(
                 state,
                 computed=state.computed + step,
-                emitted=columns[-1][:, None],
+                emitted=columns[-1],
                 features=self.model.feedback(stream)[:, None],
             )
             inputs = draft_inputs(state_of_step, one_each, 1, 0, self._norms)
             stream, hidden = self._pass(inputs, open_pass)
-            columns.append(best(self.model, hidden))
-        return torch.stack(columns, dim=1)
+            columns.append(readout.draft_normed(hidden, 1).tokens)
+        return torch.cat(columns, dim=1)
 
 
 def resident_drafter(drafter: Drafter) -> ResidentDrafter:
@@ -105,7 +104,7 @@ def resident_drafter(drafter: Drafter) -> ResidentDrafter:
 def fused_drafter(model: DraftModel) -> FusedLayers:
     """The layers of a drafter."""
     layers = [model.first, *model.rest]
-    return FusedLayers(layers, model.norm, [model.rotations] * len(layers))
+    return FusedLayers(layers, model.readout.norm, [model.rotations] * len(layers))
 
 
 def first_norms(model: DraftModel) -> FirstNorms:
@@ -136,9 +135,3 @@ def known_inputs(model: DraftModel, tokens: Tensor, features: Tensor) -> tuple[T
     scaled = rms_norm(features, first.hidden_norm.weight, first.hidden_norm.eps)
     stream = scaled if model.config.norm_before_residual else features
     return stream, Normed(torch.cat((embedded, scaled), dim=-1), None, first.input_norm.eps)
-
-
-def best(model: DraftModel, hidden: Normed) -> Tensor:
-    """The drafter's most likely tokens as target ids, from its final norm's output."""
-    logits = residual.linear(hidden, model.head)
-    return argmax(logits, model.d2t)

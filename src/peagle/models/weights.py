@@ -21,6 +21,8 @@ DESCRIPTION = ["*.json", "*.model", "*.txt"]
 TEMPLATES = "*.jinja"
 WEIGHTS = ["*.safetensors"]
 INDEX = "model.safetensors.index.json"
+CORRECTION = ["correction/*.json", "correction/*.safetensors"]
+"""A drafter's correction, the one sub-folder that is read."""
 LISTED = 4
 """Tensors that a message names of each kind; another model's directory has hundreds."""
 Shape = tuple[int, ...]
@@ -88,7 +90,10 @@ def model_directory(name: str, weights: bool = True) -> Path:
         wanted = [*DESCRIPTION, *(WEIGHTS if weights else []), TEMPLATES]
         # subfolders hold the same weights in other formats, and templates besides the default one
         left_out = [f"*/{pattern}" for pattern in wanted if pattern != TEMPLATES]
-        return Path(snapshot_download(name, allow_patterns=wanted, ignore_patterns=left_out))
+        fetched = snapshot_download(name, allow_patterns=wanted, ignore_patterns=left_out)
+        if weights:
+            snapshot_download(name, allow_patterns=CORRECTION)
+        return Path(fetched)
     except Exception as error:  # the hub raises many kinds of errors, which mean the same here
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise InputError(

@@ -1,5 +1,6 @@
-"""How many drafted tokens the target's own choices confirm."""
+"""How many drafted tokens the target's own choices confirm, and how many to expect."""
 
+import torch
 from torch import Tensor
 
 
@@ -17,3 +18,21 @@ def accepted_counts(drafts: Tensor, chosen: Tensor) -> Tensor:
     emits.
     """
     return (drafts == chosen[:, :-1]).long().cumprod(dim=1).sum(dim=1)
+
+
+def shared_draw(target: Tensor, draft: Tensor) -> Tensor:
+    """The probability that two distributions choose the same token in one race: [rows].
+
+    target, draft: [rows, tokens] probabilities of some tokens, all that the draft can be; the rest
+    of the target's are other tokens. Token v wins both races if every u has a time above v's times
+    the larger of p_u / p_v and q_u / q_v, so with probability one over the sum of these. Sorted by
+    p / q, the ratio of p is the larger one up to v, and that of q behind it.
+    """
+    p, q = target.double(), draft.double()
+    order = torch.where(p > 0, p / q, -1.0).argsort(dim=-1, descending=True)
+    p, q = p.gather(-1, order), q.gather(-1, order)
+    rest = (1 - p.sum(dim=-1, keepdim=True)).clamp(min=0)
+    through = rest + p.cumsum(dim=-1)
+    behind = q.sum(dim=-1, keepdim=True) - q.cumsum(dim=-1)
+    wins = 1 / (through / p + behind.clamp(min=0) / q)
+    return wins.nan_to_num(0.0).sum(dim=-1)

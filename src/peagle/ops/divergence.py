@@ -10,6 +10,8 @@ from peagle.ops.triton import has_kernels, kernels
 LossRule = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Logits of drafter and target [rows, vocab] -> losses [rows] in float32, and the gradient of their
 sum with respect to the drafter's logits."""
+LK_RATE = 3.0
+"""How fast LK turns from KL to total variation as the two come to agree."""
 
 
 def kl(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -26,7 +28,35 @@ def cross_entropy(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return -ours.gather(-1, best)[:, 0], gradient
 
 
-LOSSES: dict[str, LossRule] = {"kl": kl, "cross_entropy": cross_entropy}
+def tv(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Half the sum of |target - draft| of each row: the share of drafts that rejection sampling
+    would refuse."""
+    ours, wanted = draft.float().softmax(dim=-1), target.float().softmax(dim=-1)
+    over = ours * (ours > wanted)
+    gradient = over - ours * over.sum(dim=-1, keepdim=True)
+    return (ours - wanted).clamp(min=0).sum(dim=-1), gradient
+
+
+def lk(draft: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """LK's hybrid: KL where the two differ, total variation where they agree (arXiv 2602.23881).
+
+    KL's weight is exp(-3 a), with a the share of drafts that would be accepted, held constant.
+    """
+    far, to_near = kl(draft, target)
+    refused, to_accepted = tv(draft, target)
+    weight = (LK_RATE * (refused - 1)).exp()
+    gradient = weight[:, None] * to_near + (1 - weight)[:, None] * to_accepted
+    return weight * far + (1 - weight) * refused, gradient
+
+
+LOSSES: dict[str, LossRule] = {
+    "kl": kl,
+    "cross_entropy": cross_entropy,
+    "tv": tv,
+    "lk": lk,
+}
+IN_KERNELS = ("kl", "cross_entropy")
+"""Losses that a kernel computes in place; others take a few matrices of the logits' size."""
 
 
 def weigh(
@@ -37,7 +67,7 @@ def weigh(
     loss: a name in `LOSSES`; draft: [rows, vocab]; target: [places, vocab], of which `which` [rows]
     tells each row's: several rows may ask for the same; weights: [rows] in float32.
     """
-    if has_kernels(draft):
+    if has_kernels(draft) and loss in IN_KERNELS:
         weighed: tuple[Tensor, Tensor] = kernels("divergence").weigh(
             loss, draft, target, which, weights
         )

@@ -119,13 +119,21 @@ def draw(probabilities: Tensor, times: Tensor) -> Tensor:
 def exponentials(seeds: Tensor, positions: Tensor, vocab: int) -> Tensor:
     """Exponential times, above 0, of each (seed, position)'s tokens. [rows, vocab] float32.
 
-    seeds, positions: [rows] int64. A row's key is splitmix64's; a token's 31 bits are two rounds
-    of a 32-bit mixer, one for each half of the key. They keep small times, which win, apart down
-    to 5e-10, so that a token of a probability below some 1e-10 is hardly ever drawn.
+    seeds, positions: [rows] int64.
+    """
+    return arrival_times(seeds, positions, torch.arange(vocab, device=seeds.device))
+
+
+def arrival_times(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """The same of some tokens alone, [tokens] or [rows, tokens] int64: [rows, tokens] float32.
+
+    A row's key is splitmix64's; a token's 31 bits are two rounds of a 32-bit mixer, one for each
+    half of the key. They keep small times, which win, apart down to 5e-10, so that a token of a
+    probability below some 1e-10 is hardly ever drawn.
     """
     key = _mix(_mix(seeds + _signed(_GOLDEN)) + positions * _signed(_GOLDEN))
     low, high = (part.to(torch.int32)[:, None] for part in (key, key >> 32))
-    bits = _mix_short(torch.arange(vocab, dtype=torch.int32, device=seeds.device) ^ low)
+    bits = _mix_short(tokens.to(torch.int32) ^ low)
     bits = _mix_short(bits ^ high) & 0x7FFFFFFF
     shares = ((bits.float() + 0.5) * 2.0**-31).clamp(max=LARGEST)  # else one token may never arrive
     return shares.neg().log1p().neg()

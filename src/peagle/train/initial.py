@@ -1,16 +1,20 @@
 """A drafter before its first step: the recipe's sizes, the target's embeddings and head."""
 
+import copy
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
 
-from peagle.drafters.checkpoint import config_problems
+from peagle.drafters.checkpoint import config_problems, read_drafter, read_drafter_config
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
+from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, Embedding
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from peagle.models.weights import model_directory
 from peagle.ops.linear import Linear
 from peagle.ops.weight import dense
 from peagle.train.packing import PackedRows
@@ -19,6 +23,8 @@ from peagle.train.recipe import Recipe
 
 def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
     """The drafter a recipe asks for. Raises `InputError` when it would not fit its target."""
+    if recipe.initial_drafter is not None:
+        return _continued(recipe, model_directory(recipe.initial_drafter), target)
     config = DrafterConfig(
         transformer=_draft_layers(recipe, target),
         target_hidden_size=target.hidden_size,
@@ -27,6 +33,7 @@ def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
         mask_token_id=recipe.mask_token_id,
         norm_before_residual=recipe.norm_before_residual,
         trained_tokens=recipe.num_speculative_tokens,
+        selector=_selector(recipe),
     )
     problems = config_problems(config, target, "taps", "mask_token_id")
     if config.draft_vocab_size > target.vocab_size:
@@ -37,6 +44,30 @@ def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
     if problems:
         raise InputError("the recipe does not fit the target: " + "; ".join(problems))
     return config
+
+
+def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> DrafterConfig:
+    """That of the drafter to train on from, with the recipe's selector."""
+    config = read_drafter_config(directory, target)
+    if config.mask_token_id != recipe.mask_token_id:
+        raise InputError(
+            f"initial_drafter has the mask token {config.mask_token_id}, the recipe has "
+            f"mask_token_id {recipe.mask_token_id}; give the drafter's"
+        )
+    selector = _selector(recipe) or config.selector
+    if recipe.train == "selector" and selector is None:
+        raise InputError("initial_drafter has no selector to train; set selector_rank")
+    return replace(
+        config,
+        selector=selector,
+        trained_tokens=config.trained_tokens or recipe.num_speculative_tokens,
+    )
+
+
+def _selector(recipe: Recipe) -> SelectorConfig | None:
+    if recipe.selector_rank is None:
+        return None
+    return SelectorConfig(recipe.selector_rank, recipe.selector_candidates)
 
 
 def _draft_layers(recipe: Recipe, target: DecoderSpec) -> DecoderSpec:
@@ -55,7 +86,9 @@ def _draft_layers(recipe: Recipe, target: DecoderSpec) -> DecoderSpec:
 
 
 def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftModel:
-    """A drafter with the target's embeddings and head, everything else drawn from the seed.
+    """The recipe's drafter to train on from, else one with the target's embeddings and head.
+
+    Everything else is drawn from the seed.
 
     It computes in the target's dtype, except that embeddings to be trained are float32: a batch
     reads few of their rows, so a copy to compute with would only take memory.
@@ -63,6 +96,17 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
     config = drafter_config(recipe, target.spec)
     check_mask_token(recipe, rows)
     torch.manual_seed(recipe.seed)
+    if recipe.initial_drafter is None:
+        model = _new_drafter(recipe, target, config, rows)
+    else:
+        model = _continued_drafter(recipe, target, config)
+    choose_trained(recipe, model)
+    return model
+
+
+def _new_drafter(
+    recipe: Recipe, target: Decoder, config: DrafterConfig, rows: PackedRows
+) -> DraftModel:
     model = DraftModel(config, recipe.row_length + recipe.num_speculative_tokens)
     model.apply(_draw)
     if config.parallel:
@@ -71,13 +115,24 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
     if config.reduced_vocabulary:
         counts = torch.bincount(rows.tokens[rows.loss_mask], minlength=target.spec.vocab_size)
         kept = most_frequent(counts, config.draft_vocab_size)
-        model.d2t = offsets(kept)
+        model.readout.d2t = offsets(kept)
     with torch.no_grad():
         model.embed.weight.copy_(target.embed.weight)
         head = dense(target.head.weight)
-        dense(model.head.weight).copy_(head[kept.to(head.device)])
-    model.to(target.embed.weight.device, target.embed.weight.dtype)
-    choose_trained(recipe, model)
+        dense(model.readout.head.weight).copy_(head[kept.to(head.device)])
+    return model.to(target.embed.weight.device, target.embed.weight.dtype)
+
+
+def _continued_drafter(recipe: Recipe, target: Decoder, config: DrafterConfig) -> DraftModel:
+    """The drafter to train on from, with a new selector where the recipe wants one."""
+    assert recipe.initial_drafter is not None
+    model = read_drafter(model_directory(recipe.initial_drafter), target, config.parallel)
+    model = copy.deepcopy(model).requires_grad_()  # what is the target's stays as it is there
+    model.config = config
+    if recipe.selector_rank is not None:
+        model.readout.selector = config.new_selector()
+        model.readout.apply(_draw_selector)
+        model.readout.to(target.embed.weight.device, target.embed.weight.dtype)
     return model
 
 
@@ -96,12 +151,26 @@ def check_mask_token(recipe: Recipe, rows: PackedRows) -> None:
 
 def choose_trained(recipe: Recipe, model: DraftModel) -> None:
     """Freeze what the recipe does not train; embeddings that it trains become float32."""
+    if recipe.train == "selector":
+        model.requires_grad_(False)
+        assert model.readout.selector is not None
+        model.readout.selector.requires_grad_()
+        return
     if not recipe.shares_embeddings:
         model.embed.float()
     model.embed.requires_grad_(not recipe.shares_embeddings)
-    model.head.requires_grad_(recipe.train_head)
+    model.readout.head.requires_grad_(recipe.train_head)
 
 
 def _draw(module: nn.Module) -> None:
     if isinstance(module, Linear | Embedding):
         nn.init.normal_(dense(module.weight), std=0.02)
+    _draw_selector(module)
+
+
+def _draw_selector(module: nn.Module) -> None:
+    """A selector that does not correct yet: its gates are 0."""
+    if isinstance(module, Selector):
+        nn.init.normal_(module.predecessor)
+        nn.init.normal_(module.successor)
+        nn.init.zeros_(dense(module.projection.weight))

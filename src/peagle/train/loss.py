@@ -1,5 +1,7 @@
 """The loss: logits are computed chunk by chunk, and only for the elements in it."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch.nn import functional as F
 
 from peagle.drafters.model import DraftModel
 from peagle.models.decoder import Decoder
+from peagle.ops.acceptance import shared_draw
 from peagle.ops.divergence import weigh
 from peagle.ops.softcap import softcap
 from peagle.ops.weight import dense
@@ -22,10 +25,13 @@ class Comparison:
 
     def __init__(self, model: DraftModel, target: Decoder, loss: str) -> None:
         """loss: a name in `divergence.LOSSES`."""
-        self._model, self._target, self._loss = model, target, loss
+        self._readout, self._target, self._loss = model.readout, target, loss
         self._wanted = dense(target.head.weight).detach()
         if model.config.reduced_vocabulary:
-            ids = torch.arange(model.config.draft_vocab_size, device=model.d2t.device) + model.d2t
+            ids = (
+                torch.arange(model.config.draft_vocab_size, device=model.readout.d2t.device)
+                + model.readout.d2t
+            )
             self._wanted = self._wanted[ids]
 
     def loss(self, hidden: Tensor, final: Tensor, places: Tensor, weights: Tensor) -> Tensor:
@@ -35,10 +41,10 @@ class Comparison:
         the target's; places: [elements], on the CPU, the row of `final` for each element; weights:
         [elements].
         """
-        normed = self._model.norm(hidden)
+        normed = self._readout.norm(hidden)
         total: Tensor = _HeadLoss.apply(
             normed,
-            self._model.head.weight,
+            dense(self._readout.head.weight),
             final,
             self._wanted,
             self._target.spec.logit_softcap,
@@ -48,15 +54,60 @@ class Comparison:
         )
         return total
 
-    @torch.no_grad()
-    def agrees(self, hidden: Tensor, final: Tensor, places: Tensor) -> Tensor:
-        """[elements] bool: whether the drafter's most likely token is the target's, out of all."""
-        found = []
+    def selector_loss(
+        self, hidden: Tensor, final: Tensor, places: Tensor, weights: Tensor, previous: Tensor
+    ) -> Tensor:
+        """Sum of the weighted cross-entropies of the selector's scores to the target's shares of
+        the same candidates. Arguments as in `loss`, and those of `Readout`."""
         (places,) = to_device(hidden.device, places)
-        for part, place in zip(hidden.split(CHUNK), places.split(CHUNK), strict=True):
-            draft = self._model.most_likely(part)
-            found.append(draft == self._target.logits(final[place]).argmax(dim=-1))
+        total = torch.zeros((), device=hidden.device)
+        for part, place, weight, before in _chunks(hidden, places, weights, previous):
+            found, scores = self._readout(part, before)
+            with torch.no_grad():
+                wanted = self._target.logits(final[place]).gather(-1, found.tokens).float()
+            losses = F.cross_entropy(scores, wanted.softmax(dim=-1), reduction="none")
+            total = total + losses @ (weight * (before >= 0))
+        return total
+
+    @torch.no_grad()
+    def confidence(self, hidden: Tensor, final: Tensor, places: Tensor) -> Tensor:
+        """[elements] the drafter's probability of the target's most likely token."""
+        (places,) = to_device(hidden.device, places)
+        found = []
+        for part, place in _chunks(hidden, places):
+            best = F.linear(final[place], self._wanted).argmax(dim=-1, keepdim=True)
+            ours = self._readout.logits(part).float().log_softmax(dim=-1)
+            found.append(ours.gather(-1, best)[:, 0].exp())
         return torch.cat(found)
+
+    @torch.no_grad()
+    def judge(self, hidden: Tensor, final: Tensor, places: Tensor, previous: Tensor) -> "Judged":
+        """How often drafts are accepted after accepted ones. Arguments as in `selector_loss`."""
+        (places,) = to_device(hidden.device, places)
+        agree, drawn = [hidden.new_zeros(0, dtype=torch.bool)], [hidden.new_zeros(0)]
+        for part, place, before in _chunks(hidden, places, previous):
+            found, scores = self._readout(part, before)
+            target = self._target.logits(final[place]).float()
+            best = scores.argmax(dim=-1, keepdim=True)
+            agree.append(found.tokens.gather(-1, best)[:, 0] == target.argmax(dim=-1))
+            shares = target.softmax(dim=-1).gather(-1, found.tokens)
+            drawn.append(shared_draw(shares, scores.softmax(dim=-1)).to(hidden.dtype))
+        return Judged(torch.cat(agree), torch.cat(drawn))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How often drafts are accepted: [elements] each."""
+
+    agrees: Tensor
+    """bool: whether the drafter's choice at temperature 0 is the target's, out of all tokens."""
+    drawn: Tensor
+    """The probability that at temperature 1 both draw the same."""
+
+
+def _chunks(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Rows of some tensors, as many as have their logits in memory at once."""
+    yield from zip(*(column.split(CHUNK) for column in columns), strict=True)
 
 
 class _HeadLoss(torch.autograd.Function):

@@ -140,7 +140,7 @@ def _sum_in_products(
 
 
 def _is_hidden_matrix(name: str, parameter: Tensor) -> bool:
-    return parameter.ndim == 2 and not name.startswith(("embed.", "head."))
+    return parameter.ndim == 2 and not name.startswith(("embed.", "readout."))
 
 
 def _of(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

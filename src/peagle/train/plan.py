@@ -44,10 +44,11 @@ PARTS = {
     "mask_hidden": "fc",
     "first": "layers",
     "rest": "layers",
-    "norm": "head",
-    "head": "head",
+    "readout.norm": "head",
+    "readout.head": "head",
+    "readout.selector": "selector",
 }
-"""The part that a parameter belongs to, by the first word of its name."""
+"""The part that a parameter belongs to, by how its name begins."""
 FLOAT32 = 4
 SCORES = 2
 """Matrices of queries x keys that attention keeps without FlexAttention: scores and weights."""
@@ -128,6 +129,9 @@ class Plan:
             "intermediate_size": self.config.mlp.intermediate_size,
             "qk_norm": self.config.layer.attention.qk_norm,
             "draft_vocab_size": self.config.draft_vocab_size,
+            "num_hidden_layers": len(self.config.transformer.layers),
+            "norm_before_residual": self.config.norm_before_residual,
+            "selector_rank": self.config.selector and self.config.selector.rank,
             "warmup_steps": self.recipe.warmup,
             "taps": self.config.taps,
             "train_embeddings": not self.recipe.shares_embeddings,
@@ -140,7 +144,7 @@ class Plan:
         frozen: Counter[str] = Counter()
         for name, parameter in self.model.named_parameters():
             counts = trained if parameter.requires_grad else frozen
-            counts[PARTS[name.partition(".")[0]]] += parameter.numel()
+            counts[part_of(name)] += parameter.numel()
         return {part: Parameters(trained[part], frozen[part]) for part in PARTS.values()}
 
     @property
@@ -184,7 +188,7 @@ class Plan:
         """Peak bytes of a step, by what they are for."""
         target = self.stored.ends + self.stored.layers * (not self._cached)
         if self.config.reduced_vocabulary:
-            target += self.model.head.weight.nbytes  # the same rows of the target's head
+            target += self.model.readout.head.weight.nbytes  # the same rows of the target's head
         tokens, deeper = self.step.largest_pass, self.step.largest_segment
         features = tokens * (self.config.feature_size + self.config.target_hidden_size)
         return {
@@ -235,7 +239,7 @@ class Plan:
     def _logits(self) -> int:
         """Bytes of one chunk's logits, and of two gradients of the head: depth 0's and a part's."""
         head, most = (
-            dense(self.model.head.weight),
+            dense(self.model.readout.head.weight),
             max(self.step.largest_pass, self.step.largest_segment),
         )
         matrix = min(most, CHUNK) * self.config.draft_vocab_size * self.dtype.itemsize
@@ -244,14 +248,25 @@ class Plan:
 
     def operations(self) -> dict[str, int]:
         """Multiplications and additions of a step, by what computes them."""
+        if self.recipe.train == "selector":
+            return self._selector_operations()
         layers = self._layer_operations(self.step, 6)
         if self.recipe.activation_checkpointing and self.config.parallel:
             layers += 2 * self.step.tokens * _in_products(self.model.first, self.model.rest)
-        head = dense(self.model.head.weight)
+        head = dense(self.model.readout.head.weight)
         return {
             "target": self._target_operations(self.step) * (not self._cached),
             "draft layers": layers + 4 * self.step.tokens * self.model.fc.weight.numel(),
             "head and loss": self._head_operations(self.step, 6 if head.requires_grad else 4),
+        }
+
+    def _selector_operations(self) -> dict[str, int]:
+        """Those of a step in which nothing but the selector is trained."""
+        context = 2 * self.step.tokens * self.model.fc.weight.numel()
+        return {
+            "target": self._target_operations(self.step) * (not self._cached),
+            "draft layers": self._layer_operations(self.step, 2) + context,
+            "head and loss": self._head_operations(self.step, 2),
         }
 
     def evaluation_operations(self) -> int:
@@ -292,7 +307,7 @@ class Plan:
 
     def _head_operations(self, work: Work, each: int) -> int:
         """The drafter's head on every element; the target's twice at every place."""
-        head = self.model.head.weight.numel()
+        head = self.model.readout.head.weight.numel()
         return each * sum(work.loss_elements) * head + 2 * 2 * work.loss_elements[0] * head
 
     def seconds(self, operations: int, rate: float) -> float:
@@ -317,6 +332,11 @@ class Plan:
             done += 1
             start = time.perf_counter() if done == 0 else start
         return done * 2 * len(rows) * weight.numel() / (time.perf_counter() - start)
+
+
+def part_of(parameter: str) -> str:
+    """The part that a parameter belongs to."""
+    return next(part for begin, part in PARTS.items() if parameter.startswith(begin))
 
 
 def kept_by_layer(config: DrafterConfig, compiled: bool) -> int:

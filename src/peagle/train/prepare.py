@@ -10,6 +10,7 @@ from tempfile import TemporaryFile
 import torch
 
 from peagle.device import resolve_device, resolve_dtype
+from peagle.drafters.correction import FOLDER
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_spec
@@ -162,7 +163,7 @@ def check_output(output: Path, trial: bool = True) -> None:
 def _refuse_occupied(output: Path) -> None:
     if output.is_symlink():
         raise InputError(f"output {output} is a link; name the directory itself")
-    kept = {"config.json", "model.safetensors"}
+    kept = {"config.json", "model.safetensors", FOLDER}
     foreign = [f.name for f in output.iterdir() if f.name not in kept] if output.is_dir() else []
     if foreign:
         raise InputError(f"output {output} holds other files ({foreign[0]}); name a new directory")

@@ -14,8 +14,17 @@ from peagle.errors import InputError
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 FeatureDType = Literal["bfloat16", "fp8"]
-PEAGLE_ONLY = ("cod_ratio", "cod_floor", "activation_checkpointing")
+PEAGLE_ONLY = ("cod_ratio", "cod_floor", "activation_checkpointing", "dpace", "selector_rank")
 """Keys that EAGLE-3 makes no use of."""
+SHAPE = (
+    "num_hidden_layers",
+    "intermediate_size",
+    "qk_norm",
+    "draft_vocab_size",
+    "taps",
+    "norm_before_residual",
+)
+"""Keys that a drafter to train on from has decided."""
 
 
 class Recipe(Config):
@@ -45,6 +54,16 @@ class Recipe(Config):
     mask_token_id: NonNegativeInt | None = None
     """A token that never occurs in text; P-EAGLE only, and required there."""
     norm_before_residual: bool = False
+    initial_drafter: str | None = None
+    """A drafter's directory or hub id to train on from; it decides the layers, taps and vocabulary.
+    Unset: a new drafter."""
+    selector_rank: PositiveInt | None = None
+    """Learn a selector, which corrects each draft by the one before it; 64 to 256 (P-EAGLE only).
+    Unset: none, or that of `initial_drafter`."""
+    selector_candidates: Annotated[int, Field(ge=2)] = 16
+    """The likeliest drafts of each slot, among which a selector selects."""
+    train: Literal["all", "selector"] = "all"
+    """selector: leave the rest of `initial_drafter` as it is."""
 
     num_speculative_tokens: PositiveInt = 8
     """K_train: how many tokens ahead the drafter learns to propose."""
@@ -54,8 +73,12 @@ class Recipe(Config):
     """The least share of anchors that any depth keeps (P-EAGLE only)."""
     depth_decay: Share = 1.0
     """Weight of depth d in the loss is depth_decay**d."""
-    loss: Literal["kl", "cross_entropy"] = "kl"
-    """Against the target's distribution, or against its most likely token; both are over the draft
+    dpace: Share | None = None
+    """D-PACE's smoothing, 0.5 in its paper: weigh an element by how many tokens are expected to be
+    accepted through it (P-EAGLE only). Unset: all elements of a depth weigh the same."""
+    loss: Literal["kl", "cross_entropy", "tv", "lk"] = "kl"
+    """Divergence from the target's distribution, cross-entropy with its most likely token, total
+    variation, or LK's hybrid: KL that turns to total variation where the two agree. Over the draft
     ids alone where `draft_vocab_size` reduces the vocabulary."""
 
     shard_target: bool = False
@@ -102,6 +125,19 @@ class Recipe(Config):
         idle = [key for key in PEAGLE_ONLY if self._changes(key)]
         if self.method == "eagle3" and idle:
             raise ValueError(f"method eagle3 makes no use of {', '.join(idle)}; leave that out")
+        return self
+
+    @model_validator(mode="after")
+    def _fit_initial_drafter(self) -> Self:
+        given = [key for key in SHAPE if self._changes(key)]
+        if self.initial_drafter is not None and given:
+            raise ValueError(
+                f"{', '.join(given)} cannot be chosen: initial_drafter decides; leave that out"
+            )
+        if self.train == "selector" and self.initial_drafter is None:
+            raise ValueError("train selector needs initial_drafter, the drafter that it corrects")
+        if self.train == "selector" and self.method == "eagle3":
+            raise ValueError("method eagle3 has no mask slots that a selector could correct")
         return self
 
     @model_validator(mode="after")

@@ -13,7 +13,8 @@ from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.files import writing
 from peagle.models.decoder import Decoder
-from peagle.train.cod import Chains, sample_chains
+from peagle.train.cod import Chains, Elements, sample_chains
+from peagle.train.depth_weights import pace
 from peagle.train.estimate import Estimate
 from peagle.train.features import Features, FeatureSource, TargetFeatures, padded_for
 from peagle.train.loss import Comparison
@@ -131,11 +132,13 @@ class Trainer:
         passes, chains = self._schedule.passes(step), self._schedule.chains(step)
         weight = max(sum(drawn.loss_weight(self.recipe.depth_decay) for drawn in chains), 1.0)
         losses = torch.zeros(len(passes), device=self._device)
+        alone = self.recipe.train == "selector"
         for index in self._ranks.own(len(passes)):
             batch = self._batch(self._training, passes[index])
             features = self._source("training", passes[index], batch)
             run = self._pass(batch, features, chains[index].padded(len(batch)))
-            losses[index] = run.backward(self._pass_loss(features, weight))
+            loss_of = self._pass_loss(batch, features, weight)
+            losses[index] = self._readout_alone(run, loss_of) if alone else run.backward(loss_of)
         sharded = self.recipe.shard_target and self.recipe.features == "online"
         if sharded and self._ranks.idle(len(passes)):
             # a sharded target runs on all ranks or on none
@@ -152,15 +155,42 @@ class Trainer:
             return ParallelPass(self.model, batch, features, chains, *limits)
         return SequentialPass(self.model, batch, features, recipe.num_speculative_tokens)
 
-    def _pass_loss(self, features: Features, weight: float) -> PassLoss:
+    def _readout_alone(self, run: ParallelPass | SequentialPass, loss_of: PassLoss) -> Tensor:
+        """As `backward` of a pass whose layers are not trained."""
+        total = torch.zeros((), device=self._device)
+        with torch.no_grad():
+            for part in run.passes():
+                with torch.enable_grad():
+                    loss = loss_of(part)
+                    loss.backward()
+                total += loss.detach()
+        return total
+
+    def _pass_loss(self, batch: Batch, features: Features, weight: float) -> PassLoss:
         """The loss of passes over a batch, as a share of the step's mean."""
+        recipe, compare = self.recipe, self._compare
 
         def loss_of(part: Pass) -> Tensor:
             (depths,) = to_device(self._device, part.elements.depths)
-            weights = self.recipe.depth_decay ** depths.float() / weight
-            return self._compare.loss(part.hidden, features.final, part.elements.places, weights)
+            weights = recipe.depth_decay ** depths.float() / weight
+            asked = part.hidden, features.final, part.elements.places
+            if recipe.dpace is not None:
+                weights = weights * pace(compare.confidence(*asked), part.elements, recipe.dpace)
+            losses = []
+            if recipe.train == "all":
+                losses.append(compare.loss(*asked, weights))
+            if self.model.readout.selector is not None:
+                previous = self._previous(batch, part.elements)
+                losses.append(compare.selector_loss(*asked, weights, previous))
+            return torch.stack(losses).sum()
 
         return loss_of
+
+    def _previous(self, batch: Batch, elements: Elements) -> Tensor:
+        """[elements] the token before the one that each predicts; -1 where it was read."""
+        unread = (elements.depths > 0) & self.model.config.parallel
+        tokens = torch.where(unread, batch.tokens[elements.places], -1)
+        return to_device(self._device, tokens)[0]
 
     def _evaluate(self, watch: Watch, losses: list[Tensor]) -> None:
         mean, estimate = self._mean(losses), self.estimate()
@@ -169,7 +199,8 @@ class Trainer:
             self._progress.best_step = self._progress.step
             self._progress.best_acceptance_length = estimate.acceptance_length
             if self._ranks.first:
-                shared = frozenset({EMBEDDINGS} if self.recipe.shares_embeddings else ())
+                alike = self.recipe.shares_embeddings and self.recipe.initial_drafter is None
+                shared = frozenset({EMBEDDINGS} if alike else ())
                 with writing(self._output, MAKE_ROOM):
                     save_drafter(self._output, self.model, shared=shared)
         self._keep()
@@ -196,13 +227,14 @@ class Trainer:
 
     def estimate(self) -> Estimate:
         """Accuracy and acceptance length on the held-out documents."""
-        return Estimate.of(table for _, table in self.agreement())
+        return Estimate.of((agrees, drawn) for _, agrees, drawn in self.agreement())
 
     @torch.no_grad()
-    def agreement(self) -> Iterator[tuple[Batch, Tensor]]:
-        """Held-out batches, each with whether drafter and target agree, on all whole chains.
+    def agreement(self) -> Iterator[tuple[Batch, Tensor, Tensor]]:
+        """Held-out batches, each with how drafter and target agree, on all whole chains.
 
-        [length, depths] by anchor and depth: 1 they agree, 0 they do not, -1 nothing to predict.
+        Two tables [length, depths] by anchor and depth, below 0 where there is nothing to predict:
+        1 they agree, 0 they do not; the probability that both draw the same at temperature 1.
         """
         depths = self.recipe.num_speculative_tokens
         whole, generator = [1.0] * depths, torch.Generator()
@@ -210,11 +242,15 @@ class Trainer:
             batch = self._batch(self.validation, rows)
             features = self._source("validation", rows, batch)
             run = self._pass(batch, features, sample_chains(batch, whole, generator))
-            table = torch.full((len(batch), depths), -1, dtype=torch.int8)
+            agrees = torch.full((len(batch), depths), -1, dtype=torch.int8)
+            drawn = torch.full((len(batch), depths), -1.0)
             for part in run.passes():
-                agrees = self._compare.agrees(part.hidden, features.final, part.elements.places)
-                table[part.elements.anchors, part.elements.depths] = agrees.to("cpu", torch.int8)
-            yield batch, table
+                elements, previous = part.elements, self._previous(batch, part.elements)
+                found = self._compare.judge(part.hidden, features.final, elements.places, previous)
+                index = elements.anchors, elements.depths
+                agrees[index] = found.agrees.to("cpu", torch.int8)
+                drawn[index] = found.drawn.to("cpu", torch.float32)
+            yield batch, agrees, drawn
 
     def _batch(self, rows: PackedRows, index: Tensor) -> Batch:
         return padded_for(self._device, rows.batch(index))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from peagle.engine.logits_processor import Choice, LogitsProcessor
+from peagle.engine.step import Settings
 from peagle.ops.argmax import argmax
 from peagle.ops.penalties import Penalties, penalize
 from peagle.ops.sampling import Sampling, sample
@@ -39,7 +40,8 @@ def choose(
         return argmax(logits)
     places = [len(item.tokens) + i for item in work for i in range(item.drafts + 1)]
     positions = upload(places, logits.device).split(AT_ONCE)
-    settings = _sampling(work, logits.device).split(AT_ONCE)
+    each = [settings for item in work for settings in [item.settings] * (item.drafts + 1)]
+    settings = sampling_of(each, logits.device).split(AT_ONCE)
     rows = logits.split(AT_ONCE)
     return torch.cat([sample(*part) for part in zip(rows, settings, positions, strict=True)])
 
@@ -58,8 +60,8 @@ def _penalize(logits: Tensor, work: Sequence[SampledRows], drafts: Tensor) -> No
             penalize(rows, proposed[None], penalties, alone)
 
 
-def _sampling(work: Sequence[SampledRows], device: torch.device) -> Sampling:
-    settings = [item.settings for item in work for _ in range(item.drafts + 1)]
+def sampling_of(settings: Sequence[Settings], device: torch.device) -> Sampling:
+    """How each of some rows samples."""
     return Sampling(
         temperature=torch.tensor([s.temperature for s in settings], device=device),
         top_k=torch.tensor([s.top_k for s in settings], device=device),

@@ -1,22 +1,25 @@
 """The worker on a CPU: one step's batch at a time, whose tokens the host sees before the next."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, DraftWork
+from peagle.drafters.readout import Drafts
 from peagle.engine.draft_length import Seconds
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.cycle import Verification, accept, verify
+from peagle.engine.host.draft_temperatures import DraftTemperatures
 from peagle.engine.host.rows import Part, Row
-from peagle.engine.host.sampler import choose
+from peagle.engine.host.sampler import choose, sampling_of
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, scored_rows
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Chunk, Outcome, Result, Step, TokenLogprobs
 from peagle.models.decoder import Decoder
+from peagle.ops.race import Race
 from peagle.transfer import upload
 
 
@@ -64,6 +67,7 @@ class HostWorker:
             self._drafter_cache = HostCache(config.transformer, table, slots, dtype)
             self._taps = config.taps
         self._rows: dict[int, Row] = {}
+        self._temperatures = DraftTemperatures(self._device)
 
     @torch.inference_mode()
     def exchange(self, step: Step) -> Outcome:
@@ -99,8 +103,9 @@ class HostWorker:
     def _run(self, work: Sequence[Part], step: Step) -> tuple[Result, ...]:
         """One cycle for every part of a step, in their order."""
         drafts = self._draft(work)
-        seen = self._verify(work, drafts)
-        verdicts = self._accept(work, drafts, seen.logits)
+        seen = self._verify(work, drafts.tokens)
+        verdicts = self._accept(work, drafts.tokens, seen.logits)
+        self._fit_temperatures(work, drafts, verdicts)
         first_chunk = sum(part.span.count for part in work[: len(step.cycles)])
         prompts = self._score_prompts(step.chunks, seen.hidden[first_chunk:])
         results, first = [], 0
@@ -113,11 +118,11 @@ class HostWorker:
             results.append(Result(part.row, tokens, accepted, pending, scores, of_prompt))
         return tuple(results)
 
-    def _draft(self, work: Sequence[Part]) -> Tensor:
+    def _draft(self, work: Sequence[Part]) -> Drafts:
         """Drafts of every request that wants some [sum(drafts)]; also fills the drafter's cache."""
         pending = [part for part in work if part.request.features is not None]
         if self._drafter is None or self._drafter_cache is None or not pending:
-            return torch.empty(0, dtype=torch.int64, device=self._device)
+            return Drafts(torch.empty(0, dtype=torch.int64, device=self._device))
         spans = tuple(part.unseen for part in pending)
         following: list[int] = []
         for part, span in zip(pending, spans, strict=True):
@@ -125,8 +130,29 @@ class HostWorker:
         features = [part.request.features for part in pending if part.request.features is not None]
         tokens = torch.tensor(following, device=self._device)
         ks = tuple(part.drafts for part in pending)
-        rows = DraftWork(spans, ks, tokens, torch.cat(features))
+        race = self._race([part.request for part in pending], max(ks))
+        rows = DraftWork(spans, ks, tokens, torch.cat(features), race)
         return self._drafter.propose(rows, self._drafter_cache)
+
+    def _race(self, requests: Sequence[Row], depths: int) -> Race | None:
+        """The draws that the requests' drafts are for; None where all are greedy."""
+        settings = [request.settings for request in requests]
+        if all(each.temperature == 0 for each in settings):
+            return None
+        lengths = [len(request.tokens) for request in requests]
+        positions = torch.tensor(lengths, device=self._device)
+        sampling = sampling_of(settings, self._device)
+        return Race(sampling, positions, self._temperatures.choose(depths))
+
+    def _fit_temperatures(
+        self, work: Sequence[Part], drafts: Drafts, verdicts: Mapping[int, Verdict]
+    ) -> None:
+        if drafts.alternatives is None:
+            return
+        shares = drafts.alternatives.split([part.drafts for part in work])
+        for part, alternatives in zip(work, shares, strict=True):
+            if part.drafts and part.request.settings.temperature > 0:
+                self._temperatures.record(alternatives, verdicts[part.row].tokens)
 
     def _verify(self, work: Sequence[Part], drafts: Tensor) -> Verification:
         """The target over newest tokens, drafts and prompt chunks; fills its cache."""

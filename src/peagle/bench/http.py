@@ -1,0 +1,182 @@
+"""A small HTTP/1.1 client on asyncio, cheap enough to share cores with the server it measures."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from peagle.errors import InputError
+
+LONGEST_LINE = 1 << 20
+PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server is. Raises `InputError` for what is no URL."""
+
+    host: str
+    port: int
+    tls: bool
+    path: str
+    """Of its root, without a slash at the end."""
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """The server of a URL, which may end with /v1."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port or PORTS[parts.scheme]
+        except (ValueError, KeyError):
+            parts, port = urlsplit(""), 0
+        if not parts.hostname:
+            raise InputError(f"{url} is no server's URL; give one such as http://localhost:8000")
+        root = parts.path.rstrip("/").removesuffix("/v1")
+        return cls(parts.hostname, port, parts.scheme == "https", root)
+
+
+class Connection:
+    """A connection that is kept open for several requests; use it in an `async with`."""
+
+    def __init__(self, address: Address, headers: Mapping[str, str] | None = None) -> None:
+        self._address, self._headers = address, headers or {}
+        self._reader: asyncio.StreamReader | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    async def open(self) -> None:
+        """Connect, if it is not connected. Raises `OSError`."""
+        if self._writer is None or self._writer.is_closing():
+            where = self._address
+            self._reader, self._writer = await asyncio.open_connection(
+                where.host, where.port, limit=LONGEST_LINE, ssl=where.tls or None
+            )
+
+    def close(self) -> None:
+        """Hang up, even in the middle of an answer."""
+        if self._writer is not None:
+            self._writer.close()
+            self._reader = self._writer = None
+
+    async def ask(
+        self, method: str, path: str, body: bytes = b"", content_type: str = "application/json"
+    ) -> "Reply":
+        """Send a request and read the head of its answer. Raises `OSError` and `EOFError`."""
+        headers = {
+            "Host": f"{self._address.host}:{self._address.port}",
+            "Content-Type": content_type,
+            "Content-Length": str(len(body)),
+            **self._headers,
+        }
+        lines = [f"{method} {self._address.path}{path} HTTP/1.1"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        request = "\r\n".join([*lines, "", ""]).encode() + body
+        used = self._writer is not None
+        try:
+            return await self._send(request)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            if not used:
+                raise
+            self.close()  # a server may end a connection that waited for its next request
+            return await self._send(request)
+
+    async def _send(self, request: bytes) -> "Reply":
+        await self.open()
+        assert self._reader is not None, "it is open"
+        assert self._writer is not None, "it is open"
+        self._writer.write(request)
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        return Reply.of(head, self._reader)
+
+    async def get(self, path: str) -> bytes | None:
+        """The body of a page; None if there is none. Raises `OSError` and `EOFError`."""
+        reply = await self.ask("GET", path)
+        body = await reply.body()
+        if reply.last:
+            self.close()
+        return body if reply.status == 200 else None
+
+
+@dataclass
+class Reply:
+    """An answer whose body is read as it comes."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Names in lower case."""
+    reader: asyncio.StreamReader
+
+    @classmethod
+    def of(cls, head: str, reader: asyncio.StreamReader) -> Self:
+        """From the head of an answer. Raises `EOFError` for what is no HTTP."""
+        first, *lines = head.split("\r\n")
+        words = first.split()
+        if len(words) < 2 or not words[1].isdigit():
+            raise EOFError("what answers does not speak HTTP")
+        pairs = (line.partition(":") for line in lines if line)
+        return cls(int(words[1]), {n.lower(): value.strip() for n, _, value in pairs}, reader)
+
+    @property
+    def last(self) -> bool:
+        """Whether the connection ends with it."""
+        sized = {"content-length", "transfer-encoding"} & self.headers.keys()
+        return not sized or self.headers.get("connection", "").lower() == "close"
+
+    @property
+    def streams(self) -> bool:
+        """Whether it is a stream of events."""
+        return self.headers.get("content-type", "").startswith("text/event-stream")
+
+    async def body(self) -> bytes:
+        """The whole body."""
+        return b"".join([part async for part in self.parts()])
+
+    async def parts(self) -> AsyncGenerator[bytes, None]:
+        """The body's pieces, as they come."""
+        if "content-length" in self.headers:
+            yield await self.reader.readexactly(int(self.headers["content-length"]))
+        elif self.headers.get("transfer-encoding", "").lower() != "chunked":
+            while part := await self.reader.read(LONGEST_LINE):
+                yield part
+        else:
+            while size := int((await self.reader.readline()).partition(b";")[0] or b"0", 16):
+                yield (await self.reader.readexactly(size + 2))[:-2]
+            await self.reader.readline()
+
+    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+        """Server-sent events up to [DONE], all of them JSON objects.
+
+        Raises `EOFError` when they end without it, and `ValueError` for what is no JSON.
+        """
+        rest, done = b"", False
+        async for part in self.parts():
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                data = line.removeprefix(b"data:").strip()
+                if data == b"[DONE]":
+                    done = True
+                elif line.startswith(b"data:"):
+                    yield json.loads(data)
+        if not done:
+            raise EOFError("the stream ended without [DONE]")
+
+
+async def ask(
+    address: Address,
+    method: str,
+    path: str,
+    body: bytes = b"",
+    content_type: str = "application/json",
+) -> tuple[int, bytes]:
+    """The status and the whole body of an answer, over a connection of its own."""
+    async with Connection(address) as connection:
+        reply = await connection.ask(method, path, body, content_type)
+        return reply.status, await reply.body()

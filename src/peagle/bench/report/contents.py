@@ -1,0 +1,256 @@
+"""What a report says, block after block."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from peagle.bench.advice import Advice, Price, advise
+from peagle.bench.case import Load
+from peagle.bench.measures import Percentiles
+from peagle.bench.report.document import (
+    Block,
+    Cell,
+    Decision,
+    Document,
+    Heading,
+    Plots,
+    Row,
+    Table,
+    Tables,
+    Text,
+)
+from peagle.bench.report.plots import draw_plots
+from peagle.bench.runs import Run
+from peagle.bench.tables import ratio_text
+from peagle.bench.verdict import bounded, by_load, doubts, reference, speed_up
+
+SHOWN = 3
+"""Settings of many that a sentence names."""
+WORDS = (
+    "Speeds are output tokens per second of wall time over all requests, prompts included: the "
+    "median of rounds in which all settings took turns. Speed-ups are medians over rounds, each "
+    "round's ratio taken by itself; the interval holds the true median with 95 % confidence (sign "
+    "test), and needs six rounds. Of many settings the fastest one was also lucky: its gain is "
+    "rather near the interval's lower end. AL, the acceptance length, is the mean number of tokens "
+    "of a cycle that drafted, the target's own token included, weighted by tokens (vLLM's "
+    "definition). TTFT is the time to the first token, ITL the time between tokens (those that "
+    "came together share their time), E2E the time to the last one."
+)
+
+
+def contents(
+    environment: Mapping[str, Any],
+    runs: Sequence[Run],
+    notes: Sequence[str],
+    price: Price,
+    command: str,
+) -> Document:
+    """The report on median runs, at least one."""
+    advice = [advise(same) for same in by_load(runs).values()]
+    day = str(environment.get("date", ""))[:10]
+    what = "Servers" if runs[0].case.is_server else "Speculative decoding"
+    return Document(
+        f"{what} measured{f', {day}' if day else ''}",
+        [
+            *(Text(f"{_sentence(doubt)}.", warns=True) for doubt in doubts(runs)),
+            *(Text(note, warns=True) for note in notes),
+            Heading("What to use"),
+            *map(_decision, advice),
+            *_cost(advice, price),
+            *_data_sets(runs),
+            Heading("What ran where"),
+            Table(("what", "value"), list(_facts(environment)), prose=True),
+            Heading("How it was measured"),
+            Text(WORDS),
+            Text(f"Made by: {command}"),
+        ],
+    )
+
+
+def _decision(one: Advice) -> Decision:
+    """What to use under one load."""
+    chosen = one.choice
+    others = [run.case.label for run in (one.fastest, *one.others) if run is not chosen]
+    equal = f" Not clearly slower: {_few(others)}." if others else ""
+    speed = f"{chosen.measures.otps:,.0f} tokens/s"
+    if one.gain is None or one.reference is None:
+        told = f"{speed}, the fastest."
+    elif one.clear:
+        told = f"{speed}, {ratio_text(one.gain)} over {one.reference.case.label}."
+    else:
+        told = f"{speed}; no gain is sure: {one.fastest.case.label} was {ratio_text(one.gain)}."
+    return Decision(_sentence(one.load.words), chosen.case.label, told + equal, one.clear)
+
+
+def _few(labels: Sequence[str]) -> str:
+    more = f"; and {len(labels) - SHOWN} more" if len(labels) > SHOWN else ""
+    return "; ".join(labels[:SHOWN]) + more
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _cost(advice: Sequence[Advice], price: Price) -> Iterator[Block]:
+    """What the advice costs, if a price or a rate is given."""
+    if price.per_hour is None and price.target_rate is None:
+        return
+    head = ["load", "setting", "tokens/s"]
+    told = []
+    if price.per_hour is not None:
+        head += ["M tokens/$", "$/M tokens"]
+        told.append(
+            f"Tokens for a dollar: the machine at ${price.per_hour:g} an hour, always busy."
+        )
+    if price.target_rate is not None:
+        head.append("machines")
+        told.append(f"Machines: as many of this one as give {price.target_rate:,.0f} tokens/s.")
+    yield Heading("What it costs")
+    yield Text(" ".join(told))
+    loads = [one.load for one in advice]
+    rows = [_cost_row(_short(one.load, loads), r, price) for one in advice for r in one.compared]
+    yield Table(head, rows, keys=2)
+
+
+def _short(load: Load, loads: Sequence[Load]) -> str:
+    """A load's name, with its prompts and temperature where these differ."""
+    told = [_often(load)]
+    if len({other.data for other in loads}) > 1:
+        told.append(load.data)
+    if len({other.temperature for other in loads}) > 1:
+        told.append(f"T = {load.temperature:g}")
+    return ", ".join(told)
+
+
+def _often(load: Load) -> str:
+    return load.shown if load.request_rate else f"C = {load.shown}"
+
+
+def _cost_row(load: str, run: Run, price: Price) -> Row:
+    otps = run.measures.otps
+    row = [load, run.case.label, f"{otps:,.0f}"]
+    tokens = price.tokens_per_dollar(otps)
+    if tokens is not None:
+        row += [f"{tokens / 1e6:.2f}", f"{1e6 / tokens:.2f}"]
+    machines = price.machines(otps)
+    if machines is not None:
+        row.append(f"{machines:,}")
+    return row
+
+
+def _data_sets(runs: Sequence[Run]) -> Iterator[Block]:
+    """A section for each set of prompts and temperature."""
+    sections: dict[tuple[str, float], list[Run]] = {}
+    for run in runs:
+        sections.setdefault((run.case.data, run.case.temperature), []).append(run)
+    for number, ((data, temperature), same) in enumerate(sections.items(), start=1):
+        yield Heading(data if temperature == 0.0 else f"{data}, temperature {temperature:g}")
+        yield _grid(same)
+        if plots := list(draw_plots(same, f"plot{number}")):
+            yield Plots(plots)
+        yield _sureness(same)
+        if any(run.measures.acceptance_rate_per_position for run in same):
+            yield _acceptance(same)
+        yield Tables([_latency(same, *kind) for kind in LATENCIES])
+
+
+def _grid(runs: Sequence[Run]) -> Table:
+    """Settings by loads: tokens/s, speed-up and AL."""
+    loads = list(by_load(runs))
+    labels = list(dict.fromkeys(run.case.label for run in runs))
+    found = {(run.case.label, run.case.load): run for run in runs}
+    best = {load: advise(same).fastest for load, same in by_load(runs).items()}
+    rows = [
+        [label, *(_grid_cell(found.get((label, load)), runs, best[load]) for load in loads)]
+        for label in labels
+    ]
+    return Table(("setting", *map(_often, loads)), rows, "Tokens/s, speed-up and AL")
+
+
+def _grid_cell(run: Run | None, runs: Sequence[Run], best: Run) -> str | Cell:
+    if run is None:
+        return "-"
+    ratio, length = speed_up(run, runs), run.measures.acceptance_length
+    lines = [f"{run.measures.otps:,.0f}"]
+    lines += [f"{ratio.median:.2f}x"] if ratio is not None else []
+    lines += [f"AL {length:.2f}"] if length is not None else []
+    gain = max(ratio.median - 1.0, 0.0) if ratio is not None else 0.0
+    return Cell(tuple(lines), min(gain / 2.0, 1.0), run is best)
+
+
+def _sureness(runs: Sequence[Run]) -> Table:
+    """How far rounds differ."""
+    rows = [
+        (
+            run.case.label,
+            run.case.load.shown,
+            f"{min(run.rounds):,.0f}-{max(run.rounds):,.0f}",
+            _gain_text(run, runs),
+            {True: "yes", False: "no", None: "-"}[run.same_text],
+        )
+        for run in runs
+    ]
+    head = ("setting", "C", "tokens/s", "speed-up", "same text")
+    rounds = max(len(run.rounds) for run in runs)
+    intervals = ", and 95 % intervals" if bounded(rounds) else ""
+    return Table(head, rows, f"How sure: the least and the most of {rounds} rounds{intervals}")
+
+
+def _gain_text(run: Run, runs: Sequence[Run]) -> str:
+    ratio = speed_up(run, runs)
+    return "-" if ratio is None or reference(run, runs) is run else ratio_text(ratio)
+
+
+def _acceptance(runs: Sequence[Run]) -> Table:
+    """Share of cycles that accept draft 1, 2, ..., in percent; equal rows of a setting once."""
+    told = {(run.case.label, run.measures.acceptance_rate_per_position): run for run in runs[::-1]}
+    shown = [run for run in list(told.values())[::-1] if run.measures.acceptance_rate_per_position]
+    most = max(len(run.measures.acceptance_rate_per_position) for run in shown)
+    rows = [
+        (
+            run.case.label,
+            run.case.load.shown,
+            *(f"{100 * rate:.0f}" for rate in run.measures.acceptance_rate_per_position),
+            *[""] * (most - len(run.measures.acceptance_rate_per_position)),
+        )
+        for run in shown
+    ]
+    head = ("setting", "C", *(str(place) for place in range(1, most + 1)))
+    return Table(head, rows, "Draft 1, 2, … accepted, % of cycles")
+
+
+LATENCIES = (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("E2E", "e2e_ms"))
+
+
+def _latency(runs: Sequence[Run], name: str, field: str) -> Table:
+    rows = [
+        (run.case.label, run.case.load.shown, *_percentiles(getattr(run.measures, field)))
+        for run in runs
+    ]
+    return Table(("setting", "C", "p50", "p95", "p99"), rows, f"{name}, ms")
+
+
+def _percentiles(found: Percentiles) -> list[str]:
+    return [_ms(value) for value in (found.p50, found.p95, found.p99)]
+
+
+def _ms(value: float) -> str:
+    """0 is a time that was not measured."""
+    if not value:
+        return "-"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def _facts(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Names and values, those of groups after their group's name."""
+    for name, value in environment.items():
+        shown = f"{prefix}{name}".replace("_", " ")
+        if isinstance(value, Mapping):
+            yield from _facts(value, f"{name}: ")
+        elif isinstance(value, list) and all(isinstance(one, Mapping) for one in value):
+            for number, one in enumerate(value, start=1):
+                yield (
+                    f"{shown.removesuffix('s')} {number}",
+                    ", ".join(str(v) for v in one.values() if v),
+                )
+        elif value not in (None, ""):
+            yield shown, str(value)

@@ -1,0 +1,172 @@
+"""The report's plots, as SVG that a page holds."""
+
+import io
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from peagle.bench.case import Load
+from peagle.bench.report.document import Plot
+from peagle.bench.runs import Run
+from peagle.bench.verdict import speed_up
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SIZE = (4.4, 3.6)
+"""Inches; about as wide as a phone shows, so that letters keep their size there."""
+COLOURS = ("#5b666f", "#b3372f", "#39558c", "#2f7d5b", "#8a5aa8", "#b5791f")
+"""Of methods, in their order; the first is no speculation's."""
+MARKS = "osD^vP"
+INK, LINE = "#33383d", "#e3e6e8"
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titlelocation": "left",
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": LINE,
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 5,
+}
+
+
+def draw_plots(runs: Sequence[Run], name: str) -> Iterator[Plot]:
+    """What the median runs of one data set and temperature show; name: begins the plots' names."""
+    if len({run.case.load for run in runs}) > 1:
+        yield _drawn(name, "speed", "Tokens per second by load", _speed, runs)
+        yield _drawn(name, "user", "Speed of one user and of all", _users, runs)
+    if len({run.case.k for run in runs if run.case.k}) > 1:
+        yield _drawn(name, "k", "Speed-up by K", _speed_ups, runs)
+    if any(run.measures.acceptance_rate_per_position for run in runs):
+        yield _drawn(name, "acceptance", "Acceptance by position of the draft", _acceptance, runs)
+
+
+def _drawn(
+    name: str, kind: str, title: str, draw: Callable[["Axes", Sequence[Run]], None], runs: Any
+) -> Plot:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(STYLE | {"svg.hashsalt": name + kind}):
+        figure = Figure(figsize=SIZE, layout="constrained")
+        axes = figure.subplots()
+        draw(axes, runs)
+        axes.set_title(title)
+        figure.legend(loc="outside lower center", ncols=2)
+        sink = io.StringIO()
+        figure.savefig(sink, format="svg", metadata={"Date": None})
+    return Plot(f"{name}-{kind}.svg", title, sink.getvalue())
+
+
+def _speed(axes: "Axes", runs: Sequence[Run]) -> None:
+    """Medians, and bars from the least to the most of all rounds."""
+    for label, same, style in _lines(runs):
+        places = [_place(run.case.load) for run in same]
+        speeds = [run.measures.otps for run in same]
+        below = [run.measures.otps - min(run.rounds) for run in same]
+        above = [max(run.rounds) - run.measures.otps for run in same]
+        axes.errorbar(places, speeds, (below, above), capsize=2, label=label, **style)
+    _measure_loads(axes, runs)
+    axes.set(ylabel="output tokens/s", ylim=(0, None))
+
+
+def _users(axes: "Axes", runs: Sequence[Run]) -> None:
+    """Each point a load: what one user sees, and what all get together."""
+    for label, same, style in _lines(runs):
+        own = [1000 / run.measures.itl_ms.p50 if run.measures.itl_ms.p50 else 0.0 for run in same]
+        axes.plot(own, [run.measures.otps for run in same], label=label, **style)
+    axes.set(xlabel="tokens/s of one request (1 / median ITL)", ylabel="tokens/s of all")
+    axes.set(xlim=(0, None), ylim=(0, None))
+
+
+def _speed_ups(axes: "Axes", runs: Sequence[Run]) -> None:
+    """By method and load, with intervals where rounds give any."""
+    drafting = [run for run in runs if run.case.k]
+    groups = _grouped(drafting, lambda run: (run.case.method, run.case.load, run.case.draft_length))
+    colours = _colours(runs)
+    marks = itertools.cycle(MARKS)
+    for (method, load, mode), same in groups.items():
+        found = [(run.case.k or 0, ratio) for run in same if (ratio := speed_up(run, runs))]
+        if not found:
+            continue
+        ratios = [ratio for _, ratio in found]
+        below = [ratio.median - ratio.low if ratio.bounded else 0.0 for ratio in ratios]
+        above = [ratio.high - ratio.median if ratio.bounded else 0.0 for ratio in ratios]
+        shown = same[0].case.label.partition(",")[0] + (" by load" if mode == "auto" else "")
+        axes.errorbar(
+            [k for k, _ in found],
+            [ratio.median for ratio in ratios],
+            (below, above),
+            capsize=2,
+            label=f"{shown}, {_often(load)}",
+            color=colours[method],
+            marker=next(marks),
+            linestyle="--" if mode == "auto" else "-",
+        )
+    axes.axhline(1.0, color=COLOURS[0], linewidth=1.0)
+    axes.set(xlabel="K, drafts per cycle", ylabel="times no speculation", ylim=(0, None))
+    axes.set_xticks(sorted({run.case.k for run in drafting if run.case.k}))
+
+
+def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
+    """Under the first load: acceptance does not depend on it where draft lengths are fixed."""
+    from matplotlib.ticker import MaxNLocator
+
+    first = runs[0].case.load
+    for label, same, style in _lines([run for run in runs if run.case.load == first]):
+        rates = same[0].measures.acceptance_rate_per_position
+        if rates:
+            places = range(1, len(rates) + 1)
+            axes.plot(places, [100 * rate for rate in rates], label=label, **style)
+    axes.set(xlabel="position of the draft", ylabel="accepted (% of cycles)", ylim=(0, 100))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run], dict[str, Any]]]:
+    """Each case's label, its runs by load, and how its line looks: a colour for each method."""
+    colours = _colours(runs)
+    dashes = {method: itertools.cycle(("-", "--", ":", "-.")) for method in colours}
+    for label, same in _grouped(runs, lambda run: run.case.label).items():
+        method = same[0].case.method
+        look = {"color": colours[method], "linestyle": next(dashes[method]), "marker": "o"}
+        yield label, sorted(same, key=lambda run: _place(run.case.load)), look
+
+
+def _colours(runs: Sequence[Run]) -> dict[str, str]:
+    methods = list(dict.fromkeys(run.case.method for run in runs))
+    return dict(zip(methods, itertools.cycle(COLOURS), strict=False))
+
+
+def _grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
+    found: dict[Any, list[Run]] = {}
+    for run in runs:
+        found.setdefault(key(run), []).append(run)
+    return found
+
+
+def _place(load: Load) -> float:
+    return load.request_rate or load.concurrency
+
+
+def _often(load: Load) -> str:
+    return f"{load.shown}" if load.request_rate else f"C = {load.shown}"
+
+
+def _measure_loads(axes: "Axes", runs: Sequence[Run]) -> None:
+    rated = any(run.case.load.request_rate for run in runs)
+    axes.set_xscale("log", base=2)
+    places = sorted({_place(run.case.load) for run in runs})
+    axes.set_xticks(places, [f"{place:g}" for place in places])
+    axes.minorticks_off()
+    axes.set_xlabel("requests a second" if rated else "C, requests in flight")

@@ -1,0 +1,268 @@
+"""Any server of OpenAI's API: what it is, and one streamed answer."""
+
+import asyncio
+import itertools
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from peagle.bench.http import Address, Connection, Reply
+from peagle.bench.prompts import Prompt
+from peagle.bench.server_metrics import DraftCounts
+from peagle.config import SamplingParams
+from peagle.errors import InputError, reason
+
+SILENCE = 120.0
+"""Seconds without a byte after which a request has failed."""
+KEY = "OPENAI_API_KEY"
+"""The environment variable with the key that servers ask for."""
+OPTIONAL: Mapping[str, str] = {
+    "cache_salt": "its prefix cache may answer prompts from the second round on",
+    "ignore_eos": "answers end where the model ends them, so their lengths differ",
+    "stream_options": "it does not count tokens",
+}
+"""Fields that a server may refuse, and what a reader must know then."""
+REFUSED = (400, 404, 405, 415, 422)
+"""Statuses by which servers refuse a body."""
+CALM = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+"""Sampling fields that are sent where they differ from this."""
+
+
+class RequestFailedError(Exception):
+    """A request without an answer, and why."""
+
+    def __init__(self, why: str, status: int = 0) -> None:
+        super().__init__(why)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one request's client saw."""
+
+    times: tuple[float, ...]
+    """Seconds from its start to each token; those of a piece of the stream share its time."""
+    text: str
+    counted: bool
+    """Whether the server said how many tokens it wrote; else each piece is one."""
+    streamed: bool
+
+
+@dataclass
+class Server:
+    """A server, and which fields it takes."""
+
+    name: str
+    address: Address
+    model: str
+    version: str = ""
+    refused: tuple[str, ...] = ()
+    """Those of `OPTIONAL` that are left out."""
+    notes: list[str] = field(default_factory=list)
+    """What a reader of its figures must know."""
+
+    @classmethod
+    async def find(cls, name: str, url: str, model: str | None) -> Self:
+        """Ask a server for its model and version. Raises `InputError` when it does not answer."""
+        address = Address.of(url)
+        try:
+            async with asyncio.timeout(SILENCE), Connection(address, _authorized()) as connection:
+                models = await connection.get("/v1/models")
+                version = await connection.get("/version")
+        except (OSError, EOFError, ValueError) as error:
+            raise InputError(f"{url} does not answer: {reason(error) or 'timeout'}") from None
+        served = _json(models).get("data") or [{}]
+        model = model or served[0].get("id")
+        if not model:
+            raise InputError(f"{url} names no model at /v1/models; give its name as TARGET")
+        by = served[0].get("owned_by", "")
+        told = f"{by} {_json(version).get('version', '')}".strip()
+        return cls(name, address, model, told)
+
+    def connect(self) -> Connection:
+        """A new connection."""
+        return Connection(self.address, _authorized())
+
+    async def draft_counts(self) -> DraftCounts | None:
+        """What it has drafted so far; None where it does not tell."""
+        try:
+            async with asyncio.timeout(SILENCE), self.connect() as connection:
+                page = await connection.get("/metrics")
+        except (OSError, EOFError, ValueError):
+            return None
+        return None if page is None else DraftCounts.read(page.decode(errors="replace"))
+
+    async def learn(self, prompt: Prompt, params: SamplingParams) -> None:
+        """Ask once, and find out which fields it refuses. Raises `InputError` if all fails."""
+        first: RequestFailedError | None = None
+        for refused in self._refusals():
+            self.refused = refused
+            try:
+                async with self.connect() as connection:
+                    answer = await self.answer(connection, prompt, params, "warm-up")
+            except RequestFailedError as error:
+                first = first or error
+                if error.status not in REFUSED:
+                    break
+                continue
+            self._note(answer)
+            return
+        raise InputError(f"{self.name}: {first}")
+
+    def _refusals(self) -> Iterator[tuple[str, ...]]:
+        """Fields to leave out, fewest first."""
+        yield self.refused
+        for name in OPTIONAL:
+            yield (name,)
+        yield tuple(OPTIONAL)
+
+    def _note(self, answer: Answer) -> None:
+        for name in self.refused:
+            self.note(f"refuses {name}: {OPTIONAL[name]}")
+        if not answer.streamed:
+            self.note("does not stream: TTFT is E2E, and ITL unknown")
+        elif not answer.counted:
+            self.note("sends no usage: a piece of its stream counts as a token, and may be several")
+
+    def note(self, text: str) -> None:
+        """Keep a sentence, once."""
+        told = f"{self.name} {text}"
+        if told not in self.notes:
+            self.notes.append(told)
+
+    async def answer(
+        self, connection: Connection, prompt: Prompt, params: SamplingParams, salt: str
+    ) -> Answer:
+        """One answer. salt: requests with different ones share no cached prefix.
+
+        Raises `RequestFailedError`.
+        """
+        path = "/v1/chat/completions" if prompt.messages else "/v1/completions"
+        body = json.dumps(self._body(prompt, params, salt)).encode()
+        start = time.perf_counter()
+        try:
+            async with asyncio.timeout(SILENCE) as silence:
+                reply = await connection.ask("POST", path, body)
+                if reply.status != 200:
+                    raise RequestFailedError(await _complaint(reply), reply.status)
+                answer = await _read(reply, start, silence)
+        except RequestFailedError:
+            connection.close()
+            raise
+        except TimeoutError:
+            connection.close()
+            raise RequestFailedError(f"nothing came for {SILENCE:g} s") from None
+        except (OSError, EOFError, ValueError) as error:
+            connection.close()
+            raise RequestFailedError(reason(error) or type(error).__name__) from None
+        if reply.last:
+            connection.close()
+        return answer
+
+    def _body(self, prompt: Prompt, params: SamplingParams, salt: str) -> dict[str, Any]:
+        asked = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+        body: dict[str, Any] = {
+            "model": self.model,
+            **asked,
+            "max_tokens": params.max_tokens,
+            "temperature": params.temperature,
+            "seed": params.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "ignore_eos": params.ignore_eos,
+            "cache_salt": salt,
+        }
+        if params.stop:
+            body["stop"] = list(params.stop)
+        given = ((name, getattr(params, name), calm) for name, calm in CALM.items())
+        body |= {name: value for name, value, calm in given if value != calm}
+        return {name: value for name, value in body.items() if name not in self.refused}
+
+
+async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Answer:
+    """An answer's pieces as they come."""
+    if not reply.streams:
+        return _whole(json.loads(await reply.body()), time.perf_counter() - start)
+    times: list[float] = []
+    texts: list[str] = []
+    tokens: int | None = None
+    clock = asyncio.get_running_loop()
+    async for event in reply.events():
+        silence.reschedule(clock.time() + SILENCE)
+        if "error" in event:
+            raise RequestFailedError(_message(event))
+        tokens = _tokens(event, tokens)
+        piece = "".join(map(_text, event.get("choices") or ()))
+        if piece:
+            times.append(time.perf_counter() - start)
+            texts.append(piece)
+    if not times:
+        raise RequestFailedError("it streamed no text")
+    return Answer(_shared(times, tokens or len(times)), "".join(texts), tokens is not None, True)
+
+
+def _whole(answer: Any, seconds: float) -> Answer:
+    """An answer in one piece."""
+    text = "".join(map(_text, answer.get("choices") or ()))
+    tokens = _tokens(answer, None)
+    if not text:
+        raise RequestFailedError("its answer has no text")
+    return Answer((seconds,) * (tokens or 1), text, tokens is not None, False)
+
+
+def _shared(times: Sequence[float], tokens: int) -> tuple[float, ...]:
+    """A time for each token: a stream's pieces share the tokens evenly, the first has one."""
+    pieces = len(times)
+    if pieces == 1:
+        return (times[0],) * tokens
+    ends = [1 + round((tokens - 1) * place / (pieces - 1)) for place in range(pieces)]
+    each = [ends[0], *(end - start for start, end in itertools.pairwise(ends))]
+    return tuple(time for time, count in zip(times, each, strict=True) for _ in range(count))
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """What a choice, or its part, says: text, thoughts, or a call."""
+    told = choice.get("delta") or choice.get("message") or choice
+    words = [told.get(name) for name in ("text", "content", "reasoning", "reasoning_content")]
+    calls = json.dumps(told["tool_calls"]) if told.get("tool_calls") else ""
+    return "".join(dict.fromkeys(word for word in words if word)) + calls
+
+
+def _tokens(event: Mapping[str, Any], before: int | None) -> int | None:
+    found = (event.get("usage") or {}).get("completion_tokens")
+    return found if isinstance(found, int) and found > 0 else before
+
+
+async def _complaint(reply: Reply) -> str:
+    body = (await reply.body()).decode(errors="replace")
+    return f"HTTP {reply.status}: {_message(_json(body.encode())) or body[:200] or 'no reason'}"
+
+
+def _message(body: Mapping[str, Any]) -> str:
+    """Why a server refuses, on one line."""
+    error = body.get("error") or body.get("detail") or body.get("message") or ""
+    told = error.get("message", "") if isinstance(error, dict) else error
+    return " ".join(str(told).split())
+
+
+def _json(body: bytes | None) -> dict[str, Any]:
+    """A JSON object; nothing for what is none."""
+    try:
+        found = json.loads(body or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _authorized() -> dict[str, str]:
+    key = os.environ.get(KEY)
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def most_common(reasons: Sequence[str]) -> str:
+    """The reason that most requests failed for."""
+    return Counter(reasons).most_common(1)[0][0]

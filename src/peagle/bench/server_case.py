@@ -1,0 +1,183 @@
+"""Cases that a server runs: requests in flight, or requests a second."""
+
+import asyncio
+import itertools
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field, replace
+
+from peagle.bench.case import Case
+from peagle.bench.http import Connection
+from peagle.bench.load import WARM_UP_TOKENS
+from peagle.bench.measures import Acceptance, measured
+from peagle.bench.prompts import Prompt
+from peagle.bench.rounds import Tick, take_turns
+from peagle.bench.runs import Failure, Run
+from peagle.bench.server import Answer, RequestFailedError, Server, most_common
+from peagle.config import SamplingParams
+from peagle.errors import InputError
+
+Asked = tuple[Prompt, SamplingParams]
+
+
+@dataclass(frozen=True)
+class ServerCase:
+    """A case that is ready to run: a warm server and its requests."""
+
+    case: Case
+    server: Server
+    asked: Sequence[Asked]
+    loop: asyncio.Runner
+
+    def run(self, on_finish: Tick = lambda: None) -> Run:
+        """Ask everything once; calls `on_finish` after each conversation.
+
+        Raises `InputError` if no request gets an answer.
+        """
+        return self.loop.run(self._run(on_finish))
+
+    async def _run(self, on_finish: Tick) -> Run:
+        before = await self.server.draft_counts()
+        done = Conversations(self.server, self.asked, uuid.uuid4().hex, on_finish)
+        start = time.perf_counter()
+        if self.case.request_rate:
+            await done.at_rate(self.case.request_rate)
+        else:
+            await done.in_flight(self.case.concurrency)
+        seconds = time.perf_counter() - start
+        after = await self.server.draft_counts()
+        accepted = after.since(before) if before and after else None
+        return self._measured(done, accepted, seconds)
+
+    def _measured(self, done: "Conversations", accepted: Acceptance | None, seconds: float) -> Run:
+        answers = [answer for each in done.answers for answer in each]
+        if not answers:
+            raise InputError(most_common(done.reasons))
+        if done.reasons:
+            asked = len(self.asked)
+            why = most_common(done.reasons)
+            self.server.note(f"failed {len(done.reasons)} of {asked} requests: {why}")
+        if done.ended_early:
+            self.server.note("does not heed ignore_eos: answers have different lengths")
+        return Run(
+            self.case,
+            measured([answer.times for answer in answers], accepted, seconds),
+            tuple(tuple(answer.text for answer in each) for each in done.answers),
+            failed=len(done.reasons),
+        )
+
+
+@dataclass
+class Conversations:
+    """What is asked of a server, and what became of it."""
+
+    server: Server
+    asked: Sequence[Asked]
+    salt: str
+    on_finish: Tick
+    answers: list[list[Answer]] = field(default_factory=list)
+    """Of each conversation, in the order of `asked`."""
+    reasons: list[str] = field(default_factory=list)
+    """Why conversations failed."""
+    ended_early: bool = False
+    """Whether an answer ended before its limit though the end of text was to be ignored."""
+
+    def __post_init__(self) -> None:
+        self.answers = [[] for _ in self.asked]
+
+    async def in_flight(self, concurrency: int) -> None:
+        """Keep so many conversations going while enough are left, each on a connection."""
+        waiting = iter(range(len(self.asked)))
+
+        async def work(connection: Connection) -> None:
+            for index in waiting:
+                await self._converse(connection, index)
+
+        with ExitStack() as stack:
+            lines = [closing(self.server.connect()) for _ in range(concurrency)]
+            await asyncio.gather(*(work(stack.enter_context(line)) for line in lines))
+
+    async def at_rate(self, rate: float) -> None:
+        """Begin a conversation at random times, so many a second on average (Poisson)."""
+        draw = random.Random(0)
+        due = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(len(self.asked)):
+                await asyncio.sleep(max(due - time.perf_counter(), 0.0))
+                tasks.create_task(self._alone(index))
+                due += draw.expovariate(rate)
+
+    async def _alone(self, index: int) -> None:
+        with closing(self.server.connect()) as connection:
+            await self._converse(connection, index)
+
+    async def _converse(self, connection: Connection, index: int) -> None:
+        """All turns of a conversation."""
+        prompt: Prompt | None
+        prompt, params = self.asked[index]
+        try:
+            while prompt is not None:
+                answer = await self.server.answer(connection, prompt, params, self.salt)
+                self.answers[index].append(answer)
+                short = answer.counted and len(answer.times) < params.max_tokens
+                left_out = "ignore_eos" in self.server.refused
+                self.ended_early |= params.ignore_eos and short and not left_out
+                prompt = prompt.after(answer.text)
+        except RequestFailedError as error:
+            self.reasons.append(str(error))
+        self.on_finish()
+
+
+def find_servers(urls: Sequence[tuple[str, str]], model: str | None) -> list[Server]:
+    """The servers of some names and URLs. Raises `InputError` for one that does not answer."""
+
+    async def find() -> list[Server]:
+        return [await Server.find(name, url, model) for name, url in urls]
+
+    return asyncio.run(find())
+
+
+def run_servers(
+    servers: Sequence[Server],
+    cases: Sequence[Case],
+    asked: Callable[[Case], Sequence[Asked]],
+    rounds: int,
+    on_finish: Tick = lambda: None,
+    warn: Callable[[str], None] = lambda _: None,
+) -> Iterator[Run | Failure]:
+    """Let cases take turns on servers.
+
+    asked: a case's requests. `warn` is told what a reader must know, before the first run and after
+    each. Raises `InputError` before it if a server answers nothing.
+    """
+    by_name = {server.name: server for server in servers}
+    with asyncio.Runner() as loop:
+        ready = [ServerCase(case, by_name[case.method], asked(case), loop) for case in cases]
+        loop.run(_warm_up(ready))
+        for done in itertools.chain([None], take_turns(ready, rounds, on_finish)):
+            for note in [note for server in servers for note in server.notes]:
+                warn(note)
+            if done is not None:
+                yield done
+
+
+async def _warm_up(ready: Sequence[ServerCase]) -> None:
+    """Learn what each server takes, then keep it as busy as each case will."""
+    for server in {id(one.server): one.server for one in ready}.values():
+        first = [one for one in ready if one.server is server]
+        await server.learn(*_first_tokens(first[0].asked[0]))
+        for one in first:
+            few = one.asked[: one.case.concurrency or 1]
+            done = Conversations(
+                server, [_first_tokens(each) for each in few], "warm-up", lambda: None
+            )
+            await done.in_flight(len(few))
+
+
+def _first_tokens(asked: Asked) -> Asked:
+    prompt, params = asked
+    few = {"max_tokens": min(WARM_UP_TOKENS, params.max_tokens)}
+    return replace(prompt, later=()), params.model_copy(update=few)

@@ -1,0 +1,128 @@
+"""Tables and sentences for the terminal."""
+
+from collections.abc import Iterator, Sequence
+
+from rich import box
+from rich.table import Table
+
+from peagle.bench.case import Case
+from peagle.bench.pair import NAMES
+from peagle.bench.runs import Run
+from peagle.bench.verdict import Ratio, Verdict, speed_up
+
+
+def summary_table(runs: Sequence[Run]) -> Table:
+    """One row per method: speed with its interval, acceptance, and whether the text is the same."""
+    table = _empty_table(
+        ("method",), ("K", "tokens/s", "speed-up", "acceptance\nlength", "same\ntext")
+    )
+    table.columns[3].justify = "left"
+    for run in runs:
+        ratio = speed_up(run, runs)
+        told = "-" if ratio is None else ratio_text(ratio)
+        speed = f"{run.measures.otps:.1f}"
+        table.add_row(_method(run.case), k_text(run.case), speed, told, _length(run), _same(run))
+    return table
+
+
+def full_table(runs: Sequence[Run]) -> tuple[Table, int]:
+    """One row per case, and how many of the columns say which case it is."""
+    keys = _keys(runs)
+    latencies = ("TTFT ms\np50", "ITL ms\np50", "E2E ms\np50")
+    columns = ("tokens/s", "speed-up", "AL", *latencies, "same\ntext")
+    table = _empty_table(tuple(keys), columns)
+    table.columns[len(keys) + 1].justify = "left"
+    for number, run in enumerate(runs):
+        found, ratio = run.measures, speed_up(run, runs)
+        medians = (timing.p50 for timing in (found.ttft_ms, found.itl_ms, found.e2e_ms))
+        table.add_row(
+            *(column[number] for column in keys.values()),
+            f"{found.otps:.1f}",
+            ratio_text(ratio) if ratio is not None else "-",
+            _length(run),
+            *(f"{median:.1f}" if median else "-" for median in medians),
+            _same(run),
+        )
+    return table, len(keys)
+
+
+def run_line(run: Run, turn: int) -> str:
+    """One round of a case, for those who wait."""
+    length = "" if run.measures.acceptance_length is None else f", AL {_length(run)}"
+    return f"round {turn}, {case_text(run.case)}: {run.measures.otps:.1f} tokens/s{length}"
+
+
+def case_text(case: Case) -> str:
+    """A case in words."""
+    return f"{case.label}, {case.load.words}"
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """A ratio and its interval: 1.63x (1.58-1.68)."""
+    return f"{ratio.median:.2f}x{_interval(ratio)}"
+
+
+def verdict_sentence(verdict: Verdict) -> str:
+    """Which method is the fastest and by how much, or that this cannot be told."""
+    words = NAMES | {"none": "no speculation"}
+    first, second = (
+        words.get(run.case.method, run.case.method) for run in (verdict.first, verdict.second)
+    )
+    times = f"{verdict.lead.median:.2f} times as fast as {second}{_interval(verdict.lead)}"
+    if verdict.clear:
+        return f"Fastest on this machine: {first}, {times}."
+    few = "" if verdict.lead.bounded else ", in too few rounds to say so"
+    return f"No clear winner on this machine: {first} was {times}{few}."
+
+
+def k_text(case: Case) -> str:
+    """Its K: "7", at most 7 by load as "≤7", none as "-"."""
+    at_most = "≤" if case.draft_length == "auto" else ""
+    return f"{at_most}{case.k}" if case.k else "-"
+
+
+def _interval(ratio: Ratio) -> str:
+    """In parentheses; nothing where it has no bounds or no width."""
+    low, high = f"{ratio.low:.2f}", f"{ratio.high:.2f}"
+    return f" ({low}-{high})" if ratio.bounded and low != high else ""
+
+
+def _keys(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """The columns that say which case each row is: those that differ, and always C."""
+    cases = [run.case for run in runs]
+    return {
+        "method": [_method(case) for case in cases],
+        "C": [case.load.shown for case in cases],
+        **dict(_varying(cases)),
+    }
+
+
+def _varying(cases: Sequence[Case]) -> Iterator[tuple[str, list[str]]]:
+    if not all(case.is_server for case in cases):
+        yield "K", [k_text(case) for case in cases]
+    if len({case.data for case in cases}) > 1:
+        yield "prompts", [case.data for case in cases]
+    if len({case.temperature for case in cases}) > 1:
+        yield "T", [f"{case.temperature:g}" for case in cases]
+
+
+def _empty_table(keys: Sequence[str], columns: Sequence[str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    first, *others = keys
+    table.add_column(first, no_wrap=True)
+    for name in (*others, *columns):
+        table.add_column(name, justify="right")
+    return table
+
+
+def _method(case: Case) -> str:
+    return NAMES.get(case.method, case.method)
+
+
+def _length(run: Run) -> str:
+    length = run.measures.acceptance_length
+    return "-" if length is None else f"{length:.2f}"
+
+
+def _same(run: Run) -> str:
+    return {True: "yes", False: "[red]no[/]", None: "-"}[run.same_text]

@@ -1,0 +1,69 @@
+"""A target's weights, loaded once for all engines that verify with them."""
+
+from peagle.config import EngineConfig, SpeculativeConfig
+from peagle.device import resolve_device, resolve_dtype
+from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.drafter import Drafter
+from peagle.drafters.methods import drafter_for
+from peagle.drafters.model import DraftModel
+from peagle.engine.engine import Engine
+from peagle.engine.kv_cache import kv_bytes_per_token
+from peagle.llm import LLM
+from peagle.models.decoder import Decoder
+from peagle.models.generation_config import end_tokens
+from peagle.models.loading import load_decoder
+from peagle.models.tokenizer import load_tokenizer
+from peagle.models.weights import model_directory
+
+BLOCKS_BESIDE = 2
+"""Blocks of each request beside those of its tokens: one that is not full, one for drafts."""
+LEAST = 512
+"""Tokens that a KV cache holds at least."""
+
+
+class SharedTarget:
+    """A target in memory. Raises `InputError` when its directory is unusable or memory runs out."""
+
+    def __init__(self, target: str, config: EngineConfig) -> None:
+        directory = model_directory(target)
+        device = resolve_device(config.device)
+        self._decoder = load_decoder(directory, resolve_dtype(config.dtype, device), device)
+        self.tokenizer = load_tokenizer(directory)
+        self._draft_models: dict[tuple[str, bool | None], DraftModel] = {}
+        self._ends = end_tokens(directory, self.tokenizer.eos_token_id)
+
+    def draft_model(self, drafter: str, parallel: bool | None) -> DraftModel:
+        """A drafter's weights, loaded once too."""
+        named = drafter, parallel
+        if named not in self._draft_models:
+            place = model_directory(drafter)
+            self._draft_models[named] = load_drafter(place, self._decoder, parallel)
+        return self._draft_models[named]
+
+    def llm(
+        self, speculation: SpeculativeConfig | None, config: EngineConfig, longest: int | None
+    ) -> LLM:
+        """An engine over these weights.
+
+        longest: tokens of the longest request, if the engine is to hold no more than its requests
+        need; None lets it take the memory that an engine of its own takes.
+        """
+        drafter: Drafter | None = None
+        k = 0
+        if speculation is not None:
+            model = self.draft_model(speculation.model, speculation.parallel_drafting)
+            drafter = drafter_for(model)
+            k = speculation.num_speculative_tokens or model.config.default_k
+        if longest is not None:
+            memory = kv_memory(self._decoder, drafter, config, longest + k)
+            config = config.model_copy(update={"kv_cache_memory": memory})
+        return LLM.over(Engine(self._decoder, drafter, k, config, self._ends), self.tokenizer)
+
+
+def kv_memory(target: Decoder, drafter: Drafter | None, config: EngineConfig, longest: int) -> int:
+    """Bytes of keys and values of as many requests of `longest` tokens as the engine may run."""
+    specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
+    per_token = sum(kv_bytes_per_token(spec, target.embed.weight.dtype) for spec in specs)
+    assert config.max_num_seqs is not None, "a case says how many requests there are"
+    each = longest + BLOCKS_BESIDE * config.block_size
+    return max(each * config.max_num_seqs, LEAST) * per_token

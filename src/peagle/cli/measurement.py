@@ -1,0 +1,184 @@
+"""A measurement as it runs: rows as they come, and at its end, however it ends, what they say."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from peagle.cli.progress import progress_bar
+from peagle.cli.tables import print_table
+from peagle.errors import InputError
+from peagle.files import STDOUT, writing
+
+if TYPE_CHECKING:
+    from peagle.bench.case import Case
+    from peagle.bench.report.report import Report
+    from peagle.bench.runs import Failure, Results, Run
+
+Tick = Callable[[], None]
+Warn = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """What is measured, and what its result depends on."""
+
+    cases: "Sequence[Case]"
+    rounds: int
+    start: "Callable[[int, Tick, Warn], Iterator[Run | Failure]]"
+    """Runs all cases for so many rounds; calls the first function after each request, and the
+    second with what a reader must know."""
+    environment: Mapping[str, Any]
+    requests: int
+    """Of all cases together, in one round."""
+    comparable: bool = True
+    """Whether all cases should write the same."""
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a measurement goes beside the terminal."""
+
+    json: Path | None
+    report: "Report | None"
+
+
+def measure_cases(benchmark: Benchmark, outputs: Outputs) -> None:
+    """Measure, print the table, write the result after every run and the report at the end.
+
+    What was measured is kept whatever happens then. Raises `InputError` for what failed.
+    """
+    from peagle.bench.result_file import result_file
+    from peagle.bench.runs import Results
+
+    results = Results(benchmark.cases, benchmark.comparable)
+    with ExitStack() as files:
+        if outputs.report is not None:
+            files.enter_context(outputs.report.directory())
+        kept = Kept(benchmark, results, outputs, files.enter_context(result_file(outputs.json)))
+        try:
+            _follow(benchmark, kept)
+        finally:
+            kept.show()
+    kept.complain()
+
+
+@dataclass
+class Kept:
+    """What was measured so far, and what went wrong."""
+
+    benchmark: Benchmark
+    results: "Results"
+    outputs: Outputs
+    write: Callable[[Any], None]
+    notes: list[str] = field(default_factory=list)
+    """What a reader of the figures must know."""
+    failures: list[str] = field(default_factory=list)
+    unwritten: InputError | None = None
+
+    def note(self, text: str) -> None:
+        """Tell at once, and in the report."""
+        if text not in self.notes:
+            self.notes.append(text)
+            typer.echo(f"peagle: warning: {text}", err=True)
+
+    def add(self, run: "Run", turn: int) -> None:
+        """Keep a run and say so; a disk that is full costs the file but not the measurement."""
+        from peagle.bench.tables import run_line
+
+        self.results.add(run)
+        typer.echo(run_line(run, turn), err=True)
+        if self.outputs.json is None or self.unwritten is not None:
+            return
+        try:
+            with writing(self.outputs.json, "the table holds what was measured"):
+                self.write(self.as_json())
+        except InputError as error:
+            self.unwritten = error
+
+    def fail(self, failure: "Failure") -> None:
+        """Tell why a case is left out from here on."""
+        from peagle.bench.tables import case_text
+
+        self.failures.append(f"{case_text(failure.case)}: {failure.reason}")
+
+    def as_json(self) -> dict[str, Any]:
+        """The result file."""
+        runs = self.results.medians()
+        return {
+            "environment": dict(self.benchmark.environment),
+            "notes": self.notes,
+            "runs": [run.as_json() for run in runs],
+            "verdicts": [{**asdict(load), "verdict": text} for load, text in verdicts(runs)],
+        }
+
+    def show(self) -> None:
+        """Print what was measured, if anything was, and write the report."""
+        runs = self.results.medians()
+        if not runs:
+            return
+        console = Console(stderr=self.outputs.json == STDOUT, highlight=False)
+        show_runs(console, runs)
+        if self.benchmark.caption:
+            console.print(self.benchmark.caption)
+        if self.outputs.report is not None:
+            with writing(self.outputs.report.place, "the table holds what was measured"):
+                self.outputs.report.write(self.benchmark.environment, runs, self.notes)
+            console.print(f"The report: {self.outputs.report.page}", soft_wrap=True)
+
+    def complain(self) -> None:
+        """Raise `InputError` for what went wrong."""
+        if self.unwritten is not None:
+            raise self.unwritten
+        if self.failures:
+            raise InputError("; ".join(self.failures))
+
+
+def _follow(benchmark: Benchmark, kept: Kept) -> None:
+    """Run all rounds."""
+    from peagle.bench.runs import Failure
+
+    turns: dict[Case, int] = {}
+    with progress_bar("requests", benchmark.requests * benchmark.rounds) as advance:
+        for done in benchmark.start(benchmark.rounds, advance, kept.note):
+            if isinstance(done, Failure):
+                kept.fail(done)
+            else:
+                turns[done.case] = turns.get(done.case, 0) + 1
+                kept.add(done, turns[done.case])
+
+
+def show_runs(console: Console, runs: "Sequence[Run]") -> None:
+    """The table of median runs, what they decide, and why they should not be believed."""
+    from peagle.bench.tables import full_table
+    from peagle.bench.verdict import bounded, doubts
+
+    table, keys = full_table(runs)
+    print_table(console, table, keys=keys)
+    rounds = max(len(run.rounds) for run in runs)
+    intervals = ", and 95 % intervals of the speed-up" if bounded(rounds) else ""
+    console.print(f"Medians of {rounds} rounds{intervals}." if rounds > 1 else "One round.")
+    for _, sentence in verdicts(runs):
+        console.print(sentence, soft_wrap=True)
+    if found := list(doubts(runs)):
+        told = "; ".join(found)
+        console.print(f"Do not rely on these figures: {told}.", style="bold red", soft_wrap=True)
+
+
+def verdicts(runs: "Sequence[Run]") -> "list[tuple[Any, str]]":
+    """Each load under which methods can be compared, and what that says."""
+    from peagle.bench.tables import verdict_sentence
+    from peagle.bench.verdict import by_load, judge
+
+    loads = by_load(runs)
+    found = [(load, judge(same)) for load, same in loads.items()]
+    return [
+        (load, (f"{load.words}: " if len(loads) > 1 else "") + verdict_sentence(verdict))
+        for load, verdict in found
+        if verdict is not None
+    ]

@@ -1,0 +1,91 @@
+"""A drafter's selector on disk: the sub-folder `correction`, which other engines do not read.
+
+Its tensors have DFlash2's names. Without the folder the directory is the same drafter, uncorrected.
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from peagle.drafters.model import DrafterConfig
+from peagle.drafters.selector import Selector, SelectorConfig
+from peagle.errors import InputError
+from peagle.models.families.config import reading
+from peagle.models.weights import (
+    TensorRule,
+    disassemble,
+    finite,
+    mismatches,
+    read_json,
+    read_tensors,
+    shortened,
+)
+
+FOLDER = "correction"
+RANK, CANDIDATES = "selector_rank", "selector_top_k"
+ADVICE = f"train it for this drafter, or remove {FOLDER}/"
+
+
+def read_selector_config(directory: Path) -> SelectorConfig | None:
+    """Sizes of the selector in a drafter's directory; None without one. Raises `InputError`."""
+    folder = directory / FOLDER
+    if not folder.is_dir():
+        return None
+    values = read_json(folder / "config.json")
+    with reading(str(folder)):
+        config = SelectorConfig(int(values[RANK]), int(values[CANDIDATES]))  # type: ignore[call-overload]
+    if config.rank < 1 or config.candidates < 2:
+        raise InputError(
+            f"{folder}: {RANK} must be at least 1 and {CANDIDATES} at least 2; {ADVICE}"
+        )
+    return config
+
+
+def selector_rules(config: DrafterConfig) -> list[TensorRule]:
+    """Every tensor of a selector's file."""
+    assert config.selector is not None
+    name, rank = "candidate_selector", config.selector.rank
+    return [
+        TensorRule(
+            "predecessor", (f"{name}.predecessor_codebook",), (config.transformer.vocab_size,)
+        ),
+        TensorRule("successor", (f"{name}.successor_codebook",), (config.draft_vocab_size,)),
+        TensorRule("projection.weight", (f"{name}.hidden_projection",), (rank,)),
+    ]
+
+
+def selector_problems(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Everything in a selector that does not fit its drafter, with a fix. tensors: its own."""
+    if not config.parallel:
+        return [f"{FOLDER}/ corrects mask slots, and an EAGLE-3 drafter has none; remove it"]
+    with torch.device("meta"):
+        selector = config.new_selector()
+    assert selector is not None
+    problems = mismatches(selector, selector_rules(config), tensors)
+    broken = [name for name, value in tensors.items() if not finite(value)]
+    problems += [f"NaN or infinite values in {shortened(broken)}"] if broken else []
+    return [f"{FOLDER}/ does not fit: {'; '.join(problems)}; {ADVICE}"] if problems else []
+
+
+def selector_tensors(directory: Path) -> dict[str, Tensor]:
+    """The tensors of a drafter's selector. Raises `InputError` for a damaged file."""
+    return read_tensors(directory / FOLDER)
+
+
+def save_selector(
+    directory: Path, selector: Selector, config: DrafterConfig, dtype: torch.dtype
+) -> None:
+    """Write a selector into its drafter's directory."""
+    folder = directory / FOLDER
+    folder.mkdir()
+    tensors = disassemble(selector, selector_rules(config))
+    values = {RANK: selector.config.rank, CANDIDATES: selector.config.candidates}
+    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    file = folder / "model.safetensors"
+    save_file({k: v.to(dtype) for k, v in tensors.items()}, file, metadata={"format": "pt"})
+    shutil.copymode(folder / "config.json", file)  # as for the drafter's own

@@ -1,0 +1,315 @@
+"""Servers of every kind: one line for what they lack, and nothing lost that was measured."""
+
+import itertools
+import socket
+import threading
+import time
+
+import pytest
+from openai_stub import openai_stub, said, streamed
+
+from peagle.bench import server as module
+from peagle.bench.case import Case, Grid
+from peagle.bench.prompts import Prompt
+from peagle.bench.runs import Failure
+from peagle.bench.server_case import find_servers, run_servers
+from peagle.config import SamplingParams
+from peagle.errors import InputError
+
+PROMPTS = tuple(Prompt(text) for text in ("one", "two", "three", "four"))
+METRICS = """# HELP vllm:spec_decode_num_drafts_total Drafts.
+vllm:spec_decode_num_drafts_total{{model_name="a"}} {drafts}
+vllm:spec_decode_num_accepted_tokens_total{{model_name="a"}} {accepted}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="a",position="0"}} {first}
+vllm:spec_decode_num_accepted_tokens_per_pos_total{{model_name="a",position="1"}} {second}
+"""
+
+
+@pytest.fixture
+def stub():
+    with openai_stub() as stub:
+        stub.reply = lambda body: streamed("a", "b", "c", tokens=4)
+        yield stub
+
+
+def measured(*urls, prompts=PROMPTS, grid=None, rates=(), rounds=1, model=None, **sampling):
+    """Runs and notes; urls: of servers, called a, b, ..."""
+    named = list(zip("abc", urls, strict=False))
+    servers = find_servers(named, model)
+    params = SamplingParams(**{"max_tokens": 4, "ignore_eos": True, **sampling})
+    cases = (grid or Grid([2])).servers([name for name, _ in named], rates)
+    asked = [(prompt, params) for prompt in prompts]
+    notes = []
+    done = list(run_servers(servers, cases, lambda case: asked, rounds, warn=notes.append))
+    return done, list(dict.fromkeys(notes))
+
+
+def test_tokens_times_and_texts_of_a_streaming_server(stub):
+    def slow(body):
+        status, headers, events = streamed("a", "b", "c", tokens=5)
+        return status, headers, (time.sleep(0.03) or event for event in events)
+
+    stub.reply = slow
+    (run,), notes = measured(stub.url, grid=Grid([4]))
+    found = run.measures
+    assert (found.output_tokens, found.acceptance_length, run.failed) == (20, None, 0)
+    assert found.ttft_ms.p50 >= 30.0
+    assert found.itl_ms.p50 == pytest.approx(found.e2e_ms.p50 / 6, rel=0.5)  # two in a piece
+    assert found.e2e_ms.p50 >= found.ttft_ms.p50 + 50.0
+    assert 0 < found.otps < 20 / 0.09
+    assert run.outputs == (("abc",),) * 4
+    assert not notes
+
+
+def test_what_is_asked_for_is_what_flags_say(stub):
+    chat = Prompt("hi", ({"role": "user", "content": "hi"},))
+    sampling = {"top_p": 0.9, "seed": 7, "stop": ("\n",), "ignore_eos": False}
+    measured(stub.url, prompts=(chat, PROMPTS[0]), model="mine", **sampling)
+    (path, _, body), (other, _, text) = stub.requests[-2:]
+    by_path = {path: body, other: text}
+    asked = by_path["/v1/chat/completions"]
+    assert asked.pop("cache_salt")
+    assert asked == {
+        "model": "mine",
+        "messages": [{"role": "user", "content": "hi"}],
+        "max_tokens": 4,
+        "temperature": 0.0,
+        "top_p": 0.9,
+        "seed": 7,
+        "stop": ["\n"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": False,
+    }
+    assert by_path["/v1/completions"]["prompt"] == "one"
+
+
+def test_every_run_has_a_prefix_cache_of_its_own(stub):
+    measured(stub.url, rounds=2, grid=Grid([4]))
+    salts = [body["cache_salt"] for _, _, body in stub.requests[-8:]]
+    assert len(set(salts[:4])) == len(set(salts[4:])) == 1
+    assert salts[0] != salts[4]
+
+
+def test_as_many_are_in_flight_as_asked(stub):
+    lock, now, most = threading.Lock(), [0], [0]
+
+    def busy(body):
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+        time.sleep(0.02)
+        with lock:
+            now[0] -= 1
+        return streamed("a", tokens=4)
+
+    stub.reply = busy
+    measured(stub.url, prompts=PROMPTS * 4, grid=Grid([3]))
+    assert most == [3]
+
+
+def test_requests_come_at_a_rate_however_many_are_in_flight(stub):
+    times = []
+
+    def slow(body):
+        times.append(time.perf_counter())
+        time.sleep(0.2)
+        return streamed("a", tokens=4)
+
+    stub.reply = slow
+    (run,), _ = measured(stub.url, prompts=PROMPTS * 5, rates=[100.0])
+    assert run.case.load.shown == "100/s"
+    gaps = [after - before for before, after in itertools.pairwise(sorted(times[-20:]))]
+    assert 0.003 < sum(gaps) / len(gaps) < 0.03
+    assert max(gaps) > 2 * min(gaps)  # at random
+
+
+def test_conversations_go_on_with_what_was_answered(stub):
+    stub.reply = lambda body: streamed(f"{len(body['messages'])} messages", tokens=4)
+    prompt = Prompt("hi", ({"role": "user", "content": "hi"},), ("and then?",))
+    (run,), _ = measured(stub.url, prompts=(prompt,), grid=Grid([1]))
+    assert run.outputs == (("1 messages", "3 messages"),)
+    assert [m["content"] for m in stub.requests[-1][2]["messages"]] == [
+        "hi",
+        "1 messages",
+        "and then?",
+    ]
+
+
+def test_two_servers_take_turns(stub):
+    with openai_stub() as other:
+        other.reply = lambda body: streamed("x", tokens=4)
+        done, _ = measured(stub.url, other.url.removesuffix("/v1") + "/", rounds=2)
+    assert [run.case.method for run in done] == ["a", "b", "b", "a"]
+
+
+def test_acceptance_is_counted_by_the_server(stub):
+    counts = iter(
+        [
+            {"drafts": 10, "accepted": 10, "first": 8, "second": 2},
+            {"drafts": 30, "accepted": 40, "first": 24, "second": 16},
+        ]
+    )
+
+    class Pages(dict):
+        def get(self, path):
+            return METRICS.format(**next(counts)) if path == "/metrics" else super().get(path)
+
+    stub.pages = Pages(stub.pages)
+    (run,), _ = measured(stub.url)
+    assert run.measures.acceptance_length == pytest.approx(1 + 30 / 20)
+    assert run.measures.acceptance_rate_per_position == pytest.approx((16 / 20, 14 / 20))
+
+
+def test_a_server_that_drafted_nothing_emits_one_token_a_cycle(stub):
+    stub.pages["/metrics"] = METRICS.format(drafts=1, accepted=1, first=1, second=0)
+    (run,), _ = measured(stub.url)
+    assert run.measures.acceptance_length == 1.0
+
+
+def test_a_server_without_usage_is_counted_by_its_pieces(stub):
+    stub.reply = lambda body: streamed("a", "b", "c")
+    (run,), notes = measured(stub.url)
+    assert run.measures.output_tokens == 4 * 3
+    assert notes == [
+        "a sends no usage: a piece of its stream counts as a token, and may be several"
+    ]
+
+
+def test_a_server_that_does_not_stream_has_one_time(stub):
+    stub.reply = lambda body: said("text")
+    (run,), notes = measured(stub.url)
+    assert run.measures.output_tokens == 4 * 4
+    assert run.measures.ttft_ms == run.measures.e2e_ms
+    assert notes == ["a does not stream: TTFT is E2E, and ITL unknown"]
+
+
+@pytest.mark.parametrize("field", ["ignore_eos", "cache_salt", "stream_options"])
+def test_a_field_that_is_refused_is_left_out_and_told(stub, field):
+    def strict(body):
+        if field in body:
+            return 400, {}, {"error": {"message": f"unknown field {field}"}}
+        return streamed("a", "b", tokens=4)
+
+    stub.reply = strict
+    (run,), notes = measured(stub.url)
+    assert run.failed == 0
+    assert notes[0].startswith(f"a refuses {field}: ")
+    assert all(field not in body for _, _, body in stub.requests[-4:])
+
+
+def test_a_server_that_takes_ignore_eos_but_does_not_heed_it_is_named(stub):
+    stub.reply = lambda body: streamed("a", tokens=2)
+    _, notes = measured(stub.url)
+    assert notes == ["a does not heed ignore_eos: answers have different lengths"]
+    _, notes = measured(stub.url, ignore_eos=False)
+    assert not notes
+
+
+def test_requests_that_fail_are_counted_and_the_others_measured(stub):
+    def flaky(body):
+        if body["prompt"] == "two" and body["cache_salt"] != "warm-up":
+            return 500, {}, {"error": {"message": "out of\nmemory"}}
+        return streamed("a", "b", tokens=4)
+
+    stub.reply = flaky
+    (run,), notes = measured(stub.url)
+    assert (run.failed, run.measures.output_tokens) == (1, 12)
+    assert run.outputs[1] == ()
+    assert notes == ["a failed 1 of 4 requests: HTTP 500: out of memory"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        ((503, {}, {"detail": "overloaded"}), "HTTP 503: overloaded"),
+        ((500, {}, b"<h1>oops</h1>"), "HTTP 500: <h1>oops</h1>"),
+        (streamed(), "it streamed no text"),
+        (streamed("", "", tokens=3), "it streamed no text"),
+        (streamed("a", done=False), "the stream ended without [DONE]"),
+        ((200, {}, {"choices": []}), "its answer has no text"),
+    ],
+)
+def test_a_server_that_breaks_later_fails_its_case_only(stub, reply, why):
+    def breaks(body):
+        status, headers, answer = reply
+        if body["cache_salt"] == "warm-up":
+            return streamed("a", tokens=4)
+        return status, headers, iter(events) if events is not None else answer
+
+    events = list(reply[2]) if hasattr(reply[2], "__next__") else None
+    stub.reply = breaks
+    with openai_stub() as other:
+        other.reply = lambda body: streamed("x", tokens=4)
+        done, _ = measured(stub.url, other.url, rounds=2)
+    assert done[0] == Failure(Case("a", None, 2), why)
+    assert [run.case.method for run in done[1:]] == ["b", "b"]
+
+
+def test_an_error_within_a_stream_fails_the_request(stub):
+    def breaks(body):
+        if body["cache_salt"] == "warm-up":
+            return streamed("a", tokens=4)
+        event = b'data: {"error": {"message": "the engine died"}}\n\n'
+        return 200, {"Content-Type": "text/event-stream"}, iter([event])
+
+    stub.reply = breaks
+    (failure,), _ = measured(stub.url)
+    assert failure.reason == "the engine died"
+
+
+def test_a_server_that_hangs_fails_after_a_silence(stub, monkeypatch):
+    over = threading.Event()
+
+    def hang(body):
+        if body["cache_salt"] != "warm-up":
+            over.wait(10)
+        return streamed("a", tokens=4)
+
+    stub.reply = hang
+    monkeypatch.setattr(module, "SILENCE", 0.3)
+    (failure,), _ = measured(stub.url)
+    over.set()
+    assert failure.reason == "nothing came for 0.3 s"
+
+
+def test_a_server_that_answers_nothing_at_all_is_refused_before_the_first_run(stub):
+    stub.reply = lambda body: (401, {}, {"error": {"message": "no key"}})
+    with pytest.raises(InputError, match=r"^a: HTTP 401: no key$"):
+        measured(stub.url)
+    assert len(stub.requests) == 1
+
+
+def test_the_key_comes_from_the_environment(stub, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    measured(stub.url)
+    assert {headers["authorization"] for _, headers, _ in stub.requests} == {"Bearer secret"}
+
+
+def test_what_is_no_server_is_refused(stub):
+    with pytest.raises(InputError, match="localhost:80 is no server's URL; give one such as"):
+        find_servers([("a", "localhost:80")], None)
+    with pytest.raises(InputError, match="ftp://x is no server's URL"):
+        find_servers([("a", "ftp://x")], None)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with pytest.raises(InputError, match=rf"127.0.0.1:{port} does not answer: .*Connect"):
+        find_servers([("a", f"http://127.0.0.1:{port}")], None)
+    stub.pages.clear()
+    with pytest.raises(InputError, match="names no model at /v1/models; give its name as TARGET"):
+        find_servers([("a", stub.url)], None)
+    assert find_servers([("a", stub.url)], "mine")[0].model == "mine"
+
+
+def test_what_does_not_speak_http_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+
+        def answer():
+            line, _ = listening.accept()
+            line.sendall(b"220 mail ready\r\n\r\n")
+            line.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        with pytest.raises(InputError, match="does not answer: what answers does not speak HTTP"):
+            find_servers([("a", f"http://127.0.0.1:{port}")], None)
