@@ -61,6 +61,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Target]:
         "llama": tiny.save_target(root / "llama", "llama"),
         "gpt_oss": tiny.save_target(root / "gpt_oss", "gpt_oss"),
         "gemma4": tiny.save_target(root / "gemma4", "gemma4"),
+        "gemma4_moe": tiny.save_target(root / "gemma4_moe", "gemma4_moe"),
         "easy": tiny.save_target(root / "easy", layer_std=0.03),
     }
     return {

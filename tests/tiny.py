@@ -97,6 +97,13 @@ GEMMA4 = {
     "tie_word_embeddings": True,
 }
 """As the 31B, with a soft cap that logits reach."""
+GEMMA4_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 40,
+}
+"""Beside the MLP, as in the 26B-A4B."""
 KINDS = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM, SIZES),
     "qwen3_windows": (Qwen3Config, Qwen3ForCausalLM, {**SIZES, **WINDOWS}),
@@ -108,6 +115,7 @@ KINDS = {
         {**SIZES, **GPT_OSS},
     ),
     "gemma4": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4}),
+    "gemma4_moe": (Gemma4TextConfig, Gemma4ForCausalLM, {**SIZES, **GEMMA4, **GEMMA4_EXPERTS}),
 }
 TAPS = (1, 2, 3)
 MASK = VOCAB - 1

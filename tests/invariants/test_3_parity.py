@@ -99,8 +99,11 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         changes["layer_types"] = draw(st.lists(LAYER_TYPES, min_size=layers, max_size=layers))
     if family == "gpt_oss":
         changes |= draw(gpt_oss_changes())
-    if family == "gemma4":
+    if family.startswith("gemma4"):
         changes |= draw(gemma4_changes(changes))
+    if family == "gemma4_moe":
+        experts = draw(st.integers(1, 9))
+        changes |= {"num_experts": experts, "top_k_experts": draw(st.integers(1, experts))}
     return changes
 
 

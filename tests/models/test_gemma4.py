@@ -52,7 +52,17 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
     ),
     ("PLE by default", lambda c: c.pop("hidden_size_per_layer_input"), "Gemma 4 E2B and E4B"),
     ("shared KV", lambda c: c.update(num_kv_shared_layers=2), "Gemma 4 E2B and E4B"),
-    ("experts", lambda c: c.update(enable_moe_block=True), "Gemma 4 26B-A4B"),
+    ("experts", lambda c: c.update(enable_moe_block=True, num_experts=8), "lacks top_k_experts"),
+    (
+        "chosen",
+        lambda c: c.update(tiny.GEMMA4_EXPERTS, top_k_experts=9),
+        "it must be at most num_experts, 8",
+    ),
+    (
+        "no experts",
+        lambda c: c.update(tiny.GEMMA4_EXPERTS),
+        r"missing tensors: model\.layers\.0\.experts\.down_proj, .* and \d+ more",
+    ),
     (
         "bidirectional",
         lambda c: c.update(use_bidirectional_attention="all"),

@@ -85,7 +85,7 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: in
     up to four times: in a graph, where the host edits them, and twice for log-probabilities.
     """
     spec = target.spec
-    inner = max(layer.feed_forward.width for layer in spec.layers)
+    inner = max(layer.width for layer in spec.layers)
     features = 0 if drafter is None else drafter.model.config.feature_size
     width = 3 * inner + 8 * spec.hidden_size + 2 * features
     captured = min(rows, SIZES[-1])

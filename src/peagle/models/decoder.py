@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from peagle.models.spec import (
     AttentionSpec,
+    ClampedSwiGLU,
     DecoderSpec,
     ExpertsSpec,
     LayerGroup,
@@ -18,7 +19,7 @@ from peagle.models.spec import (
 from peagle.ops.cached_attention import AttentionHeads
 from peagle.ops.geglu import geglu
 from peagle.ops.linear import Linear
-from peagle.ops.moe import Experts
+from peagle.ops.moe import Experts, ScaledExperts
 from peagle.ops.norm import HeadNorm, RMSNorm, normalized
 from peagle.ops.packing import Part
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
@@ -105,7 +106,7 @@ def feed_forward(spec: MLPSpec | ExpertsSpec, hidden_size: int) -> MLP | Experts
         spec.num_experts,
         spec.num_experts_per_tok,
         spec.norm_topk_prob,
-        None if spec.activation is None else spec.activation.limit,
+        spec.activation.limit if isinstance(spec.activation, ClampedSwiGLU) else None,
     )
 
 
@@ -143,11 +144,37 @@ class SandwichLayer(DecoderLayer):
         """As `DecoderLayer`."""
         attended = self.attention(self.input_norm(x), rotation, layer, attend, kept)
         x = take(x, kept) + self.attention_norm(attended)
-        return (x + self.mlp_norm(self.mlp(self.post_norm(x)))) * self.scalar
+        return (x + self.mlp_norm(self.fed(x))) * self.scalar
+
+    def fed(self, x: Tensor) -> Tensor:
+        """What the stream's rows [rows, hidden_size] get from the MLP."""
+        fed: Tensor = self.mlp(self.post_norm(x))
+        return fed
+
+
+class MixtureLayer(SandwichLayer):
+    """The same with experts beside the MLP, each side normed before and after by itself."""
+
+    def __init__(self, spec: LayerSpec, hidden_size: int) -> None:
+        super().__init__(spec, hidden_size)
+        experts, self.eps = spec.beside, spec.norms.eps
+        assert experts is not None
+        sizes = experts.moe_intermediate_size, experts.num_experts, experts.num_experts_per_tok
+        self.experts = ScaledExperts(hidden_size, *sizes)
+        self.dense_norm = RMSNorm(hidden_size, self.eps)
+        self.experts_input_norm = RMSNorm(hidden_size, self.eps)
+        self.experts_norm = RMSNorm(hidden_size, self.eps)
+
+    def fed(self, x: Tensor) -> Tensor:
+        """What the stream's rows [rows, hidden_size] get from MLP and experts."""
+        mixed = self.experts(self.experts_input_norm(x), normalized(x, self.eps))
+        return self.dense_norm(super().fed(x)) + self.experts_norm(mixed)
 
 
 def decoder_layer(spec: LayerSpec, hidden_size: int) -> DecoderLayer:
     """The block that a layer is."""
+    if spec.beside is not None:
+        return MixtureLayer(spec, hidden_size)
     return SandwichLayer(spec, hidden_size) if spec.sandwich else DecoderLayer(spec, hidden_size)
 
 

@@ -23,9 +23,9 @@ class Suggestions(Config):
 
 
 def end_tokens(directory: Path, own: int | None) -> tuple[int, ...]:
-    """The target's end-of-text ids: those of its generation config, of its config (a language
-    model's of its own before those of the whole), and `own`, the tokenizer's, which may be all that
-    a fine-tune has changed."""
+    """The target's end-of-text ids: those of its generation config, those of its config or of the
+    language model in it, and `own`, the tokenizer's, which may be all that a fine-tune has changed.
+    """
     ends = [] if own is None else [own]
     for name in ("generation_config.json", "config.json"):
         if (directory / name).exists():

@@ -81,7 +81,7 @@ class ExpertsSpec:
     """Inner width that a dense MLP of the same model has, or would have."""
     norm_topk_prob: bool = False
     """Whether the weights of the chosen experts are made to sum to 1."""
-    activation: ClampedSwiGLU | None = None
+    activation: ClampedSwiGLU | Literal["gelu_tanh"] | None = None
     """None: SwiGLU without biases."""
 
     @property
@@ -107,6 +107,13 @@ class LayerSpec:
     sandwich: bool = False
     """Whether what attention and the MLP give is normed too, before it is added (four norms), and
     the stream multiplied by a learned number after both: Gemma 4's block."""
+    beside: ExpertsSpec | None = None
+    """In a sandwich: experts beside the MLP, with a router and norms of their own."""
+
+    @property
+    def width(self) -> int:
+        """Inner numbers that one row takes."""
+        return max(part.width for part in (self.feed_forward, self.beside) if part is not None)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from peagle.ops.geglu import geglu
 from peagle.ops.packing import Part
 from peagle.ops.swiglu import swiglu
 from peagle.ops.triton import has_kernels, kernels
@@ -49,11 +50,21 @@ def moe(
     """
     bias = None if clamped is None else clamped.router
     weights, experts = route(x, router_weight, top_k, normalize, bias)
+
+    def through(expert: int, part: Tensor) -> Tensor:
+        return _through(expert, part, gate_up, down, clamped)
+
+    return _mixed(x, weights, experts, through)
+
+
+def _mixed(
+    x: Tensor, weights: Tensor, experts: Tensor, through: Callable[[int, Tensor], Tensor]
+) -> Tensor:
+    """The weighed sum of what each row's experts make of it. through: (expert, its rows)."""
     result = torch.zeros_like(x)
     for expert in experts.unique().tolist():
         rows, choices = (experts == expert).nonzero(as_tuple=True)
-        output = _through(expert, x[rows], gate_up, down, clamped)
-        result.index_add_(0, rows, output * weights[rows, choices, None])
+        result.index_add_(0, rows, through(expert, x[rows]) * weights[rows, choices, None])
     return result
 
 
@@ -131,3 +142,26 @@ class Experts(Part):
             biases = self.router_bias, self.gate_up_bias, self.down_bias
             clamped = Clamped(*biases, self.limit)
         return self.router, self.gate_up, self.down, self.top_k, self.normalize, clamped
+
+
+class ScaledExperts(Part):
+    """Gemma 4's experts: the router reads the stream in a scale of its own, each expert has a
+    factor, and the gate is GEGLU. In torch alone."""
+
+    def __init__(self, hidden: int, inner: int, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.router = nn.Parameter(torch.empty(experts, hidden))
+        self.router_scale = nn.Parameter(torch.empty(hidden))
+        self.factors = nn.Parameter(torch.empty(experts))
+        self.gate_up: Weight = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
+        self.down: Weight = nn.Parameter(torch.empty(experts, hidden, inner))
+        self.top_k = top_k
+
+    def forward(self, x: Tensor, routed: Tensor) -> Tensor:
+        """x, result: [rows, hidden]; routed: what the router reads, like x."""
+        routed = routed * self.router_scale * routed.shape[-1] ** -0.5
+        weights, experts = route(routed, self.router, self.top_k, normalize=True)
+        return _mixed(x, weights * self.factors[experts], experts, self._through)
+
+    def _through(self, expert: int, x: Tensor) -> Tensor:
+        return multiply(geglu(multiply(x, self.gate_up[expert])), self.down[expert])

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import pytest
 import tiny
 import torch
 from hypothesis import given
@@ -10,7 +11,7 @@ from peagle.engine.host.attention import HostCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import tile_rows
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
-from peagle.ops.cached_attention import AttentionHeads
+from peagle.ops.cached_attention import AttentionHeads, attend_reference
 
 LAYERS, HEADS, KV_HEADS, SIZE, BLOCK = 2, 4, 2, 16, 4
 ATTENTION = AttentionSpec(HEADS, KV_HEADS, SIZE)
@@ -57,6 +58,44 @@ def test_attention_that_knows_windows_and_sinks_is_the_same_without_any(counts: 
     plain, other = attended([9, 2, 7], counts), attended([9, 2, 7], counts, windowed)
     for one, two in zip(plain, other, strict=True):
         torch.testing.assert_close(one, two, atol=1e-6, rtol=1e-6)
+
+
+WIDE = replace(ATTENTION, num_kv_heads=1, head_dim=32)
+
+
+@pytest.mark.parametrize(
+    ("attention", "blocks"),
+    [
+        ((ATTENTION, ATTENTION), [5, 6, 7]),
+        ((ATTENTION, ATTENTION), [9, 2, 7]),
+        ((ATTENTION, replace(ATTENTION, window=5)), [9, 2, 7]),
+        ((ATTENTION, WIDE, ATTENTION), [5, 6, 7]),
+    ],
+    ids=["together", "apart", "windows", "several shapes"],
+)
+@pytest.mark.parametrize("scale", [None, 1.0])
+def test_every_layer_keeps_its_own_and_forgets_what_is_cleared(
+    attention: tuple[AttentionSpec, ...], blocks: list[int], scale: float | None
+):
+    table = RequestTable(1, 12, BLOCK, torch.device("cpu"))
+    tiny.hold(table, 0, blocks)
+    cache = HostCache(spec_of(*attention), table, 12 * BLOCK, torch.float32)
+    seen = {}
+    for start, stop in ((0, 6), (6, 9)):
+        if start:
+            cache.clear(blocks[:1])
+        positions, attend = cache.open([Span(0, start, stop - start)])
+        for layer, spec in enumerate(attention):
+            sizes = HEADS, spec.num_kv_heads, spec.head_dim
+            heads = AttentionHeads(*sizes, spec.window, scale=scale)
+            query = torch.randn(stop - start, HEADS, spec.head_dim)
+            fresh = torch.randn(2, stop - start, spec.num_kv_heads, spec.head_dim)
+            found = attend(layer, query, *fresh, heads)
+            known = fresh if not start else torch.cat((seen[layer], fresh), dim=1)
+            expected = attend_reference(query, *known, positions, heads)
+            torch.testing.assert_close(found.flatten(1), expected, atol=1e-5, rtol=1e-5)
+            seen[layer] = known.clone()
+            seen[layer][:, :BLOCK] = 0
 
 
 def test_long_spans_are_cut_into_tiles():
