@@ -59,6 +59,14 @@ def test_columns_say_what_differs_between_cases():
     assert columns(temperature=0.7)[0] == ["method", "C", "K", "T"]
 
 
+def test_a_server_keeps_its_name_even_if_it_is_a_methods():
+    server = dataclasses.replace(RUNS[2], case=Case("peagle", None, 1))
+    assert "P-EAGLE" not in printed(full_table([server])[0])
+    other = dataclasses.replace(server, case=Case("vllm", None, 1))
+    sentence = verdict_sentence(Verdict(server, other, Ratio(2.0, 1.9, 2.1)))
+    assert sentence.startswith("Fastest on this machine: peagle, 2.00 times as fast as vllm")
+
+
 def test_what_a_server_does_not_tell_is_left_open():
     found = dataclasses.replace(RUNS[0].measures, acceptance_length=None)
     server = Run(Case("ours", None, 0, request_rate=2.0), found, (), rounds=(100.0,))

@@ -71,12 +71,17 @@ class Case:
         return self.k is None
 
     @property
+    def name(self) -> str:
+        """Its method as people write it, or its server."""
+        return self.method if self.is_server else NAMES.get(self.method, self.method)
+
+    @property
     def label(self) -> str:
         """What is compared: "P-EAGLE, K = 7"."""
-        name = NAMES.get(self.method, self.method)
         if not self.k:
-            return "no speculation" if self.method == "none" else name
-        return f"{name}, K = {self.k}" if self.draft_length == "fixed" else f"{name}, K ≤ {self.k}"
+            return "no speculation" if self.method == "none" else self.name
+        sign = "=" if self.draft_length == "fixed" else "≤"
+        return f"{self.name}, K {sign} {self.k}"
 
 
 @dataclass(frozen=True)

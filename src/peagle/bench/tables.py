@@ -6,7 +6,6 @@ from rich import box
 from rich.table import Table
 
 from peagle.bench.case import Case
-from peagle.bench.pair import NAMES
 from peagle.bench.runs import Run
 from peagle.bench.verdict import Ratio, Verdict, speed_up
 
@@ -21,7 +20,7 @@ def summary_table(runs: Sequence[Run]) -> Table:
         ratio = speed_up(run, runs)
         told = "-" if ratio is None else ratio_text(ratio)
         speed = f"{run.measures.otps:.1f}"
-        table.add_row(_method(run.case), k_text(run.case), speed, told, _length(run), _same(run))
+        table.add_row(run.case.name, k_text(run.case), speed, told, _length(run), _same(run))
     return table
 
 
@@ -64,9 +63,9 @@ def ratio_text(ratio: Ratio) -> str:
 
 def verdict_sentence(verdict: Verdict) -> str:
     """Which method is the fastest and by how much, or that this cannot be told."""
-    words = NAMES | {"none": "no speculation"}
     first, second = (
-        words.get(run.case.method, run.case.method) for run in (verdict.first, verdict.second)
+        "no speculation" if run.case.method == "none" else run.case.name
+        for run in (verdict.first, verdict.second)
     )
     times = f"{verdict.lead.median:.2f} times as fast as {second}{_interval(verdict.lead)}"
     if verdict.clear:
@@ -91,7 +90,7 @@ def _keys(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The columns that say which case each row is: those that differ, and always C."""
     cases = [run.case for run in runs]
     return {
-        "method": [_method(case) for case in cases],
+        "method": [case.name for case in cases],
         "C": [case.load.shown for case in cases],
         **dict(_varying(cases)),
     }
@@ -113,10 +112,6 @@ def _empty_table(keys: Sequence[str], columns: Sequence[str]) -> Table:
     for name in (*others, *columns):
         table.add_column(name, justify="right")
     return table
-
-
-def _method(case: Case) -> str:
-    return NAMES.get(case.method, case.method)
 
 
 def _length(run: Run) -> str:

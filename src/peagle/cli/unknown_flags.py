@@ -15,6 +15,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "--limit": ("--num-prompts",),
     "--concurrency": ("--max-concurrency", "--max-num-seqs", "--batch-size"),
     "--max-tokens": ("--max-new-tokens", "--output-len", "--random-output-len"),
+    "--url": ("--base-url",),
     "--prompt-tokens": ("--input-len", "--random-input-len"),
     "--stop-token-id": ("--stop-token-ids",),
     "--kv-cache-memory": ("--kv-cache-memory-bytes",),

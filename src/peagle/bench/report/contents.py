@@ -51,7 +51,10 @@ def contents(
     return Document(
         f"{what} measured{f', {day}' if day else ''}",
         [
-            *(Text(f"{_sentence(doubt)}.", warns=True) for doubt in doubts(runs)),
+            *(
+                Text(f"Do not rely on these figures: {doubt}.", warns=True)
+                for doubt in doubts(runs)
+            ),
             *(Text(note, warns=True) for note in notes),
             Heading("What to use"),
             *map(_decision, advice),
@@ -71,7 +74,7 @@ def _decision(one: Advice) -> Decision:
     chosen = one.choice
     others = [run.case.label for run in (one.fastest, *one.others) if run is not chosen]
     equal = f" Not clearly slower: {_few(others)}." if others else ""
-    speed = f"{chosen.measures.otps:,.0f} tokens/s"
+    speed = f"{_number(chosen.measures.otps)} tokens/s"
     if one.gain is None or one.reference is None:
         told = f"{speed}, the fastest."
     elif one.clear:
@@ -94,7 +97,7 @@ def _cost(advice: Sequence[Advice], price: Price) -> Iterator[Block]:
     """What the advice costs, if a price or a rate is given."""
     if price.per_hour is None and price.target_rate is None:
         return
-    head = ["load", "setting", "tokens/s"]
+    head = ["load", "setting"]
     told = []
     if price.per_hour is not None:
         head += ["M tokens/$", "$/M tokens"]
@@ -127,7 +130,7 @@ def _often(load: Load) -> str:
 
 def _cost_row(load: str, run: Run, price: Price) -> Row:
     otps = run.measures.otps
-    row = [load, run.case.label, f"{otps:,.0f}"]
+    row = [load, run.case.label]
     tokens = price.tokens_per_dollar(otps)
     if tokens is not None:
         row += [f"{tokens / 1e6:.2f}", f"{1e6 / tokens:.2f}"]
@@ -170,7 +173,7 @@ def _grid_cell(run: Run | None, runs: Sequence[Run], best: Run) -> str | Cell:
     if run is None:
         return "-"
     ratio, length = speed_up(run, runs), run.measures.acceptance_length
-    lines = [f"{run.measures.otps:,.0f}"]
+    lines = [_number(run.measures.otps)]
     lines += [f"{ratio.median:.2f}x"] if ratio is not None else []
     lines += [f"AL {length:.2f}"] if length is not None else []
     gain = max(ratio.median - 1.0, 0.0) if ratio is not None else 0.0
@@ -183,7 +186,7 @@ def _sureness(runs: Sequence[Run]) -> Table:
         (
             run.case.label,
             run.case.load.shown,
-            f"{min(run.rounds):,.0f}-{max(run.rounds):,.0f}",
+            f"{_number(min(run.rounds))}-{_number(max(run.rounds))}",
             _gain_text(run, runs),
             {True: "yes", False: "no", None: "-"}[run.same_text],
         )
@@ -193,6 +196,11 @@ def _sureness(runs: Sequence[Run]) -> Table:
     rounds = max(len(run.rounds) for run in runs)
     intervals = ", and 95 % intervals" if bounded(rounds) else ""
     return Table(head, rows, f"How sure: the least and the most of {rounds} rounds{intervals}")
+
+
+def _number(value: float) -> str:
+    """With three digits or more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def _gain_text(run: Run, runs: Sequence[Run]) -> str:
@@ -235,9 +243,7 @@ def _percentiles(found: Percentiles) -> list[str]:
 
 def _ms(value: float) -> str:
     """0 is a time that was not measured."""
-    if not value:
-        return "-"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+    return _number(value) if value else "-"
 
 
 def _facts(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -38,11 +38,11 @@ def _block(block: Block) -> Iterator[str]:
         case Heading(text, level):
             yield f"<h{level}>{escape(text)}</h{level}>"
         case Text(text, warns):
-            yield f'<p class="warns">{escape(text)}</p>' if warns else f"<p>{escape(text)}</p>"
+            yield f'<p class="warns">{_kept(text)}</p>' if warns else f"<p>{_kept(text)}</p>"
         case Decision(situation, choice, why, sure):
             kind = "decision sure" if sure else "decision"
             told = f"{escape(situation)}: <b>{_kept(choice)}</b>"
-            yield f'<p class="{kind}">{told}<small>{escape(why)}</small></p>'
+            yield f'<p class="{kind}">{told}<small>{_kept(why)}</small></p>'
         case Table():
             yield _table(block)
         case Tables(tables):
