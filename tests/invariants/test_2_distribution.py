@@ -148,6 +148,7 @@ sampling = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     params=st.lists(sampling, min_size=1, max_size=4),

@@ -113,6 +113,7 @@ def gpt_oss_changes(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(configs())
 def test_random_configurations(tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]):

@@ -129,6 +129,7 @@ def test_the_memory_asked_for_is_that_of_dequantised_weights(
     assert asked[0] > 1.5 * on_disk
 
 
+@pytest.mark.slow
 def test_a_drafter_is_trained_for_it(directory: Path, recipe_for, tmp_path: Path):
     """Llama-style: neither experts, nor sinks, nor windows."""
     recipe = recipe_for(tmp_path / "drafter", target=str(directory), steps=20)
