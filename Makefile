@@ -11,13 +11,19 @@ define step
 @printf '  %s ... ' '$(1)' && begun=$$(date +%s) && $(2) && echo "$$(($$(date +%s) - begun)) s"
 endef
 
-.PHONY: demo test lint test-vllm clean
+.PHONY: demo test quick lint test-vllm clean
 
 demo: $(READY)
 	@$(BIN)/peagle demo
 
 test: $(READY) lint
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --durations=30
+
+# what most changes can break: no server, no processes, no interpreted kernels
+QUICK := tests/test_*.py $(addprefix tests/,dialects drafters engine invariants models ops regenerate train)
+
+quick: $(READY)
+	$(BIN)/pytest -n 2 -m 'not slow and not vllm' --ignore=tests/ops/triton $(QUICK)
 
 lint: $(READY)
 	$(BIN)/ruff check .

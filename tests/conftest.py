@@ -1,6 +1,7 @@
 """Shared by all tests: one thread, fixed randomness, tiny models made once a session."""
 
 import functools
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import interpreted  # noqa: F401 (before anything imports Triton)
 import pytest
 import tiny
 import torch
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
@@ -106,7 +108,9 @@ def answers(targets: dict[str, Target], tmp_path_factory: pytest.TempPathFactory
 class Run:
     """A finished training run on the easy target."""
 
+    output: Path
     trainer: Trainer
+    """With the weights of the run's end."""
     reports: list[Report]
     progress: Progress
     drafter: Drafter
@@ -147,13 +151,26 @@ def trained(
     recipe_for: Callable[..., Recipe],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Run]:
-    """A half-trained drafter of each method for the easy target."""
-    root = tmp_path_factory.mktemp("trained")
+    """A half-trained drafter of each method for the easy target, made by one of xdist's workers."""
+    base, own = tmp_path_factory.getbasetemp(), tmp_path_factory.mktemp("trained")
+    root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    (root / "trained").mkdir(parents=True, exist_ok=True)
     runs = {}
     for method in ("peagle", "eagle3"):
-        trainer = prepare(recipe_for(root / method, method=method))
-        reports: list[Report] = []
-        progress = trainer.run(reports.append)
-        model = load_drafter(root / method, targets["easy"].decoder)
-        runs[method] = Run(trainer, reports, progress, drafter_for(model))
+        output, ended = root / "trained" / method, root / f"{method}.pt"
+        with FileLock(root / "lock"):
+            if not ended.exists():
+                torch.save(_train(recipe_for(output, method=method)), ended)
+        weights, reports, progress = torch.load(ended, weights_only=False)
+        trainer = prepare(recipe_for(own / method, method=method))
+        trainer.model.load_state_dict(weights)
+        model = load_drafter(output, targets["easy"].decoder)
+        runs[method] = Run(output, trainer, reports, progress, drafter_for(model))
     return runs
+
+
+def _train(recipe: Recipe) -> tuple[dict[str, Any], list[Report], Progress]:
+    """What is left of a run: the weights at its end, its reports and its progress."""
+    trainer, reports = prepare(recipe), list[Report]()
+    progress = trainer.run(reports.append)
+    return trainer.model.state_dict(), reports, progress

@@ -127,6 +127,53 @@ def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_pa
     assert len(read(tmp_path / "out.jsonl")) == 3
 
 
+def test_many_cut_answers_are_told_while_the_rest_can_be_saved(regenerate, monkeypatch):
+    monkeypatch.setattr("peagle.cli.regenerate.SURVEYED", 3)
+    result = regenerate("--max-tokens", 1)
+    told = " ".join(result.err.split())
+    assert "cut an answer of 2 of the first 3 conversations" in told
+    assert "larger --max-tokens" in told
+    assert regenerate().err == ""
+
+
+def test_a_target_without_questions_writes_its_own(peagle, target, tmp_path):
+    def run(number, name, *more):
+        out = tmp_path / f"{name}.jsonl"
+        size = ["--max-tokens", TOKENS, "--output", out, "--dtype", "float32"]
+        result = peagle("regenerate", target, "--self-prompted", number, *size, *more)
+        assert result.code == 0, result.err
+        asked = [
+            line["messages"][0]["content"] for line in read(tmp_path / f"{name}.questions.jsonl")
+        ]
+        answered = {line["messages"][0]["content"]: line["messages"][1:] for line in read(out)}
+        return asked, answered
+
+    asked, answered = run(6, "out")
+    assert len(set(asked)) == 6
+    assert answered.keys() <= set(asked)
+    assert answered
+    assert run(3, "fewer", "--concurrency", 2)[0] == asked[:3]
+    assert run(6, "fewer") == (asked, answered)
+    assert run(6, "other", "--seed", 1)[0] != asked
+
+
+def test_variables_of_the_template(regenerate, target, chats, tmp_path):
+    template = target / "chat_template.jinja"
+    template.write_text("{{ mood | default('') }}" + template.read_text())
+    write(chats, {"messages": [user("def name(self):")]})
+    assert regenerate().code == 0
+    (plain,) = read(tmp_path / "out.jsonl")
+    refused = regenerate("--chat-template-kwargs", '{"mood": "calm"}')
+    assert (refused.code, "not by" in refused.err) == (2, True)
+    (tmp_path / "out.jsonl").unlink()
+    assert regenerate("--chat-template-kwargs", '{"mood": "calm"}').code == 0
+    (calm,) = read(tmp_path / "out.jsonl")
+    text = "calm<user>def name(self):<assistant>"
+    (expected,) = LLM(target).generate([text], SamplingParams(max_tokens=TOKENS))
+    assert calm["messages"][1]["token_ids"] == list(expected.token_ids)
+    assert calm["messages"][1] != plain["messages"][1]
+
+
 def test_speculation_seeds_and_the_order_change_nothing(regenerate, pair, tmp_path):
     found = []
     drafter = json.dumps({"model": str(pair.peagle), "num_speculative_tokens": 3})
@@ -336,6 +383,9 @@ BAD = [
     (["{chats}", "--device", "abacus"], "device abacus"),
     (["{chats}", "--k", "3"], "--k needs --drafter"),
     (["--target", "other"], "{target} cannot be read: Is a directory"),
+    (["{chats}", "--self-prompted", "3"], "--self-prompted writes its own questions"),
+    (["{chats}", "--chat-template-kwargs", "mood"], "--chat-template-kwargs is not JSON"),
+    (["{chats}", "--chat-template-kwargs", "[]"], "peagle: --chat-template-kwargs: "),
     (["{bad}"], "bad.jsonl:2: the conversation has no user turn to answer"),
 ]
 

@@ -94,16 +94,25 @@ def read(reader: Reader, runs: Sequence[Sequence[int]]) -> tuple[int, str, str |
     return count, reader.message.content, reader.stop_string, len(reader.sections)
 
 
-@given(pieces(), STOPS, st.integers(0, 6), st.lists(st.integers(0, 30)))
+LETTERS = st.text(st.sampled_from("ab"), min_size=4, max_size=12)
+
+
+@given(
+    LETTERS,
+    st.lists(st.text(st.sampled_from("ab"), min_size=1, max_size=4), max_size=3),
+    st.integers(0, 6),
+    st.lists(st.integers(0, 12), max_size=2),
+)
 def test_a_stop_string_is_found_at_the_same_token_in_any_cuts(
-    case: tuple[str, Pieces], stops: list[str], least: int, cuts: list[int]
+    text: str, stops: list[str], least: int, cuts: list[int]
 ):
-    tokenizer, count = case[1], len(case[1].pieces)
-    one_by_one = plain_reader(tokenizer.decode, stops, least)
-    at_once = plain_reader(tokenizer.decode, stops, least)
-    places = [0, *sorted(min(cut, count) for cut in cuts), count]
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join(text[token] for token in tokens)
+
+    one_by_one, at_once = (plain_reader(decode, stops, least) for _ in range(2))
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
     runs = [range(a, b) for a, b in pairwise(places)]
-    assert read(at_once, runs) == read(one_by_one, [[token] for token in range(count)])
+    assert read(at_once, runs) == read(one_by_one, [[token] for token in range(len(text))])
 
 
 @given(pieces(), st.integers(1, 3), STOPS)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import Target
 
 from peagle.config import EngineConfig
 from peagle.engine import capacity
@@ -11,7 +10,7 @@ from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.errors import InputError
 
 
-def seqs(target: Target, tokens: int, **sizes: int) -> int:
+def seqs(target, tokens: int, **sizes: int) -> int:
     """Requests at once of an engine whose cache holds so many tokens."""
     decoder = target.decoder
     memory = tokens * kv_bytes_per_token(decoder.spec, decoder.embed.weight.dtype)
@@ -19,7 +18,7 @@ def seqs(target: Target, tokens: int, **sizes: int) -> int:
     return capacity_of(decoder, None, 0, config).num_seqs
 
 
-def test_a_cpu_runs_64_requests_at_once(target: Target):
+def test_a_cpu_runs_64_requests_at_once(target):
     assert seqs(target, 1 << 20) == 64
     assert seqs(target, 1 << 20, max_num_seqs=7) == 7
 
@@ -35,7 +34,7 @@ def test_a_cpu_runs_64_requests_at_once(target: Target):
     ],
 )
 def test_where_more_are_of_use_memory_decides(
-    target: Target, monkeypatch: pytest.MonkeyPatch, tokens: int, longest: int, expected: int
+    target, monkeypatch: pytest.MonkeyPatch, tokens: int, longest: int, expected: int
 ):
     """As many as it holds so many tokens of each, or whole sequences where these are short."""
     monkeypatch.setitem(capacity.MOST_SEQS, "cpu", 512)
@@ -44,7 +43,7 @@ def test_where_more_are_of_use_memory_decides(
 
 
 def test_a_number_whose_steps_leave_no_memory_is_not_chosen(
-    target: Target, monkeypatch: pytest.MonkeyPatch
+    target, monkeypatch: pytest.MonkeyPatch
 ):
     asked = []
 

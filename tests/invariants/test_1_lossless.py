@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 import tiny
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
@@ -66,7 +66,7 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn, family: str) -> Case:
     k = draw(st.integers(1, 7))
     batch = draw(st.lists(prompts, min_size=1, max_size=5))
     own = st.none() | st.integers(0, k)
@@ -145,30 +145,58 @@ TIGHT = Case(
 )
 
 
-@settings(max_examples=120)
-@example(TIGHT)
-@example(replace(TIGHT, resident=True))
-@example(replace(TIGHT, resident=True, hosted=(True, False, True)))
-@given(cases())
-def test_speculation_changes_no_token(targets, trained, drafter_of, plain, case: Case):
-    """Any drafter, K, batch, chunk size, room and cache state; the second round hits the cache."""
-    if case.family == "easy":
-        drafter = trained["peagle" if case.parallel else "eagle3"].drafter
-    else:
-        drafter = drafter_of(
-            case.parallel,
-            layers=case.layers,
-            qk_norm=case.qk_norm,
-            draft_vocab=case.draft_vocab,
-        )
-    engine = engine_of(targets[case.family], drafter, case)
-    params = [
-        SamplingParams(max_tokens=NEW, num_speculative_tokens=k, logprobs=0 if hosted else None)
-        for k, hosted in zip(case.ks, case.hosted, strict=True)
-    ]
-    expected = [plain(case.family, prompt) for prompt in case.prompts]
-    for _ in range(2):
-        assert tiny.outputs(tiny.run(engine, case.prompts, params)) == expected
+@pytest.fixture
+def changes_nothing(targets, trained, drafter_of, plain) -> Callable[[Case], None]:
+    """Checks a case; the second round hits the cache."""
+
+    def check(case: Case) -> None:
+        if case.family == "easy":
+            drafter = trained["peagle" if case.parallel else "eagle3"].drafter
+        else:
+            drafter = drafter_of(
+                case.parallel,
+                layers=case.layers,
+                qk_norm=case.qk_norm,
+                draft_vocab=case.draft_vocab,
+            )
+        engine = engine_of(targets[case.family], drafter, case)
+        params = [
+            SamplingParams(max_tokens=NEW, num_speculative_tokens=k, logprobs=0 if hosted else None)
+            for k, hosted in zip(case.ks, case.hosted, strict=True)
+        ]
+        expected = [plain(case.family, prompt) for prompt in case.prompts]
+        for _ in range(2):
+            assert tiny.outputs(tiny.run(engine, case.prompts, params)) == expected
+
+    return check
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_speculation_changes_no_token(changes_nothing, family: str, part: int):
+    """Any drafter, K, batch, chunk size, room and cache state, others in each part and family."""
+
+    @seed(2 * FAMILIES.index(family) + part)
+    @settings(max_examples=10)
+    @given(cases(family))
+    def check(case: Case) -> None:
+        changes_nothing(case)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        TIGHT,
+        replace(TIGHT, resident=True),
+        replace(TIGHT, resident=True, hosted=(True, False, True)),
+    ],
+    ids=["host", "resident", "resident and hosted"],
+)
+def test_speculation_changes_no_token_in_little_room(changes_nothing, case: Case):
+    changes_nothing(case)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

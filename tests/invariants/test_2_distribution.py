@@ -166,6 +166,7 @@ sampling = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     family=st.sampled_from(["easy", "gemma4"]),

@@ -141,6 +141,7 @@ def gemma4_changes(draw: st.DrawFn, sizes: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(configs())
 def test_random_configurations(tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any]):

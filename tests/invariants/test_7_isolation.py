@@ -47,6 +47,7 @@ def expected(targets) -> list[list[int]]:
     return tiny.outputs(tiny.run(engine, PROMPTS, GREEDY))
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     aborts=st.dictionaries(st.integers(0, 12), st.sets(st.integers(0, 4)), max_size=4),

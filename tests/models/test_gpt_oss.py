@@ -132,6 +132,7 @@ def test_experts_stay_packed_and_are_asked_for_so(directory: Path, monkeypatch: 
     assert sum(weight.nbytes for weight in packed) <= (numbers // 2 + numbers // 32) * 4 // 3
 
 
+@pytest.mark.slow
 def test_a_drafter_is_trained_for_it(directory: Path, recipe_for, tmp_path: Path):
     """Llama-style: neither experts, nor sinks, nor windows."""
     recipe = recipe_for(tmp_path / "drafter", target=str(directory), steps=20)

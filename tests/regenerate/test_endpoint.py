@@ -49,7 +49,7 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def ask(url: str, key: str | None = None, params: SamplingParams = PARAMS, **more: Any) -> Answer:
     async def run() -> Answer:
-        async with open_endpoint(url, "m", key, 4) as endpoint:
+        async with open_endpoint(url, "m", key, 4, more.get("variables")) as endpoint:
             return await endpoint.chat([user("a")], more.get("tools"), params)
 
     return asyncio.run(run())
@@ -61,6 +61,11 @@ def complete(url: str) -> Answer:
             return await endpoint.complete("x", PARAMS)
 
     return asyncio.run(run())
+
+
+def test_variables_of_the_template_go_along(stub: Stub):
+    ask(stub.url, variables={"enable_thinking": False})
+    assert stub.requests[0][2]["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 def test_what_is_asked_and_answered(stub: Stub):

@@ -72,7 +72,11 @@ def run(
     outcomes: list[Outcome] = []
     asked = by_digest(conversations)
     with open_output(path, "us", with_ids=False) as output:
-        asyncio.run(regenerate(asked, answerer, PARAMS, output, concurrency, outcomes.append))
+        asyncio.run(
+            regenerate(
+                asked, answerer, PARAMS, output, concurrency, lambda _, one: outcomes.append(one)
+            )
+        )
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert {line.pop("asked") for line in lines} <= asked.keys()
     assert {line.pop("by") for line in lines} <= {"us"}

@@ -81,7 +81,9 @@ class Target:
             open_output(path, "us", with_ids=True) as output,
         ):
             writer = Writer(self.llm, self.script, iter(answers))
-            asyncio.run(regenerate(asked, writer, params, output, 1, outcomes.append))
+            asyncio.run(
+                regenerate(asked, writer, params, output, 1, lambda _, one: outcomes.append(one))
+            )
         return [json.loads(line) for line in path.read_text().splitlines()], outcomes
 
     def written(self, words: Words, spelled: bool) -> list[int]:

@@ -1,10 +1,11 @@
 """Requests generated from the server's own OpenAPI document: never a server error."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import schemathesis
-from conftest import KEY, Running
+from conftest import KEY, NAME, Running, start
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -13,6 +14,10 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+
+from peagle import LLM, EngineConfig
+from peagle.pair import bundled
+from peagle.server.settings import ServerSettings
 
 CHECKS = [
     not_a_server_error,
@@ -45,7 +50,20 @@ FITTING, WRONG = GenerationMode.POSITIVE, GenerationMode.NEGATIVE
 CASES = [(*place, FITTING) for place in BODIES + OTHERS] + [(*place, WRONG) for place in BODIES]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def server() -> Iterator[Running]:
+    """One of a short context, which answers without a limit fill."""
+
+    def load() -> LLM:
+        config = EngineConfig(
+            dtype="float32", max_num_seqs=4, kv_cache_memory=1 << 26, max_model_len=256
+        )
+        return LLM(bundled("target"), config=config)
+
+    yield from start(ServerSettings(model_names=(NAME,), api_keys=(KEY,)), load)
+
+
+@pytest.fixture(scope="module")
 def document(server: Running) -> Any:
     return schemathesis.openapi.from_url(f"{server.url}/openapi.json", headers=HEADERS)
 
@@ -62,7 +80,6 @@ def test_no_request_is_a_server_error(
     @given(case=document[path][method].as_strategy(generation_mode=mode))
     @settings(max_examples=12, suppress_health_check=list(HealthCheck))
     def check(case: schemathesis.Case) -> None:
-        # an answer without a limit continues to the end of the context
         case.call_and_validate(headers=HEADERS, checks=CHECKS, timeout=120)
 
     check()

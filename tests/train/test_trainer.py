@@ -53,12 +53,11 @@ def test_the_output_is_the_best_checkpoint(targets, trained, method: str):
     assert run.progress.best_step == best
     assert run.progress.best_acceptance_length == lengths[best]
     assert [r.best for r in run.reports if r.step == best][-1]
-    output = Path(run.trainer.recipe.output)
-    tensors = load_file(output / "model.safetensors")
+    tensors = load_file(run.output / "model.safetensors")
     assert ("embed_tokens.weight" in tensors) == (method == "peagle")
     assert {t.dtype for t in tensors.values()} == {torch.bfloat16}
-    assert json.loads((output / "config.json").read_text())["num_speculative_tokens"] == 4
-    assert sorted(p.name for p in output.parent.iterdir()) == sorted(trained), (
+    assert json.loads((run.output / "config.json").read_text())["num_speculative_tokens"] == 4
+    assert sorted(p.name for p in run.output.parent.iterdir()) == sorted(trained), (
         "nothing else is left"
     )
 

@@ -29,9 +29,16 @@ THOUGHTS = ("reasoning_content", "reasoning")
 
 @asynccontextmanager
 async def open_endpoint(
-    url: str, model: str, key: str | None, connections: int
+    url: str,
+    model: str,
+    key: str | None,
+    connections: int,
+    variables: Mapping[str, Any] | None = None,
 ) -> AsyncIterator["Endpoint"]:
-    """A server's API below `url`, such as http://host:8000/v1. Raises `InputError`."""
+    """A server's API below `url`, such as http://host:8000/v1. Raises `InputError`.
+
+    variables: of the chat template, for servers that take them, such as ours and vLLM.
+    """
     if not url.startswith(("http://", "https://")):
         raise InputError(f"endpoint {url} is not a URL; give one such as http://localhost:8000/v1")
     client = httpx2.AsyncClient(
@@ -40,14 +47,17 @@ async def open_endpoint(
         limits=httpx2.Limits(max_connections=connections),
     )
     async with client:
-        yield Endpoint(client, url.rstrip("/"), model)
+        yield Endpoint(client, url.rstrip("/"), model, variables or {})
 
 
 class Endpoint:
     """Answers by one model of a server; requests are retried while it is busy or down."""
 
-    def __init__(self, client: httpx2.AsyncClient, url: str, model: str) -> None:
+    def __init__(
+        self, client: httpx2.AsyncClient, url: str, model: str, variables: Mapping[str, Any]
+    ) -> None:
         self._client, self._url, self._model = client, url, model
+        self._variables = {"chat_template_kwargs": dict(variables)} if variables else {}
 
     async def chat(
         self,
@@ -56,7 +66,8 @@ class Endpoint:
         params: SamplingParams,
     ) -> Answer:
         """The assistant's next turn."""
-        asked = {"messages": list(messages), **({"tools": tools} if tools else {})}
+        shown = {"tools": tools} if tools else {}
+        asked = {"messages": list(messages), **shown, **self._variables}
         choice, tokens = await self._ask("chat/completions", asked, params)
         said = choice.get("message")
         if not isinstance(said, dict):

@@ -1,6 +1,6 @@
 """Answers by our own engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from peagle import dialects
@@ -14,15 +14,19 @@ from peagle.train.samples import Message
 
 
 class EngineAnswerer:
-    """Answers by a target loaded in this process, with or without a drafter."""
+    """Answers by a target loaded in this process, with or without a drafter.
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    variables: the chat template's own.
+    """
+
+    def __init__(self, llm: AsyncLLM, variables: Mapping[str, Any] | None = None) -> None:
         self._async = llm
         self._llm = llm.llm
+        self._variables = {"add_generation_prompt": True, **(variables or {})}
 
     def render(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> str:
         """The prompt for the assistant's next turn. Raises `InputError`."""
-        return render_chat(self._llm.tokenizer, messages, tools=tools, add_generation_prompt=True)
+        return render_chat(self._llm.tokenizer, messages, tools=tools, **self._variables)
 
     async def chat(
         self,

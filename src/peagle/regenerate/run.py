@@ -113,21 +113,22 @@ async def regenerate(
     params: SamplingParams,
     output: Output,
     concurrency: int,
-    on_finish: Callable[[Outcome], None],
+    on_finish: Callable[[int, Outcome], None],
 ) -> None:
     """Answer conversations, `concurrency` at a time, and write each as soon as it is finished.
 
-    conversations: keyed by their digests. Raises `InputError` naming a conversation that cannot be
+    conversations: keyed by their digests. on_finish: takes a conversation's place in the order in
+    which they begin. Raises `InputError` naming a conversation that cannot be
     asked; those finished by then are written.
     """
-    waiting = iter(conversations.items())
+    waiting = iter(enumerate(conversations.items()))
 
     async def work() -> None:
-        for asked, conversation in waiting:
-            outcome = await _answer(conversation, answerer, _seeded(params, asked))
+        for place, (asked, conversation) in waiting:
+            outcome = await _answer(conversation, answerer, seeded(params, asked))
             if outcome.record is not None:
                 output.write(asked, conversation.place, outcome.record)
-            on_finish(outcome)
+            on_finish(place, outcome)
 
     workers = [asyncio.create_task(work()) for _ in range(concurrency)]
     try:
@@ -172,7 +173,7 @@ async def _answer(
 async def _complete(text: Completion, answerer: Answerer, params: SamplingParams) -> Outcome:
     """Continue a text; nothing is appended to it, so it may end anywhere."""
     try:
-        answer = await answerer.complete(text.prompt, _seeded(params, 0))
+        answer = await answerer.complete(text.prompt, seeded(params, 0))
     except NoAnswerError as error:
         return Outcome(None, 0, f"{text.place}: {error}")
     said = {"prompt": text.prompt, "response": answer.message["content"]}
@@ -194,7 +195,7 @@ async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> O
             said.append(message)
             continue
         try:
-            answer = await _whole_answer(said, chat, answerer, _seeded(params, turn))
+            answer = await _whole_answer(said, chat, answerer, seeded(params, turn))
         except NoAnswerError as error:
             problem, cut = f"{chat.place}: {error}", isinstance(error, CutAnswerError)
             break
@@ -240,7 +241,7 @@ def _record(
     return {"messages": messages, **({"tools": tools} if tools else {})}
 
 
-def _seeded(params: SamplingParams, what: str | int) -> SamplingParams:
+def seeded(params: SamplingParams, what: str | int) -> SamplingParams:
     """Parameters with a seed for each conversation, or for each turn; the same in every run."""
     seed = zlib.crc32(f"{params.seed}:{what}".encode())
     return params.model_copy(update={"seed": seed})

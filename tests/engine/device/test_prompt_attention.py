@@ -86,6 +86,7 @@ def test_lengths_are_filled_up_by_a_quarter_at_most(rows: int) -> None:
     assert filled(filled(rows)) == filled(rows)
 
 
+@pytest.mark.slow
 def test_prompts_of_any_length_have_few_shapes(shapes: set) -> None:
     table = table_of(5)
     cache = torch.randn(1, 2, 5 * LENGTH, 2, 16)

@@ -1,6 +1,7 @@
 """Penalties and bias under speculation, against one token at a time in numpy."""
 
 import numpy as np
+import pytest
 import tiny
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ def reference(peer, how: SamplingParams) -> list[int]:
     return output
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(
     how=st.builds(
