@@ -21,7 +21,9 @@ def test_the_answer_stays_and_the_target_too(targets, tmp_path: Path, parallel: 
     decoder, how = targets["easy"].decoder, SamplingParams(max_tokens=24)
     drafter = tiny.random_drafter_for(decoder, tmp_path, tiny.drafter_config(parallel))
     model = drafter.model
-    before = sum(weight.nbytes for weight in weights_of(model.first, model.rest, model.readout.head))
+    before = sum(
+        weight.nbytes for weight in weights_of(model.first, model.rest, model.readout.head)
+    )
     plain = tiny.run(Engine(decoder, None, 0, tiny.engine_config()), PROMPTS, how)
     head = decoder.head.weight
     quantize(model)
