@@ -88,23 +88,20 @@ class Planner:
     def plan(self, running: Sequence[Request], waiting: Iterable[Request], free_rows: int) -> Plan:
         """Running requests first, then waiting ones, until one does not fit.
 
-        The last running request makes room for blocks of one before it; then nobody is admitted.
+        Where one running request makes room for another, nobody is admitted.
         """
-        self._grow_all(list(running))
+        staying = list(running)
+        for place, request in enumerate(running):
+            if place < len(staying):  # the last ones make room
+                self._grow(request, staying)
         if not self._preempted:
             for request in itertools.islice(waiting, free_rows):
                 if not self._admit(request):
                     break
         return Plan(tuple(self._work), tuple(self._preempted), self._limits.drafts)
 
-    def _grow_all(self, running: list[Request]) -> None:
-        place = 0
-        while place < len(running):
-            self._grow(running[place], running)
-            place += 1
-
-    def _grow(self, request: Request, running: list[Request]) -> None:
-        """A share for a running request, for which the last ones may have to leave `running`."""
+    def _grow(self, request: Request, staying: list[Request]) -> None:
+        """A share for a running request, for whose blocks the last ones may not stay."""
         share = None if self._will_end(request) else self._share(request, request.furthest)
         if share is None:
             return
@@ -113,7 +110,7 @@ class Planner:
         if stop > held:
             share = replace(share, fresh=self._blocks_for(stop - held))
         while share.fresh > self._free_blocks:
-            self._preempt(running.pop())
+            self._preempt(staying.pop())
             if self._preempted[-1] is request:
                 return
         self._take(share)
@@ -141,19 +138,18 @@ class Planner:
         limits = self._limits
         if request.on_device:
             drafts = request.k if limits.drafts is None else min(request.k, limits.drafts)
-            return Share(request, 1 + drafts, drafts, start, True, True, request.needs_host)
+            return _cycle(request, drafts, start)
         known = request.total - start
         decodes = known == 1 and request.output_length > 0
         left = self._rows_left(decodes)
         if not left:
             return None
         if not decodes or not request.pending:
-            rows = min(known, left)
-            completes = rows == known
+            completes = known <= left
             hosted = completes and request.needs_host
-            return Share(request, rows, 0, start, completes, decodes, hosted)
+            return Share(request, min(known, left), 0, start, completes, decodes, hosted)
         drafts = max(min(request.k, limits.max_length - request.total, left - 1), 0)
-        return Share(request, 1 + drafts, drafts, start, True, True, request.needs_host)
+        return _cycle(request, drafts, start)
 
     def _rows_left(self, decodes: bool) -> int:
         return max(self._rows if decodes else min(self._rows, self._prompt_rows), 0)
@@ -179,3 +175,9 @@ class Planner:
 
     def _blocks_for(self, length: int) -> int:
         return -(-length // self._block_size)
+
+
+def _cycle(request: Request, drafts: int, start: int) -> Share:
+    """The newest token and some drafts."""
+    hosted = request.needs_host
+    return Share(request, 1 + drafts, drafts, start, completes=True, decodes=True, hosted=hosted)

@@ -119,31 +119,17 @@ class Scheduler:
         for request in plan.preempted:
             self.preempt(request)
         for share in plan.work:
-            self.pool.share(share.prefix or ())
-        begun = [self._admit(share) for share in plan.work if share.prefix is not None]
-        cycles, chunks = [], []
+            self.pool.share(share.prefix or ())  # before anybody takes blocks that nobody holds
+        begun = tuple(self._admit(share) for share in plan.work if share.prefix is not None)
         for share in plan.work:
             if share.fresh:
                 self._grow(share)
-            if self._is_cycle(share):
-                cycles.append(_cycle(share))
-            else:
-                chunks.append(_chunk(share))
-        if cycles and self.draft_length and plan.drafts is not None:
-            self.draft_length.launched(plan.drafts)
+        cycles = tuple(_cycle(share) for share in plan.work if self._is_cycle(share))
+        chunks = tuple(_chunk(share) for share in plan.work if not self._is_cycle(share))
         left, blocks = self.rows.news()
         self._steps += 1
-        step = Step(
-            self._steps,
-            left,
-            tuple(self._cleared),
-            tuple(begun),
-            blocks,
-            tuple(cycles),
-            tuple(chunks),
-        )
         self._note(plan, prompts_alone=not cycles)
-        return step
+        return Step(self._steps, left, tuple(self._cleared), begun, blocks, cycles, chunks)
 
     def commit(self, outcome: Outcome) -> list[RequestOutput]:
         """Apply what a worker answered; what each request got by it."""
@@ -214,6 +200,8 @@ class Scheduler:
         """Write down a plan that the worker gets."""
         if not plan.work:
             return
+        if self.draft_length and plan.drafts is not None and not prompts_alone:
+            self.draft_length.launched(plan.drafts)
         for share in plan.work:
             share.request.launch(share.rows, share.completes)
             share.request.on_device |= share.completes and self.runs_ahead
