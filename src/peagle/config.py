@@ -180,6 +180,10 @@ class ChatConfig(Config):
     """How the target writes thoughts; unset, its tokenizer and template tell."""
 
 
+DrafterFormat = Literal["fp8"]
+"""What a drafter's weights may be rounded to when they are loaded."""
+
+
 class SpeculativeConfig(Config):
     """vLLM's `--speculative-config`, same keys: which drafter, how many tokens, one pass or K."""
 
@@ -191,7 +195,7 @@ class SpeculativeConfig(Config):
     parallel_drafting: bool | None = None
     """True is P-EAGLE (K tokens in one pass), False is EAGLE-3 (K passes); unset, the
     drafter's files decide."""
-    quantization: Literal["fp8"] | None = None
+    quantization: DrafterFormat | None = None
     """fp8: round the drafter's layers and head to FP8 as they are loaded, half the bytes to read.
     The answer stays the same; how often drafts are right may change."""
 

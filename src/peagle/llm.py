@@ -36,7 +36,6 @@ from peagle.dialects.markers import Markers
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
-from peagle.drafters.quantization import quantize
 from peagle.engine.constraint import Constraint
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request, RequestOutput, Speculation
@@ -180,9 +179,8 @@ class LLM:
         k = 0
         if speculative_config is not None:
             place = model_directory(speculative_config.model)
-            model = load_drafter(place, decoder, speculative_config.parallel_drafting)
-            if speculative_config.quantization is not None:
-                quantize(model)
+            how = speculative_config.parallel_drafting, speculative_config.quantization
+            model = load_drafter(place, decoder, *how)
             drafter = drafter_for(model)
             k = speculative_config.num_speculative_tokens or model.config.default_k
         engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from peagle.bench.case import Case, Grid
+from peagle.bench.case import Case, Grid, Setup
 from peagle.bench.load import EngineCase, TooLongError, open_case
 from peagle.bench.measures import Measures, Percentiles
 from peagle.bench.pair import METHODS, Pair
@@ -13,6 +13,7 @@ from peagle.bench.runs import Failure, Results, Run
 from peagle.bench.workload import PromptWorkload
 from peagle.config import SamplingParams
 from peagle.errors import InputError
+from peagle.ops.weight import Fp8Weight
 
 CASES = Grid([1]).cases(METHODS, {method: [2] for method in METHODS})
 
@@ -79,6 +80,14 @@ def test_an_engine_is_opened_once_for_all_rounds_and_loads(workload, opened):
     cases = Grid([1, 2]).cases(["none", "peagle"], {"peagle": [2, 3]})
     assert len(list(run_engines(workload, cases, 3))) == 3 * len(cases)
     assert opened == [("none", 0, 2, True), ("peagle", 2, 2, True), ("peagle", 3, 2, True)]
+
+
+def test_drafters_are_rounded_where_the_pair_says_so(pair):
+    chosen = Pair(str(pair.target), {"peagle": str(pair.peagle)}, "fp8")
+    params = SamplingParams(max_tokens=4)
+    workload = PromptWorkload(chosen, load_sets(["bundled"], 2), params)
+    llm = workload.open(Setup("peagle", 2, "fixed"), 1)
+    assert isinstance(llm.drafter.model.readout.head.weight, Fp8Weight)
 
 
 def test_engines_share_the_targets_weights(workload):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from peagle.config import DrafterFormat
 from peagle.drafters.checkpoint import is_parallel
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.model import DrafterConfig
@@ -21,6 +22,8 @@ class Pair:
 
     target: str
     drafters: Mapping[str, str]
+    quantization: DrafterFormat | None = None
+    """What the drafters are rounded to when they are loaded."""
 
     def examine(self) -> dict[str, DrafterConfig]:
         """Each method's drafter. Raises `InputError` with all problems of all of them."""

@@ -1,6 +1,6 @@
 """A target's weights, loaded once for all engines that verify with them."""
 
-from peagle.config import EngineConfig, SpeculativeConfig
+from peagle.config import DrafterFormat, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
@@ -29,15 +29,18 @@ class SharedTarget:
         device = resolve_device(config.device)
         self._decoder = load_decoder(directory, resolve_dtype(config.dtype, device), device)
         self.tokenizer = load_tokenizer(directory)
-        self._draft_models: dict[tuple[str, bool | None], DraftModel] = {}
+        self._draft_models: dict[tuple[str, bool | None, DrafterFormat | None], DraftModel] = {}
         self._ends = end_tokens(directory, self.tokenizer.eos_token_id)
 
-    def draft_model(self, drafter: str, parallel: bool | None) -> DraftModel:
+    def draft_model(
+        self, drafter: str, parallel: bool | None, quantization: DrafterFormat | None = None
+    ) -> DraftModel:
         """A drafter's weights, loaded once too."""
-        named = drafter, parallel
+        named = drafter, parallel, quantization
         if named not in self._draft_models:
             place = model_directory(drafter)
-            self._draft_models[named] = load_drafter(place, self._decoder, parallel)
+            model = load_drafter(place, self._decoder, parallel, quantization)
+            self._draft_models[named] = model
         return self._draft_models[named]
 
     def llm(
@@ -51,7 +54,8 @@ class SharedTarget:
         drafter: Drafter | None = None
         k = 0
         if speculation is not None:
-            model = self.draft_model(speculation.model, speculation.parallel_drafting)
+            how = speculation.parallel_drafting, speculation.quantization
+            model = self.draft_model(speculation.model, *how)
             drafter = drafter_for(model)
             k = speculation.num_speculative_tokens or model.config.default_k
         if longest is not None:

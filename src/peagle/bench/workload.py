@@ -61,7 +61,8 @@ class PromptWorkload:
     def load(self, setups: Iterable[Setup]) -> None:
         """Load the target, and the drafters of all methods that run."""
         for method in {setup.method for setup in setups} - {"none"}:
-            self._target.draft_model(self.pair.drafters[method], method == "peagle")
+            drafter, parallel = self.pair.drafters[method], method == "peagle"
+            self._target.draft_model(drafter, parallel, self.pair.quantization)
         _ = self._target
 
     def open(self, setup: Setup, concurrency: int, shared: bool = False) -> LLM:
@@ -78,6 +79,7 @@ class PromptWorkload:
                 model=self.pair.drafters[setup.method],
                 num_speculative_tokens=setup.k,
                 parallel_drafting=setup.method == "peagle",
+                quantization=self.pair.quantization,
             )
         return self._target.llm(speculation, config, self._longest if shared else None)
 

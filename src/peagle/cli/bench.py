@@ -117,7 +117,7 @@ def bench(
         return
     servers.refuse_alone()
     _check_concurrency(levels, sets)
-    benchmark = _of_models(target, compared.by_method(), sets, grid, params, rounds, hardware)
+    benchmark = _of_models(target, compared, sets, grid, params, rounds, hardware)
     measure_cases(benchmark, outputs)
 
 
@@ -194,9 +194,10 @@ def _of_models(
     from peagle.bench.rounds import run_engines
     from peagle.bench.workload import PromptWorkload
 
+    quantization, compared = compared.quantization, compared.by_method()
     methods = compared.run(all_by_default=target is None)
     drafters = {"eagle3": compared.eagle3, "peagle": compared.peagle}
-    pair = choose_pair(methods, target, drafters)
+    pair = replace(choose_pair(methods, target, drafters), quantization=quantization)
     with from_flags():
         EngineConfig(**hardware)
     workload = PromptWorkload(pair, sets, params, **hardware)

@@ -8,7 +8,7 @@ import typer
 
 from peagle.cli.loading import read_speculation
 from peagle.cli.options import BOTH_FORMS, Eagle3, Peagle, SpeculativeJSON
-from peagle.config import SpeculativeConfig
+from peagle.config import DrafterFormat, SpeculativeConfig
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class Compared:
         if self.speculative_config is not None:
             return read_speculation(self.speculative_config)
         return None if self.drafter is None else SpeculativeConfig(model=self.drafter)
+
+    @property
+    def quantization(self) -> DrafterFormat | None:
+        """What the one drafter is rounded to."""
+        one = self._one()
+        return None if one is None else one.quantization
 
     @property
     def names_drafters(self) -> bool:

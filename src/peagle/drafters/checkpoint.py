@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from peagle.config import DrafterFormat
 from peagle.drafters.correction import (
     read_selector_config,
     save_selector,
@@ -20,6 +21,7 @@ from peagle.drafters.correction import (
     selector_tensors,
 )
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
+from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
 from peagle.errors import InputError
 from peagle.files import replacing_directory
@@ -195,9 +197,16 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
     return [rule for rule in rules if rule.theirs[0] not in shared]
 
 
-def load_drafter(directory: Path, target: Decoder, parallel: bool | None = None) -> DraftModel:
-    """A drafter ready for inference. Arguments and errors as in `read_drafter`."""
+def load_drafter(
+    directory: Path,
+    target: Decoder,
+    parallel: bool | None = None,
+    quantization: DrafterFormat | None = None,
+) -> DraftModel:
+    """A drafter ready for inference, rounded if asked. Otherwise as `read_drafter`."""
     model = read_drafter(directory, target, parallel).requires_grad_(False).eval()
+    if quantization is not None:
+        quantize(model)
     pack(model)
     return model
 
