@@ -115,6 +115,7 @@ def test_a_drafter_to_train_on_from(targets, trained, recipe_for, tmp_path: Path
     )
     found, scores = model.readout(hidden, previous)
     assert torch.equal(found.scores, scores)
+    assert 0.1 < model.readout.selector.successor.std().item() < 0.3
 
 
 def start_of(trained) -> dict[str, str]:

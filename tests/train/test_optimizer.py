@@ -124,11 +124,11 @@ class TestMasters:
         model = drafter(torch.bfloat16)
         subject = DraftOptimizer(model, recipe_for(tmp_path))
         torch.nn.init.ones_(model.readout.norm.weight)
-        before = subject.state()["norm.weight.master"].clone()
+        before = subject.state()["readout.norm.weight.master"].clone()
         for _ in range(100):
             model.readout.norm.weight.sum().backward()
             subject.step(1e-4, CLIP)
-        moved = before - subject.state()["norm.weight.master"]
+        moved = before - subject.state()["readout.norm.weight.master"]
         torch.testing.assert_close(moved, torch.full_like(moved, 1e-2), rtol=1e-2, atol=0.0)
 
     def test_gradients_of_several_passes_add_up_in_float32(self, recipe_for, tmp_path: Path):

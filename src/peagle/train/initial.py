@@ -5,10 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from peagle.drafters.checkpoint import config_problems, read_drafter, read_drafter_config
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
+from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
@@ -19,6 +20,9 @@ from peagle.ops.linear import Linear
 from peagle.ops.weight import dense
 from peagle.train.packing import PackedRows
 from peagle.train.recipe import Recipe
+
+SPREAD = 0.2
+"""Size of a selector's first vectors: from larger ones it learns its few examples by heart."""
 
 
 def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
@@ -100,6 +104,9 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
         model = _new_drafter(recipe, target, config, rows)
     else:
         model = _continued_drafter(recipe, target, config)
+    if recipe.selector_rank is not None:
+        assert model.readout.selector is not None
+        _begin_selector(model.readout.selector, model.readout, target.embed.weight)
     choose_trained(recipe, model)
     return model
 
@@ -131,7 +138,6 @@ def _continued_drafter(recipe: Recipe, target: Decoder, config: DrafterConfig) -
     model.config = config
     if recipe.selector_rank is not None:
         model.readout.selector = config.new_selector()
-        model.readout.apply(_draw_selector)
         model.readout.to(target.embed.weight.device, target.embed.weight.dtype)
     return model
 
@@ -165,12 +171,19 @@ def choose_trained(recipe: Recipe, model: DraftModel) -> None:
 def _draw(module: nn.Module) -> None:
     if isinstance(module, Linear | Embedding):
         nn.init.normal_(dense(module.weight), std=0.02)
-    _draw_selector(module)
 
 
-def _draw_selector(module: nn.Module) -> None:
-    """A selector that does not correct yet: its gates are 0."""
-    if isinstance(module, Selector):
-        nn.init.normal_(module.predecessor)
-        nn.init.normal_(module.successor)
-        nn.init.zeros_(dense(module.projection.weight))
+@torch.no_grad()
+def _begin_selector(selector: Selector, readout: Readout, embeddings: Tensor) -> None:
+    """A selector that does not correct yet, since its gates are 0.
+
+    Its vectors are projections of the target's embeddings, so that what is learned of a token holds
+    for those alike. embeddings: [vocab_size, hidden_size].
+    """
+    unit = embeddings.float() / embeddings.float().std()
+    width, rank = unit.shape[1], selector.config.rank
+    draws = SPREAD / width**0.5 * torch.randn(2, width, rank).to(unit.device)
+    kept = readout.target_ids(torch.arange(len(readout.d2t), device=readout.d2t.device))
+    selector.predecessor.copy_(unit @ draws[0])
+    selector.successor.copy_(unit[kept.to(unit.device)] @ draws[1])
+    nn.init.zeros_(dense(selector.projection.weight))

@@ -1,0 +1,72 @@
+"""What a P-EAGLE drafter would propose at every position of texts that the target wrote.
+
+The target's text does not depend on drafts, so everything that a way of drafting would have given
+can be counted afterwards from the likeliest drafts of each slot.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.drafters.model import DraftModel
+from peagle.models.decoder import Decoder
+from peagle.train.cod import sample_chains
+from peagle.train.features import target_features
+from peagle.train.packing import Document, pack
+from peagle.train.partition import ParallelPass
+
+ELEMENTS = 700
+"""Deeper elements at once: on a CPU attention computes all their pairs."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """The likeliest drafts of the K slots of every cycle that could begin in one text."""
+
+    tokens: Tensor
+    """[cycles, k, candidates] target ids, likeliest first."""
+    scores: Tensor
+    """[cycles, k, candidates] log-probabilities."""
+    drafts: Tensor
+    """[cycles, k] what the engine drafts greedily, corrected where the drafter has a selector."""
+    wanted: Tensor
+    """[cycles, k] the tokens that the target wrote there."""
+    newest: Tensor
+    """[cycles] number of tokens known when each cycle begins."""
+    text: Sequence[int]
+    """Prompt and output."""
+
+
+@torch.no_grad()
+def slots_of(
+    target: Decoder, model: DraftModel, document: Document, k: int, candidates: int
+) -> Slots:
+    """Run target and drafter once over a text whose last part the target wrote."""
+    rows = pack([document], len(document.tokens))
+    batch = rows.batch(torch.arange(1))
+    features = target_features(target, batch, model.config.taps)
+    chains = sample_chains(batch, [1.0] * k, torch.Generator())
+    anchors = (chains.lengths == k).nonzero().flatten()
+    hidden = torch.zeros(len(batch), k, model.config.transformer.hidden_size)
+    for part in ParallelPass(model, batch, features, chains, ELEMENTS).passes():
+        hidden[part.elements.anchors, part.elements.depths] = part.hidden
+    stream, readout = hidden[anchors].flatten(0, 1), model.readout
+    found = readout.candidates(readout.logits(stream).log_softmax(dim=-1), candidates)
+    drafts = readout.draft(stream, k).tokens
+    wanted = batch.tokens[anchors[:, None] + torch.arange(k) + 2]
+    shape = (-1, k, candidates)
+    tokens, scores = found.tokens.view(shape), found.scores.view(shape)
+    return Slots(tokens, scores, drafts, wanted, anchors + 2, document.tokens)
+
+
+def walk(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The cycles that decoding makes: which, and the tokens that each emits.
+
+    lengths: tokens emitted by a cycle that begins at each place.
+    """
+    place = 0
+    while place < len(lengths):
+        yield place, lengths[place]
+        place += lengths[place]
