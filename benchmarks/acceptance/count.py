@@ -18,8 +18,9 @@ import typer
 from slots import Slots, slots_of, walk
 
 from peagle import LLM, SamplingParams, SpeculativeConfig
+from peagle.bench.environment import machine
 from peagle.bench.prompts import load_prompts
-from peagle.bench.report import machine, result_file
+from peagle.bench.result_file import result_file
 from peagle.cli.script import new_app
 from peagle.config import EngineConfig
 from peagle.drafters.checkpoint import load_drafter

@@ -24,7 +24,8 @@ import typer
 import uvloop
 
 from peagle import LLM, AsyncLLM, SamplingParams
-from peagle.bench.report import machine, result_file
+from peagle.bench.environment import machine
+from peagle.bench.result_file import result_file
 from peagle.cli.script import run
 from peagle.config import ChatConfig
 from peagle.engine.engine import EngineStats
