@@ -114,7 +114,7 @@ def test_no_case_profits_from_the_prompts_of_another(workload):
     assert len(prompt) > 2 * 16  # blocks, so that there would be something to find
     drive(llm, [(prompt, params)], 1)
     llm.submit(llm.prepare(prompt, params))
-    (item,) = llm.engine.scheduler.plan().work
+    (item,) = llm.engine.core.scheduler.plan().work
     assert item.rows == len(prompt)
 
 

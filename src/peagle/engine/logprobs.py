@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from peagle.config import MAX_LOGPROBS
@@ -114,6 +115,6 @@ def _divided(
     """Entries by request. shares: how many rows each has, and how many likely tokens it wants."""
     rest = iter(entries)
     return [
-        tuple(replace(entry, top=entry.top[:top]) for entry in itertools.islice(rest, rows))
+        tuple(structs.replace(entry, top=entry.top[:top]) for entry in itertools.islice(rest, rows))
         for rows, top in shares
     ]

@@ -5,6 +5,8 @@ A request is its *table row* here, which is its own from `Begin` until a step na
 
 from dataclasses import dataclass
 
+import msgspec
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -125,8 +127,7 @@ class Step:
         return any(item.hosted for item in self.work)
 
 
-@dataclass(frozen=True)
-class TokenLogprobs:
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities at one position, before temperature and filters."""
 
     chosen: float
