@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-from peagle.engine.constraint import Constraint
 from peagle.engine.engine import EngineDeadError
 from peagle.engine.request import RequestOutput
 from peagle.engine_client.local import LocalEngine
@@ -90,7 +89,7 @@ class EngineLoop:
 
     def __init__(self, channel: Channel[ToEngine]) -> None:
         self._channel = channel
-        self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         """What is to be done between two steps."""
         self._compiling = ThreadPoolExecutor(thread_name_prefix="peagle-grammars")
 
@@ -108,9 +107,10 @@ class EngineLoop:
                 self._compiling.submit(self._answer, call, constraints.build)
             case Compile(call, form):
                 self._compiling.submit(self._answer, call, partial(constraints.compile, form))
-            case Add(form=form):
+            case Add(request_id, prompt, params, form):
                 constraint = None if form is None else constraints.take(form)
-                self._asked.put(partial(self._add, message, constraint))
+                ready = (request_id, prompt, read_params(params), constraint)
+                self._asked.put(partial(self._core.add, *ready))
             case Abort(request_id, reason):
                 self._asked.put(partial(self._core.abort, request_id, reason))
 
@@ -140,10 +140,6 @@ class EngineLoop:
     def _tell(self, outputs: list[RequestOutput]) -> None:
         self._told = self._core.stats
         self._channel.send(Stepped(outputs, self._told))
-
-    def _add(self, message: Add, constraint: Constraint | None) -> None:
-        params = read_params(message.params)
-        self._core.add(message.request_id, message.prompt, params, constraint)
 
     def _abort_all(self) -> None:
         for request_id in list(self._core.scheduler.requests):

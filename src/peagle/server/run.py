@@ -27,8 +27,8 @@ FAREWELL = 2
 nobody reads."""
 TURN = 5e-4
 """Seconds for which a thread keeps the interpreter while another waits, with a GPU: other requests
-must be read while one thread reads the text of a step's tokens, or launches a long prompt, which
-takes 20 ms. On a CPU Python's own interval is better: a thread let in there takes a processor from a
+must be read while a thread makes text of a step's tokens, or launches a long prompt, which takes 20
+ms. On a CPU Python's own interval is better: a thread let in there takes a processor from a
 product."""
 log = logging.getLogger("peagle.server")
 
