@@ -2,10 +2,9 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from msgspec import structs
 from torch import Tensor
 
 from peagle.config import MAX_LOGPROBS
@@ -115,6 +114,6 @@ def _divided(
     """Entries by request. shares: how many rows each has, and how many likely tokens it wants."""
     rest = iter(entries)
     return [
-        tuple(structs.replace(entry, top=entry.top[:top]) for entry in itertools.islice(rest, rows))
+        tuple(replace(entry, top=entry.top[:top]) for entry in itertools.islice(rest, rows))
         for rows, top in shares
     ]

@@ -5,8 +5,6 @@ A request is its *table row* here, which is its own from `Begin` until a step na
 
 from dataclasses import dataclass
 
-import msgspec
-
 
 @dataclass(frozen=True)
 class Settings:
@@ -127,7 +125,8 @@ class Step:
         return any(item.hosted for item in self.work)
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+@dataclass(frozen=True)
+class TokenLogprobs:
     """Log-probabilities at one position, before temperature and filters."""
 
     chosen: float
