@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from process import Process
 
+from peagle.cli.serve import wants_own_process
+from peagle.config import EngineConfig
 from peagle.pair import bundled
 
 AS_ON_A_GPU = """
@@ -106,6 +108,13 @@ def test_a_server_ends_with_its_engine_and_says_why(process: Process):
     _, errors = process.process.communicate(timeout=PATIENCE)
     assert process.process.returncode == 1
     assert "the engine's process ended: killed by SIGKILL" in errors
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_only_an_engine_on_a_gpu_has_its_own(gpu: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    assert wants_own_process(EngineConfig()) == gpu
+    assert not wants_own_process(EngineConfig(device="cpu"))
 
 
 def test_what_cannot_be_loaded_ends_in_one_line():
