@@ -94,7 +94,7 @@ def test_a_different_output_is_reported(workload, monkeypatch):
 
     def altered(llm, prompts, *arguments):
         done = original(llm, prompts, *arguments)
-        if llm.drafter is not None:
+        if llm.k:
             done[-1] = dataclasses.replace(done[-1], token_ids=(*done[-1].token_ids[:-1], 0))
         return done
 
@@ -120,7 +120,9 @@ def test_no_case_profits_from_the_prompts_of_another(workload):
 
 def test_no_output_ends_early(workload, monkeypatch):
     """Unless its prompt says where it ends: then the end of the text is one, too."""
-    monkeypatch.setattr("peagle.llm.end_tokens", lambda directory, own: tuple(range(300)))
+    monkeypatch.setattr(
+        "peagle.engine_client.source.end_tokens", lambda directory, own: tuple(range(300))
+    )
     endless = tuple(dataclasses.replace(prompt, stop=()) for prompt in workload.prompts)
     case = Case("none", 0, 1)
     (run,) = run_cases(dataclasses.replace(workload, prompts=endless), [case])
