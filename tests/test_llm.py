@@ -53,8 +53,8 @@ def _whole(llm: LLM) -> Iterator[None]:
     """No test leaves anything behind in the engine."""
     yield
     assert not llm.engine.busy
-    llm.engine.pool.check()
-    assert llm.engine.pool.free_blocks == llm.engine.pool.num_blocks
+    llm.engine.core.pool.check()
+    assert llm.engine.core.pool.free_blocks == llm.engine.core.pool.num_blocks
 
 
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
@@ -315,7 +315,7 @@ class TestPair:
 
     def test_bfloat16(self, pair: TinyPair):
         llm = made(pair, dtype="bfloat16")
-        assert llm.engine.target.embed.weight.dtype == torch.bfloat16
+        assert llm.engine.core.target.embed.weight.dtype == torch.bfloat16
         assert len(llm.generate(PROMPTS, HOW)) == 4
 
 

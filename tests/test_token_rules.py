@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
 from peagle.engine.engine import Engine
-from peagle.token_rules import NOTHING_LEFT, TokenRules, with_token_rules
+from peagle.token_rules import NOTHING_LEFT, TokenRules, endings_of
 
 PROMPT = [(5 + 3 * i) % tiny.MASK for i in range(8)]
 LENGTH = 14
@@ -115,31 +115,19 @@ def test_a_failure_of_the_form_is_told():
     assert TokenRules(None, [[1]], 8, form).failure == "too complex"
 
 
-def test_a_request_without_rules_has_only_its_form():
-    form = Form([1])
-    assert with_token_rules(form, SamplingParams(), None, 8) is form
-    assert with_token_rules(None, SamplingParams(bad_words=()), None, 8) is None
-
-
 @pytest.mark.parametrize("word", ["hi", " hi", "  hi"])
 def test_a_word_is_ruled_out_with_and_without_a_space_before_it(word: str):
     tokenizer = byte_tokenizer(None)
     size = len(tokenizer)
-    rules = with_token_rules(None, SamplingParams(bad_words=(word,)), tokenizer, size)
-    assert rules is not None
+    rules = TokenRules(None, endings_of((word,), tokenizer, size), size)
     bits = np.unpackbits(rules.allowed([]).numpy(), axis=1, bitorder="little")[0][:size]
     out = [tokenizer.decode([token]) for token in itertools.compress(range(size), bits == 0)]
     assert sorted(out) == [" hi", "hi"]
 
 
 def test_a_word_of_tokens_that_the_target_lacks_rules_nothing_out():
-    rules = with_token_rules(None, SamplingParams(bad_words=("hi",)), byte_tokenizer(None), 16)
-    assert rules is not None
-    assert rules.allowed([]).tolist() == [[255, 255]]
+    assert endings_of(("hi",), byte_tokenizer(None), 16) == ()
 
 
 def test_an_empty_word_rules_nothing_out():
-    tokenizer = byte_tokenizer(None)
-    rules = with_token_rules(None, SamplingParams(bad_words=("", " ")), tokenizer, 16)
-    assert rules is not None
-    assert rules.allowed([]).tolist() == [[255, 255]]
+    assert endings_of(("", " "), byte_tokenizer(None), 16) == ()

@@ -28,7 +28,7 @@ from peagle.bench.environment import machine
 from peagle.bench.result_file import result_file
 from peagle.cli.script import run
 from peagle.config import ChatConfig
-from peagle.engine.engine import EngineStats
+from peagle.engine.engine import EngineFacts, EngineStats
 from peagle.engine.request import Request, RequestOutput
 from peagle.llm import ChatTurn
 from peagle.models.tokenizer import load_tokenizer
@@ -123,14 +123,22 @@ def _form(tokenizer: Any) -> str:
 class WritingEngine:
     """In an engine's place: writes given answers, and knows how long that took it."""
 
-    drafter, k, end_tokens, runs_ahead, busy = None, 0, (), True, True
+    end_tokens, busy = (), True
 
     def __init__(
         self, answers: Sequence[Sequence[int]], tokens: int, vocab_size: int, pause: float
     ) -> None:
         self._answers, self._tokens, self.vocab_size = iter(answers), tokens, vocab_size
         self._pause = pause
-        self.max_length, self.max_num_seqs = 1 << 20, len(answers)
+        self.facts = EngineFacts(
+            vocab_size,
+            self.end_tokens,
+            max_length=1 << 20,
+            max_num_seqs=len(answers),
+            k=0,
+            runs_ahead=True,
+            drafter=None,
+        )
         self._running: dict[str, tuple[Request, Sequence[int]]] = {}
         self.waits_for = len(answers)
         """Requests before which no step gives anything, so that all run at once."""
@@ -140,9 +148,6 @@ class WritingEngine:
     @property
     def stats(self) -> EngineStats:
         return EngineStats(len(self._running), 0, 0.0, 0, 0, 0)
-
-    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        pass
 
     def add(
         self, request_id: str, prompt: Sequence[int], params: SamplingParams, constraint: Any = None

@@ -101,7 +101,7 @@ class AsyncLLM:
         finally:
             for stream in streams:
                 stream.cancelled = True
-                self._asked.put(stream)
+                self._put(stream)
 
     @property
     def alive(self) -> bool:
@@ -112,14 +112,18 @@ class AsyncLLM:
         """Stop the engine's thread; streams still open end with `EngineClosedError`."""
         with self._closing:
             self._closed = True
-            self._asked.put(None)
+            self._put(None)
         self._thread.join()
 
     def _ask(self, stream: "_Stream") -> None:
         with self._closing:
             if self._closed:
                 raise EngineClosedError
-            self._asked.put(stream)
+            self._put(stream)
+
+    def _put(self, stream: "_Stream | None") -> None:
+        self._asked.put(stream)
+        self.llm.engine.wake()
 
     def _run(self, load: Callable[[], LLM], loaded: Future[LLM]) -> None:
         try:
@@ -146,12 +150,15 @@ class AsyncLLM:
             raise
         finally:
             self._end(streams)
+            llm.close()
 
     def _hand_out(self, streams: dict[str, "_Stream"], chunks: Sequence[Chunk]) -> None:
         """Deliver a step's chunks; streams that it completes are forgotten."""
         brought = [(streams[chunk.request_id], chunk) for chunk in chunks]
         taken = _deliver(brought)
-        if self.llm.engine.runs_ahead or not all(stream.begun for stream, _ in brought):
+        engine = self.llm.engine
+        begins = not all(stream.begun for stream, _ in brought)
+        if engine.in_process and (engine.runs_ahead or begins):
             _wait_for(taken)
         for stream, chunk in brought:
             stream.begun = True
@@ -159,8 +166,12 @@ class AsyncLLM:
                 del streams[chunk.request_id]
 
     def _obey(self, streams: dict[str, "_Stream"]) -> bool:
-        """Submit and cancel what was asked since the last step; sleep while idle. False: stop."""
-        while not self._asked.empty() or not streams:
+        """Submit and cancel what was asked since the last step; sleep while idle. False: stop.
+
+        An engine in another process is waited for in its step, which tells if it ends.
+        """
+        in_process = self.llm.engine.in_process
+        while not self._asked.empty() or (in_process and not streams):
             stream = self._asked.get()
             if stream is None:
                 return False

@@ -7,7 +7,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -60,7 +60,6 @@ class GrammarCompiler:
             self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(tokenizer, size, ends)
         except ValueError as error:
             raise InputError(f"structured outputs: not with this tokenizer: {error}") from None
-        self._added: tuple[str, ...] = tuple(tokenizer.get_added_vocab())
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
         self._keeping = threading.Lock()
 
@@ -82,19 +81,6 @@ class GrammarCompiler:
                 self._kept.popitem(last=False)
         return GrammarConstraint(matcher, self._vocab_size)
 
-    def check(self, wanted: StructuredOutputs) -> None:
-        """Raise `InputError` for a form with a text that the tokenizer has as an added token.
-
-        Such a token is no text to a grammar, and the model would write nothing else for that text.
-        """
-        for text in _literals(wanted):
-            for token in self._added:
-                if token in text:
-                    raise InputError(
-                        f"structured outputs: {token!r} is a token of its own in this model, which "
-                        f"no text can hold; in a grammar write {token} without quotes"
-                    )
-
     def _compiled(self, wanted: StructuredOutputs) -> "LLMatcher":
         try:
             matcher = on_large_stack(lambda: self._matcher(wanted))
@@ -111,6 +97,20 @@ class GrammarCompiler:
         if not matcher.is_error():
             matcher.compute_bitmask()  # finds out whether any text fits
         return matcher
+
+
+def refuse_added_tokens(wanted: StructuredOutputs, added: Iterable[str]) -> None:
+    """Raise `InputError` for a form with a text that the tokenizer has as an added token.
+
+    Such a token is no text to a grammar, and the model would write nothing else for that text.
+    """
+    for text in _literals(wanted):
+        for token in added:
+            if token in text:
+                raise InputError(
+                    f"structured outputs: {token!r} is a token of its own in this model, which "
+                    f"no text can hold; in a grammar write {token} without quotes"
+                )
 
 
 def complaint_about(schema: dict[str, Any]) -> str | None:

@@ -6,7 +6,7 @@ import itertools
 import operator
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +18,6 @@ from peagle.config import (
     StructuredOutputs,
 )
 from peagle.detokenizer import detokenizers
-from peagle.device import resolve_device, resolve_dtype
 from peagle.dialects import (
     Content,
     Dialect,
@@ -33,27 +32,25 @@ from peagle.dialects import (
 )
 from peagle.dialects.dialect import needs_grammar
 from peagle.dialects.markers import Markers
-from peagle.drafters.checkpoint import load_drafter
-from peagle.drafters.drafter import Drafter
-from peagle.drafters.methods import drafter_for
-from peagle.engine.constraint import Constraint
 from peagle.engine.engine import Engine
-from peagle.engine.request import Request, RequestOutput, Speculation
+from peagle.engine.request import Beginning, RequestOutput, Speculation
 from peagle.engine.step import TokenLogprobs
+from peagle.engine_client.client import EngineClient
+from peagle.engine_client.form import Form, written
+from peagle.engine_client.process import EngineProcess
+from peagle.engine_client.source import EngineSource, local_engine
 from peagle.errors import InputError
-from peagle.grammar import GrammarCompiler, lark_rule
+from peagle.grammar import lark_rule, refuse_added_tokens
 from peagle.models.chat_template import render_chat
-from peagle.models.families import read_spec
-from peagle.models.fused import check_fusible
-from peagle.models.generation_config import end_tokens, sampling_defaults
-from peagle.models.loading import load_decoder
+from peagle.models.generation_config import sampling_defaults
 from peagle.models.tokenizer import load_tokenizer
-from peagle.models.weights import about, model_directory
+from peagle.models.weights import model_directory
 from peagle.schema import kept_form
 from peagle.stop_strings import StopStrings
-from peagle.token_rules import with_token_rules
+from peagle.token_rules import endings_of
 
 Prompt = str | Sequence[int]
+NO_BEGINNING = Beginning(0.0, 0, ())
 
 
 @dataclass(frozen=True)
@@ -133,27 +130,67 @@ class Prepared:
 
     tokens: list[int]
     params: SamplingParams
-    constraint: Constraint | None
+    form: Form | None
     chat: ChatTurn | None = None
 
 
-@dataclass
 class _Live:
-    request: Request
-    reader: Reader
-    shows_end: bool
-    """Whether a token that ends the output is part of its text."""
-    followed: bool
-    told: int = 0
-    """Tokens that chunks have brought."""
-    accepted: int = 0
-    """Accepted drafts among those that the next chunk will bring."""
-    times: list[float] = field(default_factory=list)
+    """A request that runs: what outputs have brought, and what is read of it."""
+
+    def __init__(self, prepared: Prepared, reader: Reader, most: int, followed: bool) -> None:
+        params = prepared.params
+        asked = params.num_speculative_tokens
+        self.prepared, self.reader, self.followed = prepared, reader, followed
+        self.shows_end = params.include_stop_str_in_output and prepared.chat is None
+        """Whether a token that ends the output is part of its text."""
+        self.speculation = Speculation([0] * (most if asked is None else asked))
+        self.arrived = time.perf_counter()
+        self.beginning = NO_BEGINNING
+        self.tokens: list[int] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.times: list[float] = []
+        """When each token came that was read."""
+        self.told = 0
+        """Tokens that chunks have brought."""
+        self.accepted = 0
+        """Accepted drafts among those that the next chunk will bring."""
+
+    def add(self, output: RequestOutput) -> None:
+        """Take in what a step has brought."""
+        self.tokens += output.new_tokens
+        self.logprobs += output.logprobs
+        self.speculation.record(output.drafted, output.verified)
+        if output.beginning is not None:
+            self.beginning = output.beginning
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
+        """As in `Completion`."""
+        if self.prepared.params.prompt_logprobs is None:
+            return ()
+        return None, *self.beginning.prompt_logprobs
+
+    def chunk(self, request_id: str, completion: Completion | None) -> Chunk:
+        """What was read since the last one."""
+        known, read, accepted = self.told, len(self.times), self.accepted
+        self.told, self.accepted = read, 0
+        return Chunk(
+            request_id,
+            self.reader.fresh(),
+            tuple(self.tokens[known:read]),
+            tuple(self.reader.sections[known:]),
+            accepted,
+            tuple(self.logprobs[known:read]),
+            () if known else self.prompt_logprobs,
+            completion,
+        )
 
 
 class LLM:
     """A target, perhaps a drafter, and an engine over both.
 
+    own_process: whether the engine runs in a process of its own, for `AsyncLLM`, which needs the
+    interpreter for text meanwhile; what compiles grammars then waits for another thread's `step`.
     Raises `InputError` when a directory is unusable, the pair does not fit or memory runs out.
     """
 
@@ -163,27 +200,18 @@ class LLM:
         speculative_config: SpeculativeConfig | None = None,
         config: EngineConfig | None = None,
         chat: ChatConfig | None = None,
+        own_process: bool = False,
     ) -> None:
-        config = config or EngineConfig()
         directory = model_directory(str(target))
         defaults = sampling_defaults(directory)
-        device = resolve_device(config.device)
-        dtype = resolve_dtype(config.dtype, device)
-        if device.type == "cuda":
-            with about(directory):
-                check_fusible(read_spec(directory))
-        decoder = load_decoder(directory, dtype, device, config.max_model_len)
         tokenizer = load_tokenizer(directory)
         dialect = find_dialect(tokenizer, chat or ChatConfig())  # refuses a wrong name early
-        drafter: Drafter | None = None
-        k = 0
-        if speculative_config is not None:
-            place = model_directory(speculative_config.model)
-            how = speculative_config.parallel_drafting, speculative_config.quantization
-            model = load_drafter(place, decoder, *how)
-            drafter = drafter_for(model)
-            k = speculative_config.num_speculative_tokens or model.config.default_k
-        engine = Engine(decoder, drafter, k, config, end_tokens(directory, tokenizer.eos_token_id))
+        source = EngineSource(
+            target=str(directory),
+            speculation=speculative_config,
+            config=config or EngineConfig(),
+        )
+        engine = EngineProcess(source) if own_process else source.load(tokenizer)
         self._open(engine, tokenizer, defaults, chat)
         self.dialect = dialect
 
@@ -191,19 +219,19 @@ class LLM:
     def over(cls, engine: Engine, tokenizer: Any, chat: ChatConfig | None = None) -> Self:
         """An LLM over an existing engine."""
         llm = cls.__new__(cls)
-        llm._open(engine, tokenizer, {}, chat)
+        llm._open(local_engine(engine, tokenizer), tokenizer, {}, chat)
         return llm
 
     def _open(
         self,
-        engine: Engine,
+        engine: EngineClient,
         tokenizer: Any,
         sampling_defaults: dict[str, float],
         chat: ChatConfig | None,
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.chat_config = chat or ChatConfig()
-        self.drafter, self.k = engine.drafter, engine.k
+        self.k = engine.k
         self.sampling_defaults = sampling_defaults
         """Sampling parameters that the model's generation config suggests."""
         self._detokenizers = functools.cache(functools.partial(detokenizers, tokenizer))
@@ -218,9 +246,9 @@ class LLM:
         return find_dialect(self.tokenizer, self.chat_config)
 
     @functools.cached_property
-    def _grammars(self) -> GrammarCompiler:
-        """Made for the first structured output."""
-        return GrammarCompiler(self.tokenizer, self.engine.vocab_size, self.engine.end_tokens)
+    def _added_tokens(self) -> tuple[str, ...]:
+        """Texts that are one token each, and no text to a grammar."""
+        return tuple(self.tokenizer.get_added_vocab())
 
     @functools.cached_property
     def _special_tokens(self) -> dict[str, int]:
@@ -232,7 +260,8 @@ class LLM:
     @property
     def beyond_training(self) -> str | None:
         """A warning when K is larger than the drafter was trained for, else None."""
-        trained = self.drafter.model.config.trained_tokens if self.drafter else None
+        drafter = self.engine.facts.drafter
+        trained = drafter.trained_tokens if drafter else None
         if trained is None or self.k <= trained:
             return None
         return f"K = {self.k} is beyond the {trained} tokens the drafter was trained for"
@@ -355,21 +384,29 @@ class LLM:
         """
         params = self._with_stop_tokens(params)
         tokens = self._truncated(self.encode(prompt), params)
-        self.engine.check(tokens, params)
+        self.engine.facts.check(tokens, params)
         wanted = params.structured_outputs
         if wanted is not None:
-            self._grammars.check(wanted)
+            refuse_added_tokens(wanted, self._added_tokens)
             wanted = kept_form(wanted)
         if chat is not None:
             rule = lark_rule(wanted) if wanted is not None else None
             use = chat.use.kept if chat.use and needs_grammar(chat.use, rule) else chat.use
             grammar = self.dialect.grammar(tokens, use, rule)
             wanted = StructuredOutputs(grammar=grammar) if grammar is not None else None
-        form = self._grammars.compile(wanted) if wanted is not None else None
-        if form is not None:  # it ends where it is complete, that of required calls as well
+        if wanted is not None:  # it ends where it is complete, that of required calls as well
             params = params.model_copy(update={"min_tokens": 0, "ignore_eos": False})
-        rules = with_token_rules(form, params, self.tokenizer, self.engine.vocab_size)
-        return Prepared(tokens, params, rules, chat)
+        return Prepared(tokens, params, self._form(wanted, params), chat)
+
+    def _form(self, wanted: StructuredOutputs | None, params: SamplingParams) -> Form | None:
+        """What the output must keep to, compiled; None: nothing."""
+        endings = endings_of(params.bad_words, self.tokenizer, self.engine.vocab_size)
+        grammar = None if wanted is None else written(wanted)
+        form = Form(grammar, params.allowed_token_ids, endings)
+        if form.grammar is None and not form.has_rules:
+            return None
+        self.engine.compile(form)
+        return form
 
     def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
         """Parameters that stop at the special tokens named in `stop`, which no text may show."""
@@ -393,7 +430,7 @@ class LLM:
         Without it the first request that needs it waits, and others with it.
         """
         with contextlib.suppress(InputError):  # not installed, or no end of text: told when asked
-            _ = self._grammars
+            self.engine.build_grammars()
 
     def submit(self, prepared: Prepared, followed: bool = True) -> str:
         """Queue a request and return its id; `step` runs it.
@@ -402,9 +439,8 @@ class LLM:
         holds everything.
         """
         request_id, params = str(next(self._ids)), prepared.params
-        request = self.engine.add(request_id, prepared.tokens, params, prepared.constraint)
-        shows_end = params.include_stop_str_in_output and prepared.chat is None
-        self._live[request_id] = _Live(request, self._reader(prepared), shows_end, followed)
+        self.engine.add(request_id, prepared.tokens, params, prepared.form)
+        self._live[request_id] = _Live(prepared, self._reader(prepared), self.k, followed)
         return request_id
 
     def _reader(self, prepared: Prepared) -> Reader:
@@ -430,8 +466,7 @@ class LLM:
         now = time.perf_counter()
         kept, self._kept = self._kept, []
         for output in outputs:
-            says_something = output.new_tokens or output.finish_reason is not None
-            if says_something and (chunk := self._read(output, now)) is not None:
+            if (chunk := self._read(output, now)) is not None:
                 kept.append(chunk)
         return kept
 
@@ -440,6 +475,10 @@ class LLM:
         chunks = self.step()
         self._kept = [chunk for chunk in chunks if chunk.request_id not in ids]
         return [chunk for chunk in chunks if chunk.request_id in ids]
+
+    def close(self) -> None:
+        """End an engine that runs in a process of its own."""
+        self.engine.close()
 
     def cancel(self, request_id: str) -> None:
         """Drop a request; finished and unknown ids are ignored."""
@@ -450,6 +489,9 @@ class LLM:
     def _read(self, output: RequestOutput, now: float) -> Chunk | None:
         """Read what a step gave a request; what it adds for those who follow it."""
         live = self._live[output.request_id]
+        live.add(output)
+        if not output.new_tokens and output.finish_reason is None:
+            return None
         tokens, reason, reader = output.new_tokens, output.finish_reason, live.reader
         ended = reason == "stop"
         hidden = int(ended and not live.shows_end)
@@ -462,50 +504,33 @@ class LLM:
             reader.finish(ended)
             if reader.stopped and reason == "length":
                 reason = "stop"
-        live.times += [now - live.request.arrived] * len(tokens)
+        live.times += [now - live.arrived] * len(tokens)
         live.accepted += min(output.accepted, len(tokens))
-        completion = self._complete(live, len(output.new_tokens) - len(tokens), reason)
-        return self._chunk(live, completion) if live.followed or completion else None
-
-    def _chunk(self, live: _Live, completion: Completion | None) -> Chunk:
-        """What was read since the last one."""
-        request, known, read = live.request, live.told, len(live.times)
-        accepted, live.told, live.accepted = live.accepted, read, 0
-        first = request.prompt_length
-        return Chunk(
-            request.id,
-            live.reader.fresh(),
-            tuple(request.tokens[first + known : first + read]),
-            tuple(live.reader.sections[known:]),
-            accepted,
-            tuple(request.logprobs[known:read]),
-            () if known else _prompt_logprobs(request),
-            completion,
-        )
-
-    def _complete(self, live: _Live, surplus: int, reason: str | None) -> Completion | None:
-        """The finished request, less `surplus` tokens after a stop string; None while it runs."""
-        if reason is None:
+        completion = self._complete(live, output, reason) if reason is not None else None
+        if not live.followed and completion is None:
             return None
-        request = live.request
-        del self._live[request.id]
-        kept = request.output_length - surplus
+        return live.chunk(output.request_id, completion)
+
+    def _complete(self, live: _Live, output: RequestOutput, reason: str) -> Completion:
+        """The finished request, less the tokens after a stop string."""
+        del self._live[output.request_id]
+        kept = len(live.times)
         return Completion(
-            request_id=request.id,
-            prompt_token_ids=tuple(request.tokens[: request.prompt_length]),
-            token_ids=tuple(request.output[:kept]),
+            request_id=output.request_id,
+            prompt_token_ids=tuple(live.prepared.tokens),
+            token_ids=tuple(live.tokens[:kept]),
             message=live.reader.message,
             finish_reason=reason,
-            speculation=request.speculation,
-            logprobs=tuple(request.logprobs[:kept]),
+            speculation=live.speculation,
+            logprobs=tuple(live.logprobs[:kept]),
             token_times=tuple(live.times),
-            queued=(request.admitted or request.arrived) - request.arrived,
-            cached_tokens=request.cached,
+            queued=live.beginning.queued,
+            cached_tokens=live.beginning.cached,
             sections=tuple(live.reader.sections),
             events=live.reader.events,
             stop_string=live.reader.stop_string,
-            failure=request.failure if reason == "error" else None,
-            prompt_logprobs=_prompt_logprobs(request),
+            failure=output.failure if reason == "error" else None,
+            prompt_logprobs=live.prompt_logprobs,
         )
 
 
@@ -514,12 +539,6 @@ def check_finished(completions: Iterable[Completion]) -> None:
     for index, completion in enumerate(completions, start=1):
         if completion.failure is not None:
             raise InputError(f"prompt {index} ended with an error: {completion.failure}")
-
-
-def _prompt_logprobs(request: Request) -> tuple[TokenLogprobs | None, ...]:
-    if request.params.prompt_logprobs is None:
-        return ()
-    return None, *request.prompt_logprobs
 
 
 def _per_prompt(

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from peagle.config import SamplingParams
 from peagle.engine.constraint import Constraint
 
 NOTHING_LEFT = "no token is left by allowed_token_ids, bad_words and the form of the output"
@@ -79,15 +78,12 @@ class TokenRules:
                 row[token >> 3] &= ~(1 << (token & 7)) & 255
 
 
-def with_token_rules(
-    form: Constraint | None, params: SamplingParams, tokenizer: Any, vocab_size: int
-) -> Constraint | None:
-    """A request's constraint: its form, if it has one, and its rules, if it has any."""
-    if params.allowed_token_ids is None and not params.bad_words:
-        return form
-    spelt = (ids for word in params.bad_words for ids in _spellings(word, tokenizer))
-    endings = [ids for ids in spelt if max(ids) < vocab_size]  # others cannot be written
-    return TokenRules(params.allowed_token_ids, endings, vocab_size, form)
+def endings_of(
+    bad_words: Iterable[str], tokenizer: Any, vocab_size: int
+) -> tuple[tuple[int, ...], ...]:
+    """The sequences of tokens that texts are written with."""
+    spelt = (ids for word in bad_words for ids in _spellings(word, tokenizer))
+    return tuple(ids for ids in spelt if max(ids) < vocab_size)  # others cannot be written
 
 
 def _spellings(word: str, tokenizer: Any) -> list[tuple[int, ...]]:

@@ -116,7 +116,7 @@ def test_no_case_profits_from_the_prompts_of_another(pair):
     assert len(one.tokens) > 2 * 16  # blocks, so that there would be something to find
     drive(llm, [one], 1)
     llm.submit(llm.prepare(one.tokens, one.params))
-    (item,) = llm.engine.scheduler.plan().work
+    (item,) = llm.engine.core.scheduler.plan().work
     assert item.rows == len(one.tokens)
 
 

@@ -87,12 +87,12 @@ def test_drafters_are_rounded_where_the_pair_says_so(pair):
     params = SamplingParams(max_tokens=4)
     workload = PromptWorkload(chosen, load_sets(["bundled"], 2), params)
     llm = workload.open(Setup("peagle", 2, "fixed"), 1)
-    assert isinstance(llm.drafter.model.readout.head.weight, Fp8Weight)
+    assert isinstance(llm.engine.core.drafter.model.readout.head.weight, Fp8Weight)
 
 
 def test_engines_share_the_targets_weights(workload):
     none, peagle = (workload.open(CASES[index].setup, 1, shared=True) for index in (0, 2))
-    ours, theirs = (llm.engine.target.embed.weight.data_ptr() for llm in (none, peagle))
+    ours, theirs = (llm.engine.core.target.embed.weight.data_ptr() for llm in (none, peagle))
     assert ours == theirs
 
 

@@ -115,8 +115,8 @@ def whole(llm: LLM) -> Iterator[None]:
     """Afterwards nothing is left of any request."""
     yield
     assert not llm.engine.busy
-    llm.engine.pool.check()
-    assert llm.engine.pool.free_blocks == llm.engine.pool.num_blocks
+    llm.engine.core.pool.check()
+    assert llm.engine.core.pool.free_blocks == llm.engine.core.pool.num_blocks
 
 
 LONG = SamplingParams(max_tokens=24, ignore_eos=True)
@@ -173,7 +173,7 @@ def test_a_step_that_fails_ends_its_streams_and_nothing_else(
     async def everything() -> tuple[int, ...]:
         engine = AsyncLLM(lambda: llm)
         with monkeypatch.context() as patch:
-            patch.setattr(llm.engine.worker, "exchange", fail)
+            patch.setattr(llm.engine.core.worker, "exchange", fail)
             results = await asyncio.gather(
                 *(read(engine, text) for text in TEXTS), return_exceptions=True
             )
@@ -199,8 +199,8 @@ def test_an_engine_that_cannot_go_on_tells_all_streams_and_takes_no_more(
         engine = AsyncLLM(lambda: lost)
         streams = [asyncio.create_task(read(engine, text)) for text in TEXTS]
         await asyncio.sleep(0)
-        monkeypatch.setattr(lost.engine.worker, "exchange", fail)
-        monkeypatch.setattr(lost.engine.worker, "forget", fail)
+        monkeypatch.setattr(lost.engine.core.worker, "exchange", fail)
+        monkeypatch.setattr(lost.engine.core.worker, "forget", fail)
         results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 20)
         assert all(isinstance(result, RuntimeError | EngineClosedError) for result in results)
         with pytest.raises(EngineClosedError):
@@ -310,7 +310,7 @@ def test_what_a_cancelled_request_left_is_not_read(targets, trained, resident: b
 
 def test_a_request_that_fails_without_a_token_is_delivered(llm: LLM):
     """Its logits are NaN from the first row on."""
-    with tiny.nan_row(llm.engine.target.embed.weight, 5):
+    with tiny.nan_row(llm.engine.core.target.embed.weight, 5):
         [completion] = llm.generate([[5]], SamplingParams(max_tokens=4))
     assert (completion.finish_reason, completion.token_ids, completion.text) == ("error", (), "")
     assert completion.failure is not None

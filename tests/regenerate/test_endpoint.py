@@ -245,7 +245,7 @@ def test_an_answer_that_ends_by_itself_is_whole(llm: AsyncLLM):
 
 def test_an_answer_that_fails_is_said_by_both(llm: AsyncLLM, url: str):
     """A partial answer is not trained on."""
-    embedding = llm.llm.engine.target.embed.weight
+    embedding = llm.llm.engine.core.target.embed.weight
     token = llm.llm.tokenize("x")[0]
     with tiny.nan_row(embedding, token):
         with pytest.raises(NoAnswerError, match="ended with an error: the target's logits"):

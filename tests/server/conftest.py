@@ -43,8 +43,9 @@ class Running:
         while engine.busy or self.service.admitted:
             assert time.monotonic() < end, "a request was left behind"
             time.sleep(0.01)
-        engine.pool.check()
-        assert engine.pool.free_blocks == engine.pool.num_blocks
+        pool = engine.core.pool
+        pool.check()
+        assert pool.free_blocks == pool.num_blocks
 
 
 def start(settings: ServerSettings, load: Callable[[], LLM] = load) -> Iterator[Running]:

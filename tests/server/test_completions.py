@@ -194,7 +194,7 @@ def test_a_prompt_is_read_from_the_prefix_cache_only_where_nobody_asks_for_its_s
 
 def test_an_echo_that_fails_midway_has_only_numbers(server: Running, client: OpenAI):
     """JSON has no others."""
-    embedding = server.service.llm.engine.target.embed.weight
+    embedding = server.service.llm.engine.core.target.embed.weight
     with tiny.nan_row(embedding, 777):
         answer = complete(client, prompt=[[1, 2, 3], [5, 6, 777, 8]])
     good, bad = answer.choices

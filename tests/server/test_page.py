@@ -128,7 +128,7 @@ def test_an_answer_that_fails_says_why(page: Chrome, server: Running):
     """A token that the embedding turns into NaN."""
     llm = server.service.llm
     token = llm.tokenize(page.find_element(By.ID, "prompt").get_attribute("value"))[0]
-    with tiny.nan_row(llm.engine.target.embed.weight, token):
+    with tiny.nan_row(llm.engine.core.target.embed.weight, token):
         page.find_element(By.ID, "run").click()
         assert finish(page) == "error"
     assert content(page, "error").startswith("the target's logits are NaN")

@@ -588,7 +588,7 @@ def test_a_failing_step_ends_no_later_request(server: Running, monkeypatch: pyte
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patched:
-        patched.setattr(server.service.llm.engine.worker, "exchange", fail)
+        patched.setattr(server.service.llm.engine.core.worker, "exchange", fail)
         status, _, found = ask(server, "/v1/completions", {"prompt": "x"})
         assert (status, found["error"]["type"]) == (500, "server_error")
         assert "broken" not in found["error"]["message"]

@@ -3,20 +3,18 @@
 import contextlib
 import json
 import logging
-import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 import uvicorn
 from conftest import NAME, load
+from process import BODY, Process
 
 from peagle import AsyncLLM
 from peagle.cli.app import main
@@ -27,54 +25,11 @@ from peagle.pair import bundled
 from peagle.server.run import DrainingServer, bind, serve
 from peagle.server.settings import ServerSettings
 
-BODY = {"prompt": "def fibonacci(n):\n", "max_tokens": 12}
-
 
 @pytest.fixture
 def port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as free:
         return int(free.getsockname()[1])
-
-
-class Process:
-    """`peagle serve` as a user starts it."""
-
-    def __init__(self, port: int, *flags: str) -> None:
-        self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "peagle", "serve", "--port", str(port), *flags]
-        self.process = subprocess.Popen(
-            command,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        )
-
-    def wait(self) -> None:
-        """Wait until it answers."""
-        while self.get("/health") != 200:
-            assert self.process.poll() is None, self.process.communicate()
-            time.sleep(0.1)
-
-    def get(self, path: str) -> int | None:
-        """A status; None while nothing listens."""
-        try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            return error.code
-        except OSError:
-            return None
-
-    def post(self, body: dict[str, Any]) -> Any:
-        """An open answer."""
-        headers = {"Content-Type": "application/json"}
-        data = json.dumps(body).encode()
-        request = urllib.request.Request(self.url + "/v1/completions", data, headers)
-        return urllib.request.urlopen(request, timeout=60)
-
-    def text(self) -> str:
-        """The usual answer's text."""
-        return str(json.load(self.post(BODY))["choices"][0]["text"])
 
 
 @pytest.fixture

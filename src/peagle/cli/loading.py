@@ -61,11 +61,12 @@ def load_llm(
     speculation: SpeculativeConfig | None,
     config: EngineConfig,
     chat: ChatConfig | None = None,
+    own_process: bool = False,
 ) -> "LLM":
     """`target` or the bundled one, perhaps with a drafter; warns of a K beyond its training."""
     from peagle.llm import LLM
 
-    llm = LLM(target or bundled("target"), speculation, config, chat)
+    llm = LLM(target or bundled("target"), speculation, config, chat, own_process)
     if llm.beyond_training:
         typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
     return llm
@@ -76,9 +77,10 @@ def open_async_llm(
     speculation: SpeculativeConfig | None,
     config: EngineConfig,
     chat: ChatConfig | None = None,
+    own_process: bool = False,
 ) -> "AsyncLLM":
     """Like `load_llm`, on the engine's own thread, which cannot be stopped while it loads."""
     with at_once():
         from peagle.async_llm import AsyncLLM
 
-        return AsyncLLM(lambda: load_llm(target, speculation, config, chat))
+        return AsyncLLM(lambda: load_llm(target, speculation, config, chat, own_process))

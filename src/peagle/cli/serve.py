@@ -209,9 +209,19 @@ def _serve(
         raise InputError(lacking(f"the server needs {error.name}", "serve")) from None
     run.end_on_sigterm()
     with run.bind(host, port) as listener:
-        llm = open_async_llm(target, speculation, config, chat)
+        llm = open_async_llm(target, speculation, config, chat, wants_own_process(config))
         told = _announcement(llm, settings.model_names[0], target, speculation, config)
         return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
+
+
+def wants_own_process(config: EngineConfig) -> bool:
+    """Whether the engine shares no interpreter with HTTP and text.
+
+    A GPU waits for whoever launches its work. On a CPU a step takes all processors anyway.
+    """
+    from peagle.device import resolve_device
+
+    return resolve_device(config.device).type == "cuda"
 
 
 def _announcement(
@@ -244,10 +254,11 @@ def _announcement(
 
 def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
     """The drafter that runs, its method and its K."""
-    if llm.drafter is None or speculation is None:
+    drafter = llm.engine.facts.drafter
+    if drafter is None or speculation is None:
         return "none: every token is the target's own"
     ours = speculation.model == str(bundled("peagle"))
-    method = "P-EAGLE" if llm.drafter.model.config.parallel else "EAGLE-3"
+    method = "P-EAGLE" if drafter.parallel else "EAGLE-3"
     return f"{'the bundled one' if ours else speculation.model} ({method}), K = {llm.k}"
 
 

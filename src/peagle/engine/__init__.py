@@ -1,5 +1,7 @@
 """The engine: requests in, tokens out; everything here is token ids.
 
+What `LLM` has of it, in this process or another, is `peagle.engine_client`.
+
 ```
  add, abort ──> Engine ──────────────────────────────> RequestOutput
                   │                                        ^

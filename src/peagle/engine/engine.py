@@ -35,6 +35,49 @@ class EngineStats:
     """Tokens found there."""
 
 
+@dataclass(frozen=True)
+class DrafterFacts:
+    """What is told of a drafter."""
+
+    parallel: bool
+    """Whether it drafts in one pass (P-EAGLE), rather than K (EAGLE-3)."""
+    trained_tokens: int | None
+    """K_train, where its files say."""
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What never changes of an engine, and whoever sends it requests must know."""
+
+    vocab_size: int
+    end_tokens: tuple[int, ...]
+    """Ids that end a text."""
+    max_length: int
+    """Longest prompt + output in tokens."""
+    max_num_seqs: int
+    """Most requests that run at once."""
+    k: int
+    """Most drafts in a cycle; 0 without a drafter."""
+    runs_ahead: bool
+    """Whether a step's results come while the device works on the next one."""
+    drafter: DrafterFacts | None
+
+    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
+        """Raise `InputError` for what cannot be run as asked; callable from any thread."""
+        if not prompt:
+            raise InputError("the prompt is empty; give at least one token")
+        if len(prompt) + min(params.max_tokens, 1) > self.max_length:
+            raise ContextLengthError(len(prompt), self.max_length)
+        allowed = params.allowed_token_ids or ()
+        ids = (*prompt, *params.logit_bias, *params.stop_token_ids, *allowed)
+        for token in (min(ids), max(ids)):
+            if not 0 <= token < self.vocab_size:
+                raise InputError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
+        k = params.num_speculative_tokens
+        if k is not None and k > self.k:
+            raise InputError(f"num_speculative_tokens {k} is above the engine's {self.k}")
+
+
 class EngineDeadError(Exception):
     """No step can run any more, as after an error of the device."""
 
@@ -91,6 +134,23 @@ class Engine:
         return self.worker.runs_ahead
 
     @property
+    def facts(self) -> EngineFacts:
+        """What never changes."""
+        drafter = None
+        if self.drafter is not None:
+            config = self.drafter.model.config
+            drafter = DrafterFacts(config.parallel, config.trained_tokens)
+        return EngineFacts(
+            vocab_size=self.vocab_size,
+            end_tokens=self.end_tokens,
+            max_length=self.max_length,
+            max_num_seqs=self.max_num_seqs,
+            k=self.k,
+            runs_ahead=self.runs_ahead,
+            drafter=drafter,
+        )
+
+    @property
     def stats(self) -> EngineStats:
         """A snapshot; any thread may take it."""
         queue = self.scheduler
@@ -113,7 +173,7 @@ class Engine:
         """Queue a request. Raises `InputError` when it cannot be run as asked."""
         if request_id in self.scheduler.requests:
             raise InputError(f"request id {request_id} is already running")
-        self.check(prompt, params)
+        self.facts.check(prompt, params)
         k = self.k if params.num_speculative_tokens is None else params.num_speculative_tokens
         seed = self._seed + self._added if params.seed is None else params.seed
         request = Request(request_id, list(prompt), params, seed & MAX_SEED, k, constraint)
@@ -122,21 +182,6 @@ class Engine:
         self._added += 1
         self.scheduler.add(request)
         return request
-
-    def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """Raise `InputError` for what cannot be run as asked; callable from any thread."""
-        if not prompt:
-            raise InputError("the prompt is empty; give at least one token")
-        if len(prompt) + min(params.max_tokens, 1) > self.max_length:
-            raise ContextLengthError(len(prompt), self.max_length)
-        allowed = params.allowed_token_ids or ()
-        ids = (*prompt, *params.logit_bias, *params.stop_token_ids, *allowed)
-        for token in (min(ids), max(ids)):
-            if not 0 <= token < self.vocab_size:
-                raise InputError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
-        k = params.num_speculative_tokens
-        if k is not None and k > self.k:
-            raise InputError(f"num_speculative_tokens {k} is above the engine's {self.k}")
 
     def abort(self, request_id: str, reason: str = "abort") -> None:
         """End a request now; unknown and finished ids are ignored."""

@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from peagle.config import SamplingParams
 from peagle.engine.block_pool import block_hash
 from peagle.engine.constraint import Constraint
@@ -126,6 +128,8 @@ class Request:
         """Tokens found there when it was last admitted."""
         self.distrusts_cache = False
         """Whether it has met NaN after cached keys, and is computed without them now."""
+        self.told = False
+        """Whether an output has said how it began."""
 
     @property
     def salt(self) -> bytes:
@@ -246,6 +250,12 @@ class Request:
         self.ahead -= rows
         self.promised -= completes
 
+    def beginning(self) -> "Beginning":
+        """What the first output with tokens, or an end, tells once."""
+        self.told = True
+        queued = (self.admitted or self.arrived) - self.arrived
+        return Beginning(queued, self.cached, tuple(self.prompt_logprobs))
+
     def forget_cache(self) -> None:
         """Go back to having no KV, as after a preemption; the tokens stay."""
         self.computed = self.drafter_computed = self.ahead = self.promised = 0
@@ -256,13 +266,33 @@ class Request:
         self.status = Status.WAITING
 
 
-@dataclass(frozen=True)
-class RequestOutput:
-    """What one step gave one request."""
+class Beginning(msgspec.Struct, frozen=True, array_like=True):
+    """What is known of a request by the time of its first token."""
+
+    queued: float
+    """Seconds from its arrival until it first ran."""
+    cached: int
+    """Prompt tokens found in the prefix cache."""
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+    """Of the prompt's second token and those after it, if requested; fewer after an error."""
+
+
+class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
+    """What one step gave one request; all that whoever asked for it learns of it."""
 
     request_id: str
     new_tokens: tuple[int, ...]
     accepted: int
     """How many of `new_tokens` are accepted drafts; the last one is the target's own."""
     finish_reason: str | None
-    """stop (a stop token, end of text or stop string), length, abort or error; None: running."""
+    """stop (a stop token or end of text), length, abort or error; None: running."""
+    drafted: int = 0
+    """Drafts that were verified."""
+    verified: int = 0
+    """How many of them were accepted, past the request's end too."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of `new_tokens`, if requested."""
+    beginning: Beginning | None = None
+    """In the first output that has tokens or an end."""
+    failure: str | None = None
+    """Why it ended with an error."""

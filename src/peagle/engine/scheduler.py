@@ -238,7 +238,8 @@ class Scheduler:
         if reason != "error":
             request.prompt_logprobs += scores
         request.tokens += new
-        request.logprobs += result.logprobs[: len(new)]
+        scored = result.logprobs[: len(new)]
+        request.logprobs += scored
         if request.constraint is not None:
             request.constraint.advance(new)
         self._remember(request)
@@ -248,7 +249,17 @@ class Scheduler:
             request.failure, reason = request.constraint.failure, "error"
         if reason is not None:
             self.abort(request.id, reason)
-        return RequestOutput(request.id, new, min(result.accepted, len(new)), reason)
+        return RequestOutput(
+            request.id,
+            new,
+            min(result.accepted, len(new)),
+            reason,
+            share.drafts,
+            result.accepted,
+            scored,
+            request.beginning() if (new or reason) and not request.told else None,
+            request.failure,
+        )
 
     def _meet_nan(self, request: Request) -> str | None:
         """End a request whose logits are NaN, or start it over if cached keys may be to blame.
@@ -309,7 +320,10 @@ class Scheduler:
     def _fail(self, request: Request, rows: int) -> RequestOutput:
         request.failure = f"the GPU has no memory for {rows} prompt tokens at once"
         self.abort(request.id, "error")
-        return RequestOutput(request.id, (), 0, "error")
+        beginning = None if request.told else request.beginning()
+        return RequestOutput(
+            request.id, (), 0, "error", beginning=beginning, failure=request.failure
+        )
 
     def _give_back(self, request: Request) -> None:
         self.pool.release(request.blocks)

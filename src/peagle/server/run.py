@@ -26,9 +26,10 @@ FAREWELL = 2
 """Seconds for what is still open after the time to drain: a body that never comes, a stream that
 nobody reads."""
 TURN = 5e-4
-"""Seconds for which a thread keeps the interpreter while another waits, with a GPU: the launches of
-a long prompt take 20 ms, during which other requests must be read. On a CPU Python's own interval
-is better: a thread let in there takes a processor from a product."""
+"""Seconds for which a thread keeps the interpreter while another waits, with a GPU: other requests
+must be read while a thread makes text of a step's tokens, or launches a long prompt, which takes 20
+ms. On a CPU Python's own interval is better: a thread let in there takes a processor from a
+product."""
 log = logging.getLogger("peagle.server")
 
 

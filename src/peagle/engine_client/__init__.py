@@ -1,0 +1,19 @@
+"""The engine as `LLM` has it: in this process, or in one of its own.
+
+```
+ LLM ──> EngineClient: compile, add, abort, step            plain data only
+            │        │
+   LocalEngine    EngineProcess                             in front
+            │        │  Channel: an inherited socket pair   messages
+ ───────────┼────────┼───────────────────────────────────── the other process
+            │     EngineLoop ──> Engine.step, again and again
+            │        │
+            └────────┴──> Engine, Constraints               one of each, made by EngineSource
+```
+
+- What a request brings: `form`, the source of its grammar; `constraints` compiles it beside the
+  engine.
+- What is sent: `messages`. Nothing in them is code, and nobody else can send any.
+- The other process: `child` is its beginning, `loop` its work. It runs steps without being asked,
+  and ends when the one in front does.
+"""

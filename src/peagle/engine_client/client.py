@@ -1,0 +1,74 @@
+"""What `LLM` has of an engine, wherever it runs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from peagle.config import SamplingParams
+from peagle.engine.engine import EngineFacts, EngineStats
+from peagle.engine.request import RequestOutput
+from peagle.engine_client.form import Form
+
+
+class EngineClient(ABC):
+    """Requests in, outputs out, all of it plain data.
+
+    One thread adds, aborts and steps; any thread may call `compile`, `build_grammars` and `wake`,
+    and read the facts and stats.
+    """
+
+    in_process: ClassVar[bool]
+    """Whether steps run in this process, within `step`, and keep its interpreter."""
+
+    def __init__(self, facts: EngineFacts) -> None:
+        self.facts = facts
+        self.vocab_size, self.end_tokens = facts.vocab_size, facts.end_tokens
+        self.max_length, self.max_num_seqs = facts.max_length, facts.max_num_seqs
+        self.k, self.runs_ahead = facts.k, facts.runs_ahead
+
+    @property
+    @abstractmethod
+    def busy(self) -> bool:
+        """Whether any request is left."""
+
+    @property
+    @abstractmethod
+    def stats(self) -> EngineStats:
+        """How busy the engine is, and what it has done so far."""
+
+    @abstractmethod
+    def build_grammars(self) -> None:
+        """Make what structured outputs need, for which the first of them would wait.
+
+        Raises `InputError` where they are not possible.
+        """
+
+    @abstractmethod
+    def compile(self, form: Form) -> None:
+        """Compile a form before its request is added. Raises `InputError` for a wrong one."""
+
+    @abstractmethod
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, form: Form | None
+    ) -> None:
+        """Queue a request. Raises `InputError` when it cannot be run as asked."""
+
+    @abstractmethod
+    def abort(self, request_id: str, reason: str = "abort") -> None:
+        """End a request now; unknown and finished ids are ignored."""
+
+    @abstractmethod
+    def step(self) -> list[RequestOutput]:
+        """What requests got by one step, in one piece.
+
+        Where it raises, all requests have to be aborted; after `EngineDeadError` there is no going
+        on.
+        """
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Let a `step` that waits for another process return."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what runs elsewhere."""

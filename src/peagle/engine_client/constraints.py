@@ -1,0 +1,53 @@
+"""From forms to constraints: what an engine compiles, and keeps."""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from peagle.engine.constraint import Constraint
+from peagle.engine_client.form import Form, read
+from peagle.grammar import GrammarCompiler
+from peagle.token_rules import TokenRules
+
+
+class Constraints:
+    """Makes the constraints of one engine's requests; safe to call from several threads."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, end_tokens: Sequence[int]) -> None:
+        self._tokenizer, self._vocab_size, self._end_tokens = tokenizer, vocab_size, end_tokens
+        self._making = threading.Lock()
+        self._compiler: GrammarCompiler | None = None
+        self._made: WeakKeyDictionary[Form, Constraint] = WeakKeyDictionary()
+        """Those that `compile` made and nobody took yet."""
+
+    def build(self) -> None:
+        """Make what grammars need of the tokenizer, which takes seconds for a large one.
+
+        Raises `InputError` where there can be no grammars.
+        """
+        self._grammars()
+
+    def compile(self, form: Form) -> None:
+        """Make a form's constraint ahead, for `take`. Raises `InputError` for an impossible one."""
+        self._made[form] = self._of(form)
+
+    def take(self, form: Form) -> Constraint:
+        """The constraint of one sequence. Raises `InputError` as `compile` does."""
+        return self._made.pop(form, None) or self._of(form)
+
+    def _of(self, form: Form) -> Constraint:
+        bound: Constraint | None = None
+        if form.grammar is not None:
+            bound = self._grammars().compile(read(form.grammar))
+        if bound is not None and not form.has_rules:
+            return bound
+        return TokenRules(form.allowed, form.endings, self._vocab_size, bound)
+
+    def _grammars(self) -> GrammarCompiler:
+        with self._making:
+            if self._compiler is None:
+                self._compiler = GrammarCompiler(
+                    self._tokenizer, self._vocab_size, self._end_tokens
+                )
+            return self._compiler

@@ -1,0 +1,34 @@
+"""What an output must keep to, as plain data: a request carries it to wherever the engine is."""
+
+import json
+from dataclasses import dataclass
+
+from peagle.config import StructuredOutputs
+
+
+@dataclass(frozen=True, eq=False)
+class Form:
+    """One request's form, of which the engine makes its constraint.
+
+    grammar: the source, `StructuredOutputs` as JSON. allowed: the only tokens that may come; None:
+    all. endings: sequences of tokens whose last may not come after the others.
+    """
+
+    grammar: str | None = None
+    allowed: tuple[int, ...] | None = None
+    endings: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether single tokens are ruled out."""
+        return self.allowed is not None or bool(self.endings)
+
+
+def written(wanted: StructuredOutputs) -> str:
+    """The source of a grammar. In ASCII, since a schema may hold halves of surrogate pairs."""
+    return json.dumps(wanted.model_dump(exclude_defaults=True))
+
+
+def read(grammar: str) -> StructuredOutputs:
+    """The form that `written` wrote."""
+    return StructuredOutputs(**json.loads(grammar))

@@ -1,0 +1,162 @@
+"""The engine's process from within: steps on one thread, messages and grammars on others."""
+
+import json
+import os
+import queue
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from peagle.engine.engine import EngineDeadError
+from peagle.engine.request import RequestOutput
+from peagle.engine_client.local import LocalEngine
+from peagle.engine_client.messages import (
+    Abort,
+    Add,
+    Answered,
+    BuildGrammars,
+    Channel,
+    Compile,
+    Failed,
+    Message,
+    Open,
+    Ready,
+    Refused,
+    Stepped,
+    ToEngine,
+    read_params,
+)
+from peagle.engine_client.source import EngineSource
+from peagle.errors import InputError
+from peagle.models.tokenizer import load_tokenizer
+
+TURN = 5e-4
+"""Seconds for which launches keep the interpreter while a message waits to be read."""
+
+
+def serve(descriptor: int) -> int:
+    """Load the engine that the first message names, and run it until the other end is closed.
+
+    Returns an exit code: 1 after an error.
+    """
+    channel: Channel[ToEngine] = Channel(descriptor, ToEngine)
+    opened = channel.receive()
+    assert isinstance(opened, Open), "nothing runs before it is loaded"
+    loop = EngineLoop(channel)
+    threading.Thread(target=_read, args=(channel, loop), name="peagle-reader", daemon=True).start()
+    try:
+        loop.open(_load(opened))
+        return loop.run()
+    except InputError as error:
+        channel.send(Refused(str(error)))
+    except Exception as error:
+        channel.send(_failed(error, dead=True))
+    return 1
+
+
+def _load(opened: Open) -> LocalEngine:
+    torch.set_num_threads(opened.threads)
+    source = EngineSource(**json.loads(opened.source))
+    engine = source.load(load_tokenizer(Path(source.target)))
+    if engine.runs_ahead:
+        sys.setswitchinterval(TURN)
+    return engine
+
+
+def _read(channel: Channel[ToEngine], loop: "EngineLoop") -> None:
+    """Pass messages on. Without the other end there is nothing to do, and nobody to say it to: a
+    step or a load that runs is cut off, which gives the memory back at once."""
+    code = 1
+    try:
+        while True:
+            loop.take(channel.receive())
+    except (EOFError, OSError):
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+class EngineLoop:
+    """Steps an engine as long as it has requests, and tells of every step."""
+
+    def __init__(self, channel: Channel[ToEngine]) -> None:
+        self._channel = channel
+        self._asked: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        """What is to be done between two steps."""
+        self._compiling = ThreadPoolExecutor(thread_name_prefix="peagle-grammars")
+
+    def open(self, engine: LocalEngine) -> None:
+        """Run this engine. Messages come only afterwards."""
+        self._engine, self._core = engine, engine.core
+        self._told = engine.stats
+        self._channel.send(Ready(engine.facts, engine.stats))
+
+    def take(self, message: ToEngine) -> None:
+        """Do what a message asks for, or have it done; steps wait for no grammar."""
+        constraints = self._engine.constraints
+        match message:
+            case BuildGrammars(call):
+                self._compiling.submit(self._answer, call, constraints.build)
+            case Compile(call, form):
+                self._compiling.submit(self._answer, call, partial(constraints.compile, form))
+            case Add(request_id, prompt, params, form):
+                constraint = None if form is None else constraints.take(form)
+                ready = (request_id, prompt, read_params(params), constraint)
+                self._asked.put(partial(self._core.add, *ready))
+            case Abort(request_id, reason):
+                self._asked.put(partial(self._core.abort, request_id, reason))
+
+    def run(self) -> int:
+        """Step until the engine is lost; returns the exit code."""
+        while True:
+            self._obey()
+            try:
+                outputs = self._core.step()
+            except EngineDeadError as error:
+                self._channel.send(_failed(error, dead=True))
+                return 1
+            except Exception as error:
+                self._abort_all()
+                self._channel.send(_failed(error))
+                continue
+            if outputs:
+                self._tell(outputs)
+
+    def _obey(self) -> None:
+        """Do what was asked for since the last step; sleep while there is nothing to run."""
+        while not self._core.busy or not self._asked.empty():
+            if self._asked.empty() and self._core.stats != self._told:
+                self._tell([])
+            self._asked.get()()
+
+    def _tell(self, outputs: list[RequestOutput]) -> None:
+        self._told = self._core.stats
+        self._channel.send(Stepped(outputs, self._told))
+
+    def _abort_all(self) -> None:
+        for request_id in list(self._core.scheduler.requests):
+            self._core.abort(request_id)
+
+    def _answer(self, call: int, work: Callable[[], None]) -> None:
+        """Do some work and answer the call for it."""
+        answer: Message = Answered(call)
+        try:
+            work()
+        except InputError as error:
+            answer = Answered(call, complaint=str(error))
+        except Exception as error:
+            answer = Answered(call, failed=_failed(error))
+        self._channel.send(answer)
+
+
+def _failed(error: Exception, dead: bool = False) -> Failed:
+    name = type(error).__name__
+    return Failed(f"{name}: {error}", "".join(traceback.format_exception(error)), dead)

@@ -1,0 +1,155 @@
+"""What passes between an engine's process and the one in front of it: plain data, nothing pickled.
+
+Configurations travel as JSON in ASCII, which holds any number and any text that Python has.
+"""
+
+import json
+import threading
+from multiprocessing.connection import Connection
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from peagle.config import SamplingParams
+from peagle.engine.engine import EngineFacts, EngineStats
+from peagle.engine.request import RequestOutput
+from peagle.engine_client.form import Form
+
+IN_FRONT = frozenset(
+    {
+        "allowed_token_ids",
+        "bad_words",
+        "include_stop_str_in_output",
+        "skip_special_tokens",
+        "stop",
+        "structured_outputs",
+        "truncate_prompt_tokens",
+    }
+)
+"""Sampling parameters of which the engine knows nothing, or what its form says."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One message."""
+
+
+class Open(Message, frozen=True):
+    """The first message: what to load."""
+
+    source: str
+    """`EngineSource` as JSON."""
+    threads: int
+    """Of torch on the CPU."""
+
+
+class BuildGrammars(Message, frozen=True):
+    """As the method of `EngineClient`; to be `Answered`."""
+
+    call: int
+
+
+class Compile(Message, frozen=True):
+    """As the method of `EngineClient`; to be `Answered`."""
+
+    call: int
+    form: Form
+
+
+class Add(Message, frozen=True):
+    """As the method of `EngineClient`."""
+
+    request_id: str
+    prompt: list[int]
+    params: str
+    """`SamplingParams` as JSON."""
+    form: Form | None
+
+
+class Abort(Message, frozen=True):
+    """As the method of `EngineClient`."""
+
+    request_id: str
+    reason: str
+
+
+class Ready(Message, frozen=True):
+    """The engine is loaded."""
+
+    facts: EngineFacts
+    stats: EngineStats
+
+
+class Refused(Message, frozen=True):
+    """The engine cannot be loaded, for a reason that concerns the user."""
+
+    complaint: str
+
+
+class Stepped(Message, frozen=True):
+    """What a step gave its requests, and how busy the engine is after it."""
+
+    outputs: list[RequestOutput]
+    stats: EngineStats
+
+
+class Failed(Message, frozen=True):
+    """An exception; the engine has no requests any more."""
+
+    error: str
+    traceback: str
+    dead: bool
+    """Whether the process ends by it."""
+
+
+class Answered(Message, frozen=True):
+    """The end of a call."""
+
+    call: int
+    complaint: str | None = None
+    """Of an `InputError`."""
+    failed: Failed | None = None
+    """Of any other exception."""
+
+
+ToEngine = Open | BuildGrammars | Compile | Add | Abort
+FromEngine = Ready | Refused | Stepped | Failed | Answered
+Received = TypeVar("Received")
+
+
+class Channel(Generic[Received]):
+    """One end of the socket pair. Any thread may send; one receives."""
+
+    def __init__(self, descriptor: int, received: Any) -> None:
+        """received: the union of the messages that the other end sends."""
+        self._connection = Connection(descriptor)
+        self._sending = threading.Lock()
+        self._decoder: msgspec.msgpack.Decoder[Received] = msgspec.msgpack.Decoder(received)
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._connection.fileno()
+
+    def send(self, message: Message) -> None:
+        """Send a message. Raises `OSError` when nobody can get it any more."""
+        data = msgspec.msgpack.encode(message)
+        with self._sending:
+            self._connection.send_bytes(data)
+
+    def receive(self) -> Received:
+        """The next message. Raises `EOFError` or `OSError` when none can come any more."""
+        return self._decoder.decode(self._connection.recv_bytes())
+
+    def close(self) -> None:
+        """Let the other end know that nothing more comes."""
+        with self._sending:
+            self._connection.close()
+
+
+def written_params(params: SamplingParams) -> str:
+    """Sampling parameters as JSON, as far as they concern the engine."""
+    return json.dumps(params.model_dump(exclude_defaults=True, exclude=set(IN_FRONT)))
+
+
+def read_params(text: str) -> SamplingParams:
+    """What `written_params` wrote."""
+    return SamplingParams(**json.loads(text))

@@ -1,0 +1,227 @@
+"""An engine in a process of its own, seen from the process in front of it."""
+
+import contextlib
+import itertools
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import torch
+
+from peagle.config import SamplingParams
+from peagle.engine.engine import EngineDeadError, EngineStats
+from peagle.engine.request import RequestOutput
+from peagle.engine_client.client import EngineClient
+from peagle.engine_client.form import Form
+from peagle.engine_client.messages import (
+    Abort,
+    Add,
+    Answered,
+    BuildGrammars,
+    Channel,
+    Compile,
+    Failed,
+    FromEngine,
+    Message,
+    Open,
+    Ready,
+    Refused,
+    Stepped,
+    written_params,
+)
+from peagle.engine_client.source import EngineSource
+from peagle.errors import InputError
+
+CHILD = "peagle.engine_client.child"
+GRACE = 5.0
+"""Seconds that the process has to end by itself once nothing more can come."""
+
+
+class EngineStepError(Exception):
+    """A step failed, and all requests with it; the engine goes on."""
+
+
+class RemoteTracebackError(Exception):
+    """Where an exception came from in the other process; shown as the cause of one here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class EngineProcess(EngineClient):
+    """Starts a process, which loads the engine of a source and runs its steps without being asked.
+
+    `compile` and `build_grammars` wait until another thread's `step` brings the answer. Raises
+    `InputError` as `EngineSource.load` does.
+    """
+
+    in_process = False
+
+    def __init__(self, source: EngineSource) -> None:
+        self._process, descriptor = _start()
+        self._channel: Channel[FromEngine] = Channel(descriptor, FromEngine)
+        self._waker, self._woken = socket.socketpair()
+        self._waker.setblocking(False)
+        self._running: set[str] = set()
+        self._calling = threading.Lock()
+        self._numbers = itertools.count()
+        self._calls: dict[int, Future[Answered]] = {}
+        self._ended = False
+        self._send(Open(json.dumps(source.model_dump()), torch.get_num_threads()))
+        try:
+            ready = self._loaded()
+        except BaseException:
+            self.close()
+            raise
+        self._stats = ready.stats
+        super().__init__(ready.facts)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._channel, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._process.pid
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running)
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._stats
+
+    def build_grammars(self) -> None:
+        self._call(BuildGrammars)
+
+    def compile(self, form: Form) -> None:
+        if form.grammar is not None:  # rules for single tokens cannot be wrong
+            self._call(lambda number: Compile(number, form))
+
+    def add(
+        self, request_id: str, prompt: Sequence[int], params: SamplingParams, form: Form | None
+    ) -> None:
+        self._running.add(request_id)
+        self._send(Add(request_id, list(prompt), written_params(params), form))
+
+    def abort(self, request_id: str, reason: str = "abort") -> None:
+        if request_id in self._running:
+            self._running.remove(request_id)
+            self._send(Abort(request_id, reason))
+
+    def step(self) -> list[RequestOutput]:
+        """Wait for the outputs of a step, or for `wake`, which leaves none."""
+        ready = [key.fileobj for key, _ in self._selector.select()]
+        if self._woken in ready:
+            self._woken.recv(4096)
+        if self._channel not in ready:
+            return []
+        try:
+            return self._take(self._channel.receive())
+        except (EOFError, OSError):
+            raise EngineDeadError(f"the engine's process ended: {self._end()}") from None
+
+    def wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+            self._waker.send(b"\0")
+
+    def close(self) -> None:
+        """End the process, and wait for it."""
+        self._channel.close()
+        self._end()
+
+    def _take(self, message: FromEngine) -> list[RequestOutput]:
+        match message:
+            case Stepped(outputs, stats):
+                self._stats = stats
+                return self._wanted(outputs)
+            case Answered(number):
+                self._calls.pop(number).set_result(message)
+            case Failed(error, traceback, dead):
+                kind = EngineDeadError if dead else EngineStepError
+                raise kind(error) from RemoteTracebackError(traceback)
+            case _:
+                raise AssertionError("an engine is loaded once")
+        return []
+
+    def _wanted(self, outputs: list[RequestOutput]) -> list[RequestOutput]:
+        """Those of requests that were not aborted meanwhile."""
+        wanted = [output for output in outputs if output.request_id in self._running]
+        for output in wanted:
+            if output.finish_reason is not None:
+                self._running.remove(output.request_id)
+        return wanted
+
+    def _loaded(self) -> Ready:
+        try:
+            message = self._channel.receive()
+        except (EOFError, OSError):
+            raise InputError(f"the engine's process ended while it loaded: {self._end()}") from None
+        match message:
+            case Ready():
+                return message
+            case Refused(complaint):
+                raise InputError(complaint)
+            case Failed(error, traceback):
+                raise EngineDeadError(error) from RemoteTracebackError(traceback)
+        raise AssertionError("before it is loaded an engine does nothing")
+
+    def _call(self, message: Callable[[int], Message]) -> None:
+        """Send what is answered, and wait for the answer."""
+        answer: Future[Answered] = Future()
+        with self._calling:
+            if self._ended:
+                raise EngineDeadError("the engine's process has ended")
+            number = next(self._numbers)
+            self._calls[number] = answer
+        self._send(message(number))
+        answered = answer.result()
+        if answered.complaint is not None:
+            raise InputError(answered.complaint)
+        if answered.failed is not None:
+            failed = answered.failed
+            raise EngineStepError(failed.error) from RemoteTracebackError(failed.traceback)
+
+    def _send(self, message: Message) -> None:
+        with contextlib.suppress(OSError):  # it has ended, as the next step will say
+            self._channel.send(message)
+
+    def _end(self) -> str:
+        """Wait for the end of the process, fail what waits for it, and say how it ended."""
+        try:
+            code = self._process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        with self._calling:
+            self._ended = True
+            waiting = [*self._calls.values()]
+            self._calls.clear()
+        for answer in waiting:
+            answer.set_exception(EngineDeadError("the engine's process has ended"))
+        return f"exit code {code}" if code >= 0 else f"killed by {signal.Signals(-code).name}"
+
+
+def _start() -> tuple["subprocess.Popen[bytes]", int]:
+    """The process, and our end of the socket pair that it inherits the other end of.
+
+    It is in a session of its own, so that Ctrl-C in a terminal concerns only the one in front.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", CHILD, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )
+    return process, ours.detach()

@@ -1,0 +1,127 @@
+"""A server whose engine has a process of its own, as on a GPU: what ends with what."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from process import Process
+
+from peagle.cli.serve import wants_own_process
+from peagle.config import EngineConfig
+from peagle.pair import bundled
+
+AS_ON_A_GPU = """
+import sys
+from unittest import mock
+from peagle.__main__ import main
+with mock.patch("peagle.cli.serve.wants_own_process", return_value=True):
+    sys.exit(main())
+"""
+LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+PATIENCE = 30.0
+"""Seconds, far more than anything here takes on an idle machine."""
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads Linux's /proc")
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    running = Process(port, "--log-format", "json", module=("-c", AS_ON_A_GPU))
+    running.wait()
+    yield running
+    running.process.kill()
+    running.process.wait()
+
+
+def engine_of(process: Process) -> int:
+    """The id of the engine's process."""
+    tasks = Path(f"/proc/{process.process.pid}/task")
+    [child] = " ".join(path.read_text() for path in tasks.glob("*/children")).split()
+    return int(child)
+
+
+def runs(pid: int) -> bool:
+    """Whether a process exists, and is not only waited for."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def wait_for_end(pid: int) -> None:
+    end = time.monotonic() + PATIENCE
+    while runs(pid):
+        assert time.monotonic() < end, "the engine outlives its server"
+        time.sleep(0.02)
+
+
+def test_it_drains_and_its_engine_goes_on_meanwhile(process: Process):
+    """Also where a terminal or a supervisor sends the signal to both."""
+    engine = engine_of(process)
+    assert process.text()
+    answer = process.post(LONG | {"max_tokens": 300})
+    answer.readline()
+    assert process.get("/metrics") == 200
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(engine, number)
+    process.process.send_signal(signal.SIGTERM)
+    assert answer.read().rstrip().endswith(b"data: [DONE]")
+    _, errors = process.process.communicate(timeout=PATIENCE)
+    assert process.process.returncode == 0
+    assert "Traceback" not in errors
+    assert not runs(engine)
+
+
+def test_an_engine_ends_with_its_server(process: Process):
+    engine = engine_of(process)
+    process.post(LONG).readline()
+    process.process.kill()
+    process.process.wait()
+    wait_for_end(engine)
+
+
+def test_a_server_ends_with_its_engine_and_says_why(process: Process):
+    """All streams are told."""
+    answers = [process.post(LONG) for _ in range(3)]
+    for answer in answers:
+        answer.readline()
+    ends: list[bytes] = []
+    readers = [threading.Thread(target=lambda a=a: ends.append(a.read())) for a in answers]
+    for reader in readers:
+        reader.start()
+    os.kill(engine_of(process), signal.SIGKILL)
+    for reader in readers:
+        reader.join(PATIENCE)
+    assert len(ends) == 3
+    for end in ends:
+        last = end.strip().split(b"data: ")[-1]
+        assert json.loads(last)["error"]["type"] == "service_unavailable_error"
+    _, errors = process.process.communicate(timeout=PATIENCE)
+    assert process.process.returncode == 1
+    assert "the engine's process ended: killed by SIGKILL" in errors
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_only_an_engine_on_a_gpu_has_its_own(gpu: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
+    assert wants_own_process(EngineConfig()) == gpu
+    assert not wants_own_process(EngineConfig(device="cpu"))
+
+
+def test_what_cannot_be_loaded_ends_in_one_line():
+    """As the engine's process found out."""
+    target = str(bundled("target"))
+    failed = Process(0, target, "--drafter", target, module=("-c", AS_ON_A_GPU))
+    _, errors = failed.process.communicate(timeout=2 * PATIENCE)
+    assert failed.process.returncode == 2
+    [line] = errors.splitlines()
+    assert line.startswith(f"peagle: {target}")
