@@ -15,18 +15,13 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from peagle.bench.random_weights import PLAIN, Form, target_bytes
 from peagle.bench.shapes import shape_of
 from peagle.cli.script import run
 from peagle.drafters.model import DraftModel
 from peagle.models.decoder import Decoder
-from peagle.models.spec import (
-    AttentionSpec,
-    ClampedSwiGLU,
-    DecoderSpec,
-    ExpertsSpec,
-    LayerSpec,
-    MLPSpec,
-)
+from peagle.models.loading import Stored
+from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
 from peagle.train.initial import choose_trained, drafter_config
@@ -55,20 +50,7 @@ QWEN3_1_7B = DecoderSpec(
     max_length=QWEN3_8B.max_length,
     tie_word_embeddings=True,
 )
-SINKS = AttentionSpec(num_heads=64, num_kv_heads=8, head_dim=64, sinks=True, bias=True)
-EXPERTS = ExpertsSpec(
-    num_experts=32,
-    num_experts_per_tok=4,
-    moe_intermediate_size=2880,
-    intermediate_size=2880,
-    norm_topk_prob=True,
-    activation=ClampedSwiGLU(7.0),
-)
-GPT_OSS_20B = DecoderSpec(
-    vocab_size=201_088,
-    hidden_size=2880,
-    layers=12 * (LayerSpec(replace(SINKS, window=128), EXPERTS), LayerSpec(SINKS, EXPERTS)),
-)
+GPT_OSS_20B = shape_of("gpt-oss-20b").target
 
 
 @dataclass(frozen=True)
@@ -78,6 +60,8 @@ class Case:
     name: str
     target: DecoderSpec
     recipe: str
+    form: Form = PLAIN
+    """The format of its weights."""
 
     def plan(self, changes: Mapping[str, Any]) -> Plan:
         """The run as a GPU would take it, on a step's rows full of conversations."""
@@ -91,7 +75,13 @@ class Case:
             model = DraftModel(drafter_config(recipe, self.target), 1).to(torch.bfloat16)
         choose_trained(recipe, model)
         summary = Summary(len(documents), rows.tokens.numel(), 0, 0, 0, 0)
-        return Plan(recipe, torch.device("cuda"), target, model, summary, rows, rows)
+        return Plan(recipe, torch.device("cuda"), target, self.stored, model, summary, rows, rows)
+
+    @property
+    def stored(self) -> Stored:
+        """The target's memory."""
+        ends = target_bytes(replace(self.target, layers=()), torch.bfloat16)
+        return Stored(ends, target_bytes(self.target, torch.bfloat16, self.form) - ends)
 
     def row(self, rate: float) -> str:
         """A line of the table. rate: operations per second of a bare product."""
@@ -109,7 +99,7 @@ CASES = (
     Case("Qwen3-1.7B", QWEN3_1_7B, "qwen3-8b"),
     Case("Qwen3-8B", QWEN3_8B, "qwen3-8b"),
     Case("Qwen3-30B-A3B", shape_of("qwen3-30b-a3b").target, "qwen3-coder-30b-a3b"),
-    Case("GPT-OSS-20B", GPT_OSS_20B, "gpt-oss-20b"),
+    Case("GPT-OSS-20B", GPT_OSS_20B, "gpt-oss-20b", Form("mxfp4")),
 )
 
 

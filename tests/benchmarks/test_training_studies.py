@@ -141,8 +141,8 @@ class TestHeldOut:
     def test_each_conversation_is_walked_through_on_its_own(self):
         batch = pack([Document.answered(TOKENS[:4], 0)] * 2, 4).batch(torch.arange(2))
         agreement = torch.tensor([[1, 1, 1], [1, 0, 1], [0, 0, 0], [-1, -1, -1]] * 2)
-        assert count([(batch, agreement)], 2) == [(3, 1), (3, 1)]
-        assert count([(batch, agreement)], 1) == [(3, 2), (3, 2)]
+        assert count([(batch, agreement, agreement)], 2) == [(3, 1), (3, 1)]
+        assert count([(batch, agreement, agreement)], 1) == [(3, 2), (3, 2)]
 
     def test_intervals(self):
         same = [(30, 10)] * 50

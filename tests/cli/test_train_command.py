@@ -25,7 +25,8 @@ from peagle.train.trainer import Report, Trainer, rate
 
 STEPS, EVERY = 30, 20
 REPORTED = [10, 20, 30]
-FIGURES = {"loss", "learning_rate", "acceptance_length", "accuracy"}
+LENGTHS = {"acceptance_length", "drawn_acceptance_length"}
+FIGURES = {"loss", "learning_rate", "accuracy", "drawn_accuracy"} | LENGTHS
 ENTRY = FIGURES | {"step", "best", "seconds", "time"}
 FAKE_WANDB = """
 class Error(Exception):
@@ -192,7 +193,8 @@ class TestLog:
         lines = peagle("train", recipe).err.splitlines()
         assert lines[0].startswith("64 documents")
         last = entries(recipe)[-1]
-        length = f"AL {last['acceptance_length']:.3f}"
+        drawn = f"({last['drawn_acceptance_length']:.3f} at temperature 1)"
+        length = f"AL {last['acceptance_length']:.3f} {drawn}"
         assert lines[-3].startswith(f"step 30  loss {last['loss']:.4f}  {length}  accuracy per de")
         assert lines[-2].startswith(f"{recipe.parent / 'out'}: best estimated AL ")
 
@@ -373,8 +375,10 @@ class TestTrackers:
         peagle("train", recipe, "--tensorboard")
         peagle("train", recipe, "--tensorboard")
         events = EventAccumulator(str(recipe.parent / "out.run")).Reload()
-        depths = [f"accuracy/depth_{depth}" for depth in range(4)]
-        names = ["loss", "learning_rate", "acceptance_length", *depths]
+        kinds = ("accuracy", "drawn_accuracy")
+        depths = [f"{kind}/depth_{depth}" for kind in kinds for depth in range(4)]
+        lengths = ["acceptance_length", "drawn_acceptance_length"]
+        names = ["loss", "learning_rate", *lengths, *depths]
         assert sorted(events.Tags()["scalars"]) == sorted(names)
         found = entries(recipe)
         for name in ("loss", "acceptance_length"):
@@ -434,10 +438,12 @@ class TestTrackers:
 def test_the_bar_tells_loss_time_left_and_the_last_acceptance_length():
     console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
     with showing_reports(console, steps=1000, start=100) as show:
-        show(Report(110, 1.5, Estimate((0.5, 0.25), 1.75), True))
+        show(Report(110, 1.5, Estimate((0.5, 0.25), 1.75, (0.25, 0.125), 1.25), True))
         show(Report(120, 1.25, None, False))
     text = console.file.getvalue()
-    assert "step 110  loss 1.5000  AL 1.750  accuracy per depth 0.500 0.250  best" in text
+    assert (
+        "step 110  loss 1.5000  AL 1.750 (1.250 at temperature 1)  accuracy per depth 0.5" in text
+    )
     assert "120/1000" in text
     assert "loss 1.2500  AL 1.750" in text
     assert "0:00:0" in text
