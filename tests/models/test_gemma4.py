@@ -12,11 +12,11 @@ from test_families import Values, change_config
 from test_loading import assert_weights_are_refused, change_tensors
 from torch import Tensor
 
-from peagle import llm
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
+from peagle.engine_client import source
 from peagle.errors import InputError
 from peagle.llm import LLM
 from peagle.models.families import read_spec
@@ -219,8 +219,8 @@ def test_in_bfloat16_embeddings_are_scaled_by_a_rounded_number(tmp_path: Path):
 
 
 def test_a_gpu_is_refused_before_anything_is_loaded(directory: Path, monkeypatch):
-    monkeypatch.setattr(llm, "resolve_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(llm, "load_decoder", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(source, "resolve_device", lambda _: torch.device("cuda"))
+    monkeypatch.setattr(source, "load_decoder", lambda *_: pytest.fail("loaded"))
     with pytest.raises(InputError, match=rf"{directory}: its layers .* run on a CPU only so far"):
         LLM(directory)
 
