@@ -12,13 +12,13 @@ from test_families import Values, change_config
 from test_loading import assert_weights_are_refused, change_tensors
 from torch import Tensor
 
-from peagle.config import SamplingParams
+from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.engine_client import source
+from peagle.engine_client.source import EngineSource
 from peagle.errors import InputError
-from peagle.llm import LLM
 from peagle.models.families import read_spec
 from peagle.models.loading import check_decoder, load_ends, load_layers
 from peagle.train.prepare import prepare
@@ -222,7 +222,7 @@ def test_a_gpu_is_refused_before_anything_is_loaded(directory: Path, monkeypatch
     monkeypatch.setattr(source, "resolve_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(source, "load_decoder", lambda *_: pytest.fail("loaded"))
     with pytest.raises(InputError, match=rf"{directory}: its layers .* run on a CPU only so far"):
-        LLM(directory)
+        EngineSource(target=str(directory), speculation=None, config=EngineConfig()).load(None)
 
 
 def easy(directory: Path) -> Path:
