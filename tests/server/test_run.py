@@ -125,7 +125,7 @@ def test_a_second_signal_ends_at_once(process: Process):
     process.process.send_signal(signal.SIGINT)
     time.sleep(0.2)
     process.process.send_signal(signal.SIGINT)
-    _, errors = process.process.communicate(timeout=5)
+    _, errors = process.process.communicate(timeout=10)
     assert process.process.returncode == 0
     assert "ASGI" not in errors
     events = [json.loads(line) for line in errors.splitlines()]

@@ -96,12 +96,12 @@ def test_a_drafter_to_train_on_from(targets, trained, recipe_for, tmp_path: Path
     """With what it was, a new selector that corrects nothing yet, and the target untouched."""
     target, shape = targets["easy"].decoder, {"num_hidden_layers": 4, "taps": None}
     for method, run in trained.items():
-        start = {"initial_drafter": run.trainer.recipe.output, "method": method}
+        start = {"initial_drafter": str(run.output), "method": method}
         more = {"selector_rank": 8} if method == "peagle" else {}
         model = initial_drafter(
             recipe_for(tmp_path / "out", **shape, **start, **more), target, ROWS
         )
-        kept = dict(load_drafter(Path(run.trainer.recipe.output), target).named_parameters())
+        kept = dict(load_drafter(run.output, target).named_parameters())
         for name, parameter in model.named_parameters():
             if "selector" not in name:
                 assert torch.equal(parameter, kept[name]), name
@@ -119,7 +119,7 @@ def test_a_drafter_to_train_on_from(targets, trained, recipe_for, tmp_path: Path
 
 
 def start_of(trained) -> dict[str, str]:
-    return {"initial_drafter": trained["peagle"].trainer.recipe.output}
+    return {"initial_drafter": str(trained["peagle"].output)}
 
 
 @pytest.mark.parametrize(

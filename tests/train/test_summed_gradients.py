@@ -78,7 +78,9 @@ def backward(model: Any, parallel: bool, limit: int, recompute: bool) -> None:
     features = drawn_for(model)
     head = Linear(64, 96)
     torch.nn.init.normal_(head.weight, std=0.3)
-    target: Any = SimpleNamespace(head=head.to(features.final.dtype))
+    target: Any = SimpleNamespace(
+        head=head.to(features.final.dtype), spec=SimpleNamespace(logit_softcap=None)
+    )
     compare = Comparison(model, target, "kl")
 
     def loss_of(part: Pass) -> Tensor:
