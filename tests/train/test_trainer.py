@@ -515,7 +515,7 @@ def test_embeddings_can_stay_the_targets(targets, recipe_for, tmp_path: Path):
 
 def corrected(recipe_for, trained, output: Path, **changes: object) -> Recipe:
     """A recipe that adds a selector to the half-trained P-EAGLE drafter."""
-    start = {"initial_drafter": trained["peagle"].trainer.recipe.output, "selector_rank": 8}
+    start = {"initial_drafter": str(trained["peagle"].output), "selector_rank": 8}
     shape = {"num_hidden_layers": 4, "taps": None}
     return recipe_for(output, **shape, **start, **changes)
 
@@ -532,7 +532,7 @@ def test_a_selector_trained_alone_leaves_the_drafter_as_it_is(
     assert after.acceptance_length > 1.03 * before.acceptance_length
     assert after.drawn_acceptance_length > before.drawn_acceptance_length
     assert after.accuracy[0] == before.accuracy[0], "the first draft is not corrected"
-    started = Path(trained["peagle"].trainer.recipe.output)
+    started = trained["peagle"].output
     one, other = (load_file(d / "model.safetensors") for d in (started, tmp_path / "out"))
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
