@@ -381,7 +381,7 @@ def test_a_full_disk_leaves_the_snapshot_before(
     recipe = recipe_for(interrupted.parent / "out", steps=21, evaluate_every=5)
     trainer = prepare(recipe)
     monkeypatch.setattr(f"peagle.train.trainer.{writer}", full)
-    trainer.estimate = lambda: Estimate((1.0,) * 4, 9.0)
+    trainer.estimate = lambda: Estimate((1.0,) * 4, 9.0, (1.0,) * 4, 9.0)
     with pytest.raises(InputError, match="No space left on device; make room, and the same"):
         trainer.run(lambda _: None)
     assert interrupted.read_bytes() == before
