@@ -20,6 +20,7 @@ from peagle.ops.products.normed import Normed
 from peagle.ops.triton import quantized_experts as packed
 from peagle.ops.triton.launch import announce, begin, overlap, wait
 from peagle.ops.triton.routing import Router, Routing, block_of, route
+from peagle.ops.triton.swiglu import clamped_swiglu
 from peagle.ops.weight import Weight, dense
 
 
@@ -275,9 +276,7 @@ def _gate_up_kernel(
     if BIAS:
         gate += tl.load(bias + own).to(tl.float32)[None, :]
         up += tl.load(bias + own + COLUMNS).to(tl.float32)[None, :]
-        gate = tl.where(gate > LIMIT, LIMIT, gate)
-        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-        activated = gate * tl.sigmoid(ALPHA * gate) * (up + 1)
+        activated = clamped_swiglu(gate, up, LIMIT, ALPHA)
     else:
         activated = gate * tl.sigmoid(gate) * up
     out_at = out + place[:, None] * COLUMNS + column[None, :]

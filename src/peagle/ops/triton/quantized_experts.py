@@ -16,6 +16,7 @@ from peagle.ops.moe import ALPHA, Clamped
 from peagle.ops.triton import quantized_product
 from peagle.ops.triton.launch import announce, overlap, wait
 from peagle.ops.triton.routing import Routing, block_of
+from peagle.ops.triton.swiglu import clamped_swiglu
 from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight
 
 OUTPUTS = 64
@@ -280,9 +281,7 @@ def _gate_up_kernel(
     if BIAS:
         gate += tl.load(bias + own).to(tl.float32)[:, None]
         up += tl.load(bias + own + COLUMNS).to(tl.float32)[:, None]
-        gate = tl.where(gate > LIMIT, LIMIT, gate)
-        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
-        activated = gate * tl.sigmoid(ALPHA * gate) * (up + 1)
+        activated = clamped_swiglu(gate, up, LIMIT, ALPHA)
     else:
         activated = gate * tl.sigmoid(gate) * up
     out_at = out + place[None, :] * COLUMNS + column[:, None]

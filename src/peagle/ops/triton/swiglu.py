@@ -1,4 +1,4 @@
-"""SwiGLU and its gradient, each of which reads and writes everything once."""
+"""SwiGLU and its gradient, each of which reads and writes everything once, and GPT-OSS's form."""
 
 import triton
 import triton.language as tl
@@ -50,3 +50,11 @@ def _gradient(gate_up, of_result, out, width, BLOCK: tl.constexpr):
     of_up = given * gate * share
     tl.store(out + begin, of_gate.to(out.dtype.element_ty), mask=inside)
     tl.store(out + begin + width, of_up.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def clamped_swiglu(gate, up, LIMIT: tl.constexpr, ALPHA: tl.constexpr):
+    """GPT-OSS's activation, as `peagle.ops.moe.clamped_swiglu`; NaN passes."""
+    gate = tl.where(gate > LIMIT, LIMIT, gate)
+    up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return gate * tl.sigmoid(ALPHA * gate) * (up + 1)
