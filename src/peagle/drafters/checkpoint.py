@@ -368,7 +368,7 @@ def _file_tensors(model: DraftModel, shared: frozenset[str]) -> dict[str, Tensor
 def _vocabulary_tensors(model: DraftModel) -> dict[str, Tensor]:
     if not model.config.reduced_vocabulary:
         return {}
-    kept = model.readout.d2t.cpu() + torch.arange(model.config.draft_vocab_size)
+    kept = model.readout.vocabulary.cpu()
     return {
         D2T: model.readout.d2t.cpu(),
         T2D: membership(kept, model.config.transformer.vocab_size),

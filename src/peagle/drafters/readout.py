@@ -68,6 +68,11 @@ class Readout(nn.Module):
     d2t: Tensor
     """[draft_vocab_size] target id = draft id + d2t[draft id]; zeros for the whole vocabulary."""
 
+    @property
+    def vocabulary(self) -> Tensor:
+        """[draft_vocab_size] the target id of each draft id."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Residual stream [rows, hidden_size] -> logits [rows, draft_vocab_size]."""
         scores: Tensor = self.head(self.norm(hidden))

@@ -183,7 +183,6 @@ def _begin_selector(selector: Selector, readout: Readout, embeddings: Tensor) ->
     unit = embeddings.float() / embeddings.float().std()
     width, rank = unit.shape[1], selector.config.rank
     draws = SPREAD / width**0.5 * torch.randn(2, width, rank).to(unit.device)
-    kept = readout.target_ids(torch.arange(len(readout.d2t), device=readout.d2t.device))
     selector.predecessor.copy_(unit @ draws[0])
-    selector.successor.copy_(unit[kept.to(unit.device)] @ draws[1])
+    selector.successor.copy_(unit[readout.vocabulary.to(unit.device)] @ draws[1])
     nn.init.zeros_(dense(selector.projection.weight))

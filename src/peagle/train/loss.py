@@ -28,11 +28,7 @@ class Comparison:
         self._readout, self._target, self._loss = model.readout, target, loss
         self._wanted = dense(target.head.weight).detach()
         if model.config.reduced_vocabulary:
-            ids = (
-                torch.arange(model.config.draft_vocab_size, device=model.readout.d2t.device)
-                + model.readout.d2t
-            )
-            self._wanted = self._wanted[ids]
+            self._wanted = self._wanted[model.readout.vocabulary]
 
     def loss(self, hidden: Tensor, final: Tensor, places: Tensor, weights: Tensor) -> Tensor:
         """Sum of the weighted losses of some elements.
