@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from peagle.errors import InputError
-from peagle.files import replacing, replacing_directory, whole_file, writing
+from peagle.files import replacing, replacing_directory, rewritten_file, writing
 
 
 def test_a_file_gets_its_name_once_it_is_whole(tmp_path: Path) -> None:
@@ -51,16 +51,23 @@ def test_a_directory_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     assert [*place.parent.iterdir()] == [place]
 
 
-def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+def interrupt(*_: object) -> None:
+    """As Ctrl-C between writing a text and giving it its name."""
+    raise KeyboardInterrupt
+
+
+def test_a_file_appears_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out.json"
-    with whole_file(out) as file:
-        file.write("first")
-        file.flush()
+    with rewritten_file(out) as write:
         assert not out.exists()
+        write("first")
+        assert out.read_text() == "first"
     assert out.read_text() == "first"
-    with contextlib.suppress(KeyboardInterrupt), whole_file(out) as file:
-        file.write("second")
-        raise KeyboardInterrupt
+    with contextlib.suppress(KeyboardInterrupt), rewritten_file(out) as write:
+        monkeypatch.setattr(Path, "replace", interrupt)
+        write("second")
     assert out.read_text() == "first"
     assert os.listdir(tmp_path) == ["out.json"]
 
@@ -69,20 +76,20 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written_is_refused_at_the_start(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InputError, match="cannot be written"), whole_file(tmp_path / name):
+    with pytest.raises(InputError, match="cannot be written"), rewritten_file(tmp_path / name):
         pytest.fail("the block began")
 
 
 def test_the_home_of_nobody_is_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     place = Path("~nobody-of-this-name/out.json")
-    with pytest.raises(InputError, match="cannot be written: No such file"), whole_file(place):
+    with pytest.raises(InputError, match="cannot be written: No such file"), rewritten_file(place):
         pytest.fail("the block began")
 
 
 def test_a_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "real.json")
-    with whole_file(tmp_path / "link") as file:
-        file.write("x")
+    with rewritten_file(tmp_path / "link") as write:
+        write("x")
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real.json").read_text() == "x"

@@ -5,7 +5,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
 
 from safetensors import SafetensorError
 
@@ -52,27 +51,11 @@ def replacing_directory(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
-    """A text file that is renamed to `path` when the block ends without an error.
-
-    It is opened before the block runs, so a long run learns at its start that the result can be
-    written. Raises `InputError` when it cannot.
-    """
-    with replacing(_writable(path), f".{os.getpid()}") as scratch:
-        try:
-            file = scratch.open("x", encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{path} cannot be written: {error.strerror}") from None
-        with file:
-            yield file
-
-
-@contextmanager
 def rewritten_file(path: Path) -> Iterator[Callable[[str], None]]:
     """A function that gives a file its text; called again, it replaces the whole text at once.
 
-    Like `whole_file` it learns before the block runs whether the file can be written, and raises
-    `InputError` if not; the function raises `OSError`, and the text before stays.
+    Before the block runs it is known whether the file can be written, so that a long run learns at
+    its start: raises `InputError` if not. The function raises `OSError`, and the text before stays.
     """
     place = _writable(path)
     with unfinished(place, f".{os.getpid()}") as scratch:
