@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peagle.files import replacing
+from peagle.plot_style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 DEPTHS, SHALLOW, DEEP = "viridis", 0.15, 0.92
 """Colours of the depths, from depth 0 to the deepest."""
-LINE, BEST, INK, GRID = "#39558c", "#d1495b", "#33383d", "#e3e6e8"
+LINE, BEST = "#39558c", "#d1495b"
 FEW = 24
 LOSSES = {
     "kl": "KL divergence (nats)",
@@ -21,22 +22,8 @@ LOSSES = {
 }
 DRAWN = "--"
 """How what holds at temperature 1 is drawn."""
-STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
+OWN_STYLE = STYLE | {
     "grid.linewidth": 0.7,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
     "lines.linewidth": 1.4,
     "lines.markersize": 3,
 }
@@ -50,7 +37,7 @@ def draw_curves(entries: Sequence[dict[str, Any]], loss: str, path: Path) -> Non
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(OWN_STYLE):
         figure = Figure(figsize=(12, 3.6), layout="constrained")
         left, middle, right = figure.subplots(1, 3)
         evaluations = [entry for entry in entries if entry["accuracy"] is not None]

@@ -9,6 +9,7 @@ from peagle.bench.case import Load
 from peagle.bench.report.document import Plot
 from peagle.bench.runs import Run
 from peagle.bench.verdict import speed_up
+from peagle.plot_style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,23 +19,8 @@ SIZE = (4.4, 3.6)
 COLOURS = ("#5b666f", "#b3372f", "#39558c", "#2f7d5b", "#8a5aa8", "#b5791f")
 """Of methods, in their order; the first is no speculation's."""
 MARKS = "osD^vP"
-INK, LINE = "#33383d", "#e3e6e8"
-STYLE: dict[Any, Any] = {
+OWN_STYLE = STYLE | {
     "svg.fonttype": "none",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": LINE,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.linewidth": 1.6,
     "lines.markersize": 5,
@@ -58,7 +44,7 @@ def _drawn(
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STYLE | {"svg.hashsalt": name + kind}):
+    with matplotlib.rc_context(OWN_STYLE | {"svg.hashsalt": name + kind}):
         figure = Figure(figsize=SIZE, layout="constrained")
         axes = figure.subplots()
         draw(axes, runs)
