@@ -79,7 +79,7 @@ def main(
         if isinstance(spec.layers[0].feed_forward, ExpertsSpec):
             raise typer.BadParameter(f"{shape} has experts; these are a dense layer's products")
         spec = replace(spec, layers=LAYERS * spec.layers[:1])
-        target = random_target(spec, torch.device("cuda"), torch.bfloat16, found.form)
+        target = random_target(spec, torch.device("cuda"), torch.bfloat16, found.weights)
         rates = []
         for count in map(int, rows.split(",")):
             for product in products(target, count):

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from peagle.bench.random_weights import PLAIN, Form, target_bytes
+from peagle.bench.random_weights import PLAIN, Weights, target_bytes
 from peagle.bench.shapes import shape_of
 from peagle.cli.script import run
 from peagle.drafters.model import DraftModel
@@ -60,7 +60,7 @@ class Case:
     name: str
     target: DecoderSpec
     recipe: str
-    form: Form = PLAIN
+    weights: Weights = PLAIN
     """The format of its weights."""
 
     def plan(self, changes: Mapping[str, Any]) -> Plan:
@@ -81,7 +81,7 @@ class Case:
     def stored(self) -> Stored:
         """The target's memory."""
         ends = target_bytes(replace(self.target, layers=()), torch.bfloat16)
-        return Stored(ends, target_bytes(self.target, torch.bfloat16, self.form) - ends)
+        return Stored(ends, target_bytes(self.target, torch.bfloat16, self.weights) - ends)
 
     def row(self, rate: float) -> str:
         """A line of the table. rate: operations per second of a bare product."""
@@ -99,7 +99,7 @@ CASES = (
     Case("Qwen3-1.7B", QWEN3_1_7B, "qwen3-8b"),
     Case("Qwen3-8B", QWEN3_8B, "qwen3-8b"),
     Case("Qwen3-30B-A3B", shape_of("qwen3-30b-a3b").target, "qwen3-coder-30b-a3b"),
-    Case("GPT-OSS-20B", GPT_OSS_20B, "gpt-oss-20b", Form("mxfp4")),
+    Case("GPT-OSS-20B", GPT_OSS_20B, "gpt-oss-20b", Weights("mxfp4")),
 )
 
 

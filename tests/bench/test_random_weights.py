@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from peagle.bench.random_weights import OVERLAPS, Form, correlation, random_target, target_bytes
+from peagle.bench.random_weights import OVERLAPS, Weights, correlation, random_target, target_bytes
 from peagle.bench.shapes import SHAPES
 from peagle.models.decoder import Decoder
 from peagle.models.spec import DecoderSpec, LayerSpec
@@ -58,7 +58,9 @@ def test_rows_share_as_many_experts_as_they_are_meant_to(
     name: str, routing: str, monkeypatch: pytest.MonkeyPatch
 ):
     spec = small(name)
-    decoder = random_target(spec, CPU, torch.float32, replace(SHAPES[name].form, routing=routing))
+    decoder = random_target(
+        spec, CPU, torch.float32, replace(SHAPES[name].weights, routing=routing)
+    )
     sizes = spec.layers[0].feed_forward
     chance = sizes.num_experts_per_tok / sizes.num_experts
     common = mean_in_common(chosen_experts(decoder, monkeypatch))
@@ -68,7 +70,7 @@ def test_rows_share_as_many_experts_as_they_are_meant_to(
 
 def test_without_a_routing_rows_are_sent_alike(monkeypatch: pytest.MonkeyPatch):
     """Why there is one."""
-    decoder = random_target(small("gpt-oss-20b"), CPU, torch.float32, Form("mxfp4"))
+    decoder = random_target(small("gpt-oss-20b"), CPU, torch.float32, Weights("mxfp4"))
     found = chosen_experts(decoder, monkeypatch)
     assert mean_in_common(found[-1:]) > mean_in_common(found[:1]) + 0.3
 
@@ -83,7 +85,7 @@ def test_correlations_grow_with_what_is_shared():
     [("gpt-oss-20b", Mxfp4Weight), ("qwen3-30b-a3b-fp8", Fp8Weight)],
 )
 def test_what_is_packed_is_what_published_files_pack(name: str, packed: type):
-    decoder = random_target(small(name), CPU, torch.bfloat16, SHAPES[name].form)
+    decoder = random_target(small(name), CPU, torch.bfloat16, SHAPES[name].weights)
     layer = decoder.layers[0]
     assert isinstance(layer.mlp.gate_up, packed)
     assert isinstance(layer.mlp.down, packed)
@@ -91,6 +93,6 @@ def test_what_is_packed_is_what_published_files_pack(name: str, packed: type):
     assert format_of(layer.attention.qkv.weight) == attention
     assert format_of(decoder.head.weight) == format_of(layer.mlp.router) == "bfloat16"
     stored = sum(weight.nbytes for weight in weights_of(decoder))
-    assert target_bytes(decoder.spec, torch.bfloat16, SHAPES[name].form) == stored
+    assert target_bytes(decoder.spec, torch.bfloat16, SHAPES[name].weights) == stored
     deviation = layer.mlp.gate_up.dense().std().item()
     assert deviation == pytest.approx(0.02, rel=0.2)

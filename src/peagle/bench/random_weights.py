@@ -49,7 +49,7 @@ ROWS, STEPS = 4096, 16
 
 
 @dataclass(frozen=True)
-class Form:
+class Weights:
     """What a target's random weights are like."""
 
     quantization: str | None = None
@@ -58,33 +58,33 @@ class Form:
     """A key of `OVERLAPS`; None: as it comes."""
 
 
-PLAIN = Form()
+PLAIN = Weights()
 
 
 def random_target(
-    spec: DecoderSpec, device: torch.device, dtype: torch.dtype, form: Form = PLAIN
+    spec: DecoderSpec, device: torch.device, dtype: torch.dtype, weights: Weights = PLAIN
 ) -> Decoder:
     """A target with random weights, ready for inference."""
     with torch.device("meta"):
         decoder = Decoder(spec)
     experts = spec.layers[0].feed_forward
-    if form.routing is None or not isinstance(experts, ExpertsSpec):
-        RandomWeights(device, dtype, form.quantization).fill(decoder)
+    if weights.routing is None or not isinstance(experts, ExpertsSpec):
+        RandomWeights(device, dtype, weights.quantization).fill(decoder)
     else:
-        source = RandomWeights(device, dtype, form.quantization, SMALL)
+        source = RandomWeights(device, dtype, weights.quantization, SMALL)
         source.fill(decoder)
         count, top_k = experts.num_experts, experts.num_experts_per_tok
-        share = correlation(count, top_k, OVERLAPS[form.routing])
+        share = correlation(count, top_k, OVERLAPS[weights.routing])
         decoder.embed.weight = nn.Parameter(source.embeddings(spec, share), requires_grad=False)
     return decoder
 
 
-def target_bytes(spec: DecoderSpec, dtype: torch.dtype, form: Form = PLAIN) -> int:
+def target_bytes(spec: DecoderSpec, dtype: torch.dtype, weights: Weights = PLAIN) -> int:
     """Bytes of a target's weights; none are made."""
     with torch.device("meta"):
         decoder = Decoder(spec)
-    packed = PACKED.get(form.quantization, ())
-    bits = BITS.get(form.quantization, 0)
+    packed = PACKED.get(weights.quantization, ())
+    bits = BITS.get(weights.quantization, 0)
     return sum(
         math.ceil(value.numel() * bits / 8)
         if path.endswith(packed)

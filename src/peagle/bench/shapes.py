@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from peagle.bench.random_weights import PLAIN, Form, RandomWeights, random_target, target_bytes
+from peagle.bench.random_weights import PLAIN, RandomWeights, Weights, random_target, target_bytes
 from peagle.config import EngineConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.drafter import Drafter
@@ -36,7 +36,7 @@ class Shape:
     target: DecoderSpec
     draft_intermediate_size: int
     draft_vocab_size: int = REDUCED_VOCABULARY
-    form: Form = PLAIN
+    weights: Weights = PLAIN
     """What the target's random weights are like."""
 
 
@@ -105,10 +105,10 @@ SHAPES = {
     "qwen3-8b": Shape(_QWEN3_8B, 12_288),
     "qwen3-8b-full-head": Shape(_QWEN3_8B, 12_288, _QWEN3_8B.vocab_size),
     "qwen3-30b-a3b": Shape(_QWEN3_30B_A3B, 8192),
-    "qwen3-8b-fp8": Shape(_QWEN3_8B, 12_288, form=Form("fp8")),
-    "qwen3-30b-a3b-fp8": Shape(_QWEN3_30B_A3B, 8192, form=Form("fp8", "half")),
-    "gpt-oss-20b": Shape(_GPT_OSS_20B, 14_336, 201_088, Form("mxfp4", "half")),
-    "gpt-oss-120b": Shape(_GPT_OSS_120B, 11_520, 201_088, Form("mxfp4", "half")),
+    "qwen3-8b-fp8": Shape(_QWEN3_8B, 12_288, weights=Weights("fp8")),
+    "qwen3-30b-a3b-fp8": Shape(_QWEN3_30B_A3B, 8192, weights=Weights("fp8", "half")),
+    "gpt-oss-20b": Shape(_GPT_OSS_20B, 14_336, 201_088, Weights("mxfp4", "half")),
+    "gpt-oss-120b": Shape(_GPT_OSS_120B, 11_520, 201_088, Weights("mxfp4", "half")),
     "tiny": Shape(_TINY, 128, _TINY.vocab_size),
 }
 
@@ -165,7 +165,7 @@ def weight_bytes(name: str, method: str, layers: int, dtype: torch.dtype) -> int
     """Bytes of a shape's target, in its format, and of its drafter."""
     shape = shape_of(name)
     drafter = parameter_count(name, method, layers) - parameter_count(name, "none", 0)
-    return target_bytes(shape.target, dtype, shape.form) + drafter * dtype.itemsize
+    return target_bytes(shape.target, dtype, shape.weights) + drafter * dtype.itemsize
 
 
 def random_engine(
@@ -182,7 +182,7 @@ def random_engine(
     """
     shape, device = shape_of(name), resolve_device(config.device)
     dtype = resolve_dtype(config.dtype, device)
-    target = random_target(shape.target, device, dtype, shape.form)
+    target = random_target(shape.target, device, dtype, shape.weights)
     if method == "none":
         return Engine(target, None, 0, config)
     drafter = random_drafter(shape, method == "peagle", layers, device, dtype)

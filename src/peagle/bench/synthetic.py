@@ -159,10 +159,10 @@ class SyntheticWorkload:
     @cached_property
     def _target(self) -> Decoder:
         device, shape = resolve_device(self.device), shape_of(self.shape)
-        form = shape.form
+        weights = shape.weights
         if self.routing is not None:
-            form = replace(form, routing=self.routing)
-        return random_target(shape.target, device, resolve_dtype(self.dtype, device), form)
+            weights = replace(weights, routing=self.routing)
+        return random_target(shape.target, device, resolve_dtype(self.dtype, device), weights)
 
     def requests(self, case: Case, tokenizer: Any) -> list[Request]:
         """One for each in flight: greedy, and never ending early."""
@@ -181,7 +181,7 @@ class SyntheticWorkload:
             "synthetic": self.caption,
             "shape": self.shape,
             "acceptance_length": self.acceptance_length,
-            "routing": self.routing or shape_of(self.shape).form.routing,
+            "routing": self.routing or shape_of(self.shape).weights.routing,
             "prompt_tokens": self.prompt_tokens,
             "max_tokens": self.max_tokens,
         }
