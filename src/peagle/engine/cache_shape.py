@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from peagle.config import EngineConfig
-from peagle.device import prompt_tokens
-from peagle.drafters.drafter import Drafter
-from peagle.engine.kv_cache import kv_bytes_by_window
-from peagle.models.decoder import Decoder
+from peagle.engine.kv_cache import kv_bytes_by_window, kv_bytes_per_token
+from peagle.models.spec import DecoderSpec
 
 SEQ_TOKENS = 1024
 """Tokens of each request that the KV cache must hold, where no more is known of their lengths."""
@@ -35,14 +35,21 @@ class CacheShape:
     """
 
     def __init__(
-        self, target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig
+        self,
+        target: DecoderSpec,
+        drafter: DecoderSpec | None,
+        dtype: torch.dtype,
+        k: int,
+        prompt_tokens: int,
+        config: EngineConfig,
     ) -> None:
-        dtype, size = target.embed.weight.dtype, config.block_size
+        """prompt_tokens: most rows of prompts in a step."""
+        size = config.block_size
         self.longest = config.max_model_len or target.max_length
         """Tokens of the longest request."""
         self._asked = config.max_model_len or 0
         self._block_size, self._k = size, k
-        by_window = kv_bytes_by_window(target.spec, dtype)
+        by_window = kv_bytes_by_window(target, dtype)
         self.windows = {
             window: size * count
             for window, count in sorted(by_window.items(), key=lambda item: item[0] or 0)
@@ -51,10 +58,10 @@ class CacheShape:
         """Bytes of a block of each window that is shorter than the longest request."""
         whole = sum(by_window.values()) - sum(self.windows.values()) // size
         if drafter is not None:
-            whole += sum(kv_bytes_by_window(drafter.model.config.transformer, dtype).values())
+            whole += kv_bytes_per_token(drafter, dtype)
         self.whole = size * whole
         """Bytes of a block of whole contexts; 0 where all layers have windows."""
-        self._chunks = FLIGHTS * self.blocks(prompt_tokens(config, target.embed.weight.device))
+        self._chunks = FLIGHTS * self.blocks(prompt_tokens)
 
     def blocks(self, tokens: int) -> int:
         """Blocks that so many positions reach over."""

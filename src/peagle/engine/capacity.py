@@ -62,7 +62,7 @@ class Capacity:
 def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig) -> Capacity:
     """Divide the memory. Raises `InputError` when it cannot hold one sequence."""
     device = target.embed.weight.device
-    rows, shape = batched_tokens(config, device), CacheShape(target, drafter, k, config)
+    rows, shape = batched_tokens(config, device), cache_shape(target, drafter, k, config)
 
     def memory(num_seqs: int) -> int:
         """Bytes of the KV cache beside what so many requests need in a step."""
@@ -81,6 +81,16 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
         batched_tokens=rows,
         prompt_tokens=min(prompts, division.prompt_tokens or prompts),
     )
+
+
+def cache_shape(
+    target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig
+) -> CacheShape:
+    """Of the cache of both models."""
+    weight = target.embed.weight
+    drafting = None if drafter is None else drafter.model.config.transformer
+    prompts = prompt_tokens(config, weight.device)
+    return CacheShape(target.spec, drafting, weight.dtype, k, prompts, config)
 
 
 def _num_seqs(shape: CacheShape, memory: Callable[[int], int], most: int) -> int:
