@@ -17,8 +17,12 @@ import card
 from matches import Trial, Work, bench_flags, peer_job
 
 import peagle
+from peagle.bench.shapes import shape_of
+from peagle.errors import InputError
 
 PEER = Path(__file__).parent / "vllm_peer.py"
+CHECKPOINT = Path(__file__).parent / "checkpoint.py"
+RESULT = "result.json"
 LAST_LINES = 25
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
@@ -60,30 +64,59 @@ class Vllm:
         return not run(command, self.environment(), 60)
 
 
-def attempt(trial: Trial, work: Work, vllm: Vllm, timeout: float) -> dict[str, Any]:
-    """Run a trial and record what it measured, or the last lines if it failed."""
+def target_in(place: Path, shape: str, work: Work, timeout: float) -> Path:
+    """The directory of a shape's target among those in a place; it is written if it is not there.
+
+    Raises `InputError` if it cannot be.
+    """
+    pair = place / f"{shape}-{shape_of(shape).weights.routed(work.routing).routing or 'plain'}"
+    if pair.exists():
+        return pair / "target"
+    place.mkdir(parents=True, exist_ok=True)
+    asked = ["--shape", shape, "--dtype", work.dtype, "--no-drafter"]
+    asked += ["--routing", work.routing] if work.routing else []
+    with tempfile.TemporaryDirectory(dir=place) as scratch:  # nothing of half a target stays
+        written = Path(scratch) / "pair"
+        command = [sys.executable, str(CHECKPOINT), *asked, "--out", str(written)]
+        failure = run(command, os.environ, timeout)
+        if failure:
+            raise InputError(f"the target of {shape} was not written: {failure}")
+        written.rename(pair)
+    return pair / "target"
+
+
+def attempt(
+    trial: Trial, work: Work, vllm: Vllm, timeout: float, checkpoint: Path | None = None
+) -> dict[str, Any]:
+    """Run a trial and record what it measured, or the last lines if it failed.
+
+    checkpoint: the target that is read; None: each side makes its own.
+    """
     before = card.reading()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        result = Path(scratch) / "result.json"
-        failure = run(*_command(trial, work, vllm, Path(scratch), result), timeout)
+        result = Path(scratch) / RESULT
+        command, environment = _command(trial, work, vllm, Path(scratch), checkpoint)
+        failure = run(command, environment, timeout)
         measured = json.loads(result.read_text()) if result.exists() else {"runs": []}
     seconds = round(time.monotonic() - start, 1)
     if not card.freed(before.get("memory.used", 0)):
         failure = f"{failure or ''}\nthe card's memory was not given back".strip()
     asked = {"side": trial.side, **vars(trial.match), "captured": trial.captured}
     asked |= {"draft_length": trial.draft_length, "concurrencies": list(trial.concurrencies)}
+    asked |= {"moe_backend": trial.moe_backend, "checkpoint": checkpoint is not None}
     return {**asked, "seconds": seconds, "card_before": before, "failure": failure, **measured}
 
 
 def _command(
-    trial: Trial, work: Work, vllm: Vllm, scratch: Path, result: Path
+    trial: Trial, work: Work, vllm: Vllm, scratch: Path, checkpoint: Path | None
 ) -> tuple[list[str], Mapping[str, str]]:
+    result = scratch / RESULT
     if trial.side == "peagle":
-        flags = bench_flags(trial, work, str(result))
+        flags = bench_flags(trial, work, str(result), checkpoint)
         return [sys.executable, "-m", "peagle", *flags], os.environ
     job = scratch / "job.json"
-    job.write_text(json.dumps(peer_job(trial, work)))
+    job.write_text(json.dumps(peer_job(trial, work, checkpoint)))
     return [str(vllm.python), str(PEER), str(job), str(result)], vllm.environment()
 
 
