@@ -6,13 +6,11 @@ failure leaves the earlier ones.
 """
 
 import json
-import logging
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +22,6 @@ from peagle.drafters.checkpoint import save_drafter
 
 MEMORY_SHARE = 0.9
 """Ours too, by default."""
-CHOICES = ("Using ", "Selected ")
-"""How the lines begin in which vLLM says what it chose."""
 Job = dict[str, Any]
 
 
@@ -34,10 +30,8 @@ def main(job_file: str, result_file: str) -> None:
     job = json.loads(Path(job_file).read_text())
     with tempfile.TemporaryDirectory() as scratch:
         start = time.perf_counter()
-        with choices() as chosen:
-            llm = open_llm(job, Path(scratch))
+        llm = open_llm(job, Path(scratch))
         environment = {"versions": versions(), "start_seconds": time.perf_counter() - start}
-        environment["choices"] = chosen
         runs: list[dict[str, Any]] = []
         for concurrency in job["concurrencies"]:
             runs.append(run_case(llm, job, concurrency))
@@ -71,25 +65,6 @@ def described(job: Job, directory: Path) -> Path:
     config = config_json(shape_of(job["shape"]).target, job["dtype"])
     (directory / "config.json").write_text(json.dumps(config))
     return directory
-
-
-@contextmanager
-def choices() -> Iterator[list[str]]:
-    """The lines by which vLLM says which kernels and backends it chose within the block."""
-    make, found = logging.getLogRecordFactory(), []
-
-    def noted(*given: Any, **more: Any) -> logging.LogRecord:
-        record = make(*given, **more)
-        if record.name.startswith("vllm") and record.getMessage().startswith(CHOICES):
-            found.append(record.getMessage())
-        return record
-
-    # vLLM configures its loggers as it starts, which removes handlers from outside
-    logging.setLogRecordFactory(noted)
-    try:
-        yield found
-    finally:
-        logging.setLogRecordFactory(make)
 
 
 def speculation(job: Job, directory: Path) -> dict[str, Any]:

@@ -11,8 +11,8 @@ import pytest
 from config_json import config_json
 from matches import Match, Trial, Work, bench_flags, peer_job, schedule, trials
 from records import cells, label, merge, table
+from sides import choices, target_in
 from sides import run as run_command
-from sides import target_in
 
 from peagle.bench.shapes import SHAPES, shape_of
 from peagle.errors import InputError
@@ -191,10 +191,21 @@ class TestProcesses:
             "import subprocess, sys, time; print('begun', flush=True); "
             f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
         )
-        failure = run_command([sys.executable, "-c", hang], os.environ, 1.0)
-        assert failure == "not done after 1 s\nbegun"
+        ended = run_command([sys.executable, "-c", hang], os.environ, 1.0)
+        assert ended.failure == "not done after 1 s\nbegun"
         time.sleep(1.5)
         assert not mark.exists()
+
+    def test_what_vllm_says_that_it_chose(self):
+        log = (
+            "(Main pid=7) INFO 11-26 04:16:37 [mxfp4.py:352] Using 'TRITON' Mxfp4 MoE backend.\n"
+            "INFO 11-26 04:16:37 [__init__.py:760] Selected SomeKernel for Fp8LinearMethod\n"
+            "INFO 11-26 04:16:38 [loader.py:12] Loading weights took 3 seconds\n"
+            "Using none of vLLM's loggers\n"
+            "INFO 11-26 04:16:39 [mxfp4.py:352] Using 'TRITON' Mxfp4 MoE backend.\n"
+        )
+        chosen = ["Using 'TRITON' Mxfp4 MoE backend.", "Selected SomeKernel for Fp8LinearMethod"]
+        assert choices(log) == chosen
 
     def test_a_failure_is_told_until_another_run_has_its_figures(self):
         assert "no memory" in table(BOTH)
@@ -202,10 +213,10 @@ class TestProcesses:
         assert "no memory" not in table(merge([BOTH, later]))
 
     def test_failures_say_why(self):
-        status = run_command([sys.executable, "-c", "print('oh'); exit(3)"], os.environ, 30)
-        assert status == "exit status 3\noh"
-        assert "cannot be started" in run_command(["no such program"], os.environ, 30)
-        assert run_command([sys.executable, "-c", ""], os.environ, 30) is None
+        ended = run_command([sys.executable, "-c", "print('oh'); exit(3)"], os.environ, 30)
+        assert (ended.failure, ended.log) == ("exit status 3\noh", "oh\n")
+        assert "cannot be started" in run_command(["no such program"], os.environ, 30).failure
+        assert run_command([sys.executable, "-c", ""], os.environ, 30).failure is None
 
 
 class TestCompare:
@@ -226,7 +237,8 @@ class TestCompare:
         assert (tmp_path / "all/comparison.png").read_bytes().startswith(b"\x89PNG")
 
     def test_both_sides_read_one_checkpoint(self, tmp_path: Path):
-        look = "assert json.load(open(job['checkpoint'] + '/config.json'))['hidden_size'] == 64"
+        look = "assert json.load(open(job['checkpoint'] + '/config.json'))['hidden_size'] == 64; "
+        look += "print('INFO 01-02 03:04:05 [mxfp4.py:3] Using \\'MARLIN\\' Mxfp4 MoE backend.')"
         given = ["--matches", "tiny:none", "--vllm-python", fake_vllm(tmp_path, look)]
         given += ["--checkpoints", tmp_path / "targets", "--routing", "half"]
         done = compare("run", *given, "--out", tmp_path / "out", *TINY_RUN)
@@ -234,6 +246,7 @@ class TestCompare:
         records = json.loads((tmp_path / "out" / "comparison.json").read_text())["records"]
         assert [(one["failure"], one["checkpoint"]) for one in records] == [(None, True)] * 2
         assert records[0]["environment"]["checkpoint"] == "target"
+        assert records[1]["choices"] == ["Using 'MARLIN' Mxfp4 MoE backend."]
         [pair] = (tmp_path / "targets").iterdir()
         assert (pair.name, [file.name for file in pair.iterdir()]) == ("tiny-half", ["target"])
         again = target_in(tmp_path / "targets", "tiny", Work(routing="half"), timeout=0.0)

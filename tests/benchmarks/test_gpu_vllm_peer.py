@@ -1,7 +1,6 @@
-"""What vLLM is asked for, and what is noted of its answers, with vLLM made up."""
+"""What vLLM is asked for, with vLLM made up."""
 
 import json
-import logging
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 from matches import Match, Trial, Work, peer_job
-from vllm_peer import choices, open_llm
+from vllm_peer import open_llm
 
 Asked = dict[str, Any]
 MATCH = Match("qwen3-30b-a3b", "none", 0, 1.0)
@@ -43,14 +42,3 @@ def test_kernels_of_experts_are_vllms_choice_unless_they_are_named(opened, tmp_p
     assert "moe_backend" not in opened(Trial("vllm", MATCH, (1,)), tmp_path)[1]
     named = Trial("vllm", MATCH, (1,), moe_backend="marlin")
     assert opened(named, tmp_path)[1]["moe_backend"] == "marlin"
-
-
-def test_what_vllm_says_that_it_chose_is_noted(caplog: pytest.LogCaptureFixture):
-    theirs, others = logging.getLogger("vllm.oracle"), logging.getLogger("other")
-    with caplog.at_level(logging.INFO), choices() as found:
-        theirs.info("Using '%s' Mxfp4 MoE backend.", "MARLIN")
-        theirs.info("Selected %s for %s", "Kernel", "Fp8LinearMethod")
-        theirs.info("Loading weights took 3 seconds")
-        others.info("Using another thing")
-    theirs.info("Using what comes later")
-    assert found == ["Using 'MARLIN' Mxfp4 MoE backend.", "Selected Kernel for Fp8LinearMethod"]
