@@ -10,7 +10,8 @@ import tiny
 import torch
 from checkpoint import write_target
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, Mxfp4Config
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
+from transformers.quantizers import quantizer_finegrained_fp8
 
 from peagle.bench.case import Setup
 from peagle.bench.load import Request, drive
@@ -128,16 +129,27 @@ def test_tensors_are_called_and_shaped_as_in_published_files(tmp_path: Path, nam
 
 
 def test_transformers_reads_mxfp4_as_we_do(tmp_path: Path):
-    shape = small("gpt-oss-20b")
-    directory = written(shape, shape.weights, tmp_path / "target", "float32")
+    assert_transformers_agrees("gpt-oss-20b", tmp_path / "target", Mxfp4Config(dequantize=True))
+
+
+@pytest.mark.parametrize("name", ["qwen3-8b-fp8", "qwen3-30b-a3b-fp8"])
+def test_transformers_reads_fp8_as_we_do(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    # which it asks for first, and needs only for what is not widened
+    monkeypatch.setattr(quantizer_finegrained_fp8, "is_accelerate_available", lambda: True)
+    assert_transformers_agrees(name, tmp_path / "target", FineGrainedFP8Config(dequantize=True))
+
+
+def assert_transformers_agrees(name: str, directory: Path, widened: object) -> None:
+    """Equal logits of what transformers widens as it loads."""
+    shape = small(name)
+    written(shape, shape.weights, directory, "float32")
+    read = AutoModelForCausalLM.from_pretrained
+    peer = read(directory, quantization_config=widened, dtype="float32").float().eval()
     tokens = [(13 * i + i * i) % 512 for i in range(200)]
-    widened = Mxfp4Config(dequantize=True)
-    peer = AutoModelForCausalLM.from_pretrained(
-        directory, quantization_config=widened, dtype="float32"
-    )
-    wanted = tiny.peer_logits(peer.eval(), tokens)
     found = tiny.run_target(tiny.load_target(directory), tokens, (1,))[0]
-    torch.testing.assert_close(found, wanted, atol=1e-3, rtol=0)
+    torch.testing.assert_close(found, tiny.peer_logits(peer, tokens), atol=1e-3, rtol=0)
 
 
 def test_a_benchmark_reads_it(tmp_path: Path):
