@@ -1,30 +1,32 @@
 """A shape's target and P-EAGLE drafter with random weights, as directories to load from.
 
-    python benchmarks/gpu/checkpoint.py --shape qwen3-8b --out pair
+    python benchmarks/gpu/checkpoint.py --shape gpt-oss-20b --routing independent --out pair
     python benchmarks/server/overhead.py --target pair/target --drafter pair/drafter \\
         --dtype bfloat16 --prompts HumanEval.jsonl.gz
 
-The tokenizer is the bundled target's, whose ids are a subset of the shape's.
+The target is in the shape's published format, MXFP4 and FP8 included. It is made and written layer
+by layer, so that GPT-OSS-120B needs its size on the disk, and a layer of memory. The tokenizer is
+the bundled target's, whose ids are a subset of the shape's.
 """
 
-import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
-from safetensors.torch import save_file
-from vllm_peer import target_json
+from config_json import config_json
 
-from peagle.bench.random_weights import random_target
-from peagle.bench.shapes import random_drafter, shape_of
+from peagle.bench.random_weights import Weights, random_ends, random_layers
+from peagle.bench.shapes import Shape, random_drafter, shape_of
 from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.cli.script import run
 from peagle.device import resolve_device
 from peagle.drafters.checkpoint import save_drafter
-from peagle.models.families import decoder_rules, read_values
-from peagle.models.weights import disassemble
+from peagle.errors import InputError
+from peagle.files import replacing_directory
+from peagle.models.saving import save_target
 from peagle.pair import bundled
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
@@ -33,24 +35,39 @@ TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json"
 def main(
     out: Annotated[Path, typer.Option(help="Directory for target and drafter.")],
     shape: Annotated[str, typer.Option(help="A shape of peagle bench.")] = "qwen3-8b",
-    dtype: Annotated[str, typer.Option(help="Dtype of the weights.")] = "bfloat16",
+    routing: Annotated[
+        str | None,
+        typer.Option(help="As in peagle bench: independent, half.", show_default="the shape's"),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Dtype of what is not packed.")] = "bfloat16",
+    drafter: Annotated[bool, typer.Option(help="Whether to write one.")] = True,
 ) -> None:
-    """Write both directories."""
-    kind, device = getattr(torch, dtype), resolve_device("auto")
-    found = shape_of(shape)
-    target = random_target(found.target, device, kind)
-    place = out / "target"
-    place.mkdir(parents=True)
-    config = target_json(found.target, dtype)
-    tensors = disassemble(target, decoder_rules(*read_values(config, str(place))))
-    own = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    save_file(own, place / "model.safetensors", metadata={"format": "pt"})
-    (place / "config.json").write_text(json.dumps(config, indent=2))
+    """Write both directories, or nothing."""
+    if out.exists():
+        raise InputError(f"{out} exists; give another name")
+    found, kind, device = shape_of(shape), getattr(torch, dtype), resolve_device("auto")
+    weights = found.weights.routed(routing)
+    with replacing_directory(out) as fresh:
+        write_target(fresh / "target", found, weights, dtype, device)
+        if drafter:
+            model = random_drafter(found, True, DRAFT_LAYERS["peagle"], device, kind).model
+            save_drafter(fresh / "drafter", model, kind)
+
+
+def write_target(
+    directory: Path, shape: Shape, weights: Weights, dtype: str, device: torch.device
+) -> None:
+    """Write a target, the same as `random_target` makes on this device."""
+    directory.mkdir()
+    source = shape.target, device, getattr(torch, dtype), weights
+    values = config_json(shape.target, dtype, weights.quantization)
+    save_target(directory, values, random_ends(*source), random_layers(*source))
     for name in TOKENIZER:
-        shutil.copy(bundled("target") / name, place / name)
-    drafter = random_drafter(found, True, DRAFT_LAYERS["peagle"], device, kind)
-    save_drafter(out / "drafter", drafter.model, kind)
+        shutil.copy(bundled("target") / name, directory / name)
 
 
 if __name__ == "__main__":
-    run(main)
+    try:
+        run(main)
+    except InputError as error:
+        sys.exit(f"checkpoint.py: {error}")

@@ -4,26 +4,30 @@
     python benchmarks/gpu/compare.py draw result/comparison.json other/comparison.json --out both
 
 Weights are random and acceptance is set, so nothing has to be downloaded and both sides emit the
-same number of tokens per cycle. Each match is one process of `peagle bench` and one or two of
-`vllm_peer.py`, one after the other; the side that begins alternates, since a warm card may run
-slower. After every process the directory holds the results so far: comparison.json, .md and .png.
+same number of tokens per cycle. With `--checkpoints` both sides read the target from one directory,
+which `checkpoint.py` writes; packed targets, and experts whose routing is set, need it. Each match
+is one process of `peagle bench` and one or two of `vllm_peer.py`, one after the other; the side
+that begins alternates, since a warm card may run slower. After every process the directory holds
+the results so far: comparison.json, .md and .png.
 A size that does not fit the card's free memory is refused before anything runs.
 """
 
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import bars
 import card
 import typer
-from matches import DEFAULT, Match, Side, Work, schedule
+from matches import DEFAULT, NOT_DUMMY, Match, Side, Work, schedule
 from records import caption, cells, merge, read, table, write
-from sides import Vllm, attempt
+from sides import Vllm, attempt, target_in
 
 from peagle.bench.environment import machine
+from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import require_room
 from peagle.cli.script import new_app
 from peagle.errors import InputError
@@ -42,6 +46,16 @@ def run(
     prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = Work.prompt_tokens,
     max_tokens: Annotated[int, typer.Option(help="Tokens per output.")] = Work.max_tokens,
     dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = Work.dtype,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(help="Directory of targets that both sides read, written where missing."),
+    ] = None,
+    routing: Annotated[
+        str | None, typer.Option(help="As in peagle bench, of targets that are read.")
+    ] = None,
+    moe_backend: Annotated[
+        str, typer.Option(help="vLLM's kernels for experts: auto, triton, marlin, or several.")
+    ] = "auto",
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
     only: Annotated[Side | None, typer.Option(help="Run only this side.")] = None,
@@ -58,7 +72,9 @@ def run(
     chosen = [Match.parse(text) for text in matches.split(",")]
     levels = tuple(int(level) for level in concurrency.split(","))
     vllm = Vllm(vllm_python, vllm_path)
-    work = Work(prompt_tokens, max_tokens, dtype=dtype)
+    work = Work(prompt_tokens, max_tokens, dtype=dtype, routing=routing)
+    backends = [None if name == "auto" else name for name in moe_backend.split(",")]
+    _check_targets(chosen, checkpoints, work)
     for match in chosen:
         require_room(match.shape, [match.method], work.dtype, "auto", card.free_bytes())
     sides = _sides(only, first, vllm)
@@ -66,8 +82,10 @@ def run(
     environment = machine() | {"device": seen.get("name", "no GPU"), "card": seen}
     results: dict[str, Any] = {"environment": environment, "work": vars(work), "records": []}
     out.mkdir(parents=True, exist_ok=True)
-    for trial in schedule(chosen, levels, sides):
-        record = attempt(trial, work, vllm, timeout)
+    for trial in schedule(chosen, levels, sides, backends):
+        shape = trial.match.shape
+        target = target_in(checkpoints, shape, work, timeout) if checkpoints else None
+        record = attempt(trial, work, vllm, timeout, target)
         results["records"].append(record)
         print(_brief(record), file=sys.stderr, flush=True)
         _publish(results, out)
@@ -86,6 +104,14 @@ def draw(
     print(table(results))
 
 
+def _check_targets(matches: Sequence[Match], checkpoints: Path | None, work: Work) -> None:
+    """Raise `InputError` where targets have to be read from a directory and none is given."""
+    for match in matches:
+        shape_of(match.shape).weights.routed(work.routing)  # an unknown one is refused
+        if checkpoints is None and (work.routing or not match.plain):
+            raise InputError(f"{match.shape} {NOT_DUMMY}: give --checkpoints DIR")
+
+
 def _sides(only: Side | None, first: Side, vllm: Vllm) -> list[Side]:
     """The sides that run, the one that begins first."""
     sides: list[Side] = [only] if only else sorted(get_args(Side), key=lambda side: side != first)
@@ -98,7 +124,7 @@ def _sides(only: Side | None, first: Side, vllm: Vllm) -> list[Side]:
 def _brief(record: dict[str, Any]) -> str:
     """One line per process."""
     speeds = {run["concurrency"]: round(run["otps"], 1) for run in record["runs"]}
-    names = ("side", "shape", "method", "captured", "draft_length", "seconds")
+    names = ("side", "shape", "method", "captured", "moe_backend", "draft_length", "seconds")
     asked = [record[name] for name in names]
     return json.dumps([*asked, speeds, record["failure"]])
 

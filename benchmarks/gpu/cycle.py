@@ -22,6 +22,7 @@ from launches import Kernel, grouped
 from matches import METHODS
 from traffic import cycle_bytes
 
+from peagle.bench.case import Setup
 from peagle.bench.environment import hardware, machine
 from peagle.bench.result_file import result_file
 from peagle.bench.shapes import random_prompts
@@ -81,7 +82,7 @@ def main(
         drafts = usual[0] if k is None else k
         length = acceptance or usual[1]
         workload = SyntheticWorkload(shape, length, prompt_tokens, ROOM)
-        engine = workload.open(method, drafts, max(levels)).engine
+        engine = workload.open(Setup(method, drafts, "fixed"), max(levels)).engine.core
         cycles = [measure(engine, level, prompt_tokens, steps, rate) for level in levels]
         for cycle in cycles:
             print(f"\n{shape}, {method}, K = {drafts}, {cycle.requests} in flight")

@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from peagle.bench.load import WARM_UP_TOKENS
+from peagle.bench.random_weights import PLAIN
 from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS, acceptance_rates
 from peagle.config import DraftLengthMode
 from peagle.errors import InputError
+from peagle.models.spec import ExpertsSpec
 
 Side = Literal["peagle", "vllm"]
 METHODS = {"none": (0, 1.0), "peagle": (7, 3.94), "eagle3": (3, 2.6)}
@@ -16,6 +19,7 @@ METHODS = {"none": (0, 1.0), "peagle": (7, 3.94), "eagle3": (3, 2.6)}
 DEFAULT = "qwen3-8b:none,qwen3-8b:peagle,qwen3-8b:eagle3,qwen3-30b-a3b:peagle"
 LOADED = 8
 """Requests in flight from which fewer drafts may be faster."""
+NOT_DUMMY = "has weights unlike vLLM's dummy ones, so both sides have to read them"
 GRAPH_ROWS = 512
 """Rows up to which vLLM captures graphs by default."""
 
@@ -46,6 +50,16 @@ class Match:
             raise InputError(f"{text}: K and AL are numbers, such as 7:3.94") from None
         return cls(shape, method, k, length)
 
+    @property
+    def plain(self) -> bool:
+        """Whether vLLM's dummy weights are like the target's."""
+        return shape_of(self.shape).weights == PLAIN
+
+    @property
+    def experts(self) -> bool:
+        """Whether the target has experts."""
+        return isinstance(shape_of(self.shape).target.layers[0].feed_forward, ExpertsSpec)
+
     def drafter_rows(self, concurrency: int) -> int:
         """Rows of vLLM's largest draft pass: P-EAGLE's K + 1 verified and K - 1 masks each."""
         each = 2 * self.k if self.method == "peagle" else self.k + 1
@@ -62,6 +76,8 @@ class Work:
     """The median counts."""
     max_num_seqs: int = 64
     dtype: str = "bfloat16"
+    routing: str | None = None
+    """How alike rows choose experts; None: as the shape has it."""
 
 
 @dataclass(frozen=True)
@@ -75,35 +91,50 @@ class Trial:
     """Rows up to which vLLM captures graphs; None is its own choice."""
     draft_length: DraftLengthMode = "fixed"
     """Whether ours may draft fewer than K tokens where that is faster."""
+    moe_backend: str | None = None
+    """vLLM's kernels for experts; None is its own choice."""
 
 
-def trials(side: Side, match: Match, concurrencies: tuple[int, ...]) -> list[Trial]:
+def trials(
+    side: Side,
+    match: Match,
+    concurrencies: tuple[int, ...],
+    moe_backends: Sequence[str | None] = (None,),
+) -> list[Trial]:
     """A side's processes. Where drafts cost most, ours runs again with K by load, and vLLM with
-    larger graphs if the drafter does not fit its default ones."""
+    larger graphs if the drafter does not fit its default ones; vLLM with each backend of experts.
+    """
+    if side == "vllm":
+        backends = moe_backends if match.experts else (None,)
+        return [one for backend in backends for one in _theirs(match, concurrencies, backend)]
     first = Trial(side, match, concurrencies)
-    if not match.k:
-        return [first]
-    if side == "peagle":
-        many = tuple(c for c in concurrencies if c >= LOADED)
-        return [first, Trial(side, match, many, draft_length="auto")] if many else [first]
-    beyond = tuple(c for c in concurrencies if match.drafter_rows(c) > GRAPH_ROWS)
+    many = tuple(c for c in concurrencies if match.k and c >= LOADED)
+    return [first, Trial(side, match, many, draft_length="auto")] if many else [first]
+
+
+def _theirs(match: Match, concurrencies: tuple[int, ...], backend: str | None) -> list[Trial]:
+    first = Trial("vllm", match, concurrencies, moe_backend=backend)
+    beyond = tuple(c for c in concurrencies if match.k and match.drafter_rows(c) > GRAPH_ROWS)
     if not beyond:
         return [first]
     captured = -(-match.drafter_rows(max(beyond)) // 16) * 16
-    return [first, Trial(side, match, beyond, captured)]
+    return [first, Trial("vllm", match, beyond, captured, moe_backend=backend)]
 
 
 def schedule(
-    matches: Sequence[Match], concurrencies: tuple[int, ...], sides: Sequence[Side]
+    matches: Sequence[Match],
+    concurrencies: tuple[int, ...],
+    sides: Sequence[Side],
+    moe_backends: Sequence[str | None] = (None,),
 ) -> Iterator[Trial]:
     """All processes in order: the side that begins alternates from match to match."""
     for index, match in enumerate(matches):
         for side in sides if index % 2 == 0 else sides[::-1]:
-            yield from trials(side, match, concurrencies)
+            yield from trials(side, match, concurrencies, moe_backends)
 
 
-def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:
-    """Arguments of `peagle bench` for a trial."""
+def bench_flags(trial: Trial, work: Work, result: str, checkpoint: Path | None = None) -> list[str]:
+    """Arguments of `peagle bench` for a trial. checkpoint: the target; None: it is made."""
     match = trial.match
     drafting = ["--k", str(match.k)] if match.k else []
     acceptance = ["--synthetic-acceptance", str(match.acceptance_length)]
@@ -113,11 +144,12 @@ def bench_flags(trial: Trial, work: Work, result: str) -> list[str]:
         *("--concurrency", ",".join(map(str, trial.concurrencies))),
         *("--prompt-tokens", str(work.prompt_tokens), "--max-tokens", str(work.max_tokens)),
         *("--rounds", str(work.rounds), "--dtype", work.dtype, "--json", result),
+        *(["--checkpoint", str(checkpoint)] if checkpoint else []),
     ]
 
 
-def peer_job(trial: Trial, work: Work) -> dict[str, Any]:
-    """The job of `vllm_peer.py` for a trial."""
+def peer_job(trial: Trial, work: Work, checkpoint: Path | None = None) -> dict[str, Any]:
+    """The job of `vllm_peer.py` for a trial. checkpoint: the target; None: dummy weights."""
     longest = shape_of(trial.match.shape).target.max_length
     asked = work.prompt_tokens + max(work.max_tokens, WARM_UP_TOKENS)
     return {
@@ -127,6 +159,8 @@ def peer_job(trial: Trial, work: Work) -> dict[str, Any]:
         "concurrencies": trial.concurrencies,
         "acceptance_rates": acceptance_rates(trial.match.k, trial.match.acceptance_length),
         "captured": trial.captured,
+        "moe_backend": trial.moe_backend,
+        "checkpoint": str(checkpoint) if checkpoint else None,
         "warm_up_tokens": WARM_UP_TOKENS,
         "max_model_len": max(min(CONTEXT, longest), asked),
         "max_num_seqs": max(work.max_num_seqs, *trial.concurrencies),

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from matches import Match, Work, peer_job, trials
+from matches import NOT_DUMMY, Match, Work, peer_job, trials
 from sides import Vllm
 
 from peagle.bench.case import Setup
@@ -86,6 +86,9 @@ def main(
     outputs: Annotated[str, typer.Option(help="Median and most output tokens.")] = "200,1000",
     rounds: Annotated[int, typer.Option(help="Lists that count.")] = 3,
     dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = Work.dtype,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Target that both sides read, by checkpoint.py.")
+    ] = None,
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds allowed for vLLM's process.")] = 400,
@@ -93,6 +96,8 @@ def main(
 ) -> None:
     """Print tokens per second of every list, on each side."""
     chosen = Match.parse(match)
+    if checkpoint is None and not chosen.plain:
+        raise InputError(f"{chosen.shape} {NOT_DUMMY}: give --checkpoint DIR")
     mix = Mix(requests, in_flight, _two(prompts), _two(outputs), rounds)
     kinds: tuple[DraftLengthMode, ...] = ("fixed", "auto") if chosen.k else ("fixed",)
     spawning = multiprocessing.get_context("spawn")
@@ -100,11 +105,11 @@ def main(
     with result_file(out) as write:
         for kind in kinds:
             with ProcessPoolExecutor(1, spawning) as process:  # its end frees its GPU memory
-                found[kind] = process.submit(ours, chosen, mix, dtype, kind).result()
+                found[kind] = process.submit(ours, chosen, mix, dtype, kind, checkpoint).result()
             print(json.dumps({kind: found[kind]}), flush=True)
         vllm = Vllm(vllm_python, vllm_path)
         if vllm.found():
-            found["vllm"] = theirs(chosen, mix, dtype, vllm, timeout)
+            found["vllm"] = theirs(chosen, mix, dtype, vllm, timeout, checkpoint)
             print(json.dumps({"vllm": found["vllm"]}), flush=True)
             speeds = {side: statistics.median(runs["otps"]) for side, runs in found.items()}
             print(json.dumps({kind: round(speeds[kind] / speeds["vllm"], 3) for kind in kinds}))
@@ -114,10 +119,13 @@ def main(
         write(facts | found)
 
 
-def ours(match: Match, mix: Mix, dtype: Any, kind: DraftLengthMode) -> dict[str, list[float]]:
+def ours(
+    match: Match, mix: Mix, dtype: Any, kind: DraftLengthMode, checkpoint: Path | None = None
+) -> dict[str, list[float]]:
     """Output tokens per second and median time to first token of each list that counts."""
     longest = mix.prompt_tokens[1], mix.output_tokens[1]
-    work = SyntheticWorkload(match.shape, match.acceptance_length, *longest, dtype)
+    length = match.acceptance_length
+    work = SyntheticWorkload(match.shape, length, *longest, dtype, checkpoint=checkpoint)
     llm = work.open(Setup(match.method, match.k, kind), mix.in_flight)
     found = [_measured(llm, asked, mix.in_flight) for asked in mix.lists(_vocab_size(match))][1:]
     return {
@@ -136,7 +144,14 @@ def _measured(llm: LLM, asked: Sequence[Asked], in_flight: int) -> Measures:
     return measure(completions, time.perf_counter() - start)
 
 
-def theirs(match: Match, mix: Mix, dtype: str, vllm: Vllm, timeout: float) -> dict[str, Any]:
+def theirs(
+    match: Match,
+    mix: Mix,
+    dtype: str,
+    vllm: Vllm,
+    timeout: float,
+    checkpoint: Path | None = None,
+) -> dict[str, Any]:
     """vLLM's tokens per second with the faster of its settings, and that setting."""
     work = Work(mix.prompt_tokens[1], mix.output_tokens[1], mix.rounds, mix.in_flight, dtype)
     lists = {"lists": mix.lists(_vocab_size(match))}
@@ -144,7 +159,8 @@ def theirs(match: Match, mix: Mix, dtype: str, vllm: Vllm, timeout: float) -> di
         {
             "captured": trial.captured,
             "otps": [
-                round(one, 1) for one in vllm.answer(PEER, peer_job(trial, work) | lists, timeout)
+                round(one, 1)
+                for one in vllm.answer(PEER, peer_job(trial, work, checkpoint) | lists, timeout)
             ],
         }
         for trial in trials("vllm", match, (mix.in_flight,))

@@ -28,6 +28,8 @@ class Cell:
     """vLLM's faster setting."""
     captured: int | None
     """Rows up to which that setting captures graphs; None is vLLM's default."""
+    moe_backend: str | None = None
+    """That setting's kernels for experts; None is vLLM's own choice."""
 
     def ratio(self, ours: float | None) -> float | None:
         """Output tokens per second over vLLM's."""
@@ -42,17 +44,17 @@ def cells(records: Sequence[Record]) -> list[Cell]:
 
 def _cell(records: Sequence[Record], match: Match, concurrency: int) -> Cell:
     ours: dict[str, float] = {}
-    theirs: dict[int | None, float] = {}
+    theirs: dict[tuple[int | None, str | None], float] = {}
     for record in records:
         for run in record["runs"]:
             if match_of(record) == match and run["concurrency"] == concurrency:
                 if record["side"] == "peagle":
                     ours[record.get("draft_length", "fixed")] = run["otps"]
                 else:
-                    theirs[record["captured"]] = run["otps"]
-    captured = max(theirs, key=lambda setting: theirs[setting], default=None)
-    speeds = (ours.get("fixed"), ours.get("auto"), theirs.get(captured))
-    return Cell(match, concurrency, *speeds, captured)
+                    theirs[record["captured"], record.get("moe_backend")] = run["otps"]
+    fastest = max(theirs, key=lambda setting: theirs[setting], default=(None, None))
+    speeds = (ours.get("fixed"), ours.get("auto"), theirs.get(fastest))
+    return Cell(match, concurrency, *speeds, *fastest)
 
 
 def match_of(record: Record) -> Match:
@@ -72,7 +74,7 @@ def table(results: Mapping[str, Any]) -> str:
         caption(results),
         "",
         "| shape | method | requests in flight | peagle, tokens/s | with K by load "
-        "| vLLM, tokens/s | peagle ÷ vLLM | with K by load | vLLM's graphs |",
+        "| vLLM, tokens/s | peagle ÷ vLLM | with K by load | vLLM's setting |",
         "|---|---|--:|--:|--:|--:|--:|--:|---|",
         *(_row(cell) for cell in cells(results["records"])),
         *_failures(results["records"]),
@@ -85,10 +87,11 @@ def caption(results: Mapping[str, Any]) -> str:
     work, environment = results["work"], results["environment"]
     versions = {name: found for r in results["records"] for name, found in _versions(r)}
     names = ", ".join(f"{name} {found}" for name, found in sorted(versions.items()))
+    routing = f"{work['routing']} routing, " if work.get("routing") else ""
     return (
         f"SYNTHETIC: random weights, acceptance length (AL) given; only the times mean anything. "
         f"{environment['device']}, {work['dtype']}, {work['prompt_tokens']} prompt and "
-        f"{work['max_tokens']} output tokens, greedy, no prefix caching, median of "
+        f"{work['max_tokens']} output tokens, {routing}greedy, no prefix caching, median of "
         f"{work['rounds']} rounds, {_dates(results)}; {names or 'nothing ran'}."
     )
 
@@ -113,10 +116,16 @@ def _row(cell: Cell) -> str:
     speeds = ["-" if each is None else f"{each:,.0f}" for each in found]
     ratios = [cell.ratio(each) for each in (cell.ours, cell.by_load)]
     times = ["-" if each is None else f"**{each:.2f}**" for each in ratios]
-    graphs = f"to {cell.captured} rows" if cell.captured else "its own choice"
-    last = "-" if cell.theirs is None else graphs
+    last = "-" if cell.theirs is None else _setting(cell)
     columns = (cell.match.shape, label(cell.match), cell.concurrency, *speeds, *times, last)
     return f"| {' | '.join(map(str, columns))} |"
+
+
+def _setting(cell: Cell) -> str:
+    """vLLM's setting, where it was not left to vLLM."""
+    graphs = f"graphs to {cell.captured} rows" if cell.captured else None
+    given = [part for part in (cell.moe_backend, graphs) if part]
+    return ", ".join(given) or "its own choice"
 
 
 def _failures(records: Sequence[Record]) -> Iterator[str]:
@@ -130,7 +139,8 @@ def _failures(records: Sequence[Record]) -> Iterator[str]:
 
 
 def _kind(record: Record) -> tuple[Any, ...]:
-    return record["side"], match_of(record), record["captured"], record.get("draft_length")
+    settings = (record.get(name) for name in ("draft_length", "moe_backend"))
+    return record["side"], match_of(record), record["captured"], *settings
 
 
 def merge(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

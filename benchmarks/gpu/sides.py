@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,15 @@ import card
 from matches import Trial, Work, bench_flags, peer_job
 
 import peagle
+from peagle.bench.shapes import shape_of
+from peagle.errors import InputError
 
 PEER = Path(__file__).parent / "vllm_peer.py"
+CHECKPOINT = Path(__file__).parent / "checkpoint.py"
+RESULT = "result.json"
 LAST_LINES = 25
+CHOICE = re.compile(r"\[\S+:\d+\] ((?:Using|Selected) .*)")
+"""A line of vLLM's log that says what it chose."""
 SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -48,47 +55,91 @@ class Vllm:
             given, result = Path(scratch) / "job.json", Path(scratch) / "result.json"
             given.write_text(json.dumps(job))
             command = [str(self.python), str(peer), str(given), str(result)]
-            failure = run(command, self.environment(), timeout)
-            if failure:
-                sys.exit(f"vLLM failed: {failure}")
+            ended = run(command, self.environment(), timeout)
+            if ended.failure:
+                sys.exit(f"vLLM failed: {ended.failure}")
             return json.loads(result.read_text())
 
     def found(self) -> bool:
         """Whether that interpreter finds vLLM."""
         find = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
         command = [str(self.python), "-c", find]
-        return not run(command, self.environment(), 60)
+        return not run(command, self.environment(), 60).failure
 
 
-def attempt(trial: Trial, work: Work, vllm: Vllm, timeout: float) -> dict[str, Any]:
-    """Run a trial and record what it measured, or the last lines if it failed."""
+def target_in(place: Path, shape: str, work: Work, timeout: float) -> Path:
+    """The directory of a shape's target among those in a place; it is written if it is not there.
+
+    Raises `InputError` if it cannot be.
+    """
+    pair = place / f"{shape}-{shape_of(shape).weights.routed(work.routing).routing or 'plain'}"
+    if pair.exists():
+        return pair / "target"
+    place.mkdir(parents=True, exist_ok=True)
+    asked = ["--shape", shape, "--dtype", work.dtype, "--no-drafter"]
+    asked += ["--routing", work.routing] if work.routing else []
+    with tempfile.TemporaryDirectory(dir=place) as scratch:  # nothing of half a target stays
+        written = Path(scratch) / "pair"
+        command = [sys.executable, str(CHECKPOINT), *asked, "--out", str(written)]
+        ended = run(command, os.environ, timeout)
+        if ended.failure:
+            raise InputError(f"the target of {shape} was not written: {ended.failure}")
+        written.rename(pair)
+    return pair / "target"
+
+
+def attempt(
+    trial: Trial, work: Work, vllm: Vllm, timeout: float, checkpoint: Path | None = None
+) -> dict[str, Any]:
+    """Run a trial and record what it measured, or the last lines if it failed.
+
+    checkpoint: the target that is read; None: each side makes its own.
+    """
     before = card.reading()
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        result = Path(scratch) / "result.json"
-        failure = run(*_command(trial, work, vllm, Path(scratch), result), timeout)
+        result = Path(scratch) / RESULT
+        ended = run(*_command(trial, work, vllm, Path(scratch), checkpoint), timeout)
         measured = json.loads(result.read_text()) if result.exists() else {"runs": []}
-    seconds = round(time.monotonic() - start, 1)
+    seconds, failure = round(time.monotonic() - start, 1), ended.failure
     if not card.freed(before.get("memory.used", 0)):
         failure = f"{failure or ''}\nthe card's memory was not given back".strip()
-    asked = {"side": trial.side, **vars(trial.match), "captured": trial.captured}
-    asked |= {"draft_length": trial.draft_length, "concurrencies": list(trial.concurrencies)}
-    return {**asked, "seconds": seconds, "card_before": before, "failure": failure, **measured}
+    asked = {name: value for name, value in vars(trial).items() if name != "match"}
+    found = {"seconds": seconds, "card_before": before, "failure": failure, **measured}
+    if trial.side == "vllm":
+        found["choices"] = choices(ended.log)
+    return {**asked, **vars(trial.match), "checkpoint": checkpoint is not None, **found}
 
 
 def _command(
-    trial: Trial, work: Work, vllm: Vllm, scratch: Path, result: Path
+    trial: Trial, work: Work, vllm: Vllm, scratch: Path, checkpoint: Path | None
 ) -> tuple[list[str], Mapping[str, str]]:
+    result = scratch / RESULT
     if trial.side == "peagle":
-        flags = bench_flags(trial, work, str(result))
+        flags = bench_flags(trial, work, str(result), checkpoint)
         return [sys.executable, "-m", "peagle", *flags], os.environ
     job = scratch / "job.json"
-    job.write_text(json.dumps(peer_job(trial, work)))
+    job.write_text(json.dumps(peer_job(trial, work, checkpoint)))
     return [str(vllm.python), str(PEER), str(job), str(result)], vllm.environment()
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> str | None:
-    """Run a command to its end; returns None, or why it failed and its last lines.
+def choices(log: str) -> list[str]:
+    """What vLLM's log says that it chose: kernels and backends, each once."""
+    return list(dict.fromkeys(CHOICE.findall(log)))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that ran to its end."""
+
+    failure: str | None
+    """Why it failed and its last lines; None: it did not."""
+    log: str = ""
+    """All that it printed."""
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) -> Ended:
+    """Run a command to its end.
 
     It gets its own process group, of which nothing is left when this returns.
     """
@@ -102,10 +153,11 @@ def run(command: Sequence[str], environment: Mapping[str, str], timeout: float) 
                 start_new_session=True,
             )
         except OSError as error:
-            return f"{command[0]} cannot be started: {error.strerror}"
+            return Ended(f"{command[0]} cannot be started: {error.strerror}")
         reason = _wait(process, timeout)
         log.seek(0)
-        return None if reason is None else "\n".join([reason, *_last_lines(log.read())])
+        text = log.read()
+    return Ended(None if reason is None else "\n".join([reason, *_last_lines(text)]), text)
 
 
 def _wait(process: subprocess.Popen[bytes], timeout: float) -> str | None:

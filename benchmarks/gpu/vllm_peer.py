@@ -1,7 +1,8 @@
 """vLLM's side, in vLLM's own environment: `vllm_peer.py JOB.json RESULT.json`.
 
-A target with random weights in a shape's sizes, and a drafter of ours in vLLM's layout. The result
-file is written after every number of requests, so a later failure leaves the earlier ones.
+A target from the job's checkpoint, else with vLLM's dummy weights in a shape's sizes, and a drafter
+of ours in vLLM's layout. The result file is written after every number of requests, so a later
+failure leaves the earlier ones.
 """
 
 import json
@@ -14,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from config_json import config_json
 
 from peagle.bench.shapes import random_drafter, random_prompts, shape_of
 from peagle.drafters.checkpoint import save_drafter
-from peagle.models.spec import DecoderSpec, MLPSpec
 
-MEMORY_SHARE = 0.85
+MEMORY_SHARE = 0.9
+"""Ours too, by default."""
 Job = dict[str, Any]
 
 
@@ -41,14 +43,10 @@ def open_llm(job: Job, directory: Path) -> Any:
     """vLLM with a job's shape and method."""
     import vllm
 
-    target = directory / "target"
-    target.mkdir()
-    config = target_json(shape_of(job["shape"]).target, job["dtype"])
-    (target / "config.json").write_text(json.dumps(config))
-    captured = job["captured"]
+    captured, backend = job["captured"], job["moe_backend"]
     return vllm.LLM(
-        str(target),
-        load_format="dummy",
+        job["checkpoint"] or str(described(job, directory / "target")),
+        load_format="auto" if job["checkpoint"] else "dummy",
         dtype=job["dtype"],
         skip_tokenizer_init=True,
         max_model_len=job["max_model_len"],
@@ -57,7 +55,16 @@ def open_llm(job: Job, directory: Path) -> Any:
         enable_prefix_caching=False,
         speculative_config=speculation(job, directory / "drafter") if job["k"] else None,
         compilation_config={"max_cudagraph_capture_size": captured} if captured else None,
+        **({"moe_backend": backend} if backend else {}),
     )
+
+
+def described(job: Job, directory: Path) -> Path:
+    """A directory with the configuration alone, for dummy weights."""
+    directory.mkdir()
+    config = config_json(shape_of(job["shape"]).target, job["dtype"])
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
 
 
 def speculation(job: Job, directory: Path) -> dict[str, Any]:
@@ -79,33 +86,6 @@ def speculation(job: Job, directory: Path) -> dict[str, Any]:
         "draft_load_config": {"load_format": "safetensors"},
         **({"parallel_drafting": True} if parallel else {}),
     }
-
-
-def target_json(spec: DecoderSpec, dtype: str) -> dict[str, Any]:
-    """Hugging Face's `config.json` of a Qwen3 or Qwen3-MoE."""
-    attention, inner = spec.layers[0].attention, spec.layers[0].feed_forward
-    values = {
-        "vocab_size": spec.vocab_size,
-        "hidden_size": spec.hidden_size,
-        "intermediate_size": inner.intermediate_size,
-        "num_hidden_layers": len(spec.layers),
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
-        "rms_norm_eps": spec.norm.eps,
-        "max_position_embeddings": spec.max_length,
-        "tie_word_embeddings": spec.tie_word_embeddings,
-        "attention_bias": attention.bias,
-        "hidden_act": "silu",
-        "rope_theta": attention.rope.theta,
-        "torch_dtype": dtype,
-    }
-    if isinstance(inner, MLPSpec):
-        return {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", **values}
-    mixture = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob")
-    values |= {name: getattr(inner, name) for name in mixture}
-    layers = {"decoder_sparse_step": 1, "mlp_only_layers": []}
-    return {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", **values, **layers}
 
 
 def run_case(llm: Any, job: Job, concurrency: int) -> dict[str, Any]:

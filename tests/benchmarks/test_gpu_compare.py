@@ -5,19 +5,18 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from config_json import config_json
 from matches import Match, Trial, Work, bench_flags, peer_job, schedule, trials
 from records import cells, label, merge, table
+from sides import choices, target_in
 from sides import run as run_command
-from vllm_peer import target_json
 
-from peagle.bench.shapes import shape_of
+from peagle.bench.shapes import SHAPES, shape_of
 from peagle.errors import InputError
 from peagle.models.families import read_values
-from peagle.ops.rope import RopeConfig
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks" / "gpu"
 PEAGLE, EAGLE3 = Match("qwen3-8b", "peagle", 7, 3.94), Match("qwen3-8b", "eagle3", 3, 2.6)
@@ -87,6 +86,14 @@ class TestMatches:
         assert trials("vllm", EAGLE3, levels) == [Trial("vllm", EAGLE3, levels)]
         assert trials("vllm", NONE, (1, 1024)) == [Trial("vllm", NONE, (1, 1024))]
 
+    def test_vllm_runs_with_each_backend_of_experts(self):
+        mixture = Match("gpt-oss-20b", "peagle", 7, 3.94)
+        found = trials("vllm", mixture, (1, 64), [None, "marlin"])
+        settings = [(one.moe_backend, one.captured) for one in found]
+        assert settings == [(None, None), (None, 896), ("marlin", None), ("marlin", 896)]
+        assert len(trials("vllm", PEAGLE, (1,), [None, "marlin"])) == 1
+        assert len(trials("peagle", mixture, (1,), [None, "marlin"])) == 1
+
     def test_ours_runs_again_where_fewer_drafts_may_be_faster(self):
         first = Trial("peagle", PEAGLE, (1, 8, 64))
         again = Trial("peagle", PEAGLE, (8, 64), draft_length="auto")
@@ -106,6 +113,8 @@ class TestMatches:
             "--k 7 --draft-length fixed --concurrency 1,8 --prompt-tokens 256 --max-tokens 512 "
             "--rounds 3 --dtype bfloat16 --json r.json"
         )
+        read = bench_flags(Trial("peagle", PEAGLE, (1,)), Work(), "r.json", Path("target"))
+        assert read[-2:] == ["--checkpoint", "target"]
         assert "--k" not in bench_flags(Trial("peagle", NONE, (1,)), Work(), "r.json")
 
     def test_vllm_s_job_is_the_same_work(self):
@@ -117,17 +126,11 @@ class TestMatches:
         prefill = peer_job(Trial("vllm", NONE, (1,)), Work(prompt_tokens=8192, max_tokens=1))
         assert prefill["max_model_len"] == 8192 + prefill["warm_up_tokens"]
 
-    @pytest.mark.parametrize("name", ["tiny", "qwen3-8b", "qwen3-30b-a3b"])
+    @pytest.mark.parametrize("name", SHAPES)
     def test_vllm_s_target_has_the_shape(self, name: str):
-        target = shape_of(name).target
-        _, found = read_values(target_json(target, "bfloat16"), "written")
-        theta = target.layers[0].attention.rope.theta
-        assert {layer.attention.rope.theta for layer in found.layers} == {theta}
-        layers = tuple(
-            replace(layer, attention=replace(layer.attention, rope=RopeConfig(theta)))
-            for layer in found.layers
-        )
-        assert replace(found, layers=layers) == target
+        shape = shape_of(name)
+        values = config_json(shape.target, "bfloat16", shape.weights.quantization)
+        assert read_values(values, "written")[1] == shape.target
 
 
 class TestRecords:
@@ -145,11 +148,22 @@ class TestRecords:
         assert lines[0].endswith("2026-01-02; peagle 1, vllm 2.")
         name = "| qwen3-8b | P-EAGLE, K = 7, AL 3.94 |"
         assert lines[4] == f"{name} 1 | 500 | - | 400 | **1.25** | - | its own choice |"
-        second = f"{name} 64 | 9,000 | 10,500 | 7,500 | **1.20** | **1.40** | to 896 rows |"
+        second = f"{name} 64 | 9,000 | 10,500 | 7,500 | **1.20** | **1.40** | graphs to 896 rows |"
         assert lines[5] == second
         assert lines[6] == "| qwen3-8b | EAGLE-3, K = 3, AL 2.6 | 1 | 300 | - | - | - | - | - |"
         assert lines[-3:-1] == ["exit status 1", "no memory"]
         assert label(NONE) == "no speculation"
+        routed = {**BOTH, "work": {**BOTH["work"], "routing": "half"}}
+        assert "512 output tokens, half routing, greedy" in table(routed)
+
+    def test_the_faster_of_vllm_s_backends_counts_and_is_named(self):
+        both = [
+            record("vllm", NONE, {1: 100.0}),
+            record("vllm", NONE, {1: 120.0}, moe_backend="marlin"),
+        ]
+        [cell] = cells(both)
+        assert (cell.theirs, cell.moe_backend) == (120.0, "marlin")
+        assert "| marlin |" in table(results(*both))
 
     def test_later_pieces_replace_earlier_ones(self):
         later = results(record("peagle", PEAGLE, {1: 600.0}), record("vllm", EAGLE3, {1: 200.0}))
@@ -177,10 +191,21 @@ class TestProcesses:
             "import subprocess, sys, time; print('begun', flush=True); "
             f"subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
         )
-        failure = run_command([sys.executable, "-c", hang], os.environ, 1.0)
-        assert failure == "not done after 1 s\nbegun"
+        ended = run_command([sys.executable, "-c", hang], os.environ, 1.0)
+        assert ended.failure == "not done after 1 s\nbegun"
         time.sleep(1.5)
         assert not mark.exists()
+
+    def test_what_vllm_says_that_it_chose(self):
+        log = (
+            "(Main pid=7) INFO 11-26 04:16:37 [mxfp4.py:352] Using 'TRITON' Mxfp4 MoE backend.\n"
+            "INFO 11-26 04:16:37 [__init__.py:760] Selected SomeKernel for Fp8LinearMethod\n"
+            "INFO 11-26 04:16:38 [loader.py:12] Loading weights took 3 seconds\n"
+            "Using none of vLLM's loggers\n"
+            "INFO 11-26 04:16:39 [mxfp4.py:352] Using 'TRITON' Mxfp4 MoE backend.\n"
+        )
+        chosen = ["Using 'TRITON' Mxfp4 MoE backend.", "Selected SomeKernel for Fp8LinearMethod"]
+        assert choices(log) == chosen
 
     def test_a_failure_is_told_until_another_run_has_its_figures(self):
         assert "no memory" in table(BOTH)
@@ -188,10 +213,10 @@ class TestProcesses:
         assert "no memory" not in table(merge([BOTH, later]))
 
     def test_failures_say_why(self):
-        status = run_command([sys.executable, "-c", "print('oh'); exit(3)"], os.environ, 30)
-        assert status == "exit status 3\noh"
-        assert "cannot be started" in run_command(["no such program"], os.environ, 30)
-        assert run_command([sys.executable, "-c", ""], os.environ, 30) is None
+        ended = run_command([sys.executable, "-c", "print('oh'); exit(3)"], os.environ, 30)
+        assert (ended.failure, ended.log) == ("exit status 3\noh", "oh\n")
+        assert "cannot be started" in run_command(["no such program"], os.environ, 30).failure
+        assert run_command([sys.executable, "-c", ""], os.environ, 30).failure is None
 
 
 class TestCompare:
@@ -210,6 +235,34 @@ class TestCompare:
         merged = compare("draw", out / "comparison.json", "--out", tmp_path / "all")
         assert merged.stdout == done.stdout == (tmp_path / "all/comparison.md").read_text() + "\n"
         assert (tmp_path / "all/comparison.png").read_bytes().startswith(b"\x89PNG")
+
+    def test_both_sides_read_one_checkpoint(self, tmp_path: Path):
+        look = "assert json.load(open(job['checkpoint'] + '/config.json'))['hidden_size'] == 64; "
+        look += "print('INFO 01-02 03:04:05 [mxfp4.py:3] Using \\'MARLIN\\' Mxfp4 MoE backend.')"
+        given = ["--matches", "tiny:none", "--vllm-python", fake_vllm(tmp_path, look)]
+        given += ["--checkpoints", tmp_path / "targets", "--routing", "half"]
+        done = compare("run", *given, "--out", tmp_path / "out", *TINY_RUN)
+        assert done.returncode == 0, done.stderr
+        records = json.loads((tmp_path / "out" / "comparison.json").read_text())["records"]
+        assert [(one["failure"], one["checkpoint"]) for one in records] == [(None, True)] * 2
+        assert records[0]["environment"]["checkpoint"] == "target"
+        assert records[1]["choices"] == ["Using 'MARLIN' Mxfp4 MoE backend."]
+        [pair] = (tmp_path / "targets").iterdir()
+        assert (pair.name, [file.name for file in pair.iterdir()]) == ("tiny-half", ["target"])
+        again = target_in(tmp_path / "targets", "tiny", Work(routing="half"), timeout=0.0)
+        assert again == pair / "target"  # it is there
+
+    @pytest.mark.parametrize("how", [["gpt-oss-20b:none"], ["qwen3-8b:none", "--routing", "half"]])
+    def test_dummy_weights_are_not_compared_with_others(self, how: list[str], tmp_path: Path):
+        done = compare("run", "--out", tmp_path, "--matches", *how)
+        assert done.returncode == 1
+        assert "unlike vLLM's dummy ones, so both sides have to read them" in done.stderr
+        assert not [*tmp_path.iterdir()]
+
+    def test_a_target_that_cannot_be_written(self, tmp_path: Path):
+        with pytest.raises(InputError, match="the target of tiny was not written: not done after"):
+            target_in(tmp_path, "tiny", Work(), timeout=0.1)
+        assert not [*tmp_path.iterdir()]
 
     @pytest.mark.parametrize(
         ("then", "seconds", "failure"),

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mixed import LEAST, Mix
+import pytest
+from mixed import LEAST, Mix, main
+
+from peagle.errors import InputError
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "mixed.py"
 FAKE = """#!{python}
@@ -62,3 +65,8 @@ def test_wrong_lengths_are_refused():
     )
     assert done.returncode == 1
     assert "a median and a maximum" in done.stderr
+
+
+def test_dummy_weights_are_not_compared_with_packed_ones():
+    with pytest.raises(InputError, match="both sides have to read them: give --checkpoint"):
+        main("gpt-oss-20b:none")

@@ -48,7 +48,13 @@ def test_a_shape_is_measured_and_marked_synthetic(peagle, tmp_path):
         (["--shape", "qwen3-8b", *RANDOM], "shape qwen3-8b needs a GPU, and torch sees none; on"),
         (["--random-weights"], "need --shape"),
         (["--routing", "half"], "need --shape"),
-        ([*SHAPE, "--methods", "none", "--routing", "same"], "--routing same is not known"),
+        ([*SHAPE, "--methods", "none", "--routing", "same"], "routing same is not known"),
+        (["--checkpoint", "x"], "need --shape"),
+        ([*SHAPE, "--methods", "none", "--checkpoint", "x"], "is not a model directory"),
+        (
+            [*SHAPE, "--methods", "none", "--checkpoint", "x", "--routing", "half"],
+            "--routing is made in a --checkpoint",
+        ),
         (["--synthetic-acceptance", "2"], "need --shape"),
     ],
 )

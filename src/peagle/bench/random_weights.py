@@ -9,12 +9,14 @@ load.
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from peagle.models.decoder import Decoder
+from peagle.errors import InputError
+from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.spec import DecoderSpec, ExpertsSpec
 from peagle.ops.norm import RMSNorm
 from peagle.ops.packing import pack
@@ -57,6 +59,14 @@ class Weights:
     routing: str | None = None
     """A key of `OVERLAPS`; None: as it comes."""
 
+    def routed(self, routing: str | None) -> "Weights":
+        """The same with another routing; None: with its own. Raises `InputError`."""
+        if routing is None:
+            return self
+        if routing not in OVERLAPS:
+            raise InputError(f"routing {routing} is not known; choose one of {', '.join(OVERLAPS)}")
+        return replace(self, routing=routing)
+
 
 PLAIN = Weights()
 
@@ -65,18 +75,44 @@ def random_target(
     spec: DecoderSpec, device: torch.device, dtype: torch.dtype, weights: Weights = PLAIN
 ) -> Decoder:
     """A target with random weights, ready for inference."""
+    decoder = random_ends(spec, device, dtype, weights)
+    decoder.layers.extend(random_layers(spec, device, dtype, weights))
+    return decoder
+
+
+def random_ends(
+    spec: DecoderSpec, device: torch.device, dtype: torch.dtype, weights: Weights = PLAIN
+) -> Decoder:
+    """The same target's embeddings, final norm and head, without the layers between them."""
     with torch.device("meta"):
         decoder = Decoder(spec)
-    experts = spec.layers[0].feed_forward
-    if weights.routing is None or not isinstance(experts, ExpertsSpec):
-        RandomWeights(device, dtype, weights.quantization).fill(decoder)
-    else:
-        source = RandomWeights(device, dtype, weights.quantization, SMALL)
-        source.fill(decoder)
-        count, top_k = experts.num_experts, experts.num_experts_per_tok
-        share = correlation(count, top_k, OVERLAPS[weights.routing])
+    decoder.layers = nn.ModuleList()
+    source, share = RandomWeights(device, dtype), _share(spec, weights)
+    source.fill(decoder)
+    if share is not None:
         decoder.embed.weight = nn.Parameter(source.embeddings(spec, share), requires_grad=False)
     return decoder
+
+
+def random_layers(
+    spec: DecoderSpec, device: torch.device, dtype: torch.dtype, weights: Weights = PLAIN
+) -> Iterator[DecoderLayer]:
+    """The layers that `random_ends` leaves out, one by one, for who cannot hold them all."""
+    output_std = STD if _share(spec, weights) is None else SMALL
+    source = RandomWeights(device, dtype, weights.quantization, output_std, seed=1)
+    for of_layer in spec.layers:
+        with torch.device("meta"):
+            layer = decoder_layer(of_layer, spec.hidden_size)
+        source.fill(layer)
+        yield layer
+
+
+def _share(spec: DecoderSpec, weights: Weights) -> float | None:
+    """The embeddings' correlation that makes the routing; None: none is set, or no experts."""
+    experts = spec.layers[0].feed_forward
+    if weights.routing is None or not isinstance(experts, ExpertsSpec):
+        return None
+    return correlation(experts.num_experts, experts.num_experts_per_tok, OVERLAPS[weights.routing])
 
 
 def target_bytes(spec: DecoderSpec, dtype: torch.dtype, weights: Weights = PLAIN) -> int:
@@ -102,11 +138,12 @@ class RandomWeights:
         dtype: torch.dtype,
         quantization: str | None = None,
         output_std: float = STD,
+        seed: int = 0,
     ) -> None:
         """output_std: the deviation of the weights by which layers add to the stream."""
         self._device, self._dtype = device, dtype
         self._quantization, self._output_std = quantization, output_std
-        self._generator = torch.Generator(device).manual_seed(0)
+        self._generator = torch.Generator(device).manual_seed(seed)
 
     def fill(self, module: nn.Module) -> None:
         """Give a module all its weights, and make it ready for inference."""

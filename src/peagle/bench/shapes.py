@@ -41,7 +41,11 @@ class Shape:
 
 
 _HEADS = AttentionSpec(
-    num_heads=32, num_kv_heads=8, head_dim=128, rope=RopeConfig(theta=1e6), qk_norm=True
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    rope=RopeConfig(theta=1e6, original_max_position=40_960),
+    qk_norm=True,
 )
 _FEW_KV_HEADS = replace(_HEADS, num_kv_heads=4)
 _EXPERTS = ExpertsSpec(
@@ -51,7 +55,13 @@ _EXPERTS = ExpertsSpec(
     intermediate_size=6144,
     norm_topk_prob=True,
 )
-_SMALL_HEADS = replace(_HEADS, num_heads=4, num_kv_heads=2, head_dim=16)
+_SMALL_HEADS = AttentionSpec(
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    rope=RopeConfig(theta=1e6, original_max_position=1024),
+    qk_norm=True,
+)
 _QWEN3_8B = DecoderSpec(
     vocab_size=151_936,
     hidden_size=4096,

@@ -1,13 +1,14 @@
 """Time without meaning: random weights of a real size, and a set acceptance length."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from peagle.bench.case import Case, Setup
 from peagle.bench.load import Request
-from peagle.bench.random_weights import OVERLAPS, random_target
+from peagle.bench.random_weights import random_target
 from peagle.bench.shapes import (
     random_drafter,
     random_prompts,
@@ -22,6 +23,8 @@ from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.llm import LLM
 from peagle.models.decoder import Decoder
+from peagle.models.families import read_spec
+from peagle.models.loading import load_decoder
 
 CONTEXT = 4096
 CPU_WEIGHTS = 1 << 30
@@ -94,10 +97,14 @@ class SyntheticWorkload:
     device: str = "auto"
     routing: str | None = None
     """How alike rows choose experts, a key of `OVERLAPS`; None: as the shape has it."""
+    checkpoint: Path | None = None
+    """A directory from which the target is read; None: it is made."""
     comparable: bool = False
 
     def __post_init__(self) -> None:
-        context = shape_of(self.shape).target.max_length
+        shape = shape_of(self.shape)
+        shape.weights.routed(self.routing)  # an unknown one is refused
+        context = shape.target.max_length
         if min(self.prompt_tokens, self.max_tokens) < 1:
             raise InputError("give at least one prompt token and one output token")
         if self.prompt_tokens + self.max_tokens > context:
@@ -105,14 +112,18 @@ class SyntheticWorkload:
                 f"{self.prompt_tokens} prompt and {self.max_tokens} output tokens are more than "
                 f"the {context} that {self.shape} holds; give fewer"
             )
-        if self.routing is not None and self.routing not in OVERLAPS:
-            raise InputError(
-                f"--routing {self.routing} is not known; choose one of {', '.join(OVERLAPS)}"
-            )
         if self.acceptance_length < 1:
             raise InputError(
                 f"--synthetic-acceptance {self.acceptance_length}: a cycle emits at least 1 token"
             )
+        if self.checkpoint is not None:
+            self._check_checkpoint(self.checkpoint)
+
+    def _check_checkpoint(self, directory: Path) -> None:
+        if self.routing is not None:
+            raise InputError("--routing is made in a --checkpoint; give one of them")
+        if read_spec(directory) != shape_of(self.shape).target:
+            raise InputError(f"--checkpoint {directory} is not in the shape of {self.shape}")
 
     def require_room(self, methods: Iterable[str]) -> None:
         """Raise `InputError` unless the weights of every method fit the memory."""
@@ -159,10 +170,10 @@ class SyntheticWorkload:
     @cached_property
     def _target(self) -> Decoder:
         device, shape = resolve_device(self.device), shape_of(self.shape)
-        weights = shape.weights
-        if self.routing is not None:
-            weights = replace(weights, routing=self.routing)
-        return random_target(shape.target, device, resolve_dtype(self.dtype, device), weights)
+        dtype = resolve_dtype(self.dtype, device)
+        if self.checkpoint is not None:
+            return load_decoder(self.checkpoint, dtype, device)
+        return random_target(shape.target, device, dtype, shape.weights.routed(self.routing))
 
     def requests(self, case: Case, tokenizer: Any) -> list[Request]:
         """One for each in flight: greedy, and never ending early."""
@@ -181,7 +192,13 @@ class SyntheticWorkload:
             "synthetic": self.caption,
             "shape": self.shape,
             "acceptance_length": self.acceptance_length,
-            "routing": self.routing or shape_of(self.shape).weights.routing,
+            **self._described(),
             "prompt_tokens": self.prompt_tokens,
             "max_tokens": self.max_tokens,
         }
+
+    def _described(self) -> dict[str, Any]:
+        """What the target's weights are like: only its maker knows that of a checkpoint."""
+        if self.checkpoint is not None:
+            return {"checkpoint": self.checkpoint.name}
+        return {"routing": shape_of(self.shape).weights.routed(self.routing).routing}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -39,10 +40,19 @@ class Synthetic:
         ),
     ] = None
 
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read the target of --shape from this directory.", show_default="it is made"
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
-        given = self.random_weights, self.synthetic_acceptance, self.routing
-        if self.shape is None and given != (False, None, None):
-            raise InputError("--random-weights, --synthetic-acceptance and --routing need --shape")
+        given = self.synthetic_acceptance, self.routing, self.checkpoint
+        if self.shape is None and (self.random_weights or given != (None, None, None)):
+            raise InputError(
+                "--random-weights, --synthetic-acceptance, --routing and --checkpoint need --shape"
+            )
 
     def drafters(self, methods: Sequence[str]) -> "dict[str, DrafterConfig]":
         """The drafters of the shape. Raises `InputError` for an unknown one."""
@@ -67,7 +77,12 @@ class Synthetic:
             raise InputError("--shape runs greedy: of random weights only the times mean anything")
         sizes = self.prompt_tokens, params.max_tokens
         workload = SyntheticWorkload(
-            self.shape or "", acceptance, *sizes, routing=self.routing, **hardware
+            self.shape or "",
+            acceptance,
+            *sizes,
+            routing=self.routing,
+            checkpoint=self.checkpoint,
+            **hardware,
         )
         workload.require_room({case.method for case in cases})
         return workload

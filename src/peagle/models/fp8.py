@@ -27,10 +27,20 @@ class Fp8:
 
     def as_stored(self, rule: TensorRule, names: Container[str]) -> TensorRule:
         """The rule for the same parameter in a file with these tensors: not all are quantized."""
-        scales = tuple(name.removesuffix("weight") + self.scale for name in rule.theirs)
-        if type(rule) is not TensorRule or not any(scale in names for scale in scales):
+        if type(rule) is not TensorRule or not any(name in names for name in self._scales(rule)):
             return rule
-        return Fp8Rule(rule.ours, rule.theirs + scales, rule.sizes, rule.leading, self)
+        return self._packed(rule)
+
+    def as_written(self, rule: TensorRule, ours: Weight) -> TensorRule:
+        """The rule by which a weight is written that is quantized, or is not."""
+        return self._packed(rule) if isinstance(ours, Fp8Weight) else rule
+
+    def _packed(self, rule: TensorRule) -> "Fp8Rule":
+        names = rule.theirs + self._scales(rule)
+        return Fp8Rule(rule.ours, names, rule.sizes, rule.leading, self)
+
+    def _scales(self, rule: TensorRule) -> tuple[str, ...]:
+        return tuple(name.removesuffix("weight") + self.scale for name in rule.theirs)
 
     def scale_shape(self, outputs: int, depth: int) -> Shape:
         """The shape of a weight's scales in a file."""
@@ -85,7 +95,9 @@ class Fp8Rule(TensorRule):
         high, flat = ours.block[0], self.leading - 1
         numbers = ours.values.view(torch.uint8).flatten(0, flat).split(self.sizes)
         scales = ours.factors.flatten(0, flat).split([size // high for size in self.sizes])
-        return [*(part.view(E4M3) for part in numbers), *scales]
+        # where `join` repeated scales, the first of each run
+        own = (part[:: self._tall(len(part) * high) // high] for part in scales)
+        return [*(part.view(E4M3) for part in numbers), *own]
 
     def _block(self, depth: int) -> tuple[int, int]:
         """The blocks of ours: theirs, or one for each output where parts end within a block."""
@@ -101,9 +113,13 @@ class Fp8Rule(TensorRule):
             raise InputError("FP8 weights have scales below 0")
         if self.kind.strategy != "block":
             return values.reshape(-1, 1).expand(outputs, 1)
-        tall = self.kind.block[0]
+        tall = self._tall(outputs)
         values = values.view(-(-outputs // tall), -1)
         return values if high == tall else values.repeat_interleave(tall, 0)[:outputs]
+
+    def _tall(self, outputs: int) -> int:
+        """How many outputs of a part share scales."""
+        return {"block": self.kind.block[0], "channel": 1, "tensor": outputs}[self.kind.strategy]
 
 
 def _without_ones(shape: Sequence[int]) -> list[int]:

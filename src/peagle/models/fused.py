@@ -15,7 +15,7 @@ from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
-from peagle.ops.residual import Links
+from peagle.ops.residual import BlockWeights
 
 AttendProduct = Callable[[int, Tensor, QKVSpec], Tensor]
 """(layer, its q, k, v product [rows, width], how to read it) -> [rows, heads * head_dim]."""
@@ -103,8 +103,8 @@ class FusedLayers:
         layer, norm, qkv = self.layers[index], self._next_norms[index], self._next_qkvs[index]
         attention, mlp = layer.attention, layer.mlp
         if isinstance(mlp, MLP):
-            links = Links(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
-            return residual.chain(attended, stream, links, live)
+            block = BlockWeights(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
+            return residual.layer_chain(attended, stream, block, live)
         stream, x = residual.add(attended, attention.out, stream, layer.post_norm)
         stream, x = residual.add_mixture(x, mlp, stream, norm)
         return stream, x, None if qkv is None else residual.linear(x, qkv)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from peagle.errors import InputError, reason
@@ -46,6 +48,10 @@ class TensorRule:
 
     def as_stored(self, names: Container[str]) -> "TensorRule":
         """The rule for a file with these tensors, which may store the value in another form."""
+        return self
+
+    def as_written(self, ours: Weight) -> "TensorRule":
+        """The rule by which a weight in its own format is written."""
         return self
 
     def unfit(self, name: str, tensor: Tensor, expected: Shape) -> str | None:
@@ -307,3 +313,21 @@ def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Ten
         stored = (part.detach().cpu().contiguous() for part in parts)
         tensors.update(zip(rule.theirs, stored, strict=True))
     return tensors
+
+
+def write_shards(directory: Path, parts: Iterable[dict[str, Tensor]], count: int) -> None:
+    """Write each of `count` parts into a file of its own, before the next is taken, and an index.
+
+    The inverse of `read_tensors`.
+    """
+    weight_map: dict[str, str] = {}
+    size = 0
+    for number, tensors in enumerate(parts, start=1):
+        name = f"model-{number:05}-of-{count:05}.safetensors"
+        save_file(tensors, directory / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(tensors, name)
+        size += sum(tensor.nbytes for tensor in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": weight_map}
+    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    for file in safetensors_files(directory):  # which only their owner may read
+        shutil.copymode(directory / INDEX, file)

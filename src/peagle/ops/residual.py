@@ -19,7 +19,7 @@ from peagle.ops.triton import has_kernels, kernels, on_hopper
 
 
 @dataclass(frozen=True)
-class Links:
+class BlockWeights:
     """The products and norms between a layer's attention and the next one's."""
 
     out: Linear
@@ -31,19 +31,20 @@ class Links:
     """The next layer's; None after the last."""
 
 
-def chain(
-    attended: Tensor, stream: Tensor, links: Links, live: Tensor | None = None
+def layer_chain(
+    attended: Tensor, stream: Tensor, block: BlockWeights, live: Tensor | None = None
 ) -> tuple[Tensor, Normed, Tensor | None]:
     """From attended values to the stream after their layer, its next norm, and q, k, v of that.
 
     attended: [rows, heads * head_dim]; stream: [rows, hidden_size]; live: as in `gated`.
     """
-    if on_hopper(attended) and kernels("chain").takes(attended, links):
-        fast: tuple[Tensor, Normed, Tensor | None] = kernels("chain").chain(attended, stream, links)
+    if on_hopper(attended) and kernels("layer_chain").takes(attended, block):
+        launch = kernels("layer_chain").layer_chain
+        fast: tuple[Tensor, Normed, Tensor | None] = launch(attended, stream, block)
         return fast
-    stream, x = add(attended, links.out, stream, links.post_norm)
-    stream, x = add(gated(x, links.gate_up, live), links.down, stream, links.next_norm)
-    return stream, x, None if links.qkv is None else linear(x, links.qkv)
+    stream, x = add(attended, block.out, stream, block.post_norm)
+    stream, x = add(gated(x, block.gate_up, live), block.down, stream, block.next_norm)
+    return stream, x, None if block.qkv is None else linear(x, block.qkv)
 
 
 def normed(x: Tensor, norm: RMSNorm) -> Normed:

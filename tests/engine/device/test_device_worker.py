@@ -90,13 +90,13 @@ def test_preempted_requests_keep_their_penalties(targets, trained):
 
 
 def test_a_drafters_layers_are_told_how_many_rows_are_live(targets, tmp_path, monkeypatch):
-    told, chain = [], residual.chain
+    told, layer_chain = [], residual.layer_chain
 
-    def spy(attended, stream, links, live=None):
+    def spy(attended, stream, block, live=None):
         told.append((len(stream), None if live is None else int(live)))
-        return chain(attended, stream, links, live)
+        return layer_chain(attended, stream, block, live)
 
-    monkeypatch.setattr(residual, "chain", spy)
+    monkeypatch.setattr(residual, "layer_chain", spy)
     config = tiny.drafter_config(parallel=True, layers=2)
     drafter = tiny.random_drafter_for(targets["easy"].decoder, tmp_path, config)
     tiny.run(engine_of(targets["easy"], drafter, True), PROMPTS[:2], SamplingParams(max_tokens=12))

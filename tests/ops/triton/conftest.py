@@ -20,11 +20,12 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         return torch.device("cuda")
     import gluon_emulation
 
-    from peagle.ops.triton import chain, gluon, hopper_attention, wide_gate
-    from peagle.ops.triton.chain import loads, products, signals
+    from peagle.ops.triton import gluon, hopper_attention, layer_chain, wide_gate
     from peagle.ops.triton.hopper_attention import heads, parts, tiles
+    from peagle.ops.triton.layer_chain import loads, products, signals
 
-    chains, attentions = (chain, loads, products, signals), (hopper_attention, heads, parts, tiles)
+    chains = (layer_chain, loads, products, signals)
+    attentions = (hopper_attention, heads, parts, tiles)
     modules = (gluon, *chains, *attentions, wide_gate)
     gluon_emulation.install(monkeypatch, modules, processors=12)
     return torch.device("cpu")
@@ -33,7 +34,7 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
 @pytest.fixture
 def without_mps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains are left out where processes share a GPU, which this machine may."""
-    from peagle.ops.triton import chain
+    from peagle.ops.triton import layer_chain
 
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path / "none"))
-    chain.is_shared.cache_clear()
+    layer_chain.is_shared.cache_clear()

@@ -125,8 +125,8 @@ for kl in (False, True):
     compiled("divergence", "_weigh", types, {"KL": kl, "BLOCK": 4096})
 
 from triton.experimental.gluon._runtime import GluonASTSource
-from peagle.ops.triton import chain, hopper_attention, wide_gate
-from peagle.ops.triton.chain.shape import LAYOUT3, LAYOUT4, Shape
+from peagle.ops.triton import hopper_attention, layer_chain, wide_gate
+from peagle.ops.triton.layer_chain.shape import LAYOUT3, LAYOUT4, Shape
 
 
 def made(kernel, types, constant, value, **options):
@@ -157,9 +157,9 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
     types |= {n: boxes(link.inputs, rows, 64) for n, link in zip(inputs, links)}
     types |= {"qkv_rest": boxes(1, 16, 64), "post_eps": "fp32", "next_eps": "fp32"}
     types |= dict.fromkeys(("middle_squares", "out_squares", "sums"), F32) | {"arrivals": "*i32"}
-    options = {"num_warps": 4, "maxnreg": chain.REGISTERS[rows]}
-    kernel = made(chain._chain, types, "SHAPE", shape, **options)
-    assert kernel.metadata.shared <= shape.stages * shape.slot + chain.MARGIN
+    options = {"num_warps": 4, "maxnreg": layer_chain.REGISTERS[rows]}
+    kernel = made(layer_chain._chain, types, "SHAPE", shape, **options)
+    assert kernel.metadata.shared <= shape.stages * shape.slot + layer_chain.MARGIN
     print("chain", "_chain")
 
 types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)

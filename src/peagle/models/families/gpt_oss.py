@@ -103,10 +103,16 @@ class ExpertRule(TensorRule):
 
     def as_stored(self, names: Container[str]) -> TensorRule:
         """The rule for the same weight in MXFP4, if a file with these tensors stores it so."""
-        blocks, scales = (f"{self.theirs[0]}_{part}" for part in ("blocks", "scales"))
-        if blocks not in names:
-            return self
-        return PackedRule(self.ours, (blocks, scales), self.sizes, 1, self.alternating)
+        packed = self._packed()
+        return packed if packed.theirs[0] in names else self
+
+    def as_written(self, ours: Weight) -> TensorRule:
+        """The rule for a weight that is in MXFP4, or is not."""
+        return self._packed() if isinstance(ours, Mxfp4Weight) else self
+
+    def _packed(self) -> "PackedRule":
+        names = (f"{self.theirs[0]}_blocks", f"{self.theirs[0]}_scales")
+        return PackedRule(self.ours, names, self.sizes, 1, self.alternating)
 
     def _unsorted(self, value: Tensor) -> Tensor:
         """Outputs [experts, outputs, ...] in theirs."""

@@ -40,7 +40,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class Chain:
-    """The products between two layers' attentions, as `chain` multiplies them in one launch."""
+    """The products between two layers' attentions, which `layer_chain` has in one launch."""
 
     rows: int
     """8, 16, 32 or 64."""

@@ -8,15 +8,17 @@ import torch
 
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
-from peagle.ops.residual import Links
+from peagle.ops.residual import BlockWeights
 
 pytestmark = pytest.mark.usefixtures("without_mps")
 
 
-def links_of(hidden: int = 256, heads: int = 512, inner: int = 1024, qkv: int = 320) -> Links:
+def block_of(
+    hidden: int = 256, heads: int = 512, inner: int = 1024, qkv: int = 320
+) -> BlockWeights:
     sizes = ((heads, hidden), (hidden, 2 * inner), (inner, hidden), (hidden, qkv))
     out, gate_up, down, last = (Linear(*size).to(torch.bfloat16) for size in sizes)
-    return Links(out, RMSNorm(hidden, 1e-6), gate_up, down, RMSNorm(hidden, 1e-6), last)
+    return BlockWeights(out, RMSNorm(hidden, 1e-6), gate_up, down, RMSNorm(hidden, 1e-6), last)
 
 
 def attended(rows: int, heads: int = 512) -> torch.Tensor:
@@ -24,44 +26,44 @@ def attended(rows: int, heads: int = 512) -> torch.Tensor:
 
 
 def test_few_rows_of_bfloat16_without_bias_are_taken() -> None:
-    from peagle.ops.triton import chain
+    from peagle.ops.triton import layer_chain
 
-    links = links_of()
+    block = block_of()
     for rows, taken in ((0, False), (1, True), (33, True), (64, True), (65, False)):
-        assert chain.takes(attended(rows), links) == taken
-    assert not chain.takes(attended(4).float(), links)
-    assert chain.takes(attended(4), dataclasses.replace(links, qkv=None))
+        assert layer_chain.takes(attended(rows), block) == taken
+    assert not layer_chain.takes(attended(4).float(), block)
+    assert layer_chain.takes(attended(4), dataclasses.replace(block, qkv=None))
     biased = Linear(256, 320, bias=True).to(torch.bfloat16)
-    assert not chain.takes(attended(4), dataclasses.replace(links, qkv=biased))
-    assert not chain.takes(attended(4), dataclasses.replace(links, down=Linear(1024, 256)))
-    assert not chain.takes(attended(4, heads=384), links_of(heads=384))
+    assert not layer_chain.takes(attended(4), dataclasses.replace(block, qkv=biased))
+    assert not layer_chain.takes(attended(4), dataclasses.replace(block, down=Linear(1024, 256)))
+    assert not layer_chain.takes(attended(4, heads=384), block_of(heads=384))
 
 
 def test_processes_that_share_a_gpu_have_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from peagle.ops.triton import chain
+    from peagle.ops.triton import layer_chain
 
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
-    assert not chain.takes(attended(4), links_of())
-    chain.is_shared.cache_clear()
+    assert not layer_chain.takes(attended(4), block_of())
+    layer_chain.is_shared.cache_clear()
 
 
 def test_what_one_launch_each_is_quicker_for_is_left_to_that() -> None:
-    from peagle.ops.triton import chain
+    from peagle.ops.triton import layer_chain
     from peagle.ops.triton.tiles import APART, tiles_of
 
-    links, tiles = links_of(hidden=128), tiles_of(torch.device("cpu"))
+    block, tiles = block_of(hidden=128), tiles_of(torch.device("cpu"))
     tiles.asked.clear()
-    assert chain.takes(attended(4), links)
+    assert layer_chain.takes(attended(4), block)
     [asked] = tiles.asked
     tiles.set(asked, APART)
-    assert not chain.takes(attended(4), links)
+    assert not layer_chain.takes(attended(4), block)
 
 
 @pytest.mark.parametrize("rows", [8, 16, 32, 64])
 def test_tiles_cover_every_output_and_all_of_the_depth(rows: int) -> None:
-    from peagle.ops.triton.chain.shape import Shape
+    from peagle.ops.triton.layer_chain.shape import Shape
 
     shape = Shape(rows=rows, hidden=2560, heads=4096, inner=9728, qkv=6144, programs=132)
     for link in shape.links:

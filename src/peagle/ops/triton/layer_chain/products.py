@@ -13,10 +13,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from peagle.ops.triton.chain.loads import units_taken
-from peagle.ops.triton.chain.shape import HEIGHT, OWNED
-from peagle.ops.triton.chain.signals import arrive, wait_for
 from peagle.ops.triton.gluon import meet
+from peagle.ops.triton.layer_chain.loads import units_taken
+from peagle.ops.triton.layer_chain.shape import HEIGHT, OWNED
+from peagle.ops.triton.layer_chain.signals import arrive, wait_for
 
 PLAIN = gl.constexpr(gl.BlockedLayout([2, 1], [16, 2], [1, 4], [0, 1]))
 """64 lines by rows."""

@@ -8,7 +8,7 @@ import torch
 from peagle.ops import residual
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
-from peagle.ops.residual import Links
+from peagle.ops.residual import BlockWeights
 
 pytestmark = pytest.mark.usefixtures("without_mps")
 SMALL = {"hidden": 256, "heads": 512, "inner": 1024, "qkv": 320}
@@ -17,7 +17,7 @@ SEVERAL_TURNS = {"hidden": 6144, "heads": 1024, "inner": 5120, "qkv": 7168}
 """More strips of each product than an H200 has multiprocessors."""
 
 
-def draw_links(device: torch.device, hidden: int, heads: int, inner: int, qkv: int) -> Links:
+def draw_block(device: torch.device, hidden: int, heads: int, inner: int, qkv: int) -> BlockWeights:
     sizes = ((heads, hidden), (hidden, 2 * inner), (inner, hidden), (hidden, qkv))
     layers = [Linear(*size) for size in sizes]
     norms = [RMSNorm(hidden, 1e-6), RMSNorm(hidden, 1e-5)]
@@ -27,23 +27,25 @@ def draw_links(device: torch.device, hidden: int, heads: int, inner: int, qkv: i
         torch.nn.init.normal_(layer.weight, std=0.02)
     for norm in norms:
         torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
-    return Links(out, post_norm, gate_up, down, next_norm, last)
+    return BlockWeights(out, post_norm, gate_up, down, next_norm, last)
 
 
-def draw(rows: int, links: Links) -> tuple[torch.Tensor, torch.Tensor]:
-    sizes = (links.out.weight.shape[1], len(links.out.weight))
-    device, dtype = links.out.weight.device, torch.bfloat16
+def draw(rows: int, block: BlockWeights) -> tuple[torch.Tensor, torch.Tensor]:
+    sizes = (block.out.weight.shape[1], len(block.out.weight))
+    device, dtype = block.out.weight.device, torch.bfloat16
     attended, stream = (torch.randn(rows, n, device=device, dtype=dtype) for n in sizes)
     return attended, stream
 
 
-def reference(attended: torch.Tensor, stream: torch.Tensor, links: Links) -> list[torch.Tensor]:
+def reference(
+    attended: torch.Tensor, stream: torch.Tensor, block: BlockWeights
+) -> list[torch.Tensor]:
     """On the CPU in float32: stream, its norm, q, k, v."""
-    assert links.qkv is not None
-    out, gate_up, down, last = map(product_of, (links.out, links.gate_up, links.down, links.qkv))
-    norms = norm_of(links.post_norm), norm_of(links.next_norm)
-    there = Links(out, norms[0], gate_up, down, norms[1], last)
-    found, normed, qkv = residual.chain(attended.float().cpu(), stream.float().cpu(), there)
+    assert block.qkv is not None
+    out, gate_up, down, last = map(product_of, (block.out, block.gate_up, block.down, block.qkv))
+    norms = norm_of(block.post_norm), norm_of(block.next_norm)
+    there = BlockWeights(out, norms[0], gate_up, down, norms[1], last)
+    found, normed, qkv = residual.layer_chain(attended.float().cpu(), stream.float().cpu(), there)
     assert qkv is not None
     return [found, normed.x, qkv]
 
@@ -76,15 +78,15 @@ def _seed() -> None:
 def test_a_chain_equals_its_products(
     hopper: torch.device, rows: int, sizes: dict[str, int]
 ) -> None:
-    from peagle.ops.triton import chain
+    from peagle.ops.triton import layer_chain
 
     if hopper.type != "cuda" and sizes is not SMALL:
         pytest.skip("takes minutes emulated")
-    links = draw_links(hopper, **sizes)
-    attended, stream = draw(rows, links)
-    assert chain.takes(attended, links)
-    found, normed, qkv = chain.chain(attended, stream, links)
-    expected, expected_norm, expected_qkv = reference(attended, stream, links)
+    block = draw_block(hopper, **sizes)
+    attended, stream = draw(rows, block)
+    assert layer_chain.takes(attended, block)
+    found, normed, qkv = layer_chain.layer_chain(attended, stream, block)
+    expected, expected_norm, expected_qkv = reference(attended, stream, block)
     assert qkv is not None
     assert far(found, expected) < 0.006
     assert far(normed.x.float() * normed.scale(), expected_norm) < 0.01
@@ -93,12 +95,12 @@ def test_a_chain_equals_its_products(
 
 @torch.inference_mode()
 def test_the_last_layer_has_no_q_k_v_behind_it(hopper: torch.device) -> None:
-    from peagle.ops.triton import chain
+    from peagle.ops.triton import layer_chain
 
-    links = draw_links(hopper, **SMALL)
-    attended, stream = draw(3, links)
-    with_qkv = chain.chain(attended, stream, links)
-    without = chain.chain(attended, stream, dataclasses.replace(links, qkv=None))
+    block = draw_block(hopper, **SMALL)
+    attended, stream = draw(3, block)
+    with_qkv = layer_chain.layer_chain(attended, stream, block)
+    without = layer_chain.layer_chain(attended, stream, dataclasses.replace(block, qkv=None))
     assert without[2] is None
     assert torch.equal(without[0], with_qkv[0])
     assert torch.equal(without[1].x, with_qkv[1].x)
@@ -109,21 +111,21 @@ def test_the_last_layer_has_no_q_k_v_behind_it(hopper: torch.device) -> None:
 def test_chains_follow_each_other_in_a_graph_with_the_same_result_every_time(
     hopper: torch.device, rows: int
 ) -> None:
-    from peagle.ops.triton import chain
+    from peagle.ops.triton import layer_chain
 
     if hopper.type != "cuda":
         pytest.skip("there are no graphs without a GPU")
-    links = draw_links(hopper, hidden=2048, heads=2048, inner=4096, qkv=2048)
+    block = draw_block(hopper, hidden=2048, heads=2048, inner=4096, qkv=2048)
 
     def three() -> torch.Tensor:
         x, at = attended, stream
         for _ in range(3):
-            at, _, qkv = chain.chain(x, at, links)
+            at, _, qkv = layer_chain.layer_chain(x, at, block)
             assert qkv is not None
             x = qkv
         return x
 
-    attended, stream = draw(rows, links)
+    attended, stream = draw(rows, block)
     expected = three()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -137,13 +139,13 @@ def test_chains_follow_each_other_in_a_graph_with_the_same_result_every_time(
 @pytest.mark.parametrize("rows", [6, 20, 56])
 @torch.inference_mode()
 def test_a_row_of_nan_spoils_no_other(hopper: torch.device, rows: int) -> None:
-    from peagle.ops.triton import chain
+    from peagle.ops.triton import layer_chain
 
-    links = draw_links(hopper, **SMALL)
-    attended, stream = draw(rows, links)
-    expected = chain.chain(attended, stream, links)
+    block = draw_block(hopper, **SMALL)
+    attended, stream = draw(rows, block)
+    expected = layer_chain.layer_chain(attended, stream, block)
     attended[2] = torch.nan
-    found = chain.chain(attended, stream, links)
+    found = layer_chain.layer_chain(attended, stream, block)
     others = [row for row in range(rows) if row != 2]
     assert torch.equal(found[0][others], expected[0][others])
     assert found[2] is not None

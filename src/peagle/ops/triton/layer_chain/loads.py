@@ -5,8 +5,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.extra.cuda import gdc_wait
 
-from peagle.ops.triton.chain.shape import HEIGHT, LAYOUT3, LAYOUT4, PANEL
-from peagle.ops.triton.chain.signals import publish, wait_for
+from peagle.ops.triton.layer_chain.shape import HEIGHT, LAYOUT3, LAYOUT4, PANEL
+from peagle.ops.triton.layer_chain.signals import publish, wait_for
 
 STAGGER = gl.constexpr(5)
 """Steps by which a program's way through the depth begins behind its neighbour's: where all read

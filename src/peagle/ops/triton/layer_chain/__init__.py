@@ -22,10 +22,12 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from peagle.ops.products.normed import Normed
-from peagle.ops.residual import Links
-from peagle.ops.triton.chain.loads import load_all
-from peagle.ops.triton.chain.products import multiply_all
-from peagle.ops.triton.chain.shape import (
+from peagle.ops.residual import BlockWeights
+from peagle.ops.triton.gluon import ring_barriers
+from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
+from peagle.ops.triton.layer_chain.loads import load_all
+from peagle.ops.triton.layer_chain.products import multiply_all
+from peagle.ops.triton.layer_chain.shape import (
     HEIGHT,
     LAYOUT,
     LAYOUT3,
@@ -37,8 +39,6 @@ from peagle.ops.triton.chain.shape import (
     Link,
     Shape,
 )
-from peagle.ops.triton.gluon import ring_barriers
-from peagle.ops.triton.launch import counters, multiprocessors, shared_memory
 from peagle.ops.triton.tiles import Chain, Ring, tiles_of
 from peagle.ops.weight import dense, format_of
 
@@ -50,9 +50,9 @@ MARGIN = 10 << 10
 """Bytes of shared memory that are not the ring's."""
 
 
-def takes(attended: Tensor, links: Links) -> bool:
+def takes(attended: Tensor, block: BlockWeights) -> bool:
     """Whether one launch beats one for each product. Counts what it is asked for."""
-    named = (links.out, links.gate_up, links.down, links.qkv)
+    named = (block.out, block.gate_up, block.down, block.qkv)
     layers = [layer for layer in named if layer is not None]
     if not 0 < len(attended) <= MOST_ROWS or is_shared():
         return False
@@ -60,7 +60,7 @@ def takes(attended: Tensor, links: Links) -> bool:
         return False
     if any(layer.bias is not None for layer in layers):
         return False
-    asked = _asked(attended, links)
+    asked = _asked(attended, block)
     shape = Shape(**vars(asked), qkv=0, programs=multiprocessors(attended))
     if any(link.depth % (link.chunk * link.programs) for link in shape.links):
         return False
@@ -69,19 +69,21 @@ def takes(attended: Tensor, links: Links) -> bool:
     return tiles.get(asked) is not None
 
 
-def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Normed, Tensor | None]:
+def layer_chain(
+    attended: Tensor, stream: Tensor, block: BlockWeights
+) -> tuple[Tensor, Normed, Tensor | None]:
     """As the reference; attended and stream: [rows, width], contiguous."""
     rows = len(stream)
-    shape = _shape(attended, links)
+    shape = _shape(attended, block)
     middle, middle_scaled, out, out_scaled = (torch.empty_like(stream) for _ in range(4))
     parts = (2, shape.out_link.units, shape.squares_stride)
     squares = torch.empty(parts, dtype=torch.float32, device=stream.device)
     inner = stream.new_empty(rows, shape.inner)
     given = (shape.given, shape.rows, OWNED.value)
     sums = torch.empty(given, dtype=torch.float32, device=stream.device)
-    qkv = None if links.qkv is None else stream.new_empty(rows, shape.qkv)
-    last = (links.out if links.qkv is None else links.qkv).weight
-    named = (links.out.weight, links.gate_up.weight, links.down.weight, last)
+    qkv = None if block.qkv is None else stream.new_empty(rows, shape.qkv)
+    last = (block.out if block.qkv is None else block.qkv).weight
+    named = (block.out.weight, block.gate_up.weight, block.down.weight, last)
     weights = [*map(dense, named)]
     inputs = (attended, middle_scaled, inner, out_scaled)
     pieces = [link.inputs for link in shape.links]
@@ -90,8 +92,8 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
         _boxes(weights[-1], (1, 16, PANEL.value)),
         *(_boxes(x, (n, shape.rows, PANEL.value)) for x, n in zip(inputs, pieces, strict=True)),
         stream,
-        links.post_norm.weight,
-        links.next_norm.weight,
+        block.post_norm.weight,
+        block.next_norm.weight,
         middle,
         middle_scaled,
         squares[0],
@@ -103,14 +105,14 @@ def chain(attended: Tensor, stream: Tensor, links: Links) -> tuple[Tensor, Norme
         sums,
         counters(stream.device, 4 + shape.given),
         rows,
-        links.post_norm.eps,
-        links.next_norm.eps,
+        block.post_norm.eps,
+        block.next_norm.eps,
         SHAPE=shape,
         num_warps=4,
         maxnreg=REGISTERS[shape.rows],
         launch_pdl=True,
     )
-    return out, Normed(out_scaled, squares[1], links.next_norm.eps), qkv
+    return out, Normed(out_scaled, squares[1], block.next_norm.eps), qkv
 
 
 @functools.cache
@@ -119,20 +121,20 @@ def is_shared() -> bool:
     return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")).exists()
 
 
-def _asked(attended: Tensor, links: Links) -> Chain:
+def _asked(attended: Tensor, block: BlockWeights) -> Chain:
     return Chain(
         rows=max(LEAST_ROWS, triton.next_power_of_2(len(attended))),
-        hidden=len(links.out.weight),
+        hidden=len(block.out.weight),
         heads=attended.shape[1],
-        inner=len(links.gate_up.weight) // 2,
+        inner=len(block.gate_up.weight) // 2,
     )
 
 
-def _shape(attended: Tensor, links: Links) -> Shape:
-    asked = _asked(attended, links)
+def _shape(attended: Tensor, block: BlockWeights) -> Shape:
+    asked = _asked(attended, block)
     ring = tiles_of(attended.device).get(asked)
     assert isinstance(ring, Ring)
-    qkv = 0 if links.qkv is None else len(links.qkv.weight)
+    qkv = 0 if block.qkv is None else len(block.qkv.weight)
     shape = Shape(**vars(asked), qkv=qkv, programs=multiprocessors(attended))
     room = min(ring.room << 10, shared_memory(attended) - MARGIN)
     return replace(shape, stages=room // shape.slot)
