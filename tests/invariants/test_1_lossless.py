@@ -27,7 +27,7 @@ FAMILIES = [
     "gemma4_moe",
     "easy",
 ]
-ON_A_CPU = {"gemma4", "gemma4_moe"}
+ON_A_CPU = {"gemma4_moe"}
 """Families that no device runs by itself."""
 SHARED = [[(11 * i + 3 * stream + i * i) % tiny.MASK for i in range(70)] for stream in range(2)]
 Prompt = tuple[int, ...]

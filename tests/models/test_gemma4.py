@@ -15,7 +15,6 @@ from torch import Tensor
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.methods import drafter_for
-from peagle.engine.engine import Engine
 from peagle.engine_client import source
 from peagle.engine_client.source import EngineSource
 from peagle.errors import InputError
@@ -218,7 +217,8 @@ def test_in_bfloat16_embeddings_are_scaled_by_a_rounded_number(tmp_path: Path):
     assert torch.equal(first, decoder.embed.weight[:20] * factor)
 
 
-def test_a_gpu_is_refused_before_anything_is_loaded(directory: Path, monkeypatch):
+def test_a_gpu_is_refused_experts_before_anything_is_loaded(tmp_path: Path, monkeypatch):
+    directory = tiny.save_target(tmp_path / "target", "gemma4_moe")
     monkeypatch.setattr(source, "resolve_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(source, "load_decoder", lambda *_: pytest.fail("loaded"))
     with pytest.raises(InputError, match=rf"{directory}: its layers .* run on a CPU only so far"):
@@ -247,9 +247,20 @@ def test_a_drafter_is_trained_for_it(recipe_for, tmp_path: Path, method: str):
     assert attention.full
     assert attention.scale is None
     how, prompts = SamplingParams(max_tokens=40), [[5, 6, 7], list(range(1, 30))]
-    plain, drafted = (
-        tiny.run(Engine(target, drafter, k, tiny.engine_config()), prompts, how)
-        for drafter, k in ((None, 0), (drafter_for(model), 4))
+    plain, drafted, captured = (
+        tiny.run(tiny.engine(target, drafter, k, on, tiny.engine_config()), prompts, how)
+        for drafter, k, on in (
+            (None, 0, False),
+            (drafter_for(model), 4, False),
+            (drafter_for(model), 4, True),
+        )
     )
-    assert tiny.outputs(drafted) == tiny.outputs(plain)
+    assert tiny.outputs(drafted) == tiny.outputs(captured) == tiny.outputs(plain)
+    assert [each.speculation for each in captured] == [each.speculation for each in drafted]
     assert sum(request.speculation.accepted for request in drafted) > 20
+    sampled = SamplingParams(max_tokens=40, temperature=1.0, seed=3)
+    one, other = (
+        tiny.run(tiny.engine(target, drafter, k, on, tiny.engine_config()), prompts, sampled)
+        for drafter, k, on in ((None, 0, False), (drafter_for(model), 4, True))
+    )
+    assert tiny.outputs(one) == tiny.outputs(other) != tiny.outputs(plain)

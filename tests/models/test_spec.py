@@ -1,8 +1,7 @@
 """Layers of several kinds in one decoder: what they share, and that both ways to run them agree."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import tiny
@@ -45,13 +44,35 @@ def run_fused(decoder: Decoder, tokens: torch.Tensor) -> torch.Tensor:
     def attend(_layer: int, qkv: torch.Tensor, spec: QKVSpec) -> torch.Tensor:
         return attend_reference(*rotate(qkv, positions, spec), positions, spec)
 
-    x = decoder.embed(tokens)
+    x = decoder.scaled(decoder.embed(tokens))
     return layers(x, residual.normed(x, layers.layers[0].input_norm), attend)[1].x
 
 
 @pytest.mark.parametrize("attention", [(WIDE, NEAR, FAR, WIDE), (FAR, NEAR)])
 def test_layers_of_several_kinds_give_the_same_in_few_launches(attention: Sequence[AttentionSpec]):
     decoder, tokens = random_decoder(spec_of(*attention)), torch.arange(20) * 7 % tiny.VOCAB
+    expected, _ = decoder(tokens, torch.arange(20), tiny.causal)
+    torch.testing.assert_close(run_fused(decoder, tokens), expected, atol=1e-5, rtol=1e-5)
+
+
+SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), sandwich=True)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        SANDWICH,
+        replace(SANDWICH, feed_forward=MLPSpec(48)),
+        replace(SANDWICH, attention=replace(NEAR, v_norm=True, scale=1.0)),
+        LayerSpec(replace(WIDE, v_norm=True), MLPSpec(48)),
+        LayerSpec(replace(WIDE, scale=0.5), EXPERTS),
+    ],
+    ids=["sandwich", "its MLP", "its values and scale", "values", "scale"],
+)
+def test_layers_that_norm_what_they_add_give_the_same_in_few_launches(last: LayerSpec):
+    spec = replace(spec_of(WIDE), embedding_scale=8.0)
+    decoder = random_decoder(replace(spec, layers=(*spec.layers, last, spec.layers[0])))
+    tokens = torch.arange(20) * 7 % tiny.VOCAB
     expected, _ = decoder(tokens, torch.arange(20), tiny.causal)
     torch.testing.assert_close(run_fused(decoder, tokens), expected, atol=1e-5, rtol=1e-5)
 
@@ -79,25 +100,15 @@ def test_layers_that_rotate_alike_share_a_table():
 
 
 @pytest.mark.parametrize(
-    "change",
+    "last",
     [
-        lambda spec: replace(spec, embedding_scale=8.0),
-        lambda spec: replace(spec, logit_softcap=30.0),
-        lambda spec: with_layer(spec, sandwich=True),
-        lambda spec: with_layer(spec, attention=replace(WIDE, v_norm=True)),
-        lambda spec: with_layer(spec, attention=replace(WIDE, scale=1.0)),
-        lambda spec: with_layer(spec, feed_forward=MLPSpec(48, activation="gelu_tanh")),
+        LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh")),
+        replace(SANDWICH, beside=replace(EXPERTS, activation="gelu_tanh")),
     ],
-    ids=["embeddings", "cap", "sandwich", "values", "scale", "activation"],
+    ids=["activation", "experts beside"],
 )
-def test_what_few_launches_do_not_compute_yet_is_refused(
-    change: Callable[[DecoderSpec], DecoderSpec],
-):
-    check_fusible(spec_of(WIDE, NEAR, FAR))
+def test_what_few_launches_do_not_compute_yet_is_refused(last: LayerSpec):
+    spec = spec_of(WIDE, NEAR, FAR)
+    check_fusible(spec)
     with pytest.raises(InputError, match="run on a CPU only so far"):
-        fused_target(random_decoder(change(spec_of(WIDE))))
-
-
-def with_layer(spec: DecoderSpec, **changes: Any) -> DecoderSpec:
-    """The same with a last layer that differs from the first in something."""
-    return replace(spec, layers=(*spec.layers, replace(spec.layers[0], **changes)))
+        fused_target(random_decoder(replace(spec, layers=(*spec.layers, last))))

@@ -233,15 +233,17 @@ class Decoder(nn.Module):
         [rows, len(taps) * hidden_size]: tap i is the stream after i layers.
         """
         rotations = self.rope(positions)
-        x = self.embed(tokens)
-        if self.embedding_scale is not None:
-            x = x * self.embedding_scale
+        x = self.scaled(self.embed(tokens))
         tapped = [x] if 0 in taps else []
         for index, layer in enumerate(self.layers):
             x = layer(x, rotations[index], index, attend)
             if index + 1 in taps:
                 tapped.append(x)
         return self.norm(x), torch.cat(tapped, dim=-1) if taps else None
+
+    def scaled(self, embedded: Tensor) -> Tensor:
+        """The stream that embeddings [rows, hidden_size] begin."""
+        return embedded if self.embedding_scale is None else embedded * self.embedding_scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Final hidden states [rows, hidden_size] -> logits [rows, vocab_size]."""

@@ -7,13 +7,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.models.decoder import MLP, Attention, Decoder
+from peagle.models.decoder import MLP, Attention, Decoder, SandwichLayer
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops import residual
 from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
-from peagle.ops.norm import RMSNorm
+from peagle.ops.norm import RMSNorm, normalized
 from peagle.ops.products.normed import Normed
 from peagle.ops.residual import BlockWeights
 
@@ -82,6 +82,7 @@ class FusedLayers:
         qkv: Tensor | None = self._first_qkv(first)
         for index, spec in enumerate(self.specs):
             assert qkv is not None
+            self._norm_values(index, qkv)
             attended = attend(index, qkv, spec)
             if reads is not None and index == len(self.layers) - 1:
                 attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
@@ -93,6 +94,13 @@ class FusedLayers:
                 taps.keep(index + 1, stream)
         return stream, x
 
+    def _norm_values(self, index: int, qkv: Tensor) -> None:
+        """Norm the values of a layer's q, k, v product in place, where the layer does."""
+        attention = self.layers[index].attention
+        if attention.spec.v_norm:
+            values = qkv[:, -attention.spec.kv_width :].unflatten(1, (-1, attention.spec.head_dim))
+            values.copy_(normalized(values, attention.eps))
+
     def _first_qkv(self, first: Normed) -> Tensor:
         return residual.linear(first, self.layers[0].attention.qkv)
 
@@ -102,12 +110,29 @@ class FusedLayers:
         """The rest of a layer after attention, and the next layer's q, k, v product."""
         layer, norm, qkv = self.layers[index], self._next_norms[index], self._next_qkvs[index]
         attention, mlp = layer.attention, layer.mlp
+        if isinstance(layer, SandwichLayer):
+            stream = _after_sandwich(layer, attended, stream)
+            x = residual.normed(stream, norm)
+            return stream, x, None if qkv is None else residual.linear(x, qkv)
         if isinstance(mlp, MLP):
             block = BlockWeights(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
             return residual.layer_chain(attended, stream, block, live)
         stream, x = residual.add(attended, attention.out, stream, layer.post_norm)
         stream, x = residual.add_mixture(x, mlp, stream, norm)
         return stream, x, None if qkv is None else residual.linear(x, qkv)
+
+
+def _after_sandwich(layer: SandwichLayer, attended: Tensor, stream: Tensor) -> Tensor:
+    """The stream after a layer that norms what it adds. attended: [rows, heads * head_dim]."""
+
+    def product(x: Tensor, linear: Linear, norm: RMSNorm) -> Tensor:
+        return residual.normed(residual.linear(Normed(x, None, norm.eps), linear), norm).x
+
+    mlp = layer.mlp
+    assert isinstance(mlp, MLP)
+    stream = stream + product(attended, layer.attention.out, layer.attention_norm)
+    inner = mlp.gated(residual.linear(residual.normed(stream, layer.post_norm), mlp.gate_up))
+    return (stream + product(inner, mlp.down, layer.mlp_norm)) * layer.scalar
 
 
 def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
@@ -123,18 +148,18 @@ def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
 
 def check_fusible(spec: DecoderSpec) -> None:
     """Raise `InputError` for a target that only `Decoder.forward` computes so far."""
-    ends = spec.embedding_scale is None and spec.logit_softcap is None
-    if not ends or not all(map(_fusible, spec.layers)):
+    if not all(map(_fusible, spec.layers)):
         raise InputError(
-            "its layers (four norms each, scaled embeddings, capped logits) run on a CPU only so "
-            "far; set device to cpu, or serve it with vLLM"
+            "its layers (experts beside the MLP, or GEGLU without norms after it) run on a CPU "
+            "only so far; set device to cpu, or serve it with vLLM"
         )
 
 
 def _fusible(layer: LayerSpec) -> bool:
-    attention, mlp = layer.attention, layer.feed_forward
-    gated = not isinstance(mlp, MLPSpec) or mlp.activation == "silu"
-    return gated and not layer.sandwich and not attention.v_norm and attention.scale is None
+    mlp = layer.feed_forward
+    return layer.beside is None and (
+        layer.sandwich or not isinstance(mlp, MLPSpec) or mlp.activation == "silu"
+    )
 
 
 def fused_target(decoder: Decoder) -> FusedLayers:

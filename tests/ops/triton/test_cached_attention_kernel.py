@@ -32,6 +32,18 @@ def test_store(device: torch.device, norm: bool) -> None:
     assert not torch.equal(theirs, cache)
 
 
+@pytest.mark.parametrize("size", [256, 512])
+def test_heads_that_are_wide_attend_in_parts_of_a_group(device: torch.device, size: int) -> None:
+    from peagle.ops.triton import cached_attention as kernel
+
+    spec, rows = spec_of(16, size, scale=1.0), pass_rows([70], [9], 16)
+    query, cache = torch.randn(9, 16, size), torch.randn(2, LENGTH, KV_HEADS, size)
+    query /= size**0.5
+    expected = reference.attend(query, spec, cache, rows)
+    found = kernel.attend(query.to(device), on(device, spec), cache.to(device), on(device, rows))
+    close(found[:-1], expected[:-1])  # the last row has no slot
+
+
 @pytest.mark.parametrize(
     "changes",
     [

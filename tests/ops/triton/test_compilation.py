@@ -55,7 +55,12 @@ compiled("swiglu", "_swiglu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048})
 heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
 types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}
 types |= {"norm_weight": BF16, "eps": "fp32"}
-compiled("cached_attention", "_store", types, {**heads, **FLAGS, "TOTAL": 64, "NORM": True})
+store = {**FLAGS, "TOTAL": 64, "NORM": True}
+compiled("cached_attention", "_store", types, {**heads, **store})
+GEMMA = (16, 256), (4, 512)  # heads of keys and their sizes, in the 31B
+for kv_heads, size in GEMMA:
+    wide = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}
+    compiled("cached_attention", "_store", types, {**wide, **store})
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32"}
@@ -67,6 +72,12 @@ for rows, switch in ((16, False), (32, True), (64, False)):
     sizes["ROWS"] = 16
     flags |= {"NORM": not switch, "SETTLED": not switch}
     compiled("product_attention", "_attend_product", types, {**heads, **FLAGS, **sizes, **flags})
+for kv_heads, size in GEMMA:
+    heads, group = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}, min(32 // kv_heads, 4)
+    sizes = {"GROUP": group, "PADDED": group, "ROWS": 8 * group, "KEYS": 64, "PARTS": 8}
+    flags = {"WINDOW": size == 256, "SINKS": False}
+    values, options = {**heads, **FLAGS, **sizes, **flags}, {"num_warps": 8, "num_stages": 2}
+    compiled("cached_attention", "_attend", types, values, **options)
 
 state = ("requests", "computed", "pending", "emitted", "slots", "limits", "starts", "firsts")
 state += ("counts", "positions", "writes", "reads", "drafts", "chosen", "ks", "cycles", "results")

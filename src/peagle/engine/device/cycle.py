@@ -23,6 +23,7 @@ from peagle.ops.penalties import penalize
 from peagle.ops.products.normed import Normed
 from peagle.ops.resident import ResidentState, accepted_below, settle, verify_inputs
 from peagle.ops.sampling import Sampling, sample_requests
+from peagle.ops.softcap import softcap
 
 Attention = Callable[[KVCache], AttendProduct]
 """A model's cache -> the attention of one pass."""
@@ -100,11 +101,14 @@ class DeviceCycle:
         """What the target makes of drafts [requests, drafts]."""
         norm = self.layers.layers[0].input_norm
         embedding = self.target.embed.weight
-        rows, x, scaled = verify_inputs(state, requests, drafts, embedding, norm.weight, norm.eps)
+        rows, x, normed = verify_inputs(state, requests, drafts, embedding, norm.weight, norm.eps)
+        first = Normed(normed, None, norm.eps)
+        if self.target.embedding_scale is not None:
+            x = self.target.scaled(x)
+            first = residual.normed(x, norm)
         taps = self.taps(len(x))
-        first = Normed(scaled, None, norm.eps)
         _, last = self.layers(x, first, self.open_target(rows), taps)
-        logits = residual.linear(last, self.target.head)
+        logits = self._logits(last)
         if taps is None or self.drafter is None:
             return Verified(drafts, logits, None)
         return Verified(drafts, logits, self.drafter.model.project(taps.into))
@@ -126,7 +130,7 @@ class DeviceCycle:
         first cycle overwrites them before it reads them.
         """
         target, ends = self.target, prompts.ends
-        x = target.embed(prompts.tokens)
+        x = target.scaled(target.embed(prompts.tokens))
         first = residual.normed(x, self.layers.layers[0].input_norm)
         taps = self.taps(len(x))
         tapped = taps is not None and len(self.layers.layers) in taps.layers
@@ -138,19 +142,23 @@ class DeviceCycle:
         if not len(ends):
             return PromptEnds(x.new_empty(0, target.spec.vocab_size), features, scores)
         if to_the_end:
-            return PromptEnds(self._logits(stream.index_select(0, ends)), features, scores)
-        return PromptEnds(residual.linear(last, target.head), features)
+            return PromptEnds(self._stream_logits(stream.index_select(0, ends)), features, scores)
+        return PromptEnds(self._logits(last), features)
 
     def _score(self, prompts: PromptRows, stream: Tensor) -> Scores | None:
         """Of the tokens that follow the scored rows. stream: [rows, hidden_size]."""
         if prompts.scored is None:
             return None
         rows, tokens = (of.index_select(0, prompts.scored) for of in (stream, prompts.following))
-        return score(rows, self._logits, tokens)
+        return score(rows, self._stream_logits, tokens)
 
-    def _logits(self, stream: Tensor) -> Tensor:
+    def _stream_logits(self, stream: Tensor) -> Tensor:
         """Of the residual stream after the last layer [rows, hidden_size]: [rows, vocab]."""
-        return residual.linear(residual.normed(stream, self.target.norm), self.target.head)
+        return self._logits(residual.normed(stream, self.target.norm))
+
+    def _logits(self, last: Normed) -> Tensor:
+        """Of the same under the final norm."""
+        return softcap(residual.linear(last, self.target.head), self.target.spec.logit_softcap)
 
     def _fill_drafter(self, prompts: PromptRows, tapped: Tensor, attention: Attention) -> Tensor:
         drafter, cache = self.drafter, self.drafter_cache

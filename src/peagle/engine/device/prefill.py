@@ -72,7 +72,7 @@ def _plan(layers: FusedLayers, cache: KVCache, longest: int) -> None:
     """Plan the prompts of each size of heads that attend to everything before them."""
     planned: set[tuple[int, int, int]] = set()
     for layer, spec in enumerate(layers.specs):
-        if spec.full and spec.sizes not in planned:
+        if spec.full and spec.scale is None and spec.sizes not in planned:
             planned.add(spec.sizes)
             warm_up(spec, cache.layers[layer], longest)
 

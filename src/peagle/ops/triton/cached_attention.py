@@ -27,6 +27,8 @@ PROGRAMS = 528
 """Four on each of an H200's multiprocessors."""
 KEYS = 64
 """Keys of one tile."""
+WIDE_NUMBERS = 32 * 512
+"""Most numbers of a program's rows, where heads are wider than 128."""
 MOST_PARTS = 8
 """Most parts of one request's context: merging takes longer with each."""
 
@@ -76,18 +78,27 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         WINDOW=spec.window is not None,
         SINKS=spec.sinks is not None,
         **overlap(query),
-        num_warps=8 if queries * padded > 64 else 4,
+        num_warps=_warps(queries * padded, spec.head_dim),
         num_stages=stages,
     )
     return out
 
 
+def _warps(rows: int, head_dim: int) -> int:
+    """Enough that the sums of a program's rows stay in registers."""
+    return 8 if rows > 64 or rows * head_dim > 64 * 128 else 4
+
+
 def heads_together(requests: int, most: int, spec: AttentionHeads) -> int:
-    """Query heads in one program: all that share keys, fewer where there are too few programs."""
+    """Query heads in one program: all that share keys, fewer where there are too few programs, or
+    where the sums of wide heads would not fit into registers."""
     group = spec.num_heads // spec.num_kv_heads
-    while (
-        group % 2 == 0 and group * most > 16 and requests * spec.num_heads // group < PROGRAMS // 2
-    ):
+
+    def too_many() -> bool:
+        few = requests * spec.num_heads // group < PROGRAMS // 2
+        return few or (spec.head_dim > 128 and group * most * spec.head_dim > WIDE_NUMBERS)
+
+    while group % 2 == 0 and group * most > 16 and too_many():
         group //= 2
     return group
 
