@@ -75,7 +75,7 @@ def open_worker(
         rows, capacity.max_length, capacity.block_size, device, null_slot=capacity.slots
     )
     if not on_device:
-        return HostWorker(target, drafter, table, capacity.slots, processor)
+        return HostWorker(target, drafter, lengths[-1], table, capacity.slots, processor)
     most = capacity.batched_tokens
     worker = DeviceWorker(
         target, drafter, lengths, table, capacity.slots, most, processor, synthetic
