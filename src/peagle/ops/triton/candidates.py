@@ -18,8 +18,7 @@ BLOCK = 4096
 def likeliest(
     logits: Tensor, offsets: Tensor, count: int, race: Race | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As the reference, at most 32 of them; logits with any row stride. Returns scores, ids and
-    tokens [rows, count]."""
+    """As the reference; logits with any row stride. Returns scores, ids and tokens."""
     rows, vocab = logits.shape
     parts = triton.cdiv(vocab, BLOCK)
     best = torch.empty(rows, parts, count, dtype=torch.float32, device=logits.device)
