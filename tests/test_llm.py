@@ -53,8 +53,8 @@ def _whole(llm: LLM) -> Iterator[None]:
     """No test leaves anything behind in the engine."""
     yield
     assert not llm.engine.busy
-    llm.engine.core.pool.check()
-    assert llm.engine.core.pool.free_blocks == llm.engine.core.pool.num_blocks
+    llm.engine.core.blocks.check()
+    assert llm.engine.core.blocks.free_blocks == llm.engine.core.blocks.num_blocks
 
 
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])

@@ -34,11 +34,13 @@ from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.engine import worker
+from peagle.engine.block_groups import WHOLE
 from peagle.engine.engine import Engine
 from peagle.engine.host.attention import HostCache
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
-from peagle.engine.step import Step
+from peagle.engine.step import BlockUpdate, Step
 from peagle.models.decoder import Decoder
 from peagle.models.loading import load_decoder
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
@@ -293,7 +295,16 @@ def nan_row(embedding: Tensor, token: int) -> Iterator[None]:
 
 def hold(table: RequestTable, row: int, blocks: Sequence[int], first: int = 0) -> None:
     """Let a request have some blocks, from its block `first` on."""
-    table.update(Step(0, blocks=tuple((row, first + i, block) for i, block in enumerate(blocks))))
+    updates = (BlockUpdate(WHOLE, row, first + i, block) for i, block in enumerate(blocks))
+    table.update(Step(0, blocks=tuple(updates)))
+
+
+def kv_cache(table: RequestTable, layers: int, slots: int) -> KVCache:
+    """A cache of layers with `ATTENTION`, full of noise."""
+    spec = DecoderSpec(VOCAB, 64, layers=layers * (DRAFT_LAYER,))
+    cache = KVCache(spec, table, slots, torch.float32)
+    cache.tensor.normal_()
+    return cache
 
 
 def on_device(wanted: bool) -> AbstractContextManager[Any]:
@@ -345,8 +356,8 @@ def finish(engine: Engine) -> None:
         told = [output.request_id for output in engine.step()]
         assert len(set(told)) == len(told), "a step has one result for a request"
     assert not engine.busy, "the engine makes no progress"
-    engine.pool.check()
-    assert engine.pool.free_blocks == engine.pool.num_blocks
+    engine.blocks.check()
+    assert engine.blocks.free_blocks == engine.blocks.num_blocks
 
 
 def outputs(requests: Sequence[Request]) -> list[list[int]]:

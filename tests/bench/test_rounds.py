@@ -98,7 +98,7 @@ def test_engines_share_the_targets_weights(workload):
 
 def test_beside_others_an_engine_holds_what_its_requests_need(workload):
     alone, beside = (workload.open(CASES[2].setup, 2, shared) for shared in (False, True))
-    assert beside.engine.core.pool.num_blocks < alone.engine.core.pool.num_blocks
+    assert beside.engine.core.blocks.num_blocks < alone.engine.core.blocks.num_blocks
     case = dataclasses.replace(CASES[2], concurrency=2)
     open_case(workload, beside, case).run()
     assert beside.engine.stats.preemptions == 0

@@ -156,7 +156,7 @@ def test_memory_for_one_sequence_decides(engine_for):
     with pytest.raises(InputError, match=r"holds 96 tokens, one sequence needs 100 \(about 0 MiB"):
         engine_for("none", max_model_len=100, kv_cache_memory=100 * 1024)
     engine = engine_for("none", max_model_len=100, kv_cache_memory=112 * 1024)
-    assert (engine.max_length, engine.pool.num_blocks) == (100, 7)
+    assert (engine.max_length, engine.blocks.num_blocks) == (100, 7)
 
 
 def test_ends_outside_of_the_vocabulary_end_nothing(targets):

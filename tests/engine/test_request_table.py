@@ -2,8 +2,9 @@ import pytest
 import tiny
 import torch
 
+from peagle.engine.block_groups import WHOLE
 from peagle.engine.request_table import RequestTable
-from peagle.engine.step import Step
+from peagle.engine.step import BlockUpdate, Step
 
 
 def table_of(rows: int, length: int, null_slot: int = 0) -> RequestTable:
@@ -43,7 +44,7 @@ def test_a_row_that_is_left_and_given_out_in_one_step_knows_the_new_request_alon
     table = table_of(2, 12, null_slot=99)
     tiny.hold(table, 0, [5, 2, 1])
     tiny.hold(table, 1, [3])
-    table.update(Step(1, left=(0,), blocks=((0, 0, 4),)))
+    table.update(Step(1, left=(0,), blocks=(BlockUpdate(WHOLE, 0, 0, 4),)))
     assert table.limits.tolist() == [4, 4]
     assert table.slots[0].tolist() == [16, 17, 18, 19] + [99] * 8
     assert table.slots[1].tolist() == [12, 13, 14, 15] + [99] * 8

@@ -10,7 +10,7 @@ def test_rows_are_given_out_once_and_again_after_they_are_left():
 
 def test_what_changed_is_told_once():
     pool = RowPool(2)
-    pool.append(pool.admit(), 3, [7, 5])
+    pool.append(pool.admit(), 1, 3, [7, None])
     pool.leave(0)
-    assert pool.news() == ((0,), ((0, 3, 7), (0, 4, 5)))
+    assert pool.news() == ((0,), ((1, 0, 3, 7), (1, 0, 4, None)))
     assert pool.news() == ((), ())

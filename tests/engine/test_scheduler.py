@@ -146,7 +146,7 @@ def test_the_youngest_is_preempted_and_comes_back_first(watched):
     engine, steps = watched(
         block_size=4, kv_cache_memory=16 * 4 * 1024, max_model_len=64, enable_prefix_caching=False
     )
-    assert engine.pool.num_blocks == 16
+    assert engine.blocks.num_blocks == 16
     how = SamplingParams(max_tokens=16)
     old, young, last = (engine.add(name, prompt(24, i), how) for i, name in enumerate("abc"))
     while old.status is not Status.FINISHED:
@@ -193,10 +193,10 @@ class TestPrefixCaching:
         engine, _ = watched(block_size=4)
         engine.add("a", prompt(30), FEW)
         engine.step()
-        held = engine.pool.num_blocks - engine.pool.free_blocks
+        held = engine.blocks.num_blocks - engine.blocks.free_blocks
         engine.add("b", [*prompt(28), 3, 3], FEW)
         engine.step()
-        assert engine.pool.num_blocks - engine.pool.free_blocks == held + 1
+        assert engine.blocks.num_blocks - engine.blocks.free_blocks == held + 1
         tiny.finish(engine)
 
     def test_requests_with_and_without_a_drafter_do_not_share(self, watched):

@@ -68,7 +68,7 @@ def test_aborts_and_malformed_requests(
             prompt, how = MALFORMED[malformed[step]]
             with pytest.raises(InputError):
                 engine.add("bad", prompt, how)
-        engine.pool.check()
+        engine.blocks.check()
         if not engine.busy:
             break
         engine.step()
@@ -115,8 +115,8 @@ def whole(llm: LLM) -> Iterator[None]:
     """Afterwards nothing is left of any request."""
     yield
     assert not llm.engine.busy
-    llm.engine.core.pool.check()
-    assert llm.engine.core.pool.free_blocks == llm.engine.core.pool.num_blocks
+    llm.engine.core.blocks.check()
+    assert llm.engine.core.blocks.free_blocks == llm.engine.core.blocks.num_blocks
 
 
 LONG = SamplingParams(max_tokens=24, ignore_eos=True)

@@ -43,9 +43,9 @@ class Running:
         while engine.busy or self.service.admitted:
             assert time.monotonic() < end, "a request was left behind"
             time.sleep(0.01)
-        pool = engine.core.pool
-        pool.check()
-        assert pool.free_blocks == pool.num_blocks
+        blocks = engine.core.blocks
+        blocks.check()
+        assert blocks.free_blocks == blocks.num_blocks
 
 
 def start(settings: ServerSettings, load: Callable[[], LLM] = load) -> Iterator[Running]:

@@ -144,7 +144,7 @@ class SyntheticWorkload:
         )
         drafter = self._drafter(setup.method)
         if shared:
-            memory = kv_memory(self._target, drafter, config, asked + setup.k)
+            memory = kv_memory(self._target, drafter, setup.k, config, asked + setup.k)
             config = config.model_copy(update={"kv_cache_memory": memory})
         rates = acceptance_rates(setup.k, self.acceptance_length)
         return LLM.over(Engine(self._target, drafter, setup.k, config, (), rates), NoText())

@@ -6,8 +6,8 @@ from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DraftModel
+from peagle.engine.capacity import cache_shape
 from peagle.engine.engine import Engine
-from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.llm import LLM
 from peagle.models.decoder import Decoder
 from peagle.models.generation_config import end_tokens
@@ -59,15 +59,16 @@ class SharedTarget:
             drafter = drafter_for(model)
             k = speculation.num_speculative_tokens or model.config.default_k
         if longest is not None:
-            memory = kv_memory(self._decoder, drafter, config, longest + k)
+            memory = kv_memory(self._decoder, drafter, k, config, longest + k)
             config = config.model_copy(update={"kv_cache_memory": memory})
         return LLM.over(Engine(self._decoder, drafter, k, config, self._ends), self.tokenizer)
 
 
-def kv_memory(target: Decoder, drafter: Drafter | None, config: EngineConfig, longest: int) -> int:
+def kv_memory(
+    target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig, longest: int
+) -> int:
     """Bytes of keys and values of as many requests of `longest` tokens as the engine may run."""
-    specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
-    per_token = sum(kv_bytes_per_token(spec, target.embed.weight.dtype) for spec in specs)
     assert config.max_num_seqs is not None, "a case says how many requests there are"
+    shape = cache_shape(target, drafter, k, config)
     each = longest + BLOCKS_BESIDE * config.block_size
-    return max(each * config.max_num_seqs, LEAST) * per_token
+    return shape.needed(config.max_num_seqs, max(each, LEAST // config.max_num_seqs))

@@ -7,7 +7,7 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
                   │                                        ^
                   v                                        │
    Request <── Scheduler ── plan ──> launch             commit
-   BlockPool      (reads)            (blocks, rows)        ^   lengths, tokens, ends
+   BlockGroups    (reads)            (blocks, rows)        ^   lengths, tokens, ends
    RowPool                              │                  │
                                         v                  │
                                        Step             Outcome        plain values
@@ -20,7 +20,7 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
 ```
 
 - What is next, and what came of it: `engine` drives, `scheduler` decides by `plan`, over `request`,
-  `block_pool`, `row_pool`, `draft_length` and `capacity`.
+  `block_groups` (of `block_pool`s), `row_pool`, `draft_length` and `capacity` (of a `cache_shape`).
 - What passes between: `step`. A worker keeps what a request needs from step to step by its table
   row, and nobody else knows that.
 - What carries it out: `worker`, of which there are two, `host` and `device`, over `request_table`,

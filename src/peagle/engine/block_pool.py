@@ -71,11 +71,15 @@ class BlockPool:
         """The longest run of known blocks for a chain of hashes; it takes nothing."""
         blocks = []
         for digest in hashes:
-            block = self._block_of.get(digest)
+            block = self.find(digest)
             if block is None:
                 break
             blocks.append(block)
         return blocks
+
+    def find(self, digest: bytes) -> int | None:
+        """The block known by a hash; it takes nothing."""
+        return self._block_of.get(digest)
 
     def share(self, blocks: Sequence[int]) -> None:
         """Take one more reference on each block."""

@@ -9,8 +9,10 @@ import torch
 from peagle.config import EngineConfig
 from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens
 from peagle.drafters.drafter import Drafter
+from peagle.engine.block_groups import BlockGroup, BlockGroups
+from peagle.engine.block_pool import BlockPool
+from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape, Division
 from peagle.engine.device.prompt_graphs import SIZES
-from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.loading import check_length
@@ -18,8 +20,6 @@ from peagle.models.loading import check_length
 MOST_SEQS = {"cpu": 64, "cuda": 512}
 """Requests at once, at most, where no number was asked for."""
 FEWEST_SEQS = 64
-SEQ_TOKENS = 1024
-"""Tokens of each that the KV cache must hold, where more than the fewest are to run."""
 SMALLEST_CONTEXT = 256
 """Tokens that the KV cache must hold when no context length was asked for."""
 
@@ -31,6 +31,9 @@ class Capacity:
     num_seqs: int
     """Most requests that run at once."""
     num_blocks: int
+    """Of whole contexts."""
+    windows: dict[int, int]
+    """Blocks of the layers with each window."""
     block_size: int
     max_length: int
     """Longest prompt + output in tokens."""
@@ -41,38 +44,61 @@ class Capacity:
 
     @property
     def slots(self) -> int:
-        """Positions that the KV cache holds."""
+        """Positions of whole contexts that the KV cache holds."""
         return self.num_blocks * self.block_size
+
+    @property
+    def window_slots(self) -> dict[int, int]:
+        """Positions that it holds for the layers with each window."""
+        return {window: count * self.block_size for window, count in self.windows.items()}
+
+    def groups(self) -> BlockGroups:
+        """The pools of its blocks, all free."""
+        sizes = [(None, self.num_blocks), *self.windows.items()]
+        groups = [BlockGroup(window, BlockPool(count)) for window, count in sizes]
+        return BlockGroups(groups, self.block_size)
 
 
 def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig) -> Capacity:
     """Divide the memory. Raises `InputError` when it cannot hold one sequence."""
     device = target.embed.weight.device
-    rows = batched_tokens(config, device)
+    rows, shape = batched_tokens(config, device), cache_shape(target, drafter, k, config)
 
-    def divided(num_seqs: int) -> tuple[int, int]:
-        """Blocks of the KV cache for so many requests, and bytes for them."""
-        workspace = _workspace(target, drafter, rows, num_seqs, k)
-        memory = kv_cache_memory(config, device, workspace)
-        return _num_blocks(target, drafter, config, num_seqs, memory), memory
+    def memory(num_seqs: int) -> int:
+        """Bytes of the KV cache beside what so many requests need in a step."""
+        return kv_cache_memory(config, device, _workspace(target, drafter, rows, num_seqs, k))
 
-    num_seqs = config.max_num_seqs or _num_seqs(target, config, divided)
-    num_blocks, memory = divided(num_seqs)
-    max_length = _max_length(target, config, num_blocks, memory)
+    num_seqs = config.max_num_seqs or _num_seqs(shape, memory, MOST_SEQS[device.type])
+    division = shape.divided(memory(num_seqs), num_seqs)
+    whole, *windows = division.num_blocks
     prompts = prompt_tokens(config, device)
-    return Capacity(num_seqs, num_blocks, config.block_size, max_length, rows, prompts)
+    return Capacity(
+        num_seqs=num_seqs,
+        num_blocks=whole,
+        windows=dict(zip(shape.windows, windows, strict=True)),
+        block_size=config.block_size,
+        max_length=_max_length(target, config, division, memory(num_seqs)),
+        batched_tokens=rows,
+        prompt_tokens=min(prompts, division.prompt_tokens or prompts),
+    )
 
 
-def _num_seqs(
-    target: Decoder, config: EngineConfig, divided: Callable[[int], tuple[int, int]]
-) -> int:
+def cache_shape(
+    target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig
+) -> CacheShape:
+    """Of the cache of both models."""
+    weight = target.embed.weight
+    drafting = None if drafter is None else drafter.model.config.transformer
+    prompts = prompt_tokens(config, weight.device)
+    return CacheShape(target.spec, drafting, weight.dtype, k, prompts, config)
+
+
+def _num_seqs(shape: CacheShape, memory: Callable[[int], int], most: int) -> int:
     """Requests at once where no number was given: halved until the cache holds enough of each."""
-    longest = config.max_model_len or target.max_length
-    num_seqs = MOST_SEQS[target.embed.weight.device.type]
+    num_seqs = most
     while num_seqs > FEWEST_SEQS:
         with contextlib.suppress(InputError):  # no memory is left besides the workspace
-            held = divided(num_seqs)[0] * config.block_size
-            if held >= num_seqs * min(SEQ_TOKENS, longest):
+            if memory(num_seqs) >= shape.needed(num_seqs, min(SEQ_TOKENS, shape.longest)):
                 break
         num_seqs //= 2
     return num_seqs
@@ -94,18 +120,8 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: in
     return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts
 
 
-def _num_blocks(
-    target: Decoder, drafter: Drafter | None, config: EngineConfig, num_seqs: int, memory: int
-) -> int:
-    dtype = target.embed.weight.dtype
-    specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
-    per_token = sum(kv_bytes_per_token(spec, dtype) for spec in specs)
-    affordable = memory // (per_token * config.block_size)
-    longest = config.max_model_len or target.max_length
-    return min(affordable, num_seqs * -(-longest // config.block_size))
-
-
-def _max_length(target: Decoder, config: EngineConfig, num_blocks: int, memory: int) -> int:
+def _max_length(target: Decoder, config: EngineConfig, division: Division, memory: int) -> int:
+    num_blocks = division.num_blocks[0]
     held = num_blocks * config.block_size
     limit = target.max_length
     wanted = config.max_model_len or min(limit, max(held, SMALLEST_CONTEXT))

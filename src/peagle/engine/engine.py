@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.drafter import Drafter
-from peagle.engine.block_pool import BlockPool
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
 from peagle.engine.draft_length import DraftLength, candidate_lengths
@@ -27,7 +26,7 @@ class EngineStats:
     running: int
     waiting: int
     kv_usage: float
-    """Share of the KV cache's blocks that requests hold, 0 to 1."""
+    """Share of the KV cache's blocks that requests hold, 0 to 1, where it is largest."""
     preemptions: int
     prefix_queries: int
     """Tokens looked for in the prefix cache."""
@@ -110,14 +109,14 @@ class Engine:
             raise InputError(
                 f"K = {k} drafts do not fit into a context of {self.max_length} tokens"
             )
-        self.pool = BlockPool(capacity.num_blocks)
+        self.blocks = capacity.groups()
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         processor = LogitsProcessor(self._constraint_of)
         self.worker = open_worker(target, drafter, lengths, capacity, processor, synthetic)
         costs = self.worker.cycle_seconds
         draft_length = None if costs is None else DraftLength(costs)
         self.scheduler = Scheduler(
-            self.pool, capacity, config, self.worker.runs_ahead, draft_length
+            self.blocks, capacity, config, self.worker.runs_ahead, draft_length
         )
         self.max_num_seqs = capacity.num_seqs
         self._seed = config.seed
@@ -157,7 +156,7 @@ class Engine:
         return EngineStats(
             running=len(queue.running),
             waiting=len(queue.waiting),
-            kv_usage=1 - self.pool.free_blocks / self.pool.num_blocks,
+            kv_usage=self.blocks.usage,
             preemptions=queue.preemptions,
             prefix_queries=queue.prefix_queries,
             prefix_hits=queue.prefix_hits,

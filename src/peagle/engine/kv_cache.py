@@ -1,56 +1,92 @@
 """One model's keys and values, in blocks of slots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from peagle.engine.request_table import RequestTable
+from peagle.engine.block_groups import WHOLE, GroupBlock
+from peagle.engine.request_table import RequestTable, SlotTable
 from peagle.models.spec import DecoderSpec
+from peagle.ops.cached_attention import PassRows
 
 
 def kv_bytes_per_token(spec: DecoderSpec, dtype: torch.dtype) -> int:
-    """Bytes of keys and values that one position takes in one model."""
-    numbers = sum(2 * group.attention.kv_width * len(group.layers) for group in spec.groups)
-    return numbers * dtype.itemsize
+    """Bytes of keys and values that one position takes in one model, seen by all of its layers."""
+    return sum(kv_bytes_by_window(spec, dtype).values())
+
+
+def kv_bytes_by_window(spec: DecoderSpec, dtype: torch.dtype) -> dict[int | None, int]:
+    """The same by the window of the layers that see it; None: those that see all of a context."""
+    found: dict[int | None, int] = {}
+    for layer in spec.layers:
+        attention = layer.attention
+        numbers = 2 * attention.kv_width
+        found[attention.window] = found.get(attention.window, 0) + numbers * dtype.itemsize
+    return found
 
 
 class KVCache:
-    """Every layer's keys and values; layers whose keys are of one shape share a tensor.
+    """Every layer's keys and values; layers that are alike in these share a tensor.
 
-    The last slot is the request table's null slot.
+    The last slot of each tensor is the null slot of the table that its layers go by.
     """
 
     def __init__(
-        self, spec: DecoderSpec, table: RequestTable, slots: int, dtype: torch.dtype
+        self,
+        spec: DecoderSpec,
+        table: RequestTable,
+        slots: int,
+        dtype: torch.dtype,
+        windows: Mapping[int, SlotTable] | None = None,
     ) -> None:
+        """slots: of layers that keep whole contexts, besides the null slot; windows: the tables of
+        those that do not."""
+        self._table, self._windows = table, windows or {}
         attention = [layer.attention for layer in spec.layers]
-        shapes = [(each.num_kv_heads, each.head_dim) for each in attention]
+        kinds = [(self._group(each.window), each.num_kv_heads, each.head_dim) for each in attention]
+        sizes = [slots, *(window.null_slot for window in self._windows.values())]
         self._tensors = {
-            shape: torch.zeros(
-                shapes.count(shape), 2, slots + 1, *shape, dtype=dtype, device=table.slots.device
+            kind: torch.zeros(
+                kinds.count(kind),
+                2,
+                sizes[kind[0]] + 1,
+                *kind[1:],
+                dtype=dtype,
+                device=table.slots.device,
             )
-            for shape in dict.fromkeys(shapes)
+            for kind in dict.fromkeys(kinds)
         }
-        layers = {shape: iter(tensor) for shape, tensor in self._tensors.items()}
-        self.layers = [next(layers[shape]) for shape in shapes]
+        layers = {kind: iter(tensor) for kind, tensor in self._tensors.items()}
+        self.layers = [next(layers[kind]) for kind in kinds]
         """Each layer's, [2, slots + 1, kv_heads, head_dim]."""
-        self._block_size = table.block_size
 
     @property
     def alike(self) -> bool:
-        """Whether all layers' keys are of one shape."""
+        """Whether all layers share a tensor."""
         return len(self._tensors) == 1
 
     @property
     def tensor(self) -> Tensor:
-        """All layers' [layers, 2, slots + 1, kv_heads, head_dim], where they are of one shape."""
+        """All layers' [layers, 2, slots + 1, kv_heads, head_dim], where they share one."""
         [tensor] = self._tensors.values()
         return tensor
 
-    def clear(self, blocks: Sequence[int]) -> None:
+    def rows_for(self, window: int | None, rows: PassRows) -> PassRows:
+        """A pass's rows, which go by the slots of whole contexts, for layers with this window."""
+        table = None if window is None else self._windows.get(window)
+        return rows if table is None else rows.through(table.slots)
+
+    def clear(self, blocks: Sequence[GroupBlock]) -> None:
         """Zero some blocks: attention gives hidden positions a weight of 0, which NaN survives."""
-        size = self._block_size
-        for block in blocks:
-            for tensor in self._tensors.values():
-                tensor[:, :, block * size : (block + 1) * size] = 0
+        size = self._table.block_size
+        for group, block in blocks:
+            for kind, tensor in self._tensors.items():
+                if kind[0] == group:
+                    tensor[:, :, block * size : (block + 1) * size] = 0
+
+    def _group(self, window: int | None) -> int:
+        """Of layers with this window, as `block_groups` counts."""
+        if window is None or window not in self._windows:
+            return WHOLE
+        return WHOLE + 1 + list(self._windows).index(window)

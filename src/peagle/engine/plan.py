@@ -2,10 +2,10 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from peagle.engine.block_pool import BlockPool
+from peagle.engine.block_groups import WHOLE, BlockGroups, GroupBlock, HeldBlocks
 from peagle.engine.request import Request
 
 
@@ -27,8 +27,8 @@ class Share:
     hosted: bool
     """Whether the host takes part in the choice of its next token."""
     fresh: int = 0
-    """Blocks that it takes."""
-    prefix: tuple[int, ...] | None = None
+    """Blocks that it takes, of each group."""
+    prefix: HeldBlocks | None = None
     """Blocks that hold its beginning already, where it is admitted; None: it runs."""
 
     @property
@@ -56,6 +56,18 @@ class Plan:
 NOTHING = Plan()
 
 
+def passed_blocks(
+    request: Request, groups: BlockGroups, prefix_caching: bool
+) -> Iterator[tuple[int, range]]:
+    """By group, the places of a running request's blocks that its next rows do not see.
+
+    Where prefixes are cached, only those that the cache knows by then.
+    """
+    earliest = request.computed if request.on_device else request.furthest
+    most = request.remembered if prefix_caching else len(request.blocks)
+    return groups.passed(request.blocks, earliest, most)
+
+
 @dataclass(frozen=True)
 class Limits:
     """What bounds a step and the requests in it."""
@@ -74,13 +86,13 @@ class Limits:
 class Planner:
     """A plan in the making, and what is left for others as requests get their shares."""
 
-    def __init__(self, pool: BlockPool, block_size: int, limits: Limits) -> None:
-        self._pool, self._block_size, self._limits = pool, block_size, limits
+    def __init__(self, groups: BlockGroups, limits: Limits) -> None:
+        self._groups, self._block_size, self._limits = groups, groups.block_size, limits
         self._rows, self._prompt_rows = limits.rows, limits.prompt_rows
-        self._free_blocks = pool.free_blocks
-        self._released: Counter[int] = Counter()
-        """How many references of each block preempted requests give back."""
-        self._reused: set[int] = set()
+        self._free_blocks = groups.free_by_group()
+        self._released: Counter[GroupBlock] = Counter()
+        """How many references of each block are given back."""
+        self._reused: set[GroupBlock] = set()
         """Free blocks that admitted requests find their beginning in."""
         self._work: list[Share] = []
         self._preempted: list[Request] = []
@@ -102,14 +114,21 @@ class Planner:
 
     def _grow(self, request: Request, staying: list[Request]) -> None:
         """A share for a running request, for whose blocks the last ones may not stay."""
-        share = None if self._will_end(request) else self._share(request, request.furthest)
+        if self._will_end(request):
+            return
+        for group, places in passed_blocks(request, self._groups, self._limits.prefix_caching):
+            blocks = request.blocks.of_groups[group][places.start : places.stop]
+            self._give_back((group, block) for block in blocks)
+        held = len(request.blocks) * self._block_size
+        share = self._share(request, request.furthest, held)
         if share is None:
             return
-        held = len(request.blocks) * self._block_size
         stop = min(share.stop, self._limits.max_length)
         if stop > held:
             share = replace(share, fresh=self._blocks_for(stop - held))
-        while share.fresh > self._free_blocks:
+        if request.ahead and min(self._free_blocks) < share.fresh <= self._free_blocks[WHOLE]:
+            return  # its windows get blocks back when what it has in flight is known
+        while share.fresh > min(self._free_blocks):
             self._preempt(staying.pop())
             if self._preempted[-1] is request:
                 return
@@ -120,21 +139,24 @@ class Planner:
         if not self._rows_left(decodes=False):
             return False
         hashes = request.prefix_hashes(self._block_size) if self._limits.prefix_caching else []
-        prefix = self._pool.match(hashes)
-        share = self._share(request, len(prefix) * self._block_size)
-        if share is None:
-            return False
-        idle = {block for block in prefix if not self._pool.references(block)} - self._reused
-        fresh = self._blocks_for(share.stop) - len(prefix)
-        if len(idle) + fresh > self._free_blocks:
+        prefix = self._groups.match(hashes)
+        idle = {block for block in prefix if self._is_free(block)} - self._reused
+        self._take_idle(idle)
+        held = len(prefix) * self._block_size
+        share = self._share(request, held, held)
+        fresh = 0 if share is None else self._blocks_for(share.stop) - len(prefix)
+        if share is None or fresh > min(self._free_blocks):
+            self._take_idle(idle, -1)
             return False
         self._reused |= idle
-        self._free_blocks -= len(idle)
-        self._take(replace(share, prefix=tuple(prefix), fresh=fresh))
+        self._take(replace(share, prefix=prefix, fresh=fresh))
         return True
 
-    def _share(self, request: Request, start: int) -> Share | None:
-        """A request's rows from a position on; None where none are left."""
+    def _share(self, request: Request, start: int, held: int) -> Share | None:
+        """A request's rows from a position on; None where none are left.
+
+        held: positions that its blocks have room for.
+        """
         limits = self._limits
         if request.on_device:
             drafts = request.k if limits.drafts is None else min(request.k, limits.drafts)
@@ -142,6 +164,8 @@ class Planner:
         known = request.total - start
         decodes = known == 1 and request.output_length > 0
         left = self._rows_left(decodes)
+        if not decodes:
+            left = min(left, self._room_in_windows(start, held))
         if not left:
             return None
         if not decodes or not request.pending:
@@ -154,18 +178,37 @@ class Planner:
     def _rows_left(self, decodes: bool) -> int:
         return max(self._rows if decodes else min(self._rows, self._prompt_rows), 0)
 
+    def _room_in_windows(self, start: int, held: int) -> int:
+        """Rows of a chunk that windows have room for, which they get back as the prompt goes on.
+
+        At least one, for which others make room.
+        """
+        free = min(self._free_blocks[WHOLE + 1 :], default=self._limits.max_length)
+        return max(held + free * self._block_size - start, 1)
+
+    def _take_idle(self, blocks: Iterable[GroupBlock], sign: int = 1) -> None:
+        for group, _ in blocks:
+            self._free_blocks[group] -= sign
+
     def _take(self, share: Share) -> None:
         self._work.append(share)
-        self._free_blocks -= share.fresh
+        self._free_blocks = [free - share.fresh for free in self._free_blocks]
         if not share.request.on_device:
             self._rows -= share.rows
             self._prompt_rows -= 0 if share.decodes else share.rows
 
     def _preempt(self, request: Request) -> None:
         self._preempted.append(request)
-        for block in request.blocks:
+        self._give_back(request.blocks)
+
+    def _give_back(self, blocks: Iterable[GroupBlock]) -> None:
+        for block in blocks:
             self._released[block] += 1
-            self._free_blocks += self._released[block] == self._pool.references(block)
+            self._free_blocks[block[0]] += self._is_free(block)
+
+    def _is_free(self, block: GroupBlock) -> bool:
+        """Whether nobody holds a block once what is given back is."""
+        return self._released[block] == self._groups.references(*block)
 
     def _will_end(self, request: Request) -> bool:
         """Whether what is already launched will bring a request to its last token."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from peagle.config import SamplingParams
+from peagle.engine.block_groups import NO_BLOCKS, HeldBlocks
 from peagle.engine.block_pool import block_hash
 from peagle.engine.constraint import Constraint
 from peagle.engine.step import Begin, Settings, TokenLogprobs
@@ -98,7 +99,7 @@ class Request:
         """Positions whose target KV is in the cache."""
         self.drafter_computed = 0
         """Positions whose drafter KV is in the cache."""
-        self.blocks: list[int] = []
+        self.blocks = NO_BLOCKS
         self._hashes: list[bytes] = []
         """Content hashes of the full blocks so far known."""
         self.remembered = 0
@@ -230,7 +231,7 @@ class Request:
             constraint=None if self.constraint is None else self.id,
         )
 
-    def admit(self, row: int, blocks: list[int], computed: int) -> Begin:
+    def admit(self, row: int, blocks: HeldBlocks, computed: int) -> Begin:
         """Start to run in a row of the request table, after a prefix that is computed."""
         self.status, self.row, self.blocks = Status.RUNNING, row, blocks
         self.computed = self.drafter_computed = self.reused = computed
@@ -260,7 +261,7 @@ class Request:
         """Go back to having no KV, as after a preemption; the tokens stay."""
         self.computed = self.drafter_computed = self.ahead = self.promised = 0
         self.on_device = False
-        self.blocks = []
+        self.blocks = NO_BLOCKS
         self.remembered = 0
         self.row = -1
         self.status = Status.WAITING

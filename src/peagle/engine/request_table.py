@@ -1,19 +1,32 @@
 """Which cache slot holds each position of each request, on the device."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from peagle.engine.step import Step
+from peagle.engine.block_groups import WHOLE
+from peagle.engine.step import BlockUpdate, Step
 from peagle.transfer import upload
+
+
+@dataclass(frozen=True)
+class SlotTable:
+    """Where the keys and values of one group of layers are."""
+
+    slots: Tensor
+    """[rows, max_length] the cache slot of every position of every running request."""
+    null_slot: int
+    """The slot of positions that have none, whose KV stays finite. It follows all others."""
 
 
 class RequestTable:
     """`slots` [rows, max_length]: the cache slot of every position of every running request.
 
-    `limits` [rows]: how many positions of each row have one. The others hold `null_slot`, whose KV
-    stays finite: a batch reads as much of every request as the longest one has.
+    `limits` [rows]: how many positions of each row have one. The others hold the null slot: a batch
+    reads as much of every request as the longest one has. Layers with a window go by `windows`,
+    where positions have no slot any more that no row sees.
     """
 
     def __init__(
@@ -23,12 +36,22 @@ class RequestTable:
         block_size: int,
         device: torch.device,
         null_slot: int = 0,
+        windows: Mapping[int, int] | None = None,
     ) -> None:
+        """windows: the null slot of each window's table."""
         self.block_size = block_size
         blocks = -(-max_length // block_size)
-        self._null_slot = null_slot
         shape = (rows, blocks * block_size)
-        self.slots = torch.full(shape, null_slot, dtype=torch.int64, device=device)
+
+        def empty(null_slot: int) -> SlotTable:
+            slots = torch.full(shape, null_slot, dtype=torch.int64, device=device)
+            return SlotTable(slots, null_slot)
+
+        whole = empty(null_slot)
+        self.slots = whole.slots
+        self.windows = {window: empty(null) for window, null in (windows or {}).items()}
+        self._tables = whole, *self.windows.values()
+        """By group."""
         self.limits = torch.zeros(rows, dtype=torch.int64, device=device)
         self._offsets = torch.arange(block_size, device=device)
         self._first_blocks: list[int | None] = [None] * rows
@@ -37,15 +60,19 @@ class RequestTable:
         """Forget the rows that a step's requests left, then record the blocks that they got."""
         for row in step.left:
             self.limits[row].fill_(0)  # `= 0` would wait for the device
-            self.slots[row].fill_(self._null_slot)
-        if step.blocks:
-            self._note_order(step.blocks)
-            self._write(step.blocks)
+            for table in self._tables:
+                table.slots[row].fill_(table.null_slot)
+        for group, table in enumerate(self._tables):
+            updates = [update for update in step.blocks if update.group == group]
+            if updates:
+                self._write(table, updates)
+        self._note_order(update for update in step.blocks if update.group == WHOLE)
 
     def forget(self) -> None:
         """Forget all rows."""
         self.limits.zero_()
-        self.slots.fill_(self._null_slot)
+        for table in self._tables:
+            table.slots.fill_(table.null_slot)
 
     def contiguous_from(self, row: int) -> int | None:
         """The first slot of a request whose positions are contiguous in the cache, else None."""
@@ -58,17 +85,23 @@ class RequestTable:
         Those from a request's stop on are the null slot: its blocks may hold anything there.
         """
         own = torch.arange(length, device=rows.device) < stops[:, None]
-        return torch.where(own, self.slots[rows, :length], self._null_slot)
+        return torch.where(own, self.slots[rows, :length], self._tables[WHOLE].null_slot)
 
-    def _note_order(self, blocks: Iterable[tuple[int, int, int]]) -> None:
-        for row, index, block in blocks:
-            first = self._first_blocks[row] if index else block
-            in_order = first is not None and block == first + index
+    def _note_order(self, updates: Iterable[BlockUpdate]) -> None:
+        for _, row, place, block in updates:
+            first = self._first_blocks[row] if place else block
+            in_order = first is not None and block == first + place
             self._first_blocks[row] = first if in_order else None
 
-    def _write(self, found: tuple[tuple[int, int, int], ...]) -> None:
+    def _write(self, table: SlotTable, updates: Iterable[BlockUpdate]) -> None:
         """In one copy, however many requests have grown."""
-        rows, indices, blocks = upload(found, self.slots.device).unbind(1)
-        places = indices[:, None] * self.block_size + self._offsets
-        self.slots[rows[:, None], places] = blocks[:, None] * self.block_size + self._offsets
-        self.limits.scatter_reduce_(0, rows, places[:, -1] + 1, "amax")
+        found = [
+            (row, place, -1 if block is None else block * self.block_size)
+            for _, row, place, block in updates
+        ]
+        rows, places, firsts = upload(found, table.slots.device).unbind(1)
+        positions = places[:, None] * self.block_size + self._offsets
+        slots = (firsts[:, None] + self._offsets).where(firsts[:, None] >= 0, table.null_slot)
+        table.slots[rows[:, None], positions] = slots
+        if table.slots is self.slots:
+            self.limits.scatter_reduce_(0, rows, positions[:, -1] + 1, "amax")

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from peagle.engine.step import BlockUpdate
+
 
 class RowPool:
     """A row for each running request."""
@@ -9,7 +11,7 @@ class RowPool:
     def __init__(self, rows: int) -> None:
         self._free = list(range(rows - 1, -1, -1))
         self._left: list[int] = []
-        self._blocks: list[tuple[int, int, int]] = []
+        self._blocks: list[BlockUpdate] = []
 
     @property
     def free_rows(self) -> int:
@@ -20,16 +22,18 @@ class RowPool:
         """A free row."""
         return self._free.pop()
 
-    def append(self, row: int, index: int, blocks: Sequence[int]) -> None:
-        """Note the blocks that hold a request from its block `index` on."""
-        self._blocks += [(row, index + i, block) for i, block in enumerate(blocks)]
+    def append(self, row: int, group: int, place: int, blocks: Sequence[int | None]) -> None:
+        """Note the blocks of a group that hold a request from its block `place` on."""
+        self._blocks += [
+            BlockUpdate(group, row, place + i, block) for i, block in enumerate(blocks)
+        ]
 
     def leave(self, row: int) -> None:
         """Free a row."""
         self._free.append(row)
         self._left.append(row)
 
-    def news(self) -> tuple[tuple[int, ...], tuple[tuple[int, int, int], ...]]:
+    def news(self) -> tuple[tuple[int, ...], tuple[BlockUpdate, ...]]:
         """What changed since the last call: `Step.left` and `Step.blocks`."""
         told = tuple(self._left), tuple(self._blocks)
         self._left, self._blocks = [], []

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peagle.config import EngineConfig
-from peagle.engine.block_pool import BlockPool
+from peagle.engine.block_groups import BlockGroups, GroupBlock
 from peagle.engine.capacity import Capacity
 from peagle.engine.draft_length import DraftLength
-from peagle.engine.plan import Limits, Plan, Planner, Share
+from peagle.engine.plan import Limits, Plan, Planner, Share, passed_blocks
 from peagle.engine.request import Request, RequestOutput, Status
 from peagle.engine.row_pool import RowPool
 from peagle.engine.step import Begin, Chunk, Cycle, Outcome, Result, Step
@@ -46,13 +46,13 @@ class Scheduler:
 
     def __init__(
         self,
-        pool: BlockPool,
+        groups: BlockGroups,
         capacity: Capacity,
         config: EngineConfig,
         runs_ahead: bool,
         draft_length: DraftLength | None,
     ) -> None:
-        self.pool, self.rows = pool, RowPool(capacity.num_seqs)
+        self.groups, self.rows = groups, RowPool(capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the
         next step before the outcome of this one is known."""
@@ -66,7 +66,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._launched: deque[Launched] = deque()
-        self._cleared: list[int] = []
+        self._cleared: list[GroupBlock] = []
         """Blocks that the next step fills with zeros."""
         self._steps = 0
         self.preemptions = 0
@@ -111,16 +111,16 @@ class Scheduler:
             drafts=chooser.choose(on_device) if chooser and on_device else None,
             prefix_caching=self._prefix_caching,
         )
-        planner = Planner(self.pool, self._capacity.block_size, limits)
+        planner = Planner(self.groups, limits)
         return planner.plan(self.running, self.waiting, self.rows.free_rows)
 
     def launch(self, plan: Plan) -> Step:
         """Carry out a plan: blocks and table rows change hands. Returns what a worker has to do."""
         for request in plan.preempted:
             self.preempt(request)
-        for share in plan.work:
-            self.pool.share(share.prefix or ())  # before anybody takes blocks that nobody holds
         begun = tuple(self._admit(share) for share in plan.work if share.prefix is not None)
+        for request in self.running:
+            self._give_back_passed(request)
         for share in plan.work:
             if share.fresh:
                 self._grow(share)
@@ -180,21 +180,29 @@ class Scheduler:
         return share.request.on_device if self.runs_ahead else share.decodes
 
     def _admit(self, share: Share) -> Begin:
-        request, prefix = share.request, list(share.prefix or ())
+        request, prefix = share.request, share.prefix
+        assert prefix is not None
+        self.groups.share(prefix)  # before anybody takes blocks that nobody holds
         self.waiting.remove(request)
         bisect.insort_right(self.running, request, key=_priority)
         self.prefix_queries += request.total
         self.prefix_hits += share.start
         row = self.rows.admit()
-        self.rows.append(row, 0, prefix)
+        for group, passed in enumerate(prefix.passed):
+            self.rows.append(row, group, passed, prefix.held(group))
         return request.admit(row, prefix, share.start)
+
+    def _give_back_passed(self, request: Request) -> None:
+        """Give back the blocks of windows that have moved past them."""
+        for group, places in passed_blocks(request, self.groups, self._prefix_caching):
+            self.groups.give_back(request.blocks, group, places)
+            self.rows.append(request.row, group, places.start, [None] * len(places))
 
     def _grow(self, share: Share) -> None:
         """Take the blocks that a planned share needs."""
-        request, fresh = share.request, self.pool.take(share.fresh)
-        assert fresh is not None, "a plan takes no more blocks than there are"
-        self.rows.append(request.row, len(request.blocks), fresh)
-        request.blocks = request.blocks + fresh
+        request, held = share.request, len(share.request.blocks)
+        for group, fresh in enumerate(self.groups.grow(request.blocks, share.fresh)):
+            self.rows.append(request.row, group, held, fresh)
 
     def _note(self, plan: Plan, prompts_alone: bool) -> None:
         """Write down a plan that the worker gets."""
@@ -267,7 +275,7 @@ class Scheduler:
         NaN spreads backwards within a pass, to keys of healthy tokens: attention multiplies hidden
         values by 0. So its blocks must be neither found nor handed on as they are.
         """
-        self._cleared += self.pool.disown(request.blocks)
+        self._cleared += self.groups.disown(request.blocks)
         if not request.reused:
             request.failure = NAN_LOGITS
             return "error"
@@ -285,7 +293,7 @@ class Scheduler:
             return
         hashes = request.block_hashes(written // size, size)
         for index in range(request.remembered, len(hashes)):
-            self.pool.remember(request.blocks[index], hashes[index])
+            self.groups.remember(request.blocks, index, hashes[index])
         request.remembered = max(request.remembered, len(hashes))
 
     def _refused(self, outcome: Outcome) -> list[Share]:
@@ -326,7 +334,7 @@ class Scheduler:
         )
 
     def _give_back(self, request: Request) -> None:
-        self.pool.release(request.blocks)
+        self.groups.release(request.blocks)
         self.rows.leave(request.row)
 
 

@@ -14,26 +14,30 @@ TILE = 16
 """Most rows of a span that one program of the attention kernel takes."""
 
 
-def places(table: RequestTable, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
-    """Position and cache slot of every row of some spans, in the order given: [rows] each."""
-    device = table.slots.device
+def places(slots: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:
+    """Position and cache slot of every row of some spans, in the order given: [rows] each.
+
+    slots: [table rows, positions].
+    """
+    device = slots.device
     positions = torch.cat([torch.arange(s.start, s.start + s.count, device=device) for s in spans])
     rows = upload([s.row for s in spans for _ in range(s.count)], device)
-    return positions, table.slots[rows, positions]
+    return positions, slots[rows, positions]
 
 
 def tile_rows(table: RequestTable, spans: Sequence[Span]) -> PassRows:
     """The rows of some spans, in the order given, each `TILE` of a span as a request of its own."""
+    slots = table.slots
     tiles = [
         (span.row, start, min(TILE, span.start + span.count - start))
         for span in spans
         for start in range(span.start, span.start + span.count, TILE)
     ]
     columns = zip(*tiles, strict=True)
-    requests, starts, counts = (upload(column, table.slots.device) for column in columns)
-    positions, writes = places(table, spans)
+    requests, starts, counts = (upload(column, slots.device) for column in columns)
+    positions, writes = places(slots, spans)
     return PassRows(
-        slots=table.slots,
+        slots=slots,
         limits=table.limits,
         requests=requests,
         starts=starts,

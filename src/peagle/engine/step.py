@@ -4,6 +4,7 @@ A request is its *table row* here, which is its own from `Begin` until a step na
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,18 @@ class Cycle:
         return True
 
 
+class BlockUpdate(NamedTuple):
+    """A block that a request got, or gave back since none of its rows sees it any more."""
+
+    group: int
+    """Of layers that see equally far back: `block_groups`."""
+    row: int
+    place: int
+    """Among the request's blocks."""
+    block: int | None
+    """None: the request has no block there now."""
+
+
 @dataclass(frozen=True)
 class Step:
     """One call of a worker; its parts are carried out in this order."""
@@ -106,11 +119,10 @@ class Step:
     number: int
     left: tuple[int, ...] = ()
     """Rows that are nobody's now."""
-    cleared: tuple[int, ...] = ()
-    """Blocks to fill with zeros."""
+    cleared: tuple[tuple[int, int], ...] = ()
+    """(group, block) of those to fill with zeros."""
     begun: tuple[Begin, ...] = ()
-    blocks: tuple[tuple[int, int, int], ...] = ()
-    """(row, index in the request, block) of blocks that requests got."""
+    blocks: tuple[BlockUpdate, ...] = ()
     cycles: tuple[Cycle, ...] = ()
     chunks: tuple[Chunk, ...] = ()
 

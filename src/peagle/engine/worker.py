@@ -72,7 +72,12 @@ def open_worker(
     on_device = captures or synthetic is not None
     rows = capacity.num_seqs + on_device  # one that is spare
     table = RequestTable(
-        rows, capacity.max_length, capacity.block_size, device, null_slot=capacity.slots
+        rows,
+        capacity.max_length,
+        capacity.block_size,
+        device,
+        null_slot=capacity.slots,
+        windows=capacity.window_slots,
     )
     if not on_device:
         return HostWorker(target, drafter, lengths[-1], table, capacity.slots, processor)

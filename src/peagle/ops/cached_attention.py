@@ -79,6 +79,13 @@ class PassRows:
     shares: Tensor | None = None
     """How a kernel divides the contexts among its programs; None: not divided yet."""
 
+    def through(self, slots: Tensor) -> "PassRows":
+        """The same rows for layers that go by other slots, [table rows, positions]."""
+        rows = torch.arange(len(self.positions), device=slots.device)
+        owners = torch.searchsorted(self.firsts, rows, right=True) - 1
+        own = slots[self.requests[owners], self.positions]
+        return replace(self, slots=slots, writes=torch.where(self.writes >= 0, own, -1))
+
 
 def supports_head_dim(head_dim: int) -> bool:
     """Whether the kernels attend over heads of this size: powers of two from 16 on."""

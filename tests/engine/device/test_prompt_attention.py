@@ -15,6 +15,7 @@ from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.prefill import Prefill
 from peagle.engine.device.prompt_attention import filled, prompt_attention, warm_up
 from peagle.engine.device.prompt_graphs import PromptGraphs
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import tile_rows
 from peagle.ops.cached_attention import QKVSpec, store_attend
@@ -70,14 +71,14 @@ def test_rows_attend_as_in_tiles_and_leave_the_same_keys(
     spec = replace(SPEC, window=40) if windowed else SPEC
     count = sum(span.count for span in spans)
     qkv = torch.randn(count + idle, WIDTH)
-    ours = torch.randn(3, 2, len(spans) * LENGTH, 2, 16)
-    theirs = ours.clone()
+    ours = tiny.kv_cache(table, 3, len(spans) * LENGTH)
+    theirs = ours.tensor.clone()
     found = prompt_attention(table, spans, idle)(ours)(1, qkv.clone(), spec)
     expected = store_attend(qkv[:count], spec, theirs[1], tile_rows(table, spans))
     assert len(found) == len(qkv)
     assert not found.isnan().any()
     torch.testing.assert_close(found[:count], expected, rtol=1e-4, atol=1e-4)
-    assert torch.equal(ours, theirs)
+    assert torch.equal(ours.tensor, theirs)
 
 
 @given(st.integers(1, 1 << 20))
@@ -89,7 +90,7 @@ def test_lengths_are_filled_up_by_a_quarter_at_most(rows: int) -> None:
 @pytest.mark.slow
 def test_prompts_of_any_length_have_few_shapes(shapes: set) -> None:
     table = table_of(5)
-    cache = torch.randn(1, 2, 5 * LENGTH, 2, 16)
+    cache = tiny.kv_cache(table, 1, 5 * LENGTH)
     for rows in range(1, LENGTH):
         for together in (1, 2, 3, 5):
             spans = [Span(row, 0, rows) for row in range(together)]
@@ -121,8 +122,9 @@ def test_short_prompts_of_many_lengths_are_one_call(
         module, "causal_attention", lambda *given: calls.append(given[0].shape) or given[0]
     )
     spans = [Span(row, 0, count) for row, count in enumerate(lengths)]
-    cache = torch.randn(1, 2, 5 * LENGTH, 2, 16)
-    prompt_attention(table_of(5), spans)(cache)(0, torch.randn(sum(lengths), WIDTH), SPEC)
+    table = table_of(5)
+    cache, qkv = tiny.kv_cache(table, 1, 5 * LENGTH), torch.randn(sum(lengths), WIDTH)
+    prompt_attention(table, spans)(cache)(0, qkv, SPEC)
     assert (together, len(calls)) == (packed, groups)
 
 
@@ -139,15 +141,16 @@ def test_one_call_for_many_lengths_is_one_for_each() -> None:
 
 
 def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: set) -> None:
-    cache = torch.randn(2, LENGTH, 2, 16)
-    before = cache.clone()
-    warm_up(SPEC, cache, 200)
-    assert torch.equal(cache, before)
-    planned, table = set(shapes), table_of(1)
+    table = table_of(1)
+    cache = tiny.kv_cache(table, 1, LENGTH)
+    before = cache.tensor.clone()
+    warm_up(SPEC, cache.layers[0], 200)
+    assert torch.equal(cache.tensor, before)
+    planned = set(shapes)
     shapes.clear()
     for rows in range(1, 201):
         qkv = torch.randn(rows, WIDTH)
-        prompt_attention(table, [Span(0, 0, rows)])(cache[None])(0, qkv, SPEC)
+        prompt_attention(table, [Span(0, 0, rows)])(cache)(0, qkv, SPEC)
     assert shapes == planned
 
 
@@ -157,12 +160,10 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
     target = targets["easy"].decoder
     drafter = resident_drafter(trained["peagle"].drafter)
     each = (target.spec.layers[0].attention, drafter.model.config.layer.attention)
-    caches = [
-        torch.zeros(2, 2, 64, heads.num_kv_heads, heads.head_dim, dtype=torch.bfloat16)
-        for heads in each
-    ]
     table = table_of(1)
-    cycle = DeviceCycle(target, drafter, (caches[0], caches[1]))
+    specs = target.spec, drafter.model.config.transformer
+    ours, theirs = (KVCache(spec, table, 64, torch.bfloat16) for spec in specs)
+    cycle = DeviceCycle(target, drafter, (ours, theirs))
     prefill = Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16))
     prefill.warm_up(40)
     assert not shapes
@@ -172,4 +173,4 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
     assert {query[:3] for (query, _), _ in shapes} == {
         (1, count, rows) for count in counts for rows in (16, 32, 48)
     }
-    assert not any(cache.any() for cache in caches)
+    assert not any(layer.any() for layer in (*ours.layers, *theirs.layers))

@@ -12,6 +12,7 @@ from peagle.drafters.resident import resident_drafter
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.prompt_graphs import CHUNKS, MOST_PAIRS, SIZES, PromptGraphs
 from peagle.engine.engine import Engine
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Chunk
 
@@ -102,22 +103,24 @@ def test_what_another_request_left_in_a_block_is_not_read(targets, trained):
     assert tiny.run(engine, [healthy], HOW)[0].output == expected
 
 
-def graphs_of(most: int, max_length: int, cycle: DeviceCycle | None = None) -> PromptGraphs:
-    """Passes over a table whose row 0 holds a request of three blocks, and row 1 none."""
+def table_of(max_length: int) -> RequestTable:
+    """Row 0 holds a request of three blocks, and row 1 none."""
     table = RequestTable(2, max_length, 16, torch.device("cpu"), null_slot=SLOTS)
     tiny.hold(table, 0, [2, 1, 3])
-    return PromptGraphs(cycle, table, spare=1, max_batched_tokens=most)
+    return table
+
+
+def graphs_of(most: int, max_length: int) -> PromptGraphs:
+    """Passes that are not run."""
+    return PromptGraphs(None, table_of(max_length), spare=1, max_batched_tokens=most)
 
 
 def caches_after(target, drafter, ends: list[int]) -> tuple[torch.Tensor, ...]:
     """The target's and the drafter's cache of a prompt that came in chunks with these ends."""
-    specs = (target.spec, drafter.model.config.transformer)
-    heads = [spec.layers[0].attention for spec in specs]
-    caches = tuple(
-        torch.zeros(len(spec.layers), 2, SLOTS + 1, one.num_kv_heads, one.head_dim)
-        for spec, one in zip(specs, heads, strict=True)
-    )
-    graphs = graphs_of(64, 64, DeviceCycle(target, resident_drafter(drafter), caches))
+    specs, table = (target.spec, drafter.model.config.transformer), table_of(64)
+    caches = tuple(KVCache(spec, table, SLOTS, torch.float32) for spec in specs)
+    cycle = DeviceCycle(target, resident_drafter(drafter), caches)
+    graphs = PromptGraphs(cycle, table, spare=1, max_batched_tokens=64)
     tokens = prompt(ends[-1], 3)
     for start, stop in itertools.pairwise([0, *ends]):
         last = stop == ends[-1]
@@ -125,7 +128,7 @@ def caches_after(target, drafter, ends: list[int]) -> tuple[torch.Tensor, ...]:
         with torch.inference_mode():
             left = graphs.fit([chunk]).run([chunk])
         assert left.logits.shape == (chunk.completes, target.spec.vocab_size)
-    return caches
+    return tuple(cache.tensor for cache in caches)
 
 
 def test_only_the_rows_of_requests_write_keys(targets, trained):

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.drafters.drafter import Span
+from peagle.engine.block_groups import WHOLE
 from peagle.engine.host.attention import HostCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import tile_rows
@@ -83,7 +84,7 @@ def test_every_layer_keeps_its_own_and_forgets_what_is_cleared(
     seen = {}
     for start, stop in ((0, 6), (6, 9)):
         if start:
-            cache.clear(blocks[:1])
+            cache.clear([(WHOLE, blocks[0])])
         positions, attend = cache.open([Span(0, start, stop - start)])
         for layer, spec in enumerate(attention):
             sizes = HEADS, spec.num_kv_heads, spec.head_dim

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peagle.drafters.resident import CycleShape, ResidentDrafter, known_inputs
 from peagle.engine.draft_temperatures import DraftTemperatures
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import Scores, score
 from peagle.models.decoder import Decoder
 from peagle.models.fused import AttendProduct, Taps, fused_target
@@ -25,8 +26,8 @@ from peagle.ops.race import Race
 from peagle.ops.resident import ResidentState, accepted_below, settle, verify_inputs
 from peagle.ops.sampling import Sampling, sample_requests
 
-Attention = Callable[[Tensor], AttendProduct]
-"""(cache [layers, 2, slots, kv_heads, head_dim]) -> the attention of one pass."""
+Attention = Callable[[KVCache], AttendProduct]
+"""A model's cache -> the attention of one pass."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class DeviceCycle:
         self,
         target: Decoder,
         drafter: ResidentDrafter | None,
-        caches: tuple[Tensor, Tensor | None],
+        caches: tuple[KVCache, KVCache | None],
         synthetic: Sequence[float] | None = None,
     ) -> None:
         self.target, self.drafter = target, drafter
@@ -193,19 +194,22 @@ class DeviceCycle:
         return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
 
 
-def _attend(cache: Tensor, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendProduct:
-    """Attention of a pass's layers over their cache [layers, 2, slots, kv_heads, head_dim].
+def _attend(cache: KVCache, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendProduct:
+    """Attention of a pass's layers over their cache.
 
     Contexts are divided among programs here, in a launch before the first layer's, for all layers
     of the same heads together. After the first layer `rows` are settled (`attend_product`): the
     launches between two layers' attentions include one that waits for everything before it.
     """
-    by_sizes: dict[tuple[int, int, int], PassRows] = {}
+    by_window = {spec.window: cache.rows_for(spec.window, rows) for spec in specs}
+    by_spec: dict[tuple[int | None, tuple[int, int, int]], PassRows] = {}
     for layer, spec in enumerate(specs):
-        if spec.sizes not in by_sizes:
-            by_sizes[spec.sizes] = divided(rows, spec, cache[layer])
+        key = spec.window, spec.sizes
+        if key not in by_spec:
+            by_spec[key] = divided(by_window[spec.window], spec, cache.layers[layer])
 
     def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
-        return attend_product(qkv, spec, cache[layer], by_sizes[spec.sizes], layer > 0)
+        of_layer = by_spec[spec.window, spec.sizes]
+        return attend_product(qkv, spec, cache.layers[layer], of_layer, layer > 0)
 
     return attend

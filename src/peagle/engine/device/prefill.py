@@ -3,12 +3,11 @@
 import itertools
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from peagle.drafters.drafter import Span
 from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptRows
 from peagle.engine.device.prompt_attention import prompt_attention, warm_up
 from peagle.engine.device.prompt_graphs import PromptGraphs
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import scored_rows
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Chunk
@@ -65,17 +64,17 @@ class Prefill:
             parts.append((cycle.drafter.layers, cycle.drafter_cache))
         longest = min(most, self._table.slots.shape[1])
         for layers, cache in parts:
-            if on_hopper(cache) and cache.dtype.itemsize == 2:
+            if on_hopper(cache.layers[0]) and cache.layers[0].dtype.itemsize == 2:
                 _plan(layers, cache, longest)
 
 
-def _plan(layers: FusedLayers, cache: Tensor, longest: int) -> None:
+def _plan(layers: FusedLayers, cache: KVCache, longest: int) -> None:
     """Plan the prompts of each size of heads that attend to everything before them."""
     planned: set[tuple[int, int, int]] = set()
     for layer, spec in enumerate(layers.specs):
         if spec.full and spec.sizes not in planned:
             planned.add(spec.sizes)
-            warm_up(spec, cache[layer], longest)
+            warm_up(spec, cache.layers[layer], longest)
 
 
 def _ends(chunks: Sequence[Chunk]) -> list[int]:

@@ -19,6 +19,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from peagle.drafters.drafter import Span
 from peagle.engine.device.cycle import Attention
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import places, tile_rows
 from peagle.models.fused import AttendProduct
@@ -44,13 +45,16 @@ def prompt_attention(table: RequestTable, spans: Sequence[Span], padding: int = 
     padding: rows after the chunks'.
     """
     layout = _laid_out(table, spans, padding)
-    tiles = functools.cache(lambda: tile_rows(table, spans))
+    whole = functools.cache(lambda: tile_rows(table, spans))
 
-    def over(cache: Tensor) -> AttendProduct:
+    def over(cache: KVCache) -> AttendProduct:
+        tiles = functools.cache(lambda window: cache.rows_for(window, whole()))
+
         def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
             if spec.full:
-                return layout.attend(qkv, spec, cache[layer])
-            attended = store_attend(qkv[: len(qkv) - padding], spec, cache[layer], tiles())
+                return layout.attend(qkv, spec, cache.layers[layer])
+            own, rows = qkv[: len(qkv) - padding], tiles(spec.window)
+            attended = store_attend(own, spec, cache.layers[layer], rows)
             return F.pad(attended, (0, 0, 0, padding)) if padding else attended
 
         return attend
@@ -202,7 +206,7 @@ class _Layout:
 
 
 def _laid_out(table: RequestTable, spans: Sequence[Span], padding: int) -> _Layout:
-    positions, writes = places(table, spans)
+    positions, writes = places(table.slots, spans)
     parts = tuple(_parts(spans, table.slots.device))
     laid = [rows for part in parts for rows in part.laid]
     if not padding and laid == [span.count for span in spans]:

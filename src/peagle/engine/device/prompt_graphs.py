@@ -5,15 +5,16 @@ Each chunk is padded to whole tiles of attention, and the pass to the next size,
 """
 
 import bisect
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from peagle.engine.device.cycle import Attention, DeviceCycle, PromptEnds, PromptRows
 from peagle.engine.device.graphs import captured
+from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import TILE
 from peagle.engine.step import Chunk
@@ -119,7 +120,10 @@ class PromptGraphs:
 
 
 def _attention(rows: PassRows) -> Attention:
-    def over(cache: Tensor) -> AttendProduct:
-        return lambda layer, qkv, heads: store_attend(qkv, heads, cache[layer], rows)
+    def over(cache: KVCache) -> AttendProduct:
+        tiles = functools.cache(lambda window: cache.rows_for(window, rows))
+        return lambda layer, qkv, heads: store_attend(
+            qkv, heads, cache.layers[layer], tiles(heads.window)
+        )
 
     return over

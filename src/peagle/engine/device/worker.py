@@ -108,11 +108,13 @@ class DeviceWorker:
         self._table, self._processor = table, processor
         spare = len(table.limits) - 1
         dtype = target.embed.weight.dtype
-        specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
-        self._caches = [KVCache(spec, table, slots, dtype) for spec in specs]
-        tensors = self._caches[0].tensor, self._caches[1].tensor if drafter else None
+        of_target = KVCache(target.spec, table, slots, dtype, table.windows)
+        of_drafter: KVCache | None = None
+        if drafter is not None:
+            of_drafter = KVCache(drafter.model.config.transformer, table, slots, dtype)
+        self._caches = [cache for cache in (of_target, of_drafter) if cache is not None]
         drafting = None if drafter is None else resident_drafter(drafter)
-        cycle = DeviceCycle(target, drafting, tensors, synthetic)
+        cycle = DeviceCycle(target, drafting, (of_target, of_drafter), synthetic)
         width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
         self._rows = DeviceRows(target, width, lengths[-1], table)
         state, sampling = self._rows.state, self._rows.sampling

@@ -1,6 +1,7 @@
 """Attention of a pass in torch's operations: gathered, contiguous, or in tiles."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from peagle.drafters.drafter import Span
 from peagle.engine.kv_cache import KVCache
-from peagle.engine.request_table import RequestTable
+from peagle.engine.request_table import RequestTable, SlotTable
 from peagle.engine.spans import places, tile_rows
 from peagle.models.decoder import Attend
 from peagle.models.spec import DecoderSpec
@@ -28,24 +29,33 @@ class HostCache(KVCache):
     """A cache that a pass over spans of requests can be opened on."""
 
     def __init__(
-        self, spec: DecoderSpec, table: RequestTable, slots: int, dtype: torch.dtype
+        self,
+        spec: DecoderSpec,
+        table: RequestTable,
+        slots: int,
+        dtype: torch.dtype,
+        windows: Mapping[int, SlotTable] | None = None,
     ) -> None:
-        super().__init__(spec, table, slots, dtype)
-        self._table = table
+        super().__init__(spec, table, slots, dtype, windows)
         self._gathers = self.alike and all(layer.attention.full for layer in spec.layers)
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""
         if not self._gathers:
-            tiles = tile_rows(self._table, spans)
-            return tiles.positions, TiledAttend(self.layers, tiles)
+            attention = TiledAttend(self.layers, self._tiles(spans))
+            return attention.positions, attention
         if len(spans) == 1:
             run = self._table.contiguous_from(spans[0].row)
             if run is not None:
-                attention = ContiguousAttend(self.tensor, run, spans[0])
-                return attention.positions, attention
+                views = ContiguousAttend(self.tensor, run, spans[0])
+                return views.positions, views
         rows = gather_rows(self._table, spans, self.tensor.dtype)
         return rows.positions, PagedAttend(self.layers, rows)
+
+    def _tiles(self, spans: Sequence[Span]) -> Callable[[int | None], PassRows]:
+        """The rows of a pass by the window of the layers that attend."""
+        whole = tile_rows(self._table, spans)
+        return functools.cache(lambda window: self.rows_for(window, whole))
 
 
 @dataclass(frozen=True)
@@ -98,21 +108,24 @@ class ContiguousAttend:
 class TiledAttend:
     """The same where layers have windows, sinks or keys of several shapes."""
 
-    def __init__(self, layers: Sequence[Tensor], rows: PassRows) -> None:
+    def __init__(self, layers: Sequence[Tensor], rows: Callable[[int | None], PassRows]) -> None:
+        """rows: by the window of a layer."""
         self._layers, self._rows = layers, rows
+        self.positions = rows(None).positions
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """As `PagedAttend`."""
-        write_kv(self._layers[layer], self._rows.writes, key, value)
-        attended = cached_attention.attend(query, heads, self._layers[layer], self._rows)
+        rows = self._rows(heads.window)
+        write_kv(self._layers[layer], rows.writes, key, value)
+        attended = cached_attention.attend(query, heads, self._layers[layer], rows)
         return attended.view(query.shape)
 
 
 def gather_rows(table: RequestTable, spans: Sequence[Span], dtype: torch.dtype) -> Rows:
     """The rows of some spans, in the order given, grouped by their number of queries."""
-    positions, slots = places(table, spans)
+    positions, slots = places(table.slots, spans)
     firsts, counts = _firsts(spans), sorted({span.count for span in spans})
     groups = tuple(
         _group(table, spans, [i for i, s in enumerate(spans) if s.count == count], firsts, dtype)

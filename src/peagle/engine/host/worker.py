@@ -61,7 +61,7 @@ class HostWorker:
         self._target, self._drafter = target, drafter
         self._device = target.embed.weight.device
         self._table, self._processor = table, processor
-        self._cache = HostCache(target.spec, table, slots, dtype)
+        self._cache = HostCache(target.spec, table, slots, dtype, table.windows)
         self._drafter_cache: HostCache | None = None
         self._taps: tuple[int, ...] = ()
         if drafter is not None:

@@ -1,0 +1,180 @@
+"""A request's KV blocks, by how much of its past the layers of a group see.
+
+```
+ positions          0 ........................................ computed
+ whole contexts     [b][b][b][b][b][b][b][b][b][b][b][b][b][b][b]
+ a window           [ ][ ][ ][ ][ ][ ][ ][ ][ ][ ][ ][b][b][b][b]
+                     passed: given back, found again while nobody took them
+```
+
+All groups have blocks of equally many positions, so that a request's place in one is its place in
+all. A prefix is found where whole contexts are known up to its end, and of each window what the
+rows after it see.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from peagle.engine.block_pool import BlockPool
+
+WHOLE = 0
+"""The group of layers that see all of a context; those with windows follow it."""
+GroupBlock = tuple[int, int]
+"""(group, block)"""
+
+
+@dataclass(frozen=True)
+class BlockGroup:
+    """Layers that see equally far back, and the blocks of their keys and values."""
+
+    window: int | None
+    """Positions that a row sees, its own included; None: all up to its own."""
+    pool: BlockPool
+
+
+@dataclass
+class HeldBlocks:
+    """The blocks of one request."""
+
+    of_groups: list[list[int]]
+    """By group, in the order of positions."""
+    passed: list[int] = field(default_factory=list)
+    """By group, how many of the first ones were given back since no row sees them any more."""
+
+    def __post_init__(self) -> None:
+        self.passed = self.passed or [0] * len(self.of_groups)
+
+    def __len__(self) -> int:
+        """Blocks that the request's positions reach over."""
+        return len(self.of_groups[WHOLE]) if self.of_groups else 0
+
+    def __iter__(self) -> Iterator[GroupBlock]:
+        """Those that it holds."""
+        for group, (blocks, passed) in enumerate(zip(self.of_groups, self.passed, strict=True)):
+            yield from ((group, block) for block in blocks[passed:])
+
+    def held(self, group: int) -> list[int]:
+        """Those that it holds of a group."""
+        return self.of_groups[group][self.passed[group] :]
+
+
+NO_BLOCKS = HeldBlocks([])
+
+
+class BlockGroups:
+    """The block pools of all groups."""
+
+    def __init__(self, groups: Sequence[BlockGroup], block_size: int) -> None:
+        self._groups, self.block_size = tuple(groups), block_size
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    @property
+    def num_blocks(self) -> int:
+        """Of all groups."""
+        return sum(group.pool.num_blocks for group in self._groups)
+
+    @property
+    def free_blocks(self) -> int:
+        """Blocks that could be taken now, of all groups."""
+        return sum(self.free_by_group())
+
+    @property
+    def usage(self) -> float:
+        """Share of the blocks that requests hold, 0 to 1, in the group with the largest."""
+        pools = [group.pool for group in self._groups]
+        return max(1 - pool.free_blocks / pool.num_blocks for pool in pools)
+
+    def free_by_group(self) -> list[int]:
+        """Blocks that could be taken now."""
+        return [group.pool.free_blocks for group in self._groups]
+
+    def references(self, group: int, block: int) -> int:
+        """How many hold a block."""
+        return self._groups[group].pool.references(block)
+
+    def match(self, hashes: Sequence[bytes]) -> HeldBlocks:
+        """The longest known prefix for a chain of hashes; it takes nothing."""
+        whole = self._groups[WHOLE].pool.match(hashes)
+        count = len(whole)
+        while (gap := self._gap(hashes, count)) is not None:
+            count = gap
+        found = HeldBlocks([whole[:count]])
+        for group in range(WHOLE + 1, len(self)):
+            passed = self._first_seen(group, count * self.block_size)
+            known = self._groups[group].pool.match(hashes[passed:count])
+            found.of_groups.append([0] * passed + known)
+            found.passed.append(passed)
+        return found
+
+    def share(self, prefix: HeldBlocks) -> None:
+        """Take one more reference on each block of a prefix."""
+        for group, block in prefix:
+            self._groups[group].pool.share([block])
+
+    def grow(self, held: HeldBlocks, count: int) -> list[list[int]]:
+        """Take `count` blocks of each group, whose pools must have them; what was taken."""
+        fresh = []
+        for group, blocks in zip(self._groups, held.of_groups, strict=True):
+            taken = group.pool.take(count)
+            assert taken is not None, "a plan takes no more blocks than there are"
+            fresh.append(taken)
+            blocks += taken
+        return fresh
+
+    def passed(self, held: HeldBlocks, position: int, most: int) -> Iterator[tuple[int, range]]:
+        """By group, the places of a request's blocks that no row from `position` on sees.
+
+        Of its first `most` blocks.
+        """
+        for group in range(WHOLE + 1, len(self)):
+            first = min(self._first_seen(group, position), most)
+            if first > held.passed[group]:
+                yield group, range(held.passed[group], first)
+
+    def give_back(self, held: HeldBlocks, group: int, places: range) -> None:
+        """Release blocks that `passed` named."""
+        self._groups[group].pool.release(held.of_groups[group][places.start : places.stop])
+        held.passed[group] = places.stop
+
+    def release(self, held: HeldBlocks) -> None:
+        """Give back all that a request holds."""
+        for group in range(len(held.of_groups)):
+            self._groups[group].pool.release(held.held(group))
+
+    def remember(self, held: HeldBlocks, place: int, digest: bytes) -> None:
+        """Register what a request's blocks at a place hold, in every group that still has one."""
+        for group, (blocks, passed) in enumerate(zip(held.of_groups, held.passed, strict=True)):
+            if place >= passed:
+                self._groups[group].pool.remember(blocks[place], digest)
+
+    def disown(self, held: HeldBlocks) -> list[GroupBlock]:
+        """Forget what a request's blocks hold. Returns those that nobody else holds."""
+        return [
+            (group, block)
+            for group in range(len(held.of_groups))
+            for block in self._groups[group].pool.disown(held.held(group))
+        ]
+
+    def check(self) -> None:
+        """Assert that no pool has lost a block."""
+        for group in self._groups:
+            group.pool.check()
+
+    def _gap(self, hashes: Sequence[bytes], count: int) -> int | None:
+        """The last of the first `count` blocks that the next row sees and a window does not know.
+
+        None: there is no such block.
+        """
+        for group in range(WHOLE + 1, len(self)):
+            find = self._groups[group].pool.find
+            for place in reversed(range(self._first_seen(group, count * self.block_size), count)):
+                if find(hashes[place]) is None:
+                    return place
+        return None
+
+    def _first_seen(self, group: int, position: int) -> int:
+        """The place of the first block that a row at a position sees."""
+        window = self._groups[group].window
+        return 0 if window is None else max(position - window + 1, 0) // self.block_size
