@@ -19,10 +19,10 @@ from peagle import LLM
 from peagle.config import EngineConfig
 from peagle.drafters.drafter import DraftWork, Memory
 from peagle.drafters.methods import drafter_for
-from peagle.drafters.readout import Drafts
 from peagle.engine.engine import Engine
 from peagle.engine.host.sampler import SampledRows, choose
 from peagle.engine.logits_processor import LogitsProcessor
+from peagle.ops.drafts import Drafts
 
 K = 7
 

@@ -53,12 +53,12 @@ def slots_of(
     for part in ParallelPass(model, batch, features, chains, ELEMENTS).passes():
         hidden[part.elements.anchors, part.elements.depths] = part.hidden
     stream, readout = hidden[anchors].flatten(0, 1), model.readout
-    found = readout.candidates(readout.logits(stream).log_softmax(dim=-1), candidates)
+    scores, ids = readout.logits(stream).log_softmax(dim=-1).topk(candidates, dim=-1)
     drafts = readout.draft(stream, k).tokens
     wanted = batch.tokens[anchors[:, None] + torch.arange(k) + 2]
     shape = (-1, k, candidates)
-    tokens, scores = found.tokens.view(shape), found.scores.view(shape)
-    return Slots(tokens, scores, drafts, wanted, anchors + 2, document.tokens)
+    tokens = readout.target_ids(ids).view(shape)
+    return Slots(tokens, scores.view(shape), drafts, wanted, anchors + 2, document.tokens)
 
 
 def walk(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:

@@ -21,9 +21,9 @@ from peagle.drafters.checkpoint import EMBEDDINGS, load_drafter, save_drafter
 from peagle.drafters.drafter import Drafter, DraftWork, Memory
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
-from peagle.drafters.readout import Drafts
 from peagle.engine.engine import Engine
 from peagle.models.spec import LayerSpec, MLPSpec
+from peagle.ops.drafts import Drafts
 from peagle.ops.rope import RopeConfig
 
 

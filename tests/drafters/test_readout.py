@@ -15,8 +15,9 @@ from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import SelectorConfig
+from peagle.engine.draft_temperatures import FACTORS
 from peagle.models.decoder import Decoder
-from peagle.ops.race import FACTORS, Race
+from peagle.ops.race import Race
 from peagle.ops.sampling import Sampling
 
 SELECTOR = SelectorConfig(rank=8, candidates=5)
@@ -83,22 +84,25 @@ def test_every_alternative_follows_the_same_drafts(selector: SelectorConfig | No
     """Each factor's draft is what that factor would have given after the drafts of the others."""
     model = tiny.random_drafter(tiny.drafter_config(True, selector=selector))
     hidden = torch.randn(2 * 4, 64)
-    how = Sampling.empty(2, tiny.CPU)
-    how.temperature.copy_(torch.tensor([0.9, 0.0]))
-    how.seeds.copy_(torch.tensor([3, 4]))
+    how = Sampling.empty(3, tiny.CPU)
+    how.temperature.copy_(torch.tensor([0.0, 0.4, 0.9]))
+    how.seeds.copy_(torch.tensor([4, 2, 3]))
     chosen = torch.tensor([3, 0, 5, 2])
-    drafts = model.readout.draft(hidden, 4, Race(how, torch.tensor([7, 9]), chosen))
+    newest, rows = torch.tensor([8, 2, 6]), torch.tensor([2, 0])
+    race = Race(how, newest, rows, torch.tensor(FACTORS), chosen)
+    drafts = model.readout.draft(hidden, 4, race)
     assert drafts.alternatives.shape == (2, 4, len(FACTORS))
     greedy = model.readout.draft(hidden, 4).tokens
     for slot in range(4):
         mine = drafts.alternatives[:, slot]
-        assert torch.equal(drafts.tokens[:, slot], mine[:, chosen[slot]])
-        assert (mine[1] == greedy[1, slot]).all(), "a greedy request is drafted greedily"
+        assert drafts.tokens[0, slot] == mine[0, chosen[slot]]
+        assert drafts.tokens[1, slot] == greedy[1, slot], "a greedy request is drafted greedily"
+        assert (mine[1] == -1).all()
         for factor in range(len(FACTORS)):
             other = chosen.clone()
             other[slot] = factor
-            changed = model.readout.draft(hidden, 4, Race(how, torch.tensor([7, 9]), other))
-            assert torch.equal(changed.tokens[:, slot], mine[:, factor])
+            changed = model.readout.draft(hidden, 4, replace(race, chosen=other))
+            assert changed.tokens[0, slot] == mine[0, factor]
     assert len(set(drafts.alternatives[0].flatten().tolist())) > 4
 
 
@@ -143,7 +147,8 @@ def test_both_worlds_draft_alike(corrected: Drafter, target):
     assert accepted[0] == accepted[1]
 
 
-def test_drafts_that_share_the_draw_are_accepted_more_often(targets, trained, tmp_path: Path):
+@pytest.mark.parametrize("on_device", [False, True])
+def test_drafts_that_share_the_draw_are_accepted_more_often(targets, trained, on_device: bool):
     """Than the most likely ones: for the same text, with either method."""
     target = targets["easy"].decoder
     how = [
@@ -153,9 +158,9 @@ def test_drafts_that_share_the_draw_are_accepted_more_often(targets, trained, tm
         lengths = {}
         for name, factors in {"greedy": (0.0,) * len(FACTORS), "drawn": FACTORS}.items():
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("peagle.ops.race.FACTORS", factors)
+                patch.setattr("peagle.engine.draft_temperatures.FACTORS", factors)
                 engine = tiny.engine(
-                    target, trained[method].drafter, 4, False, tiny.engine_config()
+                    target, trained[method].drafter, 4, on_device, tiny.engine_config()
                 )
                 done = [r.speculation for r in tiny.run(engine, [[i, 3] for i in range(12)], how)]
             lengths[name] = sum(d.accepted for d in done) / sum(d.cycles for d in done)

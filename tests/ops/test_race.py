@@ -6,10 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.ops.acceptance import shared_draw
-from peagle.ops.race import FACTORS, Race, first_arrivals
+from peagle.ops.race import Race, first_arrivals
 from peagle.ops.sampling import Sampling, arrival_times, exponentials, sample
 
 VOCAB = 24
+FACTORS = (0.0, 0.5, 0.85, 1.0, 1.2)
 settings = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.6, 1.0, 1.7]),
@@ -26,7 +27,10 @@ def sampling(rows: list[dict]) -> Sampling:
 
 
 def race(rows: list[dict], positions: list[int]) -> Race:
-    return Race(sampling(rows), torch.tensor(positions), torch.zeros(9, dtype=torch.int64))
+    """Of all rows of a table, for first drafts at some positions."""
+    newest, every = torch.tensor(positions) - 1, torch.arange(len(rows))
+    chosen = torch.zeros(9, dtype=torch.int64)
+    return Race(sampling(rows), newest, every, torch.tensor(FACTORS), chosen)
 
 
 @given(st.lists(settings, min_size=1, max_size=3), st.integers(0, 2**31), st.integers(0, 4))

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.model import DraftModel
-from peagle.drafters.readout import Drafts
 from peagle.models.decoder import Attend
+from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race
 
 

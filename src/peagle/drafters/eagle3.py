@@ -5,7 +5,7 @@ from torch import Tensor
 
 from peagle.drafters.drafter import DraftWork, Memory, Span
 from peagle.drafters.model import DraftModel
-from peagle.drafters.readout import Drafts
+from peagle.ops.drafts import Drafts
 
 
 class SequentialDrafter:

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from peagle.drafters.drafter import DraftWork, Memory, Span
 from peagle.drafters.model import DraftModel
-from peagle.drafters.readout import Drafts
 from peagle.ops.draft_rows import draft_rows
+from peagle.ops.drafts import Drafts
 
 
 class ParallelDrafter:

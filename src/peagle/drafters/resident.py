@@ -12,8 +12,10 @@ from peagle.drafters.model import DraftModel
 from peagle.drafters.peagle import ParallelDrafter
 from peagle.models.fused import AttendProduct, FusedLayers
 from peagle.ops.cached_attention import PassRows
+from peagle.ops.drafts import Drafts
 from peagle.ops.norm import rms_norm
 from peagle.ops.products.normed import Normed
+from peagle.ops.race import Race
 from peagle.ops.resident import DraftInputs, FirstNorms, ResidentState, draft_inputs
 
 OpenPass = Callable[[PassRows], AttendProduct]
@@ -40,9 +42,9 @@ class ResidentDrafter(ABC):
 
     @abstractmethod
     def propose(
-        self, state: ResidentState, requests: Tensor, shape: CycleShape, open_pass: OpenPass
-    ) -> Tensor:
-        """Drafts as target ids: [requests, drafts]."""
+        self, state: ResidentState, race: Race, shape: CycleShape, open_pass: OpenPass
+    ) -> Drafts:
+        """Drafts [requests, drafts] for the race's requests."""
 
     def _pass(self, inputs: DraftInputs, open_pass: OpenPass) -> tuple[Tensor, Normed]:
         """The residual stream [reads, hidden_size] of the rows that give drafts, and its norm."""
@@ -56,23 +58,23 @@ class ResidentParallel(ResidentDrafter):
     """P-EAGLE: pending rows and mask slots in one pass."""
 
     def propose(
-        self, state: ResidentState, requests: Tensor, shape: CycleShape, open_pass: OpenPass
-    ) -> Tensor:
-        inputs = draft_inputs(state, requests, shape.pending, shape.drafts - 1, self._norms)
+        self, state: ResidentState, race: Race, shape: CycleShape, open_pass: OpenPass
+    ) -> Drafts:
+        inputs = draft_inputs(state, race.requests, shape.pending, shape.drafts - 1, self._norms)
         _, hidden = self._pass(inputs, open_pass)
-        return self.model.readout.draft_normed(hidden, shape.drafts).tokens
+        return self.model.readout.draft_normed(hidden, shape.drafts, race)
 
 
 class ResidentSequential(ResidentDrafter):
     """EAGLE-3: a pass over the pending rows, then for each further draft one row per request."""
 
     def propose(
-        self, state: ResidentState, requests: Tensor, shape: CycleShape, open_pass: OpenPass
-    ) -> Tensor:
+        self, state: ResidentState, race: Race, shape: CycleShape, open_pass: OpenPass
+    ) -> Drafts:
+        requests, readout = race.requests, self.model.readout
         inputs = draft_inputs(state, requests, shape.pending, 0, self._norms)
         stream, hidden = self._pass(inputs, open_pass)
-        readout = self.model.readout
-        columns = [readout.draft_normed(hidden, 1).tokens]
+        columns = [readout.draft_normed(hidden, 1, race)]
         one_each = torch.arange(len(requests), device=requests.device)
         # later passes use a table of their own, with one row per request of the batch
         state = replace(
@@ -86,13 +88,13 @@ class ResidentSequential(ResidentDrafter):
             state_of_step = replace(
                 state,
                 computed=state.computed + step,
-                emitted=columns[-1],
+                emitted=columns[-1].tokens,
                 features=self.model.feedback(stream)[:, None],
             )
             inputs = draft_inputs(state_of_step, one_each, 1, 0, self._norms)
             stream, hidden = self._pass(inputs, open_pass)
-            columns.append(readout.draft_normed(hidden, 1).tokens)
-        return torch.cat(columns, dim=1)
+            columns.append(readout.draft_normed(hidden, 1, race, step))
+        return Drafts.beside(columns)
 
 
 def resident_drafter(drafter: Drafter) -> ResidentDrafter:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from peagle.ops.candidates import Pairs
 from peagle.ops.linear import Linear
 
 
@@ -47,4 +48,8 @@ class Selector(nn.Module):
         gates: [..., rank], of `projection`; previous: [..., previous] target ids; following:
         [..., following] draft ids.
         """
-        return self.predecessor[previous] * gates[..., None, :] @ self.successor[following].mT
+        return self.pairs(gates).scores(previous, following)
+
+    def pairs(self, gates: Tensor) -> Pairs:
+        """How drafts in some slots go with those before them. gates: [..., rank]."""
+        return Pairs(self.predecessor, self.successor, gates)

@@ -80,7 +80,7 @@ def open_worker(
         windows=capacity.window_slots,
     )
     if not on_device:
-        return HostWorker(target, drafter, table, capacity.slots, processor)
+        return HostWorker(target, drafter, lengths[-1], table, capacity.slots, processor)
     most = capacity.batched_tokens
     worker = DeviceWorker(
         target, drafter, lengths, table, capacity.slots, most, processor, synthetic

@@ -2,6 +2,7 @@
 
 Products and norms: `linear`, `norm`, `rope`, `swiglu`, `moe`, and `residual`, which fuses them.
 Attention: `attention` (gathered), `cached_attention` (over slots). Choosing tokens: `argmax`,
-`sampling`, `penalties`, `acceptance`. A cycle on the device: `resident`, `draft_rows`. Training:
-`divergence`, `rows`. Weights laid out for inference: `packing`.
+`sampling`, `penalties`, `acceptance`. Choosing drafts: `candidates`, `race`, `drafts`. A cycle on
+the device: `resident`, `draft_rows`. Training: `divergence`, `rows`. Weights laid out for
+inference: `packing`.
 """

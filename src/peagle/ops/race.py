@@ -7,47 +7,49 @@ to choose alike, more drafts are accepted than of the most likely ones; and sinc
 compared with the target's choice, no way of drafting can change a token.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from peagle.ops.sampling import Sampling, arrival_times
 
-FACTORS = (0.0, 0.5, 0.7, 0.85, 1.0, 1.2)
-"""What a request's temperature may be multiplied by for its drafts; 0 drafts greedily."""
-
 
 @dataclass(frozen=True)
 class Race:
-    """The draws that drafts are for. A greedy request's drafts are the most likely candidates."""
+    """The draws that some requests' drafts are for. A greedy request's drafts are the most likely
+    candidates."""
 
     sampling: Sampling
-    """[requests]; top-p is not applied to drafts."""
-    positions: Tensor
-    """[requests] position in its sequence of each request's first draft."""
+    """[table rows]; top-p is not applied to drafts."""
+    newest: Tensor
+    """[table rows] position in its sequence of each request's newest token, which drafts follow."""
+    requests: Tensor
+    """[requests] rows of the table."""
+    factors: Tensor
+    """[factors] what a request's temperature may be multiplied by for its drafts."""
     chosen: Tensor
-    """[depths] index into `FACTORS` for the first draft, the second ..."""
+    """[depths] index into `factors` for the first draft, the second ..."""
 
     def of(self, requests: Tensor) -> "Race":
         """That of some of the requests."""
-        columns = {name: column[requests] for name, column in vars(self.sampling).items()}
-        return Race(Sampling(**columns), self.positions[requests], self.chosen)
+        return replace(self, requests=self.requests[requests])
 
 
 def first_arrivals(scores: Tensor, tokens: Tensor, race: Race, depth: int) -> Tensor:
-    """Which candidate arrives first, at each of `FACTORS`: [requests, slots, previous, factors].
+    """Which candidate arrives first, at each factor: [requests, slots, previous, factors].
 
     scores: [requests, slots, previous, candidates] a drafter's logits, for each of some drafts in
     the slot before; tokens: [requests, slots, candidates] target ids; depth: that of the first
     slot, 0 for the first draft.
     """
-    rows, slots = race.sampling, tokens.shape[1]
-    places = race.positions[:, None] + torch.arange(depth, depth + slots, device=tokens.device)
+    columns = {name: column[race.requests] for name, column in vars(race.sampling).items()}
+    rows, slots = Sampling(**columns), tokens.shape[1]
+    depths = torch.arange(depth, depth + slots, device=tokens.device)
+    places = race.newest[race.requests, None] + 1 + depths
     seeds = rows.seeds[:, None].expand_as(places)
     times = arrival_times(seeds.flatten(), places.flatten(), tokens.flatten(0, 1)).view_as(tokens)
-    factors = torch.tensor(FACTORS, device=tokens.device)
-    heat = (rows.temperature[:, None] * factors)[:, None, None, :, None]
+    heat = (rows.temperature[:, None] * race.factors)[:, None, None, :, None]
     greedy = heat == 0
     delays = times.log()[:, :, None, None, :].masked_fill(greedy, 0.0)
     scaled = _kept(scores.float(), rows)[..., None, :] / heat.masked_fill(greedy, 1.0)

@@ -10,6 +10,7 @@ import torch
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.resident import CycleShape
+from peagle.drafters.selector import SelectorConfig
 from peagle.engine.device.cycle import PromptEnds
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.prefill import Prefill
@@ -56,8 +57,42 @@ def test_same_seeds_same_tokens_as_on_the_host(targets, trained, method: str):
     )
     assert tiny.outputs(resident) == tiny.outputs(plain)
     for one, other in zip(resident, plain, strict=True):
-        if one.params.temperature == 0:  # the plain runner's drafts share the target's draw
+        if one.params.temperature == 0:
             assert one.speculation == other.speculation
+
+
+@pytest.mark.parametrize("method", ["peagle", "eagle3", "selector"])
+@pytest.mark.parametrize("hosted", [False, True])
+def test_sampled_drafts_are_those_of_the_host(
+    targets, trained, tmp_path, method: str, hosted: bool
+):
+    """Read from the drafts accepted, while the temperatures are fitted; also where cycles stop in
+    between, or run beside requests that draft greedily."""
+    if method == "selector":
+        config = tiny.drafter_config(True, selector=SelectorConfig(rank=8, candidates=12))
+        drafter = tiny.random_drafter_for(targets["easy"].decoder, tmp_path, config)
+    else:
+        drafter = trained[method].drafter
+    ways = [
+        {"temperature": 1.0},
+        {"temperature": 1.3, "top_k": 9},
+        {},
+        {"temperature": 0.8, "min_p": 0.05},
+    ]
+    params = [
+        SamplingParams(
+            **way, seed=i, max_tokens=60, ignore_eos=True, logprobs=1 if hosted else None
+        )
+        for i, way in enumerate(ways)
+    ]
+    engines = [
+        engine_of(targets["easy"], drafter, on, draft_length="fixed") for on in (False, True)
+    ]
+    plain, resident = (tiny.run(engine, PROMPTS, params) for engine in engines)
+    assert tiny.outputs(resident) == tiny.outputs(plain)
+    for one, other in zip(resident, plain, strict=True):
+        assert one.speculation == other.speculation
+        assert one.speculation.accepted > 0 or one.params.temperature == 0
 
 
 @pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])

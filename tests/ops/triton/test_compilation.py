@@ -101,6 +101,21 @@ types |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), F32)
 for logits, bits in ((BF16, 16), (F32, 32)):
     sizes = {"BITS": bits, "BLOCK": 8192}
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
+types |= {"best": F32, "place": "*i32", "scores": F32}
+types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
+for logits, bits, skips in ((BF16, 16, True), (F32, 32, False)):
+    sizes = {"COUNT": 32, "BITS": bits, "SKIPS": skips}
+    types |= {"logits": logits}
+    compiled("candidates", "_part", types, {**sizes, "BLOCK": 4096}, num_warps=8)
+    compiled("candidates", "_merge", types, {**sizes, "LANES": 2048}, num_warps=8)
+types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16) | {"factors": F32}
+types |= dict.fromkeys(("newest", "chosen", "others"), INT)
+for pairs, warps in ((False, 1), (True, 4)):
+    sizes = {"COUNT": 16 if pairs else 32, "FACTORS": 8, "RANK": 256 if pairs else 1}
+    compiled("drafts", "_draw", types, {**sizes, "PAIRS": pairs}, num_warps=warps)
+types = {"right": F32, "kept": "fp32"}
+types |= dict.fromkeys(("best", "drafts", "alternatives", "chosen"), INT)
+compiled("drafts", "_record", types, {"REQUESTS": 256, "DEPTHS": 8, "FACTORS": 8})
 types = {"rates": F32, "counts": "*i32"}
 types |= dict.fromkeys(("drafts", "requests", "emitted", "numbers"), INT)
 for logits in (BF16, F32):

@@ -8,10 +8,10 @@ wants fewer accepts fewer.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from peagle.drafters.resident import CycleShape, ResidentDrafter, known_inputs
+from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import Scores, score
 from peagle.models.decoder import Decoder
@@ -19,8 +19,10 @@ from peagle.models.fused import AttendProduct, Taps, fused_target
 from peagle.ops import residual
 from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import PassRows, QKVSpec, attend_product, divided
+from peagle.ops.drafts import Drafts
 from peagle.ops.penalties import penalize
 from peagle.ops.products.normed import Normed
+from peagle.ops.race import Race
 from peagle.ops.resident import ResidentState, accepted_below, settle, verify_inputs
 from peagle.ops.sampling import Sampling, sample_requests
 from peagle.ops.softcap import softcap
@@ -59,7 +61,7 @@ class PromptEnds:
 class Verified:
     """Drafts, and what the target makes of them."""
 
-    drafts: Tensor
+    drafts: Drafts
     """[requests, drafts]"""
     logits: Tensor
     """[requests * (drafts + 1), vocab]"""
@@ -85,23 +87,29 @@ class DeviceCycle:
         """Thresholds that accept drafts whatever the target says; None: the target decides."""
 
     def run(
-        self, state: ResidentState, requests: Tensor, shape: CycleShape, sampling: Sampling
+        self,
+        state: ResidentState,
+        requests: Tensor,
+        shape: CycleShape,
+        sampling: Sampling,
+        temperatures: DraftTemperatures,
     ) -> None:
         """Draft, verify and accept for some requests. requests: [requests] table rows."""
-        drafts = self.draft(state, requests, shape)
-        self.accept(state, requests, self.verify(state, requests, drafts), sampling)
+        race = temperatures.race(sampling, state.computed, requests)
+        verified = self.verify(state, requests, self.draft(state, race, shape))
+        self.accept(state, requests, verified, sampling, temperatures)
 
-    def draft(self, state: ResidentState, requests: Tensor, shape: CycleShape) -> Tensor:
-        """[requests, drafts] tokens."""
+    def draft(self, state: ResidentState, race: Race, shape: CycleShape) -> Drafts:
+        """[requests, drafts] for a race's requests."""
         if self.drafter is None:
-            return torch.empty(len(requests), 0, dtype=torch.int64, device=requests.device)
-        return self.drafter.propose(state, requests, shape, self.open_drafter)
+            return Drafts(race.requests.new_empty(len(race.requests), 0))
+        return self.drafter.propose(state, race, shape, self.open_drafter)
 
-    def verify(self, state: ResidentState, requests: Tensor, drafts: Tensor) -> Verified:
+    def verify(self, state: ResidentState, requests: Tensor, drafts: Drafts) -> Verified:
         """What the target makes of drafts [requests, drafts]."""
         norm = self.layers.layers[0].input_norm
-        embedding = self.target.embed.weight
-        rows, x, normed = verify_inputs(state, requests, drafts, embedding, norm.weight, norm.eps)
+        embedding, tokens = self.target.embed.weight, drafts.tokens
+        rows, x, normed = verify_inputs(state, requests, tokens, embedding, norm.weight, norm.eps)
         first = Normed(normed, None, norm.eps)
         if self.target.embedding_scale is not None:
             x = self.target.scaled(x)
@@ -114,13 +122,19 @@ class DeviceCycle:
         return Verified(drafts, logits, self.drafter.model.project(taps.into))
 
     def accept(
-        self, state: ResidentState, requests: Tensor, verified: Verified, sampling: Sampling
+        self,
+        state: ResidentState,
+        requests: Tensor,
+        verified: Verified,
+        sampling: Sampling,
+        temperatures: DraftTemperatures,
     ) -> None:
         """Choose tokens, which penalizes the logits in place, and accept drafts that agree."""
-        drafts, logits = verified.drafts, verified.logits
+        drafts, logits = verified.drafts.tokens, verified.logits
         penalize(logits, drafts, state.penalties, requests)
         chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
         chosen = chosen.view(len(requests), drafts.shape[1] + 1)
+        temperatures.record(verified.drafts, chosen)
         settle(state, requests, drafts, chosen, verified.features, self.synthetic)
 
     def fill(self, prompts: PromptRows, attention: Attention) -> PromptEnds:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from peagle.drafters.resident import CycleShape
 from peagle.engine.device.cycle import DeviceCycle, Verified
+from peagle.engine.draft_temperatures import FACTORS, DraftTemperatures
+from peagle.ops.drafts import Drafts
 from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling
 from peagle.transfer import upload
@@ -52,6 +54,7 @@ class CycleGraphs:
         self._spare, self.lengths = spare, tuple(lengths)
         self.sizes = batch_sizes(len(state.limits) - 1)
         device = state.computed.device
+        self._temperatures = DraftTemperatures(self.lengths[-1], device)
         self._requests = {
             size: torch.full((size,), spare, dtype=torch.int64, device=device)
             for size in self.sizes
@@ -108,8 +111,8 @@ class CycleGraphs:
         or none.
         """
         if self._cycle.drafter is None:
-            return self._drafts.view(self.sizes[-1], 0)
-        return self._run(self._draft, rows, shape)
+            return self._kept.tokens
+        return self._run(self._draft, rows, shape).tokens
 
     def verify(self, rows: Sequence[int], drafts: int) -> Verified:
         """What the target makes of the drafts, which have just been made for the same rows.
@@ -120,7 +123,8 @@ class CycleGraphs:
 
     def accept(self, rows: Sequence[int], verified: Verified) -> None:
         """Choose tokens by logits that may have been edited, and accept the drafts that agree."""
-        self._cycle.accept(self._state, self._pad(rows), verified, self._sampling)
+        requests = self._pad(rows)
+        self._cycle.accept(self._state, requests, verified, self._sampling, self._temperatures)
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
         """The median over idle rows, which get different tokens: these decide on experts."""
@@ -165,20 +169,29 @@ class CycleGraphs:
 
         return replay
 
-    def _draft(self, size: int, shape: CycleShape) -> Tensor:
-        drafts = self._cycle.draft(self._state, self._requests[size], shape)
-        return self._drafts[: drafts.numel()].view(drafts.shape).copy_(drafts)
+    def _draft(self, size: int, shape: CycleShape) -> Drafts:
+        state, requests = self._state, self._requests[size]
+        race = self._temperatures.race(self._sampling, state.computed, requests)
+        drafts, kept = self._cycle.draft(state, race, shape), self._drafts(size, shape.drafts)
+        for place, made in zip(vars(kept).values(), vars(drafts).values(), strict=True):
+            place.copy_(made)
+        return kept
 
     def _verify(self, size: int, shape: CycleShape) -> Verified:
-        drafts = self._drafts[: size * shape.drafts].view(size, shape.drafts)
+        drafts = self._drafts(size, shape.drafts)
         verified = self._cycle.verify(self._state, self._requests[size], drafts)
         kept = self._logits[: len(verified.logits)].copy_(verified.logits)
         return replace(verified, logits=kept)
 
+    def _drafts(self, size: int, drafts: int) -> Drafts:
+        """What `draft` makes, where `verify` and `accept` find it."""
+        tokens, others = (column[: size * drafts] for column in vars(self._kept).values())
+        return Drafts(tokens.view(size, drafts), others.view(size, drafts, len(FACTORS)))
+
     @functools.cached_property
-    def _drafts(self) -> Tensor:
-        """What `draft` returns, where `verify` finds it."""
-        return self._requests[self.sizes[-1]].new_zeros(self.sizes[-1] * self.lengths[-1])
+    def _kept(self) -> Drafts:
+        tokens = self._requests[self.sizes[-1]].new_zeros(self.sizes[-1] * self.lengths[-1])
+        return Drafts(tokens, tokens.new_zeros(len(tokens), len(FACTORS)))
 
     @functools.cached_property
     def _logits(self) -> Tensor:
@@ -188,7 +201,8 @@ class CycleGraphs:
         return target.embed.weight.new_empty(rows, target.spec.vocab_size)
 
     def _once(self, size: int, shape: CycleShape) -> None:
-        self._cycle.run(self._state, self._requests[size], shape, self._sampling)
+        requests, temperatures = self._requests[size], self._temperatures
+        self._cycle.run(self._state, requests, shape, self._sampling, temperatures)
 
     def _size_for(self, rows: Sequence[int]) -> int:
         return self.sizes[bisect.bisect_left(self.sizes, len(rows))]

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, DraftWork
-from peagle.drafters.readout import Drafts
 from peagle.engine.draft_length import Seconds
+from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.cycle import Verification, accept, verify
-from peagle.engine.host.draft_temperatures import DraftTemperatures
 from peagle.engine.host.rows import Part, Row
 from peagle.engine.host.sampler import choose, sampling_of
 from peagle.engine.logits_processor import LogitsProcessor
@@ -19,6 +18,7 @@ from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, score
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Chunk, Outcome, Result, Step, TokenLogprobs
 from peagle.models.decoder import Decoder
+from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race
 from peagle.transfer import upload
 
@@ -50,11 +50,13 @@ class HostWorker:
         self,
         target: Decoder,
         drafter: Drafter | None,
+        most_drafts: int,
         table: RequestTable,
         slots: int,
         processor: LogitsProcessor,
     ) -> None:
-        """slots: of the KV caches, besides the table's null slot."""
+        """most_drafts: of a request in a cycle; slots: of the KV caches, besides the table's null
+        slot."""
         dtype = target.embed.weight.dtype
         self._target, self._drafter = target, drafter
         self._device = target.embed.weight.device
@@ -67,7 +69,7 @@ class HostWorker:
             self._drafter_cache = HostCache(config.transformer, table, slots, dtype)
             self._taps = config.taps
         self._rows: dict[int, Row] = {}
-        self._temperatures = DraftTemperatures(self._device)
+        self._temperatures = DraftTemperatures(most_drafts, self._device)
 
     @torch.inference_mode()
     def exchange(self, step: Step) -> Outcome:
@@ -130,29 +132,29 @@ class HostWorker:
         features = [part.request.features for part in pending if part.request.features is not None]
         tokens = torch.tensor(following, device=self._device)
         ks = tuple(part.drafts for part in pending)
-        race = self._race([part.request for part in pending], max(ks))
+        race = self._race([part.request for part in pending])
         rows = DraftWork(spans, ks, tokens, torch.cat(features), race)
         return self._drafter.propose(rows, self._drafter_cache)
 
-    def _race(self, requests: Sequence[Row], depths: int) -> Race | None:
+    def _race(self, requests: Sequence[Row]) -> Race | None:
         """The draws that the requests' drafts are for; None where all are greedy."""
         settings = [request.settings for request in requests]
         if all(each.temperature == 0 for each in settings):
             return None
-        lengths = [len(request.tokens) for request in requests]
-        positions = torch.tensor(lengths, device=self._device)
-        sampling = sampling_of(settings, self._device)
-        return Race(sampling, positions, self._temperatures.choose(depths))
+        newest = [len(request.tokens) - 1 for request in requests]
+        positions = torch.tensor(newest, device=self._device)
+        every = torch.arange(len(requests), device=self._device)
+        return self._temperatures.race(sampling_of(settings, self._device), positions, every)
 
     def _fit_temperatures(
         self, work: Sequence[Part], drafts: Drafts, verdicts: Mapping[int, Verdict]
     ) -> None:
         if drafts.alternatives is None:
             return
-        shares = drafts.alternatives.split([part.drafts for part in work])
-        for part, alternatives in zip(work, shares, strict=True):
-            if part.drafts and part.request.settings.temperature > 0:
-                self._temperatures.record(alternatives, verdicts[part.row].tokens)
+        ks = [part.drafts for part in work]
+        tokens = [verdicts.get(part.row, UNDECIDED).tokens for part in work]
+        chosen = [[*known, *[-1] * (max(ks) + 1 - len(known))] for known in tokens]
+        self._temperatures.record(drafts.padded(ks), torch.tensor(chosen, device=self._device))
 
     def _verify(self, work: Sequence[Part], drafts: Tensor) -> Verification:
         """The target over newest tokens, drafts and prompt chunks; fills its cache."""

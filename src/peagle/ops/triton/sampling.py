@@ -88,7 +88,7 @@ def _sample(
             first = tl.maximum(tl.ceil((wanted - above) / share), 1.0)
             ties = tl.where(found == edge, tl.minimum(ties, first), first)
             edge = found
-    race = _race(tl.load(seeds + request), tl.load(firsts + request) + row % count)
+    race = row_key(tl.load(seeds + request), tl.load(firsts + request) + row % count)
     token = _first(own, vocab, top, temperature, floor, edge, ties, race, BITS, BLOCK)
     tl.store(out + row, tl.where(token < 0, best, token))
 
@@ -171,7 +171,7 @@ def _first(
                 stays = stays | ((at_edge > 0) & (tl.cumsum(at_edge, 0) <= ties))
                 ties -= tl.minimum(tied, ties)
         column = begin + tl.arange(0, BLOCK)
-        speed = tl.where(stays, shares / _time(race, column), 0.0)
+        speed = tl.where(stays, shares / arrival_time(race, column), 0.0)
         best = tl.max(speed, 0)
         if best > fastest:
             fastest = best
@@ -186,9 +186,14 @@ def _read(own, begin, vocab, top, temperature, floor, BITS: tl.constexpr, BLOCK:
     inside = column < vocab
     value = tl.load(own + column, mask=inside, other=float("-inf")).to(tl.float32)
     share = tl.where(inside, _share(value, top, temperature, floor), 0.0)
+    return tl.where(share > 0, ordered(value, BITS), 0), share
+
+
+@triton.jit
+def ordered(value, BITS: tl.constexpr):
+    """Keys that order as float32 numbers do, of their first bits."""
     bits = (value + 0.0).to(tl.uint32, bitcast=True)  # one zero, not two
-    bits = tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000) >> (32 - BITS)
-    return tl.where(share > 0, bits, 0), share
+    return tl.where(bits >> 31 == 1, bits ^ 0xFFFFFFFF, bits | 0x80000000) >> (32 - BITS)
 
 
 @triton.jit
@@ -208,7 +213,7 @@ def _share(value, top, temperature, floor):
 
 
 @triton.jit
-def _race(seed, position):
+def row_key(seed, position):
     """A row's key, as in the reference."""
     golden: tl.constexpr = 0x9E3779B97F4A7C15
     state = _mix(seed.to(tl.uint64, bitcast=True) + golden)
@@ -216,7 +221,7 @@ def _race(seed, position):
 
 
 @triton.jit
-def _time(race, tokens):
+def arrival_time(race, tokens):
     """The reference's exponential times, but for the last bits. Small ones by their series, since
     1 less a small number is none of float32's."""
     bits = _mix_short(tokens.to(tl.uint32) ^ race.to(tl.uint32))

@@ -1,0 +1,173 @@
+"""Candidates, drafts drawn among them, and which factor was right: the kernels and their twins."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from peagle.ops import candidates, drafts
+from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.drafts import Drafts
+from peagle.ops.race import Race
+from peagle.ops.sampling import Sampling
+
+FACTORS = (0.0, 0.5, 0.7, 0.85, 1.0, 1.2)
+VOCAB, DRAFT_VOCAB, SLOTS, RANK = 400, 301, 4, 20
+SETTINGS = (
+    (1.0, 0, 0.0),
+    (0.7, 3, 0.0),
+    (0.0, 0, 0.0),
+    (1.3, 0, 0.3),
+    (0.9, 500, 0.01),
+    (0.0, 4, 0.5),
+    (1e-3, 1, 1.0),
+)
+"""Temperature, top-k and min-p of the table's rows."""
+
+
+def race() -> Race:
+    """Of every row of the table, in another order, and one of them twice."""
+    temperature, top_k, min_p = torch.tensor(SETTINGS).T.contiguous()
+    rows = len(SETTINGS)
+    seeds = torch.arange(rows) * 7919 - 3
+    how = Sampling(temperature, top_k.long(), torch.full((rows,), 0.1), min_p, seeds)
+    requests = torch.tensor([*range(rows), 3]).flip(0)
+    chosen = torch.tensor([3, 0, 5, 2, 4, 1, 3])
+    return Race(how, torch.arange(rows) * 31, requests, torch.tensor(FACTORS), chosen)
+
+
+def moved(value, device: torch.device):  # type: ignore[no-untyped-def]
+    if torch.is_tensor(value):
+        return value.to(device)
+    columns = {f.name: moved(getattr(value, f.name), device) for f in fields(value)}
+    return replace(value, **columns)
+
+
+def offsets() -> Tensor:
+    generator = torch.Generator().manual_seed(4)
+    kept = torch.randperm(VOCAB, generator=generator)[:DRAFT_VOCAB].sort().values
+    return kept - torch.arange(DRAFT_VOCAB)
+
+
+def ranked(logits: Tensor, count: int) -> Tensor:
+    """The highest, the first ones among equals, in the vocabulary's order."""
+    return logits.sort(dim=-1, descending=True, stable=True).indices[:, :count].sort().values
+
+
+@pytest.fixture(params=[128, 512])
+def block(request, monkeypatch: pytest.MonkeyPatch) -> int:
+    from peagle.ops.triton import candidates as kernel
+
+    monkeypatch.setattr(kernel, "BLOCK", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [16, 32])
+def test_the_likeliest(device: torch.device, block: int, dtype: torch.dtype, count: int) -> None:
+    from peagle.ops.triton import candidates as kernel
+
+    torch.manual_seed(block)
+    logits = (3 * torch.randn(6, DRAFT_VOCAB)).to(dtype)
+    logits[1] = torch.randint(-1, 2, (DRAFT_VOCAB,)).to(dtype) * -0.0
+    logits[2, 5:] = float("-inf")
+    logits[3] = torch.randint(-3, 4, (DRAFT_VOCAB,)).to(dtype)
+    found = kernel.likeliest(logits.to(device), offsets().to(device), count)
+    scores, ids, tokens = (column.cpu() for column in found)
+    assert torch.equal(ids, ranked(logits, count))
+    assert torch.equal(scores, logits.gather(1, ids).float())
+    assert torch.equal(tokens, ids + offsets()[ids])
+    theirs = candidates.likeliest(logits[[0, 4, 5]].float(), offsets(), count)
+    assert torch.equal(theirs.ids, ids[[0, 4, 5]]) or dtype != torch.float32
+
+
+def test_greedy_requests_get_the_first_of_the_likeliest(device: torch.device, block: int) -> None:
+    from peagle.ops.triton import candidates as kernel
+
+    known = replace(race(), requests=torch.tensor([2, 0, 5]))
+    logits = torch.randint(-2, 3, (len(known.requests) * SLOTS, DRAFT_VOCAB)).float()
+    greedy = (known.sampling.temperature[known.requests] == 0).repeat_interleave(SLOTS)
+    broken = int(greedy.nonzero()[0])
+    logits[broken, [7, 200]] = float("nan")
+    logits[broken + 1] = float("-inf")
+    scores, ids, tokens = kernel.likeliest(
+        logits.to(device), offsets().to(device), 32, moved(known, device)
+    )
+    best = logits.nan_to_num(float("-inf")).argmax(dim=1)
+    best[broken] = 0
+    assert ids[greedy, 0].tolist() == best[greedy].tolist()
+    assert tokens[greedy, 0].tolist() == (best + offsets()[best])[greedy].tolist()
+    assert torch.equal(ids[~greedy].cpu(), ranked(logits, 32)[~greedy])
+    drawn = drawn_by_kernel(scores, ids, tokens, known, device)
+    assert drawn.tokens.flatten()[greedy].tolist() == tokens[greedy, 0].tolist()
+
+
+def drawn_by_kernel(
+    scores: Tensor, ids: Tensor, tokens: Tensor, known: Race, device: torch.device
+) -> Drafts:
+    from peagle.ops.triton import drafts as kernel
+
+    found = Candidates(scores, ids, tokens).by_request(SLOTS)
+    return Drafts(*(c.cpu() for c in kernel.draw_drafts(found, None, moved(known, device), 0)))
+
+
+def test_whatever_scores_are_drafts_are_tokens(device: torch.device) -> None:
+    known, count = race(), 32
+    shape = (len(known.requests) * SLOTS, count)
+    ids = torch.arange(count).expand(shape).contiguous().to(device)
+    for value in (float("nan"), float("-inf"), float("inf")):
+        scores = torch.full(shape, value, device=device)
+        drawn = drawn_by_kernel(scores, ids, ids + 3, known, device)
+        assert drawn.tokens.min() >= 3
+        assert drawn.tokens.max() < count + 3
+
+
+@pytest.mark.parametrize("count", [5, 16, 32])
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("depth", [0, 3])
+def test_drafts_are_drawn_as_the_twin_draws_them(
+    device: torch.device, count: int, paired: bool, depth: int
+) -> None:
+    from peagle.ops.triton import drafts as kernel
+
+    torch.manual_seed(count)
+    known = race()
+    requests = len(known.requests)
+    logits = 2 * torch.randn(requests * SLOTS, DRAFT_VOCAB)
+    found = candidates.likeliest(logits, offsets(), count).by_request(SLOTS)
+    pairs = None
+    if paired:
+        sides = torch.randn(VOCAB, RANK), torch.randn(DRAFT_VOCAB, RANK) / RANK**0.5
+        pairs = Pairs(*sides, torch.randn(requests, SLOTS, RANK))
+    expected = drafts.draw_drafts(found, pairs, known, depth)
+    inputs = (moved(value, device) if value is not None else None for value in (found, pairs))
+    tokens, others = kernel.draw_drafts(*inputs, moved(known, device), depth)
+    assert torch.equal(tokens.cpu(), expected.tokens)
+    assert torch.equal(others.cpu(), expected.alternatives)
+    assert len(set(others.flatten().tolist())) > 3 * len(FACTORS)
+
+
+@pytest.mark.parametrize("requests", [1, 3, 5])
+@pytest.mark.parametrize("depths", [1, 3, 6])
+def test_counts_of_what_was_right(device: torch.device, requests: int, depths: int) -> None:
+    from peagle.ops.triton import drafts as kernel
+
+    generator = torch.Generator().manual_seed(depths)
+
+    def drawn(*shape: int, lowest: int = 0) -> Tensor:
+        return torch.randint(lowest, 3, shape, generator=generator)
+
+    right = torch.rand(8, len(FACTORS), generator=generator)
+    best = torch.full((8,), 3)
+    ours = (right.to(device, copy=True), best.to(device, copy=True))
+    for _ in range(10):
+        others = drawn(requests, depths, len(FACTORS))
+        others[drawn(requests) == 0] = -1
+        tokens, chosen = drawn(requests, depths), drawn(requests, depths + 1, lowest=-1)
+        drafts.record(right, best, Drafts(tokens, others), chosen)
+        kernel.record(*ours, *(column.to(device) for column in (tokens, others, chosen)))
+        torch.testing.assert_close(ours[0].cpu(), right, rtol=1e-4, atol=1e-4)
+        clear = right.topk(2, dim=1).values.diff(dim=1)[:, 0].abs() > 1e-3
+        assert torch.equal(ours[1].cpu()[clear], best[clear])
+    assert len(set(best[:depths].tolist())) > 1 or depths == 1
