@@ -209,12 +209,14 @@ def _attend(cache: KVCache, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendP
     of the same heads together. After the first layer `rows` are settled (`attend_product`): the
     launches between two layers' attentions include one that waits for everything before it.
     """
-    by_window = {spec.window: cache.rows_for(spec.window, rows) for spec in specs}
+    by_sizes: dict[tuple[int, int, int], PassRows] = {}
     by_spec: dict[tuple[int | None, tuple[int, int, int]], PassRows] = {}
     for layer, spec in enumerate(specs):
+        if spec.sizes not in by_sizes:
+            by_sizes[spec.sizes] = divided(rows, spec, cache.layers[layer])
         key = spec.window, spec.sizes
         if key not in by_spec:
-            by_spec[key] = divided(by_window[spec.window], spec, cache.layers[layer])
+            by_spec[key] = cache.rows_for(spec.window, by_sizes[spec.sizes])
 
     def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
         of_layer = by_spec[spec.window, spec.sizes]
