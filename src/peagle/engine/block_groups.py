@@ -71,6 +71,11 @@ class BlockGroups:
         return len(self._groups)
 
     @property
+    def windowed(self) -> bool:
+        """Whether any layers have a window."""
+        return len(self) > 1
+
+    @property
     def num_blocks(self) -> int:
         """Of all groups."""
         return sum(group.pool.num_blocks for group in self._groups)
@@ -110,8 +115,8 @@ class BlockGroups:
 
     def share(self, prefix: HeldBlocks) -> None:
         """Take one more reference on each block of a prefix."""
-        for group, block in prefix:
-            self._groups[group].pool.share([block])
+        for group in range(len(self)):
+            self._groups[group].pool.share(prefix.held(group))
 
     def grow(self, held: HeldBlocks, count: int) -> list[list[int]]:
         """Take `count` blocks of each group, whose pools must have them; what was taken."""
@@ -140,7 +145,7 @@ class BlockGroups:
 
     def release(self, held: HeldBlocks) -> None:
         """Give back all that a request holds."""
-        for group in range(len(held.of_groups)):
+        for group in range(len(self)):
             self._groups[group].pool.release(held.held(group))
 
     def remember(self, held: HeldBlocks, place: int, digest: bytes) -> None:
@@ -153,7 +158,7 @@ class BlockGroups:
         """Forget what a request's blocks hold. Returns those that nobody else holds."""
         return [
             (group, block)
-            for group in range(len(held.of_groups))
+            for group in range(len(self))
             for block in self._groups[group].pool.disown(held.held(group))
         ]
 

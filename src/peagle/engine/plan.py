@@ -2,8 +2,9 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from peagle.engine.block_groups import WHOLE, BlockGroups, GroupBlock, HeldBlocks
 from peagle.engine.request import Request
@@ -37,11 +38,21 @@ class Share:
         return self.start + self.rows
 
 
+class Passed(NamedTuple):
+    """Blocks of one group that none of a request's next rows sees."""
+
+    request: Request
+    group: int
+    places: range
+
+
 @dataclass(frozen=True)
 class Plan:
     """What `Scheduler.launch` carries out."""
 
     work: tuple[Share, ...] = ()
+    passed: tuple[Passed, ...] = ()
+    """What running requests give back of windows, before anything else changes hands."""
     preempted: tuple[Request, ...] = ()
     """Running requests that give their blocks back, in this order."""
     drafts: int | None = None
@@ -54,18 +65,6 @@ class Plan:
 
 
 NOTHING = Plan()
-
-
-def passed_blocks(
-    request: Request, groups: BlockGroups, prefix_caching: bool
-) -> Iterator[tuple[int, range]]:
-    """By group, the places of a running request's blocks that its next rows do not see.
-
-    Where prefixes are cached, only those that the cache knows by then.
-    """
-    earliest = request.computed if request.on_device else request.furthest
-    most = request.remembered if prefix_caching else len(request.blocks)
-    return groups.passed(request.blocks, earliest, most)
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,7 @@ class Planner:
         self._reused: set[GroupBlock] = set()
         """Free blocks that admitted requests find their beginning in."""
         self._work: list[Share] = []
+        self._passed: list[Passed] = []
         self._preempted: list[Request] = []
 
     def plan(self, running: Sequence[Request], waiting: Iterable[Request], free_rows: int) -> Plan:
@@ -110,15 +110,15 @@ class Planner:
             for request in itertools.islice(waiting, free_rows):
                 if not self._admit(request):
                     break
-        return Plan(tuple(self._work), tuple(self._preempted), self._limits.drafts)
+        parts = tuple(self._work), tuple(self._passed), tuple(self._preempted)
+        return Plan(*parts, self._limits.drafts)
 
     def _grow(self, request: Request, staying: list[Request]) -> None:
         """A share for a running request, for whose blocks the last ones may not stay."""
         if self._will_end(request):
             return
-        for group, places in passed_blocks(request, self._groups, self._limits.prefix_caching):
-            blocks = request.blocks.of_groups[group][places.start : places.stop]
-            self._give_back((group, block) for block in blocks)
+        if self._groups.windowed:
+            self._pass(request)
         held = len(request.blocks) * self._block_size
         share = self._share(request, request.furthest, held)
         if share is None:
@@ -134,6 +134,18 @@ class Planner:
                 return
         self._take(share)
 
+    def _pass(self, request: Request) -> None:
+        """Give back what a running request's next rows do not see.
+
+        Where prefixes are cached, only blocks that the cache knows by then.
+        """
+        earliest = request.computed if request.on_device else request.furthest
+        blocks = request.blocks
+        most = request.remembered if self._limits.prefix_caching else len(blocks)
+        for group, places in self._groups.passed(blocks, earliest, most):
+            self._passed.append(Passed(request, group, places))
+            self._give_back((group, blocks.of_groups[group][place]) for place in places)
+
     def _admit(self, request: Request) -> bool:
         """A share for a waiting request after its cached prefix; False when there is no room."""
         if not self._rows_left(decodes=False):
@@ -141,12 +153,15 @@ class Planner:
         hashes = request.prefix_hashes(self._block_size) if self._limits.prefix_caching else []
         prefix = self._groups.match(hashes)
         idle = {block for block in prefix if self._is_free(block)} - self._reused
-        self._take_idle(idle)
+        free = self._free_blocks
+        self._free_blocks = free.copy()
+        for group, _ in idle:
+            self._free_blocks[group] -= 1
         held = len(prefix) * self._block_size
         share = self._share(request, held, held)
         fresh = 0 if share is None else self._blocks_for(share.stop) - len(prefix)
         if share is None or fresh > min(self._free_blocks):
-            self._take_idle(idle, -1)
+            self._free_blocks = free
             return False
         self._reused |= idle
         self._take(replace(share, prefix=prefix, fresh=fresh))
@@ -185,10 +200,6 @@ class Planner:
         """
         free = min(self._free_blocks[WHOLE + 1 :], default=self._limits.max_length)
         return max(held + free * self._block_size - start, 1)
-
-    def _take_idle(self, blocks: Iterable[GroupBlock], sign: int = 1) -> None:
-        for group, _ in blocks:
-            self._free_blocks[group] -= sign
 
     def _take(self, share: Share) -> None:
         self._work.append(share)

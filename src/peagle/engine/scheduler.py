@@ -11,7 +11,7 @@ from peagle.config import EngineConfig
 from peagle.engine.block_groups import BlockGroups, GroupBlock
 from peagle.engine.capacity import Capacity
 from peagle.engine.draft_length import DraftLength
-from peagle.engine.plan import Limits, Plan, Planner, Share, passed_blocks
+from peagle.engine.plan import Limits, Passed, Plan, Planner, Share
 from peagle.engine.request import Request, RequestOutput, Status
 from peagle.engine.row_pool import RowPool
 from peagle.engine.step import Begin, Chunk, Cycle, Outcome, Result, Step
@@ -116,11 +116,11 @@ class Scheduler:
 
     def launch(self, plan: Plan) -> Step:
         """Carry out a plan: blocks and table rows change hands. Returns what a worker has to do."""
+        for passed in plan.passed:
+            self._give_back_passed(passed)
         for request in plan.preempted:
             self.preempt(request)
         begun = tuple(self._admit(share) for share in plan.work if share.prefix is not None)
-        for request in self.running:
-            self._give_back_passed(request)
         for share in plan.work:
             if share.fresh:
                 self._grow(share)
@@ -192,11 +192,10 @@ class Scheduler:
             self.rows.append(row, group, passed, prefix.held(group))
         return request.admit(row, prefix, share.start)
 
-    def _give_back_passed(self, request: Request) -> None:
-        """Give back the blocks of windows that have moved past them."""
-        for group, places in passed_blocks(request, self.groups, self._prefix_caching):
-            self.groups.give_back(request.blocks, group, places)
-            self.rows.append(request.row, group, places.start, [None] * len(places))
+    def _give_back_passed(self, passed: Passed) -> None:
+        request, group, places = passed
+        self.groups.give_back(request.blocks, group, places)
+        self.rows.append(request.row, group, places.start, [None] * len(places))
 
     def _grow(self, share: Share) -> None:
         """Take the blocks that a planned share needs."""
