@@ -1,7 +1,6 @@
 """A drafter's directory in vLLM's layout: strict reading, and writing."""
 
 import json
-import shutil
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.config import DrafterFormat
@@ -37,6 +35,7 @@ from peagle.models.weights import (
     disassemble,
     read_json,
     read_tensors,
+    save_tensors,
     tensor_names,
 )
 from peagle.ops.packing import pack
@@ -349,13 +348,11 @@ def save_drafter(
     with replacing_directory(directory) as fresh:
         tensors = {name: value.to(dtype) for name, value in _file_tensors(model, shared).items()}
         tensors.update(_vocabulary_tensors(model))
-        save_file(tensors, fresh / "model.safetensors", metadata={"format": "pt"})
+        save_tensors(fresh / "model.safetensors", tensors)
         text = json.dumps(config_json(model.config, dtype), indent=2) + "\n"
         (fresh / "config.json").write_text(text, encoding="utf-8")
         if model.readout.selector is not None:
             save_selector(fresh, model.readout.selector, model.config, dtype)
-        # safetensors writes files that only their owner may read
-        shutil.copymode(fresh / "config.json", fresh / "model.safetensors")
 
 
 def _file_tensors(model: DraftModel, shared: frozenset[str]) -> dict[str, Tensor]:

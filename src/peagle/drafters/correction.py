@@ -4,12 +4,10 @@ Its tensors have DFlash2's names. Without the folder the directory is the same d
 """
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from peagle.drafters.model import DrafterConfig
@@ -23,6 +21,7 @@ from peagle.models.weights import (
     mismatches,
     read_json,
     read_tensors,
+    save_tensors,
     shortened,
 )
 
@@ -86,6 +85,4 @@ def save_selector(
     tensors = disassemble(selector, selector_rules(config))
     values = {RANK: selector.config.rank, CANDIDATES: selector.config.candidates}
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    file = folder / "model.safetensors"
-    save_file({k: v.to(dtype) for k, v in tensors.items()}, file, metadata={"format": "pt"})
-    shutil.copymode(folder / "config.json", file)  # as for the drafter's own
+    save_tensors(folder / "model.safetensors", {k: v.to(dtype) for k, v in tensors.items()})

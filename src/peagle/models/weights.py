@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import shutil
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -315,6 +314,14 @@ def disassemble(module: nn.Module, rules: Iterable[TensorRule]) -> dict[str, Ten
     return tensors
 
 
+def save_tensors(file: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file that others may read as they may any new file."""
+    file.touch()
+    mode = file.stat().st_mode
+    save_file(tensors, file, metadata={"format": "pt"})  # readable by its owner alone
+    file.chmod(mode)
+
+
 def write_shards(directory: Path, parts: Iterable[dict[str, Tensor]], count: int) -> None:
     """Write each of `count` parts into a file of its own, before the next is taken, and an index.
 
@@ -324,10 +331,8 @@ def write_shards(directory: Path, parts: Iterable[dict[str, Tensor]], count: int
     size = 0
     for number, tensors in enumerate(parts, start=1):
         name = f"model-{number:05}-of-{count:05}.safetensors"
-        save_file(tensors, directory / name, metadata={"format": "pt"})
+        save_tensors(directory / name, tensors)
         weight_map |= dict.fromkeys(tensors, name)
         size += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-    for file in safetensors_files(directory):  # which only their owner may read
-        shutil.copymode(directory / INDEX, file)
