@@ -55,13 +55,8 @@ _EXPERTS = ExpertsSpec(
     intermediate_size=6144,
     norm_topk_prob=True,
 )
-_SMALL_HEADS = AttentionSpec(
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    rope=RopeConfig(theta=1e6, original_max_position=1024),
-    qk_norm=True,
-)
+_SMALL_ROPE = replace(_HEADS.rope, original_max_position=1024)
+_SMALL_HEADS = replace(_HEADS, num_heads=4, num_kv_heads=2, head_dim=16, rope=_SMALL_ROPE)
 _QWEN3_8B = DecoderSpec(
     vocab_size=151_936,
     hidden_size=4096,

@@ -69,7 +69,8 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
         return kv_cache_memory(config, device, _workspace(target, drafter, rows, num_seqs, k))
 
     num_seqs = config.max_num_seqs or _num_seqs(shape, memory, MOST_SEQS[device.type])
-    division = shape.divided(memory(num_seqs), num_seqs)
+    left = memory(num_seqs)
+    division = shape.divided(left, num_seqs)
     whole, *windows = division.num_blocks
     prompts = prompt_tokens(config, device)
     return Capacity(
@@ -77,7 +78,7 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
         num_blocks=whole,
         windows=dict(zip(shape.windows, windows, strict=True)),
         block_size=config.block_size,
-        max_length=_max_length(target, config, division, memory(num_seqs)),
+        max_length=_max_length(target, config, division, left),
         batched_tokens=rows,
         prompt_tokens=min(prompts, division.prompt_tokens or prompts),
     )

@@ -44,6 +44,8 @@ class KVCache:
         those that do not."""
         self._table, self._windows = table, windows or {}
         attention = [layer.attention for layer in spec.layers]
+        self.full = all(each.full for each in attention)
+        """Whether no layer has a window or sinks."""
         kinds = [(self._group(each.window), each.num_kv_heads, each.head_dim) for each in attention]
         sizes = [slots, *(window.null_slot for window in self._windows.values())]
         self._tensors = {

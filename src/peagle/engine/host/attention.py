@@ -1,7 +1,7 @@
 """Attention of a pass in torch's operations: gathered, contiguous, or in tiles."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +9,9 @@ from torch import Tensor
 
 from peagle.drafters.drafter import Span
 from peagle.engine.kv_cache import KVCache
-from peagle.engine.request_table import RequestTable, SlotTable
+from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import places, tile_rows
 from peagle.models.decoder import Attend
-from peagle.models.spec import DecoderSpec
 from peagle.ops import cached_attention
 from peagle.ops.attention import (
     AttentionGroup,
@@ -28,20 +27,9 @@ from peagle.transfer import upload
 class HostCache(KVCache):
     """A cache that a pass over spans of requests can be opened on."""
 
-    def __init__(
-        self,
-        spec: DecoderSpec,
-        table: RequestTable,
-        slots: int,
-        dtype: torch.dtype,
-        windows: Mapping[int, SlotTable] | None = None,
-    ) -> None:
-        super().__init__(spec, table, slots, dtype, windows)
-        self._gathers = self.alike and all(layer.attention.full for layer in spec.layers)
-
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
         """Positions [rows] of some spans, in order, and the attention of one pass over them."""
-        if not self._gathers:
+        if not (self.alike and self.full):
             attention = TiledAttend(self.layers, self._tiles(spans))
             return attention.positions, attention
         if len(spans) == 1:
