@@ -10,7 +10,6 @@ the bundled target's, whose ids are a subset of the shape's.
 """
 
 import shutil
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -67,7 +66,4 @@ def write_target(
 
 
 if __name__ == "__main__":
-    try:
-        run(main)
-    except InputError as error:
-        sys.exit(f"checkpoint.py: {error}")
+    run(main)

@@ -29,7 +29,7 @@ from sides import Vllm, attempt, target_in
 from peagle.bench.environment import machine
 from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import require_room
-from peagle.cli.script import new_app
+from peagle.cli.script import new_app, start
 from peagle.errors import InputError
 from peagle.files import refuse_existing
 
@@ -136,7 +136,4 @@ def _publish(results: dict[str, Any], out: Path) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        app()
-    except InputError as error:
-        sys.exit(f"compare.py: {error}")
+    start(app)

@@ -181,7 +181,4 @@ def _two(text: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    try:
-        run(main)
-    except InputError as error:
-        sys.exit(f"mixed.py: {error}")
+    run(main)

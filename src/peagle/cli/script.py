@@ -1,9 +1,13 @@
 """Applications and scripts of benchmarks/ as commands, with help and errors in plain text."""
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import typer
+
+from peagle.errors import InputError
 
 
 def run(main: Callable[..., Any]) -> None:
@@ -11,7 +15,15 @@ def run(main: Callable[..., Any]) -> None:
     about = main.__globals__["__doc__"]
     app = new_app(about)
     app.command(help=_first_line(about))(main)
-    app()
+    start(app)
+
+
+def start(app: typer.Typer) -> None:
+    """Run a script's application; wrong input is told in a line, after the script's name."""
+    try:
+        app()
+    except InputError as error:
+        sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
 def new_app(about: str | None, **more: Any) -> typer.Typer:
