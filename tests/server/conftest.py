@@ -29,6 +29,12 @@ def load() -> LLM:
     return LLM(bundled("target"), speculation, config)
 
 
+@pytest.fixture(autouse=True)
+def nothing_told_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a request leaves out is logged once a process; so that tests agree in any order."""
+    monkeypatch.setattr("peagle.server.body._told", set())
+
+
 @dataclass(frozen=True)
 class Running:
     """A running server."""
