@@ -82,9 +82,10 @@ class PassRows:
     def through(self, slots: Tensor) -> "PassRows":
         """The same rows for layers that go by other slots, [table rows, positions]."""
         rows = torch.arange(len(self.positions), device=slots.device)
-        owners = torch.searchsorted(self.firsts, rows, right=True) - 1
-        own = slots[self.requests[owners], self.positions]
-        return replace(self, slots=slots, writes=torch.where(self.writes >= 0, own, -1))
+        owners, kept = torch.searchsorted(self.firsts, rows, right=True) - 1, self.writes >= 0
+        # drafts reach beyond the longest context, where nothing has a place
+        own = slots[self.requests[owners], self.positions.where(kept, 0)]
+        return replace(self, slots=slots, writes=own.where(kept, -1))
 
 
 def supports_head_dim(head_dim: int) -> bool:

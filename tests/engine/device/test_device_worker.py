@@ -542,3 +542,19 @@ def test_requests_come_and_go_without_the_host_waiting_for_the_device():
             tiny.finish(engine)
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def test_contexts_of_windows_end_where_drafts_would_reach_beyond(targets, tmp_path):
+    """The longest context fills its blocks; drafts of the last cycles have no place there."""
+    decoder = targets["qwen3_windows"].decoder
+    drafter = tiny.random_drafter_for(decoder, tmp_path, tiny.drafter_config(True))
+    prompt = PROMPTS[0]
+    changes = {"max_model_len": 32, "block_size": 4, "max_num_seqs": 1}
+    config = tiny.engine_config(**changes)
+    params = SamplingParams(max_tokens=32 - len(prompt), ignore_eos=True)
+    plain, drafted = (
+        tiny.run(tiny.engine(decoder, by, k, True, config), [prompt], params)
+        for by, k in ((None, 0), (drafter, 5))
+    )
+    assert tiny.outputs(drafted) == tiny.outputs(plain)
+    assert len(tiny.outputs(drafted)[0]) == 32 - len(prompt)
