@@ -8,21 +8,21 @@ import torch
 from peagle.bench.random_weights import OVERLAPS, Weights, correlation, random_target, target_bytes
 from peagle.bench.shapes import SHAPES
 from peagle.models.decoder import Decoder
-from peagle.models.spec import DecoderSpec, LayerSpec
+from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops import moe
 from peagle.ops.weight import Fp8Weight, Mxfp4Weight, format_of, weights_of
 
 CPU = torch.device("cpu")
 
 
-def small(name: str) -> DecoderSpec:
+def small(name: str, layers: int = 8, hidden: int = 256, inner: int = 128) -> DecoderSpec:
     """A shape of fewer, smaller layers, with as many experts and as many chosen."""
     spec = SHAPES[name].target
     layer = spec.layers[0]
     heads = replace(layer.attention, num_heads=4, num_kv_heads=2, head_dim=64)
-    inner = replace(layer.feed_forward, moe_intermediate_size=128, intermediate_size=128)
-    layers = 8 * (LayerSpec(heads, inner),)
-    return replace(spec, vocab_size=2000, hidden_size=256, layers=layers)
+    fed = replace(layer.feed_forward, moe_intermediate_size=inner, intermediate_size=inner)
+    same = layers * (LayerSpec(heads, fed),)
+    return replace(spec, vocab_size=2000, hidden_size=hidden, layers=same)
 
 
 def chosen_experts(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
@@ -85,7 +85,8 @@ def test_correlations_grow_with_what_is_shared():
     [("gpt-oss-20b", Mxfp4Weight), ("qwen3-30b-a3b-fp8", Fp8Weight)],
 )
 def test_what_is_packed_is_what_published_files_pack(name: str, packed: type):
-    decoder = random_target(small(name), CPU, torch.bfloat16, SHAPES[name].weights)
+    spec = small(name, layers=1, hidden=512, inner=512)  # scales of MXFP4 fill 512 inputs
+    decoder = random_target(spec, CPU, torch.bfloat16, SHAPES[name].weights)
     layer = decoder.layers[0]
     assert isinstance(layer.mlp.gate_up, packed)
     assert isinstance(layer.mlp.down, packed)
@@ -96,3 +97,13 @@ def test_what_is_packed_is_what_published_files_pack(name: str, packed: type):
     assert target_bytes(decoder.spec, torch.bfloat16, SHAPES[name].weights) == stored
     deviation = layer.mlp.gate_up.dense().std().item()
     assert deviation == pytest.approx(0.02, rel=0.2)
+
+
+def test_gemma_4_keeps_its_stream_and_shares_its_embeddings():
+    spec = SHAPES["gemma-4-31b"].target
+    layer = replace(spec.layers[0], feed_forward=MLPSpec(64, activation="gelu_tanh"))
+    spec = replace(spec, vocab_size=500, hidden_size=64, layers=(layer,))
+    decoder = random_target(spec, CPU, torch.bfloat16)
+    assert decoder.head.weight is decoder.embed.weight
+    assert decoder.layers[0].scalar.item() == 1.0
+    assert not any(value.is_meta for value in decoder.state_dict().values())

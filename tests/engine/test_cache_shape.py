@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 
 from peagle.bench.shapes import shape_of
 from peagle.engine.cache_shape import CacheShape
-from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 
-SLIDING = LayerSpec(AttentionSpec(32, 16, 256, window=1024), MLPSpec(21504))
-FULL = LayerSpec(AttentionSpec(32, 4, 512, k_eq_v=True), MLPSpec(21504))
-GEMMA_31B = DecoderSpec(262144, 5376, 10 * (5 * (SLIDING,) + (FULL,)), max_length=262144)
+GEMMA_31B = shape_of("gemma-4-31b").target
 SMALL = tiny.ATTENTION
 GIB = 1 << 30
 

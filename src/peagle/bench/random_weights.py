@@ -20,7 +20,13 @@ from peagle.models.decoder import Decoder, DecoderLayer, decoder_layer
 from peagle.models.spec import DecoderSpec, ExpertsSpec
 from peagle.ops.norm import RMSNorm
 from peagle.ops.packing import pack
-from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight, replace_weight
+from peagle.ops.weight import (
+    Fp8Weight,
+    Mxfp4Weight,
+    QuantizedWeight,
+    Weight,
+    replace_weight,
+)
 
 STD = 0.02
 SMALL = STD / 64
@@ -147,18 +153,21 @@ class RandomWeights:
 
     def fill(self, module: nn.Module) -> None:
         """Give a module all its weights, and make it ready for inference."""
-        for path, parameter in list(module.named_parameters()):
-            owner = module.get_submodule(path.rpartition(".")[0])
-            value = self._weight(path, owner, tuple(parameter.shape))
-            if isinstance(value, Tensor):
-                value = nn.Parameter(value, requires_grad=False)
-            replace_weight(module, path, value)
+        made: dict[nn.Parameter, nn.Parameter | QuantizedWeight] = {}
+        for path, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if parameter not in made:  # a head may be the embeddings
+                owner = module.get_submodule(path.rpartition(".")[0])
+                value = self._weight(path, owner, tuple(parameter.shape))
+                if isinstance(value, Tensor):
+                    value = nn.Parameter(value, requires_grad=False)
+                made[parameter] = value
+            replace_weight(module, path, made[parameter])
         module.to(device=self._device, dtype=self._dtype).eval()
         pack(module)
 
     def _weight(self, path: str, owner: nn.Module, shape: tuple[int, ...]) -> Weight:
         std = self._output_std if path.endswith(OUTPUTS) else STD
-        if isinstance(owner, RMSNorm):
+        if isinstance(owner, RMSNorm) or path.endswith("scalar"):
             return torch.ones(shape, device=self._device, dtype=self._dtype)
         if path.endswith(("bias", "sinks")):
             return torch.zeros(shape, device=self._device, dtype=self._dtype)
@@ -178,7 +187,7 @@ class RandomWeights:
             part.copy_(noise * E4M3_STD)
         blocks = [-(-size // high) for size, high in zip(shape[-2:], BLOCK, strict=True)]
         scales = torch.full((*shape[:-2], *blocks), std / E4M3_STD, device=self._device)
-        return Fp8Weight(numbers, scales, BLOCK)
+        return Fp8Weight.of(numbers, scales, BLOCK)
 
     def _mxfp4(self, shape: tuple[int, ...], std: float) -> Mxfp4Weight:
         of_blocks = *shape[:-1], shape[-1] // Mxfp4Weight.block

@@ -100,6 +100,40 @@ _GPT_OSS_120B = replace(
     layers=18
     * tuple(replace(layer, feed_forward=_MANY_EXPERTS) for layer in _GPT_OSS_20B.layers[:2]),
 )
+_GEMMA_SLIDING = AttentionSpec(
+    num_heads=32,
+    num_kv_heads=16,
+    head_dim=256,
+    rope=RopeConfig(theta=10_000.0, original_max_position=262_144),
+    window=1024,
+    qk_norm=True,
+    v_norm=True,
+    scale=1.0,
+)
+_GEMMA_FULL = replace(
+    _GEMMA_SLIDING,
+    num_kv_heads=4,
+    head_dim=512,
+    rope=RopeConfig(
+        theta=1e6, kind="proportional", partial_rotary_factor=0.25, original_max_position=262_144
+    ),
+    window=None,
+    k_eq_v=True,
+)
+_GEMMA_MLP = MLPSpec(21_504, activation="gelu_tanh")
+_GEMMA_4_31B = DecoderSpec(
+    vocab_size=262_144,
+    hidden_size=5376,
+    layers=10
+    * (
+        *5 * (LayerSpec(_GEMMA_SLIDING, _GEMMA_MLP, sandwich=True),),
+        LayerSpec(_GEMMA_FULL, _GEMMA_MLP, sandwich=True),
+    ),
+    max_length=262_144,
+    tie_word_embeddings=True,
+    embedding_scale=5376**0.5,
+    logit_softcap=30.0,
+)
 _TINY = DecoderSpec(
     vocab_size=512,
     hidden_size=64,
@@ -114,6 +148,8 @@ SHAPES = {
     "qwen3-30b-a3b-fp8": Shape(_QWEN3_30B_A3B, 8192, weights=Weights("fp8", "half")),
     "gpt-oss-20b": Shape(_GPT_OSS_20B, 14_336, 201_088, Weights("mxfp4", "half")),
     "gpt-oss-120b": Shape(_GPT_OSS_120B, 11_520, 201_088, Weights("mxfp4", "half")),
+    "gemma-4-31b": Shape(_GEMMA_4_31B, 21_504),
+    "gemma-4-31b-fp8": Shape(_GEMMA_4_31B, 21_504, weights=Weights("fp8")),
     "tiny": Shape(_TINY, 128, _TINY.vocab_size),
 }
 
@@ -135,13 +171,14 @@ def random_drafter(
 
 
 def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
-    """The drafter of a shape's target."""
+    """The drafter of a shape's target: a plain decoder with the heads of its first layer."""
     target = shape.target
-    attention = target.layers[0].attention
-    attention = replace(attention, qk_norm=False, sinks=False, bias=False, window=None)
+    heads = target.layers[0].attention
+    attention = AttentionSpec(heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.rope)
     layer = LayerSpec(attention, MLPSpec(shape.draft_intermediate_size))
+    sizes = target.vocab_size, target.hidden_size
     return DrafterConfig(
-        transformer=replace(target, layers=layers * (layer,)),
+        transformer=DecoderSpec(*sizes, layers * (layer,), max_length=target.max_length),
         target_hidden_size=target.hidden_size,
         taps=default_taps(len(target.layers)),
         draft_vocab_size=shape.draft_vocab_size,
