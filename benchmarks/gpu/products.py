@@ -1,38 +1,42 @@
-"""How the card's power limits a layer's products: after a pause, and after seconds of nothing else.
+"""What memory and power allow a layer's products: after a pause, and after seconds of nothing else.
 
     python benchmarks/gpu/products.py --shape qwen3-8b --rows 256,512,8192
+    python benchmarks/gpu/products.py --shape gpt-oss-20b --rows 1,8,64
 
-Random weights; the products are those of a pass over that many rows, gates with SwiGLU, each over
-layers in turn, so that no weight is found in a cache.
+Random weights, packed as the shape has them; the products are those of a pass over that many rows,
+gates with SwiGLU, experts with their routing, each over layers in turn, so that no weight is found
+in a cache.
 """
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import card
 import torch
 import typer
-from torch import Tensor
 
 from peagle.bench.environment import hardware, machine
 from peagle.bench.random_weights import random_target
 from peagle.bench.result_file import result_file
 from peagle.bench.shapes import shape_of
 from peagle.cli.script import run
-from peagle.models.decoder import Decoder
-from peagle.models.spec import ExpertsSpec
+from peagle.models.decoder import Decoder, DecoderLayer
 from peagle.ops import residual
+from peagle.ops.linear import Linear
+from peagle.ops.moe import Experts, route
+from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 
 LAYERS = 8
 PAUSE, SECONDS = 0.5, 2.0
 """Seconds of pause before a rested call, and of work before the card is read."""
 MICRO, TERA = 1e6, 1e12
+Run = Callable[[Normed, Linear], Any]
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,11 @@ class Product:
     """One of a layer's products, over all layers in turn."""
 
     name: str
-    calls: list[Callable[[], Tensor]]
+    calls: Sequence[Callable[[], Any]]
     flops: int
     """Floating-point operations of one call."""
+    nbytes: int
+    """Bytes of weights that it reads; of experts, those that the rows chose."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,8 @@ class Rate:
     sustained_us: float
     sustained_flops: float
     """Floating-point operations per second."""
+    rested_bandwidth: float
+    """Bytes of weights per second."""
     card: dict[str, Any]
     """The card's reading while sustained."""
 
@@ -62,6 +70,7 @@ class Rate:
         clock, watts = (self.card.get(name, "?") for name in ("clocks.sm", "power.draw"))
         return (
             f"{self.rows:6} rows {self.name:9}{self.rested_us:10.1f} us rested"
+            f"{self.rested_bandwidth / TERA:6.2f} TB/s"
             f"{self.sustained_us:10.1f} sustained{self.sustained_flops / TERA:7.0f} TFLOP/s "
             f"at {clock} MHz, {watts} W"
         )
@@ -76,8 +85,6 @@ def main(
     with result_file(out) as write:
         found = shape_of(shape)
         spec = found.target
-        if isinstance(spec.layers[0].feed_forward, ExpertsSpec):
-            raise typer.BadParameter(f"{shape} has experts; these are a dense layer's products")
         spec = replace(spec, layers=LAYERS * spec.layers[:1])
         target = random_target(spec, torch.device("cuda"), torch.bfloat16, found.weights)
         rates = []
@@ -91,26 +98,39 @@ def main(
 
 @torch.inference_mode()
 def products(target: Decoder, rows: int) -> Iterator[Product]:
-    """The products of a dense layer, and the head."""
-    weights = target.embed.weight
+    """A layer's products or experts, and the head."""
+    embeddings = target.embed.weight
 
     def inputs(width: int) -> Normed:
-        x = torch.randn(rows, width, device=weights.device, dtype=weights.dtype)
+        x = torch.randn(rows, width, device=embeddings.device, dtype=embeddings.dtype)
         return Normed(x, None, 0.0)
 
-    attention, mlp = target.layers[0].attention, target.layers[0].mlp
-    hidden, values = inputs(weights.shape[1]), inputs(attention.out.weight.shape[1])
-    inner = inputs(mlp.down.weight.shape[1])
-    each: dict[str, list[Callable[[], Tensor]]] = {
-        "q, k, v": [partial(residual.linear, hidden, at.attention.qkv) for at in target.layers],
-        "output": [partial(residual.linear, values, at.attention.out) for at in target.layers],
-        "gates": [partial(residual.gated, hidden, at.mlp.gate_up) for at in target.layers],
-        "down": [partial(residual.linear, inner, at.mlp.down) for at in target.layers],
-        "head": [partial(residual.linear, hidden, target.head)],
-    }
-    sizes = (attention.qkv, attention.out, mlp.gate_up, mlp.down, target.head)
-    for (name, calls), layer in zip(each.items(), sizes, strict=True):
-        yield Product(name, calls, 2 * rows * layer.weight.numel())
+    def product(name: str, run: Run, layers: Sequence[Linear]) -> Product:
+        weight = layers[0].weight
+        x = inputs(weight.shape[1])
+        calls = [partial(run, x, layer) for layer in layers]
+        return Product(name, calls, 2 * rows * weight.numel(), weight.nbytes)
+
+    layers = [cast(DecoderLayer, layer) for layer in target.layers]
+    yield product("q, k, v", residual.linear, [at.attention.qkv for at in layers])
+    yield product("output", residual.linear, [at.attention.out for at in layers])
+    if isinstance(layers[0].mlp, Experts):
+        yield _experts([at.mlp for at in layers], inputs(embeddings.shape[1]), target.norm)
+    else:
+        yield product("gates", residual.gated, [at.mlp.gate_up for at in layers])
+        yield product("down", residual.linear, [at.mlp.down for at in layers])
+    yield product("head", residual.linear, [target.head])
+
+
+def _experts(layers: list[Experts], x: Normed, norm: RMSNorm) -> Product:
+    """Routing, gate and up, down, sum and norm."""
+    first = layers[0]
+    _, chosen = route(x.x, first.router, first.top_k, first.normalize)
+    numbers = first.gate_up.numel() + first.down.numel()
+    nbytes, count = first.gate_up.nbytes + first.down.nbytes, len(first.router)
+    calls = [partial(residual.add_mixture, x, layer, x.x, norm) for layer in layers]
+    used = len(chosen.unique())
+    return Product("experts", calls, 2 * chosen.numel() * numbers // count, used * nbytes // count)
 
 
 def measure(product: Product, rows: int) -> Rate:
@@ -122,11 +142,12 @@ def measure(product: Product, rows: int) -> Rate:
     reading = card.at_work(lambda: times.append(_seconds(graph)), SECONDS)
     sustained = statistics.median(times[len(times) // 2 :]) / len(product.calls)
     flops = product.flops / sustained
-    return Rate(product.name, rows, rested * MICRO, sustained * MICRO, flops, reading)
+    bandwidth = product.nbytes / rested
+    return Rate(product.name, rows, rested * MICRO, sustained * MICRO, flops, bandwidth, reading)
 
 
 @torch.inference_mode()
-def _captured(calls: list[Callable[[], Tensor]]) -> torch.cuda.CUDAGraph:
+def _captured(calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
     for call in calls:
         call()
     torch.cuda.synchronize()

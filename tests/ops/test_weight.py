@@ -23,12 +23,12 @@ def random_fp8(shape: tuple[int, ...], block: tuple[int, int]) -> Fp8Weight:
     *leading, outputs, depth = shape
     numbers = torch.randn(shape).mul(50).to(torch.float8_e4m3fn)
     scales = torch.rand(*leading, -(-outputs // block[0]), -(-depth // block[1]))
-    return Fp8Weight(numbers, scales, block)
+    return Fp8Weight.of(numbers, scales, block)
 
 
 class TestMxfp4:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("blocks", [252, 251])
+    @pytest.mark.parametrize("blocks", [191, 251])
     def test_every_byte_under_every_scale_as_transformers_has_it(
         self, dtype: torch.dtype, blocks: int
     ):
@@ -51,17 +51,17 @@ class TestMxfp4:
         assert found[0, 0, [0, 1, 30, 31]].tolist() == [-24.0, 4.0, 0.0, 24.0]
         assert not found[0, 0, 2:30].any()
 
-    @pytest.mark.parametrize("scale", [253, 255])
+    @pytest.mark.parametrize("scale", [192, 255])
     def test_scales_that_make_no_number(self, scale: int):
         scales = torch.full((1, 1, 1), scale, dtype=torch.uint8)
-        with pytest.raises(InputError, match="MXFP4 weights hold NaN or infinite values"):
+        with pytest.raises(InputError, match="scales that are NaN or above"):
             Mxfp4Weight.of(EVERY[:16].view(1, 1, 1, 16), scales)
 
     def test_it_takes_its_bytes_and_no_more(self):
         weight = Mxfp4Weight.of(
-            torch.zeros(4, 10, 6, 16, dtype=torch.uint8), torch.ones(4, 10, 6, dtype=torch.uint8)
+            torch.zeros(4, 10, 16, 16, dtype=torch.uint8), torch.ones(4, 10, 16, dtype=torch.uint8)
         )
-        assert weight.nbytes == 4 * 10 * 6 * 17 == weight.numel() * 17 // 32
+        assert weight.nbytes == 4 * 10 * 16 * 17 == weight.numel() * 17 // 32
 
 
 class TestFp8:

@@ -87,7 +87,7 @@ class Fp8Rule(TensorRule):
         pairs = zip(scales, self.sizes, strict=True)
         joined = torch.cat([self._scales(*pair, high) for pair in pairs])
         joined = joined.view(*ours[:-2], -(-ours[-2] // high), -1)
-        return Fp8Weight(numbers.view(E4M3), joined, block)
+        return Fp8Weight.of(numbers.view(E4M3), joined, block)
 
     def split(self, ours: Weight) -> Sequence[Tensor]:
         assert isinstance(ours, Fp8Weight)

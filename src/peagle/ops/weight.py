@@ -5,6 +5,7 @@ To add a format, write a `QuantizedWeight` here, what of a file is read as one i
 (`docs/formats.md`).
 """
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import ClassVar, Self
@@ -17,8 +18,8 @@ from peagle.errors import InputError
 
 STRIP = 1 << 22
 """Numbers that are dequantised at a time, beside the result."""
-LARGEST_SCALE = 252
-"""Of MXFP4. With a larger one, 6 would exceed float32's range; 255 is NaN."""
+LARGEST_SCALE = 127 + 64
+"""Of MXFP4, as it is kept: 2 to the power of 64, what kernels have room for. 255 is NaN."""
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """What E2M1's lower three bits stand for; the fourth is the sign."""
 
@@ -74,26 +75,42 @@ Weight = Tensor | QuantizedWeight
 class Fp8Weight(QuantizedWeight):
     """E4M3 numbers in blocks of outputs and inputs that share a float32 scale.
 
-    A scale for each output is a block one high and as wide as the depth.
+    A scale for each output is a block one high and as wide as the depth. Of a run of 64 inputs the
+    first and the 33rd lie side by side, the second and the 34th, and so on: a kernel multiplies the
+    lower bytes of 16 bits by 32 neighbours of its input, and the upper ones by the next 32. The
+    depth is filled up to whole runs by zeros.
     """
 
     format = "fp8"
+    run = 64
 
-    def __init__(self, numbers: Tensor, scales: Tensor, block: tuple[int, int]) -> None:
-        """numbers: float8_e4m3fn [..., outputs, depth]; scales: float32 [..., blocks, blocks].
+    def __init__(
+        self, shape: tuple[int, ...], numbers: Tensor, scales: Tensor, block: tuple[int, int]
+    ) -> None:
+        """As `of` makes it."""
+        super().__init__(shape, numbers, scales)
+        self.block = block
+
+    @classmethod
+    def of(cls, values: Tensor, factors: Tensor, block: tuple[int, int]) -> Self:
+        """From float8_e4m3fn [..., outputs, depth] and float32 [..., blocks, blocks].
 
         block: its outputs and inputs. The last ones may be smaller.
         """
-        super().__init__(tuple(numbers.shape), numbers.contiguous(), scales.contiguous())
-        self.block = block
+        numbers = values.view(torch.uint8)
+        numbers = F.pad(numbers, (0, -numbers.shape[-1] % cls.run)).unflatten(-1, (-1, 2, 32))
+        numbers = numbers.transpose(-1, -2).contiguous().flatten(-3)
+        return cls(tuple(values.shape), numbers, factors.contiguous(), block)
 
     def __getitem__(self, index: int) -> "Fp8Weight":
-        return Fp8Weight(self.values[index], self.factors[index], self.block)
+        return Fp8Weight(self.shape[1:], self.numbers[index], self.factors[index], self.block)
 
     @property
     def values(self) -> Tensor:
-        """The numbers without their scales: float8_e4m3fn, of the weight's shape."""
-        return self.numbers.view(torch.float8_e4m3fn)
+        """A copy of the numbers without their scales: float8_e4m3fn, of the weight's shape."""
+        pairs = self.numbers.unflatten(-1, (-1, 32, 2)).transpose(-1, -2)
+        numbers = pairs.flatten(-3)[..., : self.shape[-1]].contiguous()
+        return numbers.view(torch.float8_e4m3fn)
 
     @property
     def factors(self) -> Tensor:
@@ -102,18 +119,18 @@ class Fp8Weight(QuantizedWeight):
 
     def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
         result = torch.empty(self.shape, dtype=dtype, device=self.device)
-        if self.values.ndim == 3:
+        if len(self.shape) == 3:
             for index in range(len(self)):
                 result[index] = self[index].dense(dtype)
             return result
-        (high, wide), (outputs, depth) = self.block, self.shape
+        (high, wide), (outputs, depth), values = self.block, self.shape, self.values
         step = max(STRIP // depth // high, 1) * high
         for start in range(0, outputs, step):
             rows = slice(start, min(start + step, outputs))
             factors = self.factors[start // high : -(-rows.stop // high)]
             factors = factors.repeat_interleave(high, 0)[: rows.stop - start]
             factors = factors.repeat_interleave(wide, 1)[:, :depth]
-            result[rows] = self.values[rows].float() * factors
+            result[rows] = values[rows].float() * factors
         return result
 
 
@@ -123,24 +140,21 @@ def fp8(weight: Tensor) -> Fp8Weight:
     values = weight.detach().float()
     scales = values.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / largest
     numbers = (values / scales).clamp(-largest, largest).to(torch.float8_e4m3fn)
-    return Fp8Weight(numbers, scales, (1, weight.shape[1]))
+    return Fp8Weight.of(numbers, scales, (1, weight.shape[1]))
 
 
 class Mxfp4Weight(QuantizedWeight):
-    """MXFP4 (OCP Microscaling Formats 1.0): 32 E2M1 numbers share a power of two.
+    """MXFP4 (OCP Microscaling Formats 1.0): 32 E2M1 numbers of an output share a power of two.
 
-    A byte of `numbers` has a number of one block and the number at the same place of the next:
-
-        columns of the weight   0 1 2 ... 31 | 32 33 34 ... 63 | 64 ...
-        low bits of bytes       0 1 2 ... 31 |                 | 32 ...
-        high bits of bytes                   |  0  1  2 ... 31 |
-
-    so that a kernel multiplies low and high bits by runs of 32 columns of its input each. The depth
-    is filled up to a multiple of 64 by zeros. `scales` are exponents + 127.
+    Of a run of 64 inputs 16 bits have four numbers that are 16 apart, as `_orders` says: a kernel
+    multiplies those that lie alike by 16 neighbours of its input. The depth is filled up to whole
+    runs by zeros. `scales` are exponents + 127, for each output a multiple of 16, as many as a
+    kernel may read in a step.
     """
 
     format = "mxfp4"
     block = 32
+    run = 64
 
     @classmethod
     def of(cls, blocks: Tensor, scales: Tensor) -> Self:
@@ -150,25 +164,27 @@ class Mxfp4Weight(QuantizedWeight):
         Raises `InputError` for a scale that is NaN or too large.
         """
         if bool((scales > LARGEST_SCALE).any()):
-            raise InputError("MXFP4 weights hold NaN or infinite values")
+            raise InputError("MXFP4 weights hold scales that are NaN or above 2**64")
         *leading, outputs, count = scales.shape
-        odd = count % 2
-        numbers = blocks.new_zeros(*leading, outputs, (count + odd) // 2, cls.block)
-        matrices = numbers.view(-1, *numbers.shape[-3:])
-        for into, given in zip(matrices, blocks.reshape(-1, *blocks.shape[-3:]), strict=True):
-            values = torch.stack((given & 15, given >> 4), dim=-1).flatten(-2)
-            pairs = F.pad(values, (0, 0, 0, odd)).unflatten(1, (-1, 2))
-            into.copy_(pairs[:, :, 0] | pairs[:, :, 1] << 4)
+        width = -(-count // 2) * 32
+        numbers = blocks.new_empty(*leading, outputs, width)
+        matrices = numbers.view(-1, outputs, width)
+        for into, given in zip(matrices, blocks.reshape(-1, outputs, count, 16), strict=True):
+            codes = torch.stack((given & 15, given >> 4), dim=-1).flatten(1)
+            codes = F.pad(codes, (0, -codes.shape[1] % cls.run)).view(outputs, -1, 4, 16)
+            into.copy_(_ordered(codes).view(torch.uint8).view(outputs, width))
         shape = (*leading, outputs, count * cls.block)
-        return cls(shape, numbers.flatten(-2), F.pad(scales, (0, odd)).contiguous())
+        return cls(shape, numbers, F.pad(scales, (0, -count % 16)).contiguous())
 
     def blocks(self) -> tuple[Tensor, Tensor]:
         """The inverse of `of`."""
         *leading, outputs, depth = self.shape
         count = depth // self.block
-        pairs = self.numbers.view(*leading, outputs, -1, self.block)
-        codes = torch.stack((pairs & 15, pairs >> 4), dim=-2).flatten(-3, -2)[..., :count, :]
-        blocks = codes[..., ::2] | codes[..., 1::2] << 4
+        blocks = self.numbers.new_empty(*leading, outputs, count, 16)
+        matrices = self.numbers.view(-1, outputs, self.numbers.shape[-1])
+        for into, numbers in zip(blocks.view(-1, outputs, count, 16), matrices, strict=True):
+            codes = _codes(numbers)[:, :depth].reshape(outputs, count, 16, 2)
+            into.copy_(codes[..., 0] | codes[..., 1] << 4)
         return blocks, self.scales[..., :count].contiguous()
 
     def __getitem__(self, index: int) -> "Mxfp4Weight":
@@ -177,18 +193,55 @@ class Mxfp4Weight(QuantizedWeight):
     def dense(self, dtype: torch.dtype = torch.float32) -> Tensor:
         result = torch.empty(self.shape, dtype=dtype, device=self.device)
         known = torch.tensor([*POSITIVE, *(-value for value in POSITIVE)], device=self.device)
-        depth = self.shape[-1]
-        # one matrix at a time: the intermediates take many times the weight's bytes
-        outputs = self.shape[-2]
+        *_, outputs, depth = self.shape
         matrices = result.view(-1, outputs, depth)
-        numbers = self.numbers.view(len(matrices), outputs, -1, self.block)
-        every = self.scales.view(len(matrices), outputs, -1)
-        for into, pairs, scales in zip(matrices, numbers, every, strict=True):
-            codes = torch.stack((pairs & 15, pairs >> 4), dim=2).flatten(1, 2)
+        every = self.numbers.view(len(matrices), outputs, -1)
+        factors_of = self.scales.view(len(matrices), outputs, -1)
+        # one matrix at a time: the intermediates take many times the weight's bytes
+        for into, numbers, scales in zip(matrices, every, factors_of, strict=True):
             # the bits of float32's exponent; the least scale, 2**-127, becomes 0
-            factors = (scales.int() << 23).view(torch.float32)
-            into.copy_((known[codes.int()] * factors[..., None]).flatten(1)[:, :depth])
+            factors = (scales[:, : depth // self.block].int() << 23).view(torch.float32)
+            values = known[_codes(numbers)[:, :depth].int()].view(outputs, -1, self.block)
+            into.copy_((values * factors[..., None]).flatten(1))
         return result
+
+
+@functools.cache
+def _orders(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where `Mxfp4Weight` has four codes of four bits in 16, and the inverse: int16 [65536].
+
+    Given by where they lie one after the other, the first lowest. A code's sign and magnitude go to
+
+        15, 8-6     the first: there bfloat16 has its sign, and the lowest bits of its exponent
+                    beside the highest of its mantissa
+        12, 5-3     the second: by a shift of three
+        9, 2-0      the third: by a shift of six
+        14, 11-10   the fourth, whose lowest bit is 13: what is left
+    """
+    given = torch.arange(1 << 16, dtype=torch.int32, device=device)
+    codes = [given >> shift & 15 for shift in (0, 4, 8, 12)]
+    ordered = torch.zeros_like(given)
+    for code, shift in zip(codes, (0, 3, 6), strict=False):
+        ordered |= ((code & 8) << 12 | (code & 7) << 6) >> shift
+    last = codes[3]
+    ordered |= (last & 8) << 11 | (last & 6) << 9 | (last & 1) << 13
+    inverse = torch.empty_like(given).scatter_(0, ordered.long(), given)
+    return ordered.to(torch.int16), inverse.to(torch.int16)
+
+
+def _ordered(codes: Tensor) -> Tensor:
+    """Codes of four bits [..., 4, 16] as int16 [..., 16], each with four."""
+    first, second, third, fourth = codes.int().unbind(-2)
+    order, _ = _orders(codes.device)
+    return order[first | second << 4 | third << 8 | fourth << 12]
+
+
+def _codes(numbers: Tensor) -> Tensor:
+    """The inverse of `_ordered`, of an output's bytes in a row: uint8 [outputs, inputs]."""
+    _, inverse = _orders(numbers.device)
+    given = inverse[numbers.view(torch.int16).int() & 0xFFFF].unflatten(-1, (-1, 16))
+    codes = torch.stack([given >> shift & 15 for shift in (0, 4, 8, 12)], dim=-2)
+    return codes.to(torch.uint8).flatten(-3)
 
 
 def format_of(weight: Weight) -> str:

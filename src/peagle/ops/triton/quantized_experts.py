@@ -1,13 +1,14 @@
 """Grouped products of experts whose weights are packed: FP8 or MXFP4, inputs in 16 bits.
 
-Pairs and blocks are as in `moe`, and so are the launches. Here the weight is the left operand, as
-in `quantized_product`: a tile is [outputs, pairs]. Numbers are widened in registers, where both
-formats are exact in bfloat16.
+Pairs and blocks are as in `moe`, and so are the launches. As in `quantized_product` the weight is
+the left operand: a tile is [lines, pairs], where lines of a gate and of what it gates alternate.
 """
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -15,17 +16,36 @@ from torch import Tensor
 from peagle.ops.moe import ALPHA, Clamped
 from peagle.ops.triton import quantized_product
 from peagle.ops.triton.launch import announce, overlap, wait
+from peagle.ops.triton.quantized_product import halves
 from peagle.ops.triton.routing import Routing, block_of
 from peagle.ops.triton.swiglu import clamped_swiglu
+from peagle.ops.triton.widening import e2m1, e4m3, powers, unshifted
 from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight
 
-OUTPUTS = 64
-"""Outputs that a program computes; where they are gated, of each half."""
-MXFP4_DEPTH = 128
-"""Inputs of MXFP4 that a program reads in a step: two runs for each 64 bytes."""
-FP8_DEPTH = 128
-"""Of FP8."""
 Packed = Fp8Weight | Mxfp4Weight
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a matrix is divided among programs."""
+
+    lines: int
+    """Of the weight, that a program has."""
+    depth: int
+    """Inputs that it reads in a step."""
+    stages: int
+    """Steps on their way from memory, and the one that is multiplied."""
+
+
+FEW_PAIRS = 32
+"""Most pairs in a block whose weights take longer to read than to multiply."""
+FORMS = {
+    ("fp8", True): Form(64, 128, 4),
+    ("mxfp4", True): Form(64, 256, 3),
+    ("fp8", False): Form(128, 128, 4),
+    ("mxfp4", False): Form(128, 128, 4),
+}
+"""The fastest on an H100, by format and whether pairs are few."""
 
 
 def takes(weight: Weight) -> bool:
@@ -76,10 +96,11 @@ def _launch(
     factors: Tensor | None,
     routing: Routing,
     out: Tensor,
-    **form: Any,
+    **options: Any,
 ) -> None:
-    columns, depth = out.shape[1], x.shape[1]
-    grid = (triton.cdiv(columns, OUTPUTS), len(routing.blocks))
+    columns, (lines, depth) = out.shape[1], weight.shape[1:]
+    form = FORMS[weight.format, routing.block <= FEW_PAIRS]
+    grid = (triton.cdiv(lines, form.lines), len(routing.blocks))
     kernel[grid](
         x,
         *_tensors(weight),
@@ -93,52 +114,43 @@ def _launch(
         DEPTH=depth,
         BIAS=bias is not None,
         BLOCK_M=routing.block,
-        BLOCK_N=OUTPUTS,
-        **_form(weight, depth),
-        **form,
+        BLOCK_N=form.lines,
+        **_constants(weight, form),
+        **options,
         num_warps=4,
-        num_stages=3,
+        num_stages=form.stages,
     )
 
 
 def _tensors(weight: Packed) -> tuple[Tensor, Tensor]:
     """Numbers and scales as a kernel reads them."""
     if isinstance(weight, Fp8Weight):
-        return weight.values, weight.factors
-    return weight.numbers, weight.scales
+        return weight.numbers.view(torch.int16), weight.factors
+    return weight.numbers.view(torch.int16), weight.scales
 
 
-def _form(weight: Packed, depth: int) -> dict[str, Any]:
+def _constants(weight: Packed, form: Form) -> dict[str, Any]:
     """What a kernel is compiled with for a format."""
     if isinstance(weight, Mxfp4Weight):
-        return {"MXFP4": True, "HIGH": 1, "WIDE": 1, "BLOCK_K": MXFP4_DEPTH}
-    high, wide = weight.block
-    step = FP8_DEPTH if wide >= depth else math.gcd(FP8_DEPTH, wide)
+        # a step must not go beyond the scales, which are there for multiples of 512 inputs
+        return {"MXFP4": True, "HIGH": 1, "WIDE": 32, "BLOCK_K": form.depth}
+    (high, wide), depth = weight.block, weight.shape[-1]
+    step = form.depth if wide >= depth else math.gcd(form.depth, wide)
     return {"MXFP4": False, "HIGH": high, "WIDE": wide, "BLOCK_K": step}
 
 
 @triton.jit
-def _e2m1(code):
-    """Float32 numbers from four bits each: a sign, two of exponent, one of mantissa."""
-    code = code.to(tl.int32)
-    magnitude = code & 7
-    # two bits of exponent and one of mantissa are where float32 has its lowest and highest; one
-    # half, the only subnormal, has neither
-    bits = tl.where(magnitude > 1, (magnitude + 252) << 22, magnitude * 0x3F000000)
-    bits |= (code >> 3) << 31
-    return bits.to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _power(exponent):
-    """Two to the power of E8M0 bytes, which are exponents + 127; the least becomes 0."""
-    return (exponent.to(tl.int32) << 23).to(tl.float32, bitcast=True)
+def _repeated(x, times: tl.constexpr):
+    """Each column of x several times in a row."""
+    runs = x[:, :, None].broadcast_to(x.shape[0], x.shape[1], times)
+    return runs.reshape(x.shape[0], x.shape[1] * times)
 
 
 @triton.jit
 def _sums(
     x,
     source,
+    real,
     numbers,
     scales,
     line,
@@ -152,10 +164,10 @@ def _sums(
 ):
     """Lines of the weight [BLOCK_N] times rows `source` of x [BLOCK_M]: [BLOCK_N, BLOCK_M]."""
     if MXFP4:
-        return _mxfp4_sums(x, source, numbers, scales, line, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K)
+        return _mxfp4_sums(x, source, real, numbers, scales, line, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K)
     else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
         return _fp8_sums(
-            x, source, numbers, scales, line, HIGH, WIDE, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K
+            x, source, real, numbers, scales, line, HIGH, WIDE, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K
         )
 
 
@@ -163,7 +175,8 @@ def _sums(
 def _fp8_sums(
     x,
     source,
-    numbers,
+    real,
+    codes,
     scales,
     line,
     HIGH: tl.constexpr,
@@ -174,17 +187,24 @@ def _fp8_sums(
     BLOCK_K: tl.constexpr,
 ):
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    kind: tl.constexpr = x.dtype.element_ty
     blocks: tl.constexpr = (DEPTH + WIDE - 1) // WIDE
-    step = tl.arange(0, BLOCK_K)
-    x_at = x + source[None, :] * DEPTH + step[:, None]
-    numbers_at = numbers + line[:, None] * DEPTH + step[None, :]
+    place = tl.arange(0, BLOCK_K // 2)
+    x_at = x + source[None, :] * DEPTH + (place // 32 * 64 + place % 32)[:, None]
+    codes_at = codes + line[:, None] * (DEPTH // 2) + place[None, :]
     scales_at = scales + (line // HIGH) * blocks
+    scale = tl.load(scales_at)
     for k in range(0, DEPTH, BLOCK_K):
-        inside = step < DEPTH - k
-        a = tl.load(x_at + k, mask=inside[:, None], other=0.0)
-        w = tl.load(numbers_at + k, mask=inside[None, :], other=0.0)
-        part = tl.dot(w.to(a.dtype), a, input_precision="ieee")
-        total += part * tl.load(scales_at + k // WIDE)[:, None]
+        coming = tl.load(scales_at + tl.minimum(k + BLOCK_K, DEPTH - 1) // WIDE)  # a step ahead
+        inside = place < (DEPTH - k) // 2
+        found = tl.load(codes_at + k // 2, mask=inside[None, :], other=0)
+        lower, upper = e4m3(found, kind)
+        mask = inside[:, None] & real[None, :]
+        part = tl.dot(lower, tl.load(x_at + k, mask=mask, other=0.0), input_precision="ieee")
+        a = tl.load(x_at + k + 32, mask=mask, other=0.0)
+        part = tl.dot(upper, a, part, input_precision="ieee")
+        total += part * scale[:, None]
+        scale = coming
     return total
 
 
@@ -192,7 +212,8 @@ def _fp8_sums(
 def _mxfp4_sums(
     x,
     source,
-    numbers,
+    real,
+    codes,
     scales,
     line,
     DEPTH: tl.constexpr,
@@ -200,35 +221,32 @@ def _mxfp4_sums(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """In each chunk of 64 inputs the low bits have the first half, the high bits the second."""
+    """16 bits have four numbers, of inputs that are 16 apart: four products in a step."""
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    chunks: tl.constexpr = (DEPTH + 63) // 64
-    byte, pair = tl.arange(0, BLOCK_K // 2), tl.arange(0, BLOCK_K // 32)
-    low = byte // 32 * 64 + byte % 32
-    x_at = x + source[None, :] * DEPTH + low[:, None]
-    numbers_at = numbers + line[:, None] * (chunks * 32) + byte[None, :]
-    scales_at = scales + line[:, None] * (chunks * 2) + pair[None, :]
+    kind: tl.constexpr = x.dtype.element_ty
+    width: tl.constexpr = (DEPTH + 63) // 64 * 16
+    scales_wide: tl.constexpr = (DEPTH + 511) // 512 * 16
+    place, run = tl.arange(0, BLOCK_K // 4), tl.arange(0, BLOCK_K // 32)
+    at = place // 16 * 64
+    x_at = x + source[None, :] * DEPTH + (at + place % 16)[:, None]
+    codes_at = codes + line[:, None] * width + place[None, :]
+    scales_at = scales + line[:, None] * scales_wide + run[None, :]
     for k in range(0, DEPTH, BLOCK_K):
-        inside = byte < chunks * 32 - k // 2
-        codes = tl.load(numbers_at + k // 2, mask=inside[None, :], other=0)
-        inside = pair < chunks * 2 - k // 32
-        powers = tl.load(scales_at + k // 32, mask=inside[None, :], other=0)
-        powers = tl.reshape(_power(powers), [BLOCK_N, BLOCK_K // 64, 2])
-        first, second = tl.split(powers)
-        a = tl.load(x_at + k, mask=(low < DEPTH - k)[:, None], other=0.0)
-        w = _times(_e2m1(codes & 15), first)
-        total = tl.dot(w.to(a.dtype), a, total, input_precision="ieee")
-        a = tl.load(x_at + k + 32, mask=(low + 32 < DEPTH - k)[:, None], other=0.0)
-        w = _times(_e2m1(codes >> 4), second)
-        total = tl.dot(w.to(a.dtype), a, total, input_precision="ieee")
-    return total
-
-
-@triton.jit
-def _times(values, powers):
-    """Values [N, BYTES] times the power that each run of 32 shares: powers [N, BYTES / 32]."""
-    runs = tl.reshape(values, [values.shape[0], powers.shape[1], 32])
-    return tl.reshape(runs * powers[:, :, None], values.shape)
+        found = tl.load(codes_at + k // 4, mask=(place < width - k // 4)[None, :], other=0)
+        scale = powers(tl.load(scales_at + k // 32), kind)
+        first, last = scale.reshape(BLOCK_N, BLOCK_K // 64, 2).split()
+        one, two, three, four = e2m1(found, _repeated(first, 16), _repeated(last, 16), kind)
+        inside = (at < DEPTH - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k, mask=inside, other=0.0)
+        total = tl.dot(one, a, total, input_precision="ieee")
+        a = tl.load(x_at + k + 16, mask=inside, other=0.0)
+        total = tl.dot(two, a, total, input_precision="ieee")
+        inside = (at + 32 < DEPTH - k)[:, None] & real[None, :]
+        a = tl.load(x_at + k + 32, mask=inside, other=0.0)
+        total = tl.dot(three, a, total, input_precision="ieee")
+        a = tl.load(x_at + k + 48, mask=inside, other=0.0)
+        total = tl.dot(four, a, total, input_precision="ieee")
+    return unshifted(total, kind)
 
 
 @triton.jit
@@ -262,28 +280,32 @@ def _gate_up_kernel(
     if tl.program_id(1) >= blocks_there:
         return
     row = tl.load(order + place) // TOP_K
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    line = tl.minimum(column, COLUMNS - 1).to(tl.int64)
-    own = expert * (2 * COLUMNS) + line
-    numbers, factors = _of_expert(numbers, factors, expert, 2 * COLUMNS, DEPTH, MXFP4, HIGH, WIDE)
-    source = row.to(tl.int64)
-    gate = _sums(
-        x, source, numbers, factors, line, MXFP4, HIGH, WIDE, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K
+    tiled = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    tiled = tl.minimum(tiled, 2 * COLUMNS - 1).to(tl.int64)
+    line = tiled // 2 + tiled % 2 * COLUMNS
+    own, rows = _of_expert(numbers, factors, expert, 2 * COLUMNS, DEPTH, MXFP4, HIGH, WIDE)
+    total = _sums(
+        x,
+        row.to(tl.int64),
+        real,
+        own,
+        rows,
+        line,
+        MXFP4,
+        HIGH,
+        WIDE,
+        DEPTH,
+        BLOCK_M,
+        BLOCK_N,
+        BLOCK_K,
     )
-    up = _sums(
-        x, source, numbers, factors, line + COLUMNS, MXFP4, HIGH, WIDE, DEPTH, BLOCK_M,
-        BLOCK_N, BLOCK_K,
-    )  # fmt: skip
     if SCALED:
-        scale = tl.load(scales + row)[None, :]
-        gate *= scale
-        up *= scale
+        total *= tl.load(scales + row)[None, :]
     if BIAS:
-        gate += tl.load(bias + own).to(tl.float32)[:, None]
-        up += tl.load(bias + own + COLUMNS).to(tl.float32)[:, None]
-        activated = clamped_swiglu(gate, up, LIMIT, ALPHA)
-    else:
-        activated = gate * tl.sigmoid(gate) * up
+        total += tl.load(bias + expert * (2 * COLUMNS) + line).to(tl.float32)[:, None]
+    gate, up = halves(total)
+    activated = clamped_swiglu(gate, up, LIMIT, ALPHA) if BIAS else gate * tl.sigmoid(gate) * up
+    column = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     out_at = out + place[None, :] * COLUMNS + column[:, None]
     tl.store(out_at, activated, mask=real[None, :] & (column < COLUMNS)[:, None])
 
@@ -323,7 +345,9 @@ def _down_kernel(
     factor = tl.load(weights + pair).to(tl.float32)[None, :]
     own, rows = _of_expert(numbers, factors, expert, COLUMNS, DEPTH, MXFP4, HIGH, WIDE)
     wait(OVERLAP)
-    total = _sums(x, place, own, rows, line, MXFP4, HIGH, WIDE, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K)
+    total = _sums(
+        x, place, real, own, rows, line, MXFP4, HIGH, WIDE, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K
+    )
     if BIAS:
         total += tl.load(bias + expert * COLUMNS + line).to(tl.float32)[:, None]
     total *= factor
@@ -344,9 +368,10 @@ def _of_expert(
 ):
     """Where an expert's numbers and scales begin."""
     if MXFP4:
-        chunks: tl.constexpr = (DEPTH + 63) // 64
-        return numbers + expert * (lines * chunks * 32), scales + expert * (lines * chunks * 2)
+        width: tl.constexpr = (DEPTH + 63) // 64 * 16
+        scales_wide: tl.constexpr = (DEPTH + 511) // 512 * 16
+        return numbers + expert * (lines * width), scales + expert * (lines * scales_wide)
     else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
         across: tl.constexpr = (DEPTH + WIDE - 1) // WIDE
         down: tl.constexpr = (lines + HIGH - 1) // HIGH
-        return numbers + expert * (lines * DEPTH), scales + expert * (down * across)
+        return numbers + expert * (lines * DEPTH // 2), scales + expert * (down * across)

@@ -1,10 +1,10 @@
 """Products with weights in FP8 of inputs in 16 bits, with what is around them in the same launch.
 
-The weight is the left operand, so that a tile is [outputs, rows]: a tensor core's instruction wants
-64 lines of its left operand and as few as 8 of its right one, and the left one may come from
-registers, where the numbers are widened. E4M3 is exact in 16 bits; scales multiply float32 sums of
-one block of the depth each. How the depth is divided follows from the weight alone, so that a row's
-sums do not depend on the number of rows.
+The weight is the left operand, so that a tile is [lines, rows]: a tensor core's instruction wants
+16 or 64 lines of its left operand and as few as 8 of its right one, and the left one may come from
+registers, where the numbers are widened. Scales multiply float32 sums of one block of the depth
+each. How the depth is divided follows from the weight alone, so that a row's sums do not depend on
+the number of rows. Lines of a gate and of what it gates alternate in a tile.
 """
 
 import functools
@@ -18,16 +18,21 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.products.product import Epilogue
-from peagle.ops.triton.launch import announce, counters, multiprocessors, overlap, wait
+from peagle.ops.triton.launch import announce, counters, multiprocessors, overlap, prefetch, wait
 from peagle.ops.triton.tiles import padded
+from peagle.ops.triton.widening import e4m3
 from peagle.ops.weight import Fp8Weight
 
-OUTPUTS, DEPTH = 64, 128
+LINES, DEPTH = 64, 128
 """Of the weight, that a program reads in a step."""
-SHALLOWEST = 16
-"""Depth of a tensor core's instruction; blocks of other widths are left to torch."""
+LEAST_DEPTH = 1024
+"""Of the weight, for a program whose tile is shared."""
+FEW_ROWS = 16
+"""Rows that take little room beside the weight."""
 CONVERTS_E4M3 = (8, 9)
 """The first compute capability that does."""
+AHEAD = tl.constexpr(4)
+"""Steps of which a program asks for the weight while the kernel before it still ends."""
 MOST_ROWS = 128
 """That a program has; more are divided among programs."""
 FUSED_ROWS = 64
@@ -50,8 +55,8 @@ class Addition:
 
 def takes(weight: Fp8Weight, device: torch.device) -> bool:
     """Whether the kernel covers a weight's blocks, and the GPU has its instructions."""
-    wide = weight.block[1]
-    return able(device) and (wide >= weight.shape[-1] or wide % SHALLOWEST == 0)
+    wide, depth, run = weight.block[1], weight.shape[-1], weight.run
+    return depth % run == 0 and (wide >= depth or wide % run == 0) and able(device)
 
 
 @functools.cache
@@ -85,18 +90,30 @@ def add(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`stream + x @ weight.T + bias`, that times norm, and the parts of its squares."""
     out, scaled = torch.empty_like(stream), torch.empty_like(stream)
-    tiles = triton.cdiv(len(weight), OUTPUTS)
+    tiles = triton.cdiv(len(weight), LINES)
     squares = torch.empty(tiles, padded(len(x)), device=x.device, dtype=torch.float32)
     addition = Addition(stream, norm, scaled, squares)
     _launch(Epilogue.ADD, x, None, 0.0, weight, bias, out, addition)
     return out, scaled, squares
 
 
-def splits_of(outputs: int, depth: int, programs: int) -> int:
-    """How many programs share a tile's depth: as many as keep all multiprocessors at work."""
-    tiles, steps = triton.cdiv(outputs, OUTPUTS), triton.cdiv(depth, DEPTH)
-    wanted = max(programs // tiles, 1)
-    return max(count for count in range(1, min(wanted, steps, 8) + 1) if steps % count == 0)
+def splits_of(lines: int, depth: int, processors: int) -> int:
+    """How many programs share a tile, each with a part of the depth, on so many multiprocessors.
+
+    Tiles are cut while four programs a multiprocessor find work and each has a thousand inputs:
+    what more programs have under way outweighs what they must add up (measured on an H100).
+    """
+    tiles, splits = triton.cdiv(lines, LINES), 1
+    while tiles * splits * 2 <= 4 * processors and depth >= splits * 2 * LEAST_DEPTH:
+        splits *= 2
+    return splits
+
+
+def stages_for(rows: int, splits: int) -> int:
+    """Steps of the depth that are copied or multiplied at once: rows take room, too."""
+    if rows <= FEW_ROWS:
+        return 5
+    return 4 if splits > 1 else 3
 
 
 def _launch(
@@ -112,19 +129,19 @@ def _launch(
     (rows, depth), outputs = x.shape, out.shape[1]
     high, wide = weight.block
     step = DEPTH if wide >= depth else math.gcd(DEPTH, wide)
-    splits = splits_of(outputs, depth, multiprocessors(x))
+    splits = splits_of(len(weight), depth, multiprocessors(x))
     height = min(padded(rows), MOST_ROWS)
-    tiles, across = triton.cdiv(outputs, OUTPUTS), triton.cdiv(rows, height)
+    tiles, across = triton.cdiv(len(weight), LINES), triton.cdiv(rows, height)
     partial, arrivals = out, out
     if splits > 1:
-        size = 2 * tiles * across * splits * OUTPUTS * height
+        size = tiles * across * splits * LINES * height
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
         arrivals = counters(x.device, tiles * across)
     stream, norm, scaled, sums = (out,) * 4 if addition is None else vars(addition).values()
     _product[(tiles, across, splits)](
         x,
         out if squares is None else squares,
-        weight.values,
+        weight.numbers.view(torch.int16),
         weight.factors,
         out if bias is None else bias,
         stream,
@@ -144,7 +161,7 @@ def _launch(
         WIDE=wide,
         BLOCKS=triton.cdiv(depth, wide),
         ROWS=height,
-        OUTPUTS=OUTPUTS,
+        LINES=LINES,
         DEPTH=step,
         SPLITS=splits,
         PARTS=1 if squares is None else triton.next_power_of_2(len(squares)),
@@ -154,7 +171,7 @@ def _launch(
         ADDS=addition is not None,
         **overlap(x),
         num_warps=4,
-        num_stages=3,
+        num_stages=stages_for(rows, splits),
     )
 
 
@@ -162,7 +179,7 @@ def _launch(
 def _sums(
     x_at,
     real,
-    numbers,
+    codes,
     factors,
     line,
     first,
@@ -172,32 +189,45 @@ def _sums(
     WIDE: tl.constexpr,
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    LINES: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """The product of some lines of the weight and a range of the depth: [OUTPUTS, ROWS]."""
-    step = tl.arange(0, DEPTH)
-    numbers_at = numbers + line[:, None] * depth + step[None, :]
+    """The product of some lines of the weight and a range of the depth: [LINES, ROWS]."""
+    place = tl.arange(0, DEPTH // 2)  # of 16 bits, which have two numbers that are 32 apart
+    kind: tl.constexpr = x_at.dtype.element_ty
+    codes_at = codes + line[:, None] * (depth // 2) + place[None, :]
     factors_at = factors + (line // HIGH) * BLOCKS
-    total = tl.zeros([OUTPUTS, ROWS], tl.float32)
+    total = tl.zeros([LINES, ROWS], tl.float32)
+    factor = tl.load(factors_at + first // WIDE)
     for k in range(first, past, DEPTH):
-        inside = step < past - k
-        a = tl.load(x_at + k, mask=inside[:, None] & real[None, :], other=0.0)
-        w = tl.load(numbers_at + k, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-        part = tl.dot(w.to(a.dtype), a, input_precision="ieee")
-        if BLOCKS > 1:
-            part *= tl.load(factors_at + k // WIDE)[:, None]
-        total += part
-    if BLOCKS == 1:
-        total *= tl.load(factors_at)[:, None]
+        # a step ahead: unlike the rest it is not copied to shared memory beforehand
+        coming = tl.load(factors_at + tl.minimum(k + DEPTH, past - 1) // WIDE)
+        inside = place < (past - k) // 2
+        found = tl.load(
+            codes_at + k // 2, mask=inside[None, :], other=0, eviction_policy="evict_first"
+        )
+        lower, upper = e4m3(found, kind)
+        mask = inside[:, None] & real[None, :]
+        part = tl.dot(lower, tl.load(x_at + k, mask=mask, other=0.0), input_precision="ieee")
+        a = tl.load(x_at + k + 32, mask=mask, other=0.0)
+        part = tl.dot(upper, a, part, input_precision="ieee")
+        total += part * factor[:, None]
+        factor = coming
     return total
+
+
+@triton.jit
+def halves(tile):
+    """The even and the odd lines of a tile [lines, rows]."""
+    pairs = tile.reshape(tile.shape[0] // 2, 2, tile.shape[1])
+    return pairs.permute(0, 2, 1).split()
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _product(
     x,
     squares,
-    numbers,
+    codes,
     factors,
     bias,
     stream,
@@ -217,7 +247,7 @@ def _product(
     WIDE: tl.constexpr,
     BLOCKS: tl.constexpr,
     ROWS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
+    LINES: tl.constexpr,
     DEPTH: tl.constexpr,
     SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -230,59 +260,53 @@ def _product(
     announce(OVERLAP)
     tile, split = tl.program_id(0), tl.program_id(2)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tile * OUTPUTS + tl.arange(0, OUTPUTS)
-    real, inside = row < rows, column < outputs
-    line = tl.minimum(column, outputs - 1).to(tl.int64)
-    step = tl.arange(0, DEPTH)
-    x_at = x + row.to(tl.int64)[None, :] * depth + step[:, None]
+    real = row < rows
+    column = tile * (LINES // (1 + GATED)) + tl.arange(0, LINES // (1 + GATED))
+    inside = column < outputs
+    line = tl.minimum(tile * LINES + tl.arange(0, LINES), (1 + GATED) * outputs - 1)
+    if GATED:
+        line = line // 2 + line % 2 * outputs
+    line = line.to(tl.int64)
+    place = tl.arange(0, DEPTH // 2)
+    x_at = x + row.to(tl.int64)[None, :] * depth + (place // 32 * 64 + place % 32)[:, None]
     share = tl.cdiv(tl.cdiv(depth, DEPTH), SPLITS) * DEPTH
     first = split * share
     past = tl.minimum(first + share, depth)
+    if OVERLAP:
+        ahead = tl.minimum(first + tl.arange(0, AHEAD) * DEPTH, tl.maximum(past - DEPTH, 0))
+        prefetch(codes + line[:, None] * (depth // 2) + ahead[None, :] // 2)
     wait(OVERLAP)
     total = _sums(
-        x_at, real, numbers, factors, line, first, past, depth, HIGH, WIDE, BLOCKS, ROWS, OUTPUTS,
+        x_at, real, codes, factors, line, first, past, depth, HIGH, WIDE, BLOCKS, ROWS, LINES,
         DEPTH,
     )  # fmt: skip
-    up = total
-    if GATED:
-        up = _sums(
-            x_at, real, numbers, factors, line + outputs, first, past, depth, HIGH, WIDE, BLOCKS,
-            ROWS, OUTPUTS, DEPTH,
-        )  # fmt: skip
     if SPLITS > 1:
-        size: tl.constexpr = OUTPUTS * ROWS
-        place = tl.arange(0, OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+        size: tl.constexpr = LINES * ROWS
+        place = tl.arange(0, LINES)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
         own = tl.program_id(1) * tl.num_programs(0) + tile
-        at = partial + own * (2 * SPLITS * size) + place
-        tl.store(at + 2 * split * size, total)
-        if GATED:
-            tl.store(at + (2 * split + 1) * size, up)
+        at = partial + own * (SPLITS * size) + place
+        tl.store(at + split * size, total)
         tl.debug_barrier()
         if tl.atomic_add(arrivals + own, 1, sem="acq_rel") != SPLITS - 1:
             return
         tl.store(arrivals + own, 0)
         tl.debug_barrier()
-        total = tl.zeros([OUTPUTS, ROWS], tl.float32)
-        up = tl.zeros([OUTPUTS, ROWS], tl.float32)
+        total = tl.zeros([LINES, ROWS], tl.float32)
         for other in tl.static_range(SPLITS):
-            total += tl.load(at + 2 * other * size, cache_modifier=".cg")
-            if GATED:
-                up += tl.load(at + (2 * other + 1) * size, cache_modifier=".cg")
+            total += tl.load(at + other * size, cache_modifier=".cg")
     if SCALED:
         part = tl.arange(0, PARTS)
         at = squares + part[:, None] * held + row[None, :]
         found = tl.load(at, mask=(part < parts)[:, None] & real[None, :], other=0.0)
         factor = tl.rsqrt(tl.sum(found, 0) / depth + eps)
         total = total * factor[None, :]
-        up = up * factor[None, :]
-    if BIAS:
-        total += tl.load(bias + line).to(tl.float32)[:, None]
     kind = out.dtype.element_ty
     if GATED:
         # rounded as a product is that is written before its gate is taken
-        total = total.to(kind).to(tl.float32)
-        up = up.to(kind).to(tl.float32)
-        total = total * tl.sigmoid(total) * up
+        gate, up = halves(total.to(kind).to(tl.float32))
+        total = gate * tl.sigmoid(gate) * up
+    if BIAS:
+        total += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)[:, None]
     place = row.to(tl.int64)[None, :] * outputs + column[:, None]
     keep = real[None, :] & inside[:, None]
     if ADDS:
@@ -292,6 +316,6 @@ def _product(
     tl.store(out + place, y, mask=keep)
     if ADDS:
         stored = tl.where(keep, y.to(tl.float32), 0.0)
-        factor = tl.load(norm + line).to(tl.float32)
+        factor = tl.load(norm + column, mask=inside, other=0.0).to(tl.float32)
         tl.store(scaled + place, (stored * factor[:, None]).to(kind), mask=keep)
         tl.store(sums + tile * ROWS + tl.arange(0, ROWS), tl.sum(stored * stored, 0))
