@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [
     *PAGES,
     *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/log.md")),
-    *(ROOT / name for name in ("recipes/demo/README.md", "src/peagle/pair/README.md")),
+    *(ROOT / name / "README.md" for name in ("recipes/demo", "recipes/smollm2", "src/peagle/pair")),
 ]
 """Pages whose links are followed."""
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.bench.measures import (
+    acceptance_interval,
     acceptance_length,
     acceptance_rates,
     measure,
@@ -43,6 +44,19 @@ def test_without_speculation_every_cycle_emits_one_token():
     none = [completion([0.1, 0.2], k=0)]
     assert acceptance_length(none) == 1.0
     assert acceptance_rates(none) == ()
+
+
+def test_the_lengths_interval_is_over_requests():
+    assert acceptance_interval(TWO[:1]) is None
+    alike = [completion([0.1], accepted=[2, 0])] * 9
+    assert acceptance_interval(alike) == pytest.approx((2.0, 2.0))
+    spread = [completion([0.1], accepted=[drafts]) for drafts in (0, 1, 2, 3) * 16]
+    low, high = acceptance_interval(spread)
+    assert low < acceptance_length(spread) < high
+    assert high - low == pytest.approx(2 * 1.96 * (1.25 / 64) ** 0.5, rel=0.1)
+    none = completion([0.1, 0.2])
+    assert acceptance_interval([*spread, none]) == (low, high)
+    assert measure(spread, seconds=1.0).acceptance_length_interval == (low, high)
 
 
 def test_speed_is_tokens_over_wall_time_and_latencies_are_ms():

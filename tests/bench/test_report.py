@@ -97,6 +97,15 @@ def test_the_grid_has_speed_speed_up_and_al_of_every_case(files):
     assert found.count(row) == 2  # a grid for each set of prompts
 
 
+def test_how_sure_speed_and_al_are(tmp_path):
+    bounded = replace(RUNS[1].measures, acceptance_length_interval=(2.81, 3.1))
+    page = written(tmp_path, [RUNS[0], replace(RUNS[1], measures=bounded)])["index.html"]
+    found = rows(page)
+    assert ["setting", "C", "tokens/s", "speed-up", "AL", "same text"] in found
+    (row,) = (row for row in found if row[:2] == ["P-EAGLE, K = 3", "1"] and len(row) == 6)
+    assert row[4] == "2.95 (2.81-3.10)"
+
+
 def test_latencies_have_their_percentiles_and_drafts_their_positions(files):
     found = rows(files["index.html"])
     assert found.count(["no speculation", "8", "12.5", "20.0", "1,234"]) == 2 * 3

@@ -13,6 +13,7 @@ RUN_KEYS = {
     "concurrency",
     "otps",
     "acceptance_length",
+    "acceptance_length_interval",
     "acceptance_rate_per_position",
     "ttft_ms",
     "itl_ms",

@@ -15,6 +15,7 @@ from peagle.config import SamplingParams
 from peagle.llm import LLM
 from peagle.models.tokenizer import load_tokenizer
 from peagle.train.conversations import read_documents
+from peagle.train.samples import read_samples
 
 TOKENS = 64
 """More than an answer has."""
@@ -125,6 +126,22 @@ def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_pa
         f"1 were there already\n1 left out\nfirst problem: {chats}:4: prompt is too long" in again
     )
     assert len(read(tmp_path / "out.jsonl")) == 3
+
+
+def test_answers_that_are_cut_are_kept_as_token_ids(regenerate, target, chats, tmp_path):
+    """In training they end where they were cut, and not as if the target had ended them."""
+    result = regenerate("--max-tokens", 1, "--keep-cut")
+    assert (result.code, "--max-tokens" in result.out) == (0, False)
+    samples = {sample.place: sample for sample in read_samples([str(tmp_path / "out.jsonl")])}
+    lines = read(tmp_path / "out.jsonl")
+    text = "<user>for item<assistant>"
+    prompt = tuple(load_tokenizer(target)(text).input_ids)
+    (expected,) = LLM(target).generate([text], SamplingParams(max_tokens=1))
+    (place,) = (number for number, line in enumerate(lines, 1) if line["source"].endswith(":2"))
+    found = samples[f"{tmp_path / 'out.jsonl'}:{place}"]
+    assert (found.prompt, found.response) == (prompt, tuple(expected.token_ids))
+    assert "\n3 were there already" in regenerate("--max-tokens", 1, "--keep-cut").out
+    assert "cut at 1 tokens, not by" in regenerate("--max-tokens", 2, "--keep-cut").err
 
 
 def test_many_cut_answers_are_told_while_the_rest_can_be_saved(regenerate, monkeypatch):
@@ -374,6 +391,7 @@ BAD = [
     (["{chats}", "--endpoint", "http://x/v1", "--model", "m", "--k", "3"], "its own models"),
     (["absent.jsonl"], "absent.jsonl cannot be read: No such file"),
     (["{chats}", "--endpoint", "http://x/v1"], "--endpoint and --model go together"),
+    (["{chats}", "--endpoint", "http://x", "--model", "m", "--keep-cut"], "leave out --keep-cut"),
     (["{chats}", "--model", "m"], "--endpoint and --model go together"),
     (["{chats}", "--max-tokens", "0"], "peagle: --max-tokens: "),
     (["{chats}", "--concurrency", "0"], "peagle: --concurrency: "),

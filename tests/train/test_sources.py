@@ -1,3 +1,4 @@
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -21,6 +22,17 @@ def test_lines_keep_their_numbers(tmp_path: Path):
         (f"{first}:4", {"n": "\u2028\u2028"}),
         (f"{second}:1", {"n": 3}),
     ]
+
+
+def test_a_compressed_file(tmp_path: Path):
+    file = tmp_path / "a.jsonl.gz"
+    file.write_bytes(whole := gzip.compress(b'{"n": 1}\n{"n": 2}\n'))
+    assert list(read_records([str(file)])) == [(f"{file}:1", {"n": 1}), (f"{file}:2", {"n": 2})]
+    for damaged in (whole[:-9], whole[:10] + b"?" + whole[11:], b'{"n": 1}\n'):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match=r"a\.jsonl\.gz cannot be read: ") as caught:
+            list(read_records([str(file)]))
+        assert "\n" not in str(caught.value)
 
 
 def test_a_null_in_a_line_stays(tmp_path: Path):

@@ -511,6 +511,10 @@ def test_embeddings_can_stay_the_targets(targets, recipe_for, tmp_path: Path):
     assert reports[-1].loss < reports[0].loss
     assert torch.equal(trainer.model.embed.weight, before)
     assert "embed_tokens.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+    start = {"initial_drafter": str(tmp_path / "out"), "num_hidden_layers": 4, "taps": None}
+    selector = {"train": "selector", "selector_rank": 8, "steps": 1}
+    prepare(recipe_for(tmp_path / "more", **start, **selector)).run(reports.append)
+    assert "embed_tokens.weight" not in load_file(tmp_path / "more" / "model.safetensors")
 
 
 def corrected(recipe_for, trained, output: Path, **changes: object) -> Recipe:

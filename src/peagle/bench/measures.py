@@ -5,11 +5,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from peagle.engine.request import Speculation
 from peagle.llm import Completion
 
 MS = 1_000.0
 """Milliseconds in a second."""
+RESAMPLES = 1_000
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Acceptance:
     """Mean tokens emitted per cycle that drafted, bonus included; 1 if nothing was drafted."""
     rates: tuple[float, ...]
     """For draft token 1, 2, ... K: the share of all cycles in which it was accepted."""
+    interval: tuple[float, float] | None = None
+    """95 % of the length, if requests like these were drawn anew; None where that is unknown."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +48,15 @@ class Measures:
     itl_ms: Percentiles
     e2e_ms: Percentiles
     output_tokens: int
+    acceptance_length_interval: tuple[float, float] | None = None
 
 
 def measure(completions: Sequence[Completion], seconds: float) -> Measures:
     """All measures of requests that together took `seconds` of wall time."""
     done = [completion for completion in completions if completion.token_times]
-    accepted = Acceptance(acceptance_length(done), acceptance_rates(done))
+    accepted = Acceptance(
+        acceptance_length(done), acceptance_rates(done), acceptance_interval(done)
+    )
     return measured([completion.token_times for completion in done], accepted, seconds)
 
 
@@ -68,6 +76,7 @@ def measured(
         itl_ms=percentiles([MS * gap for each in times for gap in token_gaps(each)]),
         e2e_ms=percentiles([MS * each[-1] for each in times]),
         output_tokens=tokens,
+        acceptance_length_interval=accepted.interval if accepted else None,
     )
 
 
@@ -80,6 +89,18 @@ def acceptance_rates(completions: Sequence[Completion]) -> tuple[float, ...]:
     """As `Acceptance.rates`."""
     did = _pooled(completions)
     return tuple(count / max(did.cycles, 1) for count in did.accepted_per_position)
+
+
+def acceptance_interval(completions: Sequence[Completion]) -> tuple[float, float] | None:
+    """As `Acceptance.interval`: a bootstrap over the requests; None of fewer than two."""
+    parts = [done.speculation for done in completions if done.speculation.cycles]
+    if len(parts) < 2:
+        return None
+    counts = np.array([(part.accepted, part.cycles) for part in parts])
+    draws = np.random.default_rng(0).integers(len(parts), size=(RESAMPLES, len(parts)))
+    accepted, cycles = counts[draws].sum(axis=1).T
+    low, high = np.quantile(1 + accepted / cycles, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def token_gaps(times: Sequence[float]) -> Iterator[float]:

@@ -94,6 +94,10 @@ def regenerate(
         int | None,
         typer.Option(help="Answer so many questions that the target writes itself.", min=1),
     ] = None,
+    keep_cut: Annotated[
+        bool,
+        typer.Option("--keep-cut", help="Keep first answers that a limit cuts, as token ids."),
+    ] = False,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -123,7 +127,7 @@ def regenerate(
         params = SamplingParams(**sampling)
         config = EngineConfig(**length, **hardware, max_num_seqs=concurrency)
         chat = ChatConfig(default_chat_template_kwargs=_variables(chat_template_kwargs))
-    _check_endpoint(endpoint, model, target_flag, drafting)
+    _check_endpoint(endpoint, model, target_flag, drafting, keep_cut)
     words = [word for word in (target, *(sources or [])) if word is not None]
     place, given = _target_and_sources(words, target_flag, endpoint, self_prompted is not None)
     speculation = choose_speculation(place, drafting) if place else None
@@ -131,7 +135,7 @@ def regenerate(
         conversations = read_conversations(given, limit)
     use_threads(threads)
     variables = chat.default_chat_template_kwargs
-    by = _answered_by(model or str(Path(place)), params, variables)
+    by = _answered_by(model or str(Path(place)), params, variables, keep_cut)
     with (
         _engine_of(place, speculation, config) as engine,
         open_output(output, by, with_ids=endpoint is None) as file,
@@ -145,7 +149,7 @@ def regenerate(
 
         async def run(answerer: "Answerer", in_flight: int) -> None:
             with _progress(tally, len(conversations)) as show:
-                await answer(waiting, answerer, params, file, in_flight, show)
+                await answer(waiting, answerer, params, file, in_flight, show, keep_cut)
 
         if endpoint is not None and model is not None:
             _ask_endpoint(run, endpoint, model, concurrency or ENDPOINT_CONCURRENCY, variables)
@@ -224,12 +228,18 @@ class Survey:
 
 
 def _check_endpoint(
-    endpoint: str | None, model: str | None, target: str | None, drafting: Drafting
+    endpoint: str | None,
+    model: str | None,
+    target: str | None,
+    drafting: Drafting,
+    keep_cut: bool,
 ) -> None:
     if (endpoint is None) != (model is None):
         raise InputError("--endpoint and --model go together")
     if endpoint is not None and (target is not None or drafting != Drafting()):
         raise InputError("--endpoint has its own models; leave out --target and --drafter")
+    if endpoint is not None and keep_cut:
+        raise InputError("an endpoint gives no token ids to keep; leave out --keep-cut")
 
 
 def _target_and_sources(
@@ -248,10 +258,13 @@ def _target_and_sources(
     return target or "", words
 
 
-def _answered_by(name: str, params: SamplingParams, variables: Mapping[str, Any]) -> str:
+def _answered_by(
+    name: str, params: SamplingParams, variables: Mapping[str, Any], keep_cut: bool
+) -> str:
     """What distinguishes a run's answers; a finished answer is the same for any --max-tokens."""
     sampled = f"temperature {params.temperature}, seed {params.seed}"
-    return f"{name}, {sampled if params.temperature else 'greedy'}{_shown(variables)}"
+    cut = f", cut at {params.max_tokens} tokens" if keep_cut else ""
+    return f"{name}, {sampled if params.temperature else 'greedy'}{cut}{_shown(variables)}"
 
 
 def _shown(variables: Mapping[str, Any]) -> str:

@@ -20,6 +20,8 @@ class Answer:
     """Whether a limit on tokens or the context ended it, rather than the target."""
     token_ids: tuple[int, ...] = ()
     """What the target wrote, its end included; empty where a server does not tell."""
+    prompt_ids: tuple[int, ...] = ()
+    """What it read before; empty as well."""
 
     @property
     def written(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class EngineAnswerer:
         completion = await self._async.complete(prepared)
         if completion.failure is not None:
             raise NoAnswerError(f"an answer ended with an error: {completion.failure}")
-        return _answer_of(completion)
+        return _answer_of(prompt, completion)
 
 
 def tool_use(tools: Sequence[dict[str, Any]]) -> dialects.ToolUse | None:
@@ -71,9 +71,9 @@ def tool_use(tools: Sequence[dict[str, Any]]) -> dialects.ToolUse | None:
     return dialects.ToolUse(tuple(found)) if found else None
 
 
-def _answer_of(completion: Completion) -> Answer:
-    ids = completion.token_ids
-    return Answer(_message(completion.message), len(ids), completion.finish_reason == "length", ids)
+def _answer_of(prompt: Sequence[int], completion: Completion) -> Answer:
+    message, ids = _message(completion.message), completion.token_ids
+    return Answer(message, len(ids), completion.finish_reason == "length", ids, tuple(prompt))
 
 
 def _message(said: dialects.Message) -> Message:

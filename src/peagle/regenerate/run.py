@@ -25,6 +25,11 @@ CALLED = "the target calls a tool, and the data has no result of that call"
 class CutAnswerError(NoAnswerError):
     """A limit on tokens or the context ended the answer, rather than the target."""
 
+    def __init__(self, answer: Answer) -> None:
+        limits = "--max-tokens or the context's end"
+        super().__init__(f"an answer was cut after {answer.tokens} tokens by {limits}")
+        self.answer = answer
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -114,18 +119,19 @@ async def regenerate(
     output: Output,
     concurrency: int,
     on_finish: Callable[[int, Outcome], None],
+    keep_cut: bool = False,
 ) -> None:
     """Answer conversations, `concurrency` at a time, and write each as soon as it is finished.
 
     conversations: keyed by their digests. on_finish: takes a conversation's place in the order in
-    which they begin. Raises `InputError` naming a conversation that cannot be
-    asked; those finished by then are written.
+    which they begin. keep_cut: also write first answers that a limit cut. Raises `InputError`
+    naming a conversation that cannot be asked; those finished by then are written.
     """
     waiting = iter(enumerate(conversations.items()))
 
     async def work() -> None:
         for place, (asked, conversation) in waiting:
-            outcome = await _answer(conversation, answerer, seeded(params, asked))
+            outcome = await _answer(conversation, answerer, seeded(params, asked), keep_cut)
             if outcome.record is not None:
                 output.write(asked, conversation.place, outcome.record)
             on_finish(place, outcome)
@@ -160,12 +166,12 @@ def _question(conversation: Conversation) -> Any:
 
 
 async def _answer(
-    conversation: Conversation, answerer: Answerer, params: SamplingParams
+    conversation: Conversation, answerer: Answerer, params: SamplingParams, keep_cut: bool
 ) -> Outcome:
     try:
         if isinstance(conversation, Completion):
             return await _complete(conversation, answerer, params)
-        return await _converse(conversation, answerer, params)
+        return await _converse(conversation, answerer, params, keep_cut)
     except InputError as error:
         raise InputError(f"{conversation.place}: {error}") from None
 
@@ -180,15 +186,19 @@ async def _complete(text: Completion, answerer: Answerer, params: SamplingParams
     return Outcome({**said, **answer.written}, answer.tokens)
 
 
-async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> Outcome:
+async def _converse(
+    chat: Chat, answerer: Answerer, params: SamplingParams, keep_cut: bool
+) -> Outcome:
     """Answer turn by turn, up to the first turn for which the target has no complete answer.
 
-    A partial answer would be rendered with an end of turn that the target did not write. A call
-    that has no result in the data is an answer, but none can follow it.
+    A partial answer would be rendered with an end of turn that the target did not write, so it is
+    kept as token ids, if at all. A call that has no result in the data is an answer, but none can
+    follow it.
     """
     said: list[Message] = []
     answers: dict[int, Answer] = {}
-    problem, cut = None, False
+    problem: str | None = None
+    cut: Answer | None = None
     turns = plan(chat)
     for turn, message in enumerate(turns):
         if message is not None:
@@ -196,8 +206,11 @@ async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> O
             continue
         try:
             answer = await _whole_answer(said, chat, answerer, seeded(params, turn))
+        except CutAnswerError as error:
+            problem, cut = f"{chat.place}: {error}", error.answer
+            break
         except NoAnswerError as error:
-            problem, cut = f"{chat.place}: {error}", isinstance(error, CutAnswerError)
+            problem = f"{chat.place}: {error}"
             break
         answers[turn] = answer
         said.append(answer.message)
@@ -205,8 +218,12 @@ async def _converse(chat: Chat, answerer: Answerer, params: SamplingParams) -> O
         if _awaits_results(answer, following):
             problem = f"{chat.place}: {CALLED}" if None in following else None
             break
+    if keep_cut and cut is not None and not answers:
+        ids = {"prompt_token_ids": cut.prompt_ids, "token_ids": cut.token_ids}
+        return Outcome(ids, cut.tokens)
     record = _record(said, answers, chat.tools) if answers else None
-    return Outcome(record, sum(answer.tokens for answer in answers.values()), problem, cut)
+    tokens = sum(answer.tokens for answer in answers.values())
+    return Outcome(record, tokens, problem, cut is not None)
 
 
 async def _whole_answer(
@@ -215,8 +232,7 @@ async def _whole_answer(
     """The target's next turn. Raises `NoAnswerError`, also for one that a limit cut."""
     answer = await answerer.chat(said, chat.tools, params)
     if answer.cut:
-        limits = "--max-tokens or the context's end"
-        raise CutAnswerError(f"an answer was cut after {answer.tokens} tokens by {limits}")
+        raise CutAnswerError(answer)
     return answer
 
 

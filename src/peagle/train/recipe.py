@@ -33,7 +33,7 @@ class Recipe(Config):
     target: str
     """The target's directory or hub id."""
     data: Annotated[tuple[UserPath, ...], Field(min_length=1)]
-    """JSONL files, or hf:ID_OR_PATH[:SPLIT] for datasets; read in this order."""
+    """JSONL files, also .gz, or hf:ID_OR_PATH[:SPLIT] for datasets; read in this order."""
     output: UserPath
     """Directory of the drafter; the best checkpoint so far is always there."""
     method: Literal["peagle", "eagle3"] = "peagle"

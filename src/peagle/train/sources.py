@@ -1,11 +1,13 @@
 """Where data comes from: JSONL files and Hugging Face datasets."""
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from peagle.errors import InputError, lacking
+from peagle.errors import InputError, lacking, reason
 
 DATASET = "hf:"
 LOADERS = {".parquet": "parquet", ".json": "json", ".jsonl": "json", ".csv": "csv"}
@@ -17,8 +19,8 @@ Record = tuple[str, dict[str, Any]]
 def read_records(sources: Sequence[str]) -> Iterator[Record]:
     """Every object of some sources, in order.
 
-    A source is a JSONL file, or `hf:ID_OR_PATH[:SPLIT]` for what `datasets.load_dataset` takes, of
-    which null keys are left out.
+    A source is a JSONL file, also compressed (.gz), or `hf:ID_OR_PATH[:SPLIT]` for what
+    `datasets.load_dataset` takes, of which null keys are left out.
     Raises `InputError` naming the source and the line that cannot be read.
     """
     for source in sources:
@@ -26,13 +28,14 @@ def read_records(sources: Sequence[str]) -> Iterator[Record]:
 
 
 def _read_file(path: str) -> Iterator[Record]:
+    opened = gzip.open if path.endswith(".gz") else open
     try:
-        with Path(path).open("rb") as lines:
+        with opened(path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield f"{path}:{number}", _parse(line, f"{path}:{number}")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from None
 
 
 def _parse(line: bytes, place: str) -> dict[str, Any]:

@@ -199,10 +199,8 @@ class Trainer:
             self._progress.best_step = self._progress.step
             self._progress.best_acceptance_length = estimate.acceptance_length
             if self._ranks.first:
-                alike = self.recipe.shares_embeddings and self.recipe.initial_drafter is None
-                shared = frozenset({EMBEDDINGS} if alike else ())
                 with writing(self._output, MAKE_ROOM):
-                    save_drafter(self._output, self.model, shared=shared)
+                    save_drafter(self._output, self.model, shared=self._shared)
         self._keep()
         watch(Report(self._progress.step, mean, estimate, best))
 
@@ -219,6 +217,13 @@ class Trainer:
             with writing(self._snapshot, MAKE_ROOM):
                 save_snapshot(self._snapshot, self.optimizer, self._progress, self._origin)
         self._ranks.wait()
+
+    @cached_property
+    def _shared(self) -> frozenset[str]:
+        """What is the target's, and so is left out of the drafter's file."""
+        own, target = self.model.embed.weight, self.target.embed.weight
+        alike = not own.requires_grad and torch.equal(own, target)
+        return frozenset({EMBEDDINGS} if alike else ())
 
     @cached_property
     def _origin(self) -> dict[str, str]:

@@ -32,8 +32,9 @@ WORDS = (
     "test), and needs six rounds. Of many settings the fastest one was also lucky: its gain is "
     "rather near the interval's lower end. AL, the acceptance length, is the mean number of tokens "
     "of a cycle that drafted, the target's own token included, weighted by tokens (vLLM's "
-    "definition). TTFT is the time to the first token, ITL the time between tokens (those that "
-    "came together share their time), E2E the time to the last one."
+    "definition); its 95 % interval is a bootstrap over the requests. TTFT is the time to the "
+    "first token, ITL the time between tokens (those that came together share their time), E2E the "
+    "time to the last one."
 )
 
 
@@ -188,11 +189,12 @@ def _sureness(runs: Sequence[Run]) -> Table:
             run.case.load.shown,
             f"{_number(min(run.rounds))}-{_number(max(run.rounds))}",
             _gain_text(run, runs),
+            _length_text(run),
             {True: "yes", False: "no", None: "-"}[run.same_text],
         )
         for run in runs
     ]
-    head = ("setting", "C", "tokens/s", "speed-up", "same text")
+    head = ("setting", "C", "tokens/s", "speed-up", "AL", "same text")
     rounds = max(len(run.rounds) for run in runs)
     intervals = ", and 95 % intervals" if bounded(rounds) else ""
     return Table(head, rows, f"How sure: the least and the most of {rounds} rounds{intervals}")
@@ -206,6 +208,14 @@ def _number(value: float) -> str:
 def _gain_text(run: Run, runs: Sequence[Run]) -> str:
     ratio = speed_up(run, runs)
     return "-" if ratio is None or reference(run, runs) is run else ratio_text(ratio)
+
+
+def _length_text(run: Run) -> str:
+    """AL and its interval."""
+    length, bounds = run.measures.acceptance_length, run.measures.acceptance_length_interval
+    if length is None:
+        return "-"
+    return f"{length:.2f}" + (f" ({bounds[0]:.2f}-{bounds[1]:.2f})" if bounds else "")
 
 
 def _acceptance(runs: Sequence[Run]) -> Table:
