@@ -28,7 +28,7 @@ def random_fp8(shape: tuple[int, ...], block: tuple[int, int]) -> Fp8Weight:
 
 class TestMxfp4:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    @pytest.mark.parametrize("blocks", [191, 251])
+    @pytest.mark.parametrize("blocks", [191, 190])
     def test_every_byte_under_every_scale_as_transformers_has_it(
         self, dtype: torch.dtype, blocks: int
     ):
