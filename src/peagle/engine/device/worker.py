@@ -9,12 +9,12 @@ from torch import Tensor
 
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.resident import CycleShape, resident_drafter
+from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.prefill import Prefill
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
-from peagle.engine.draft_length import Seconds
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
@@ -90,6 +90,7 @@ class DeviceWorker:
     """
 
     runs_ahead = True
+    pauses = False
 
     def __init__(
         self,
