@@ -9,9 +9,10 @@ import tiny
 
 from peagle.config import SamplingParams
 from peagle.engine.cycle_times import MeasuredTimes
+from peagle.engine.device import worker as on_device
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
-from peagle.engine.host import worker as host
+from peagle.engine.host import worker as on_host
 from peagle.engine.request import Request
 from peagle.engine.step import CycleTime, Outcome, Step
 
@@ -23,7 +24,7 @@ WAYS = [
     SamplingParams(max_tokens=60, num_speculative_tokens=0),
 ]
 PAUSES = [4, 0, 0, 0, 1, 0, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]
-DEVICES = pytest.mark.parametrize("device", [False])
+DEVICES = pytest.mark.parametrize("device", [False, True])
 METHODS = pytest.mark.parametrize("method", ["peagle", "eagle3"])
 
 
@@ -68,6 +69,11 @@ def plain(targets) -> Callable[..., list[Request]]:
     return run
 
 
+def few_unseen(monkeypatch, most: int) -> None:
+    for worker in (on_host, on_device):
+        monkeypatch.setattr(worker, "MOST_UNSEEN", most)
+
+
 def written(requests: Sequence[Request]) -> list[tuple[object, ...]]:
     scores = [
         [(entry.rank, [token for token, _ in entry.top]) for entry in request.logprobs]
@@ -105,7 +111,7 @@ def as_from_scratch(drafter, target, request: Request) -> list[int]:
 def test_no_token_changes(engine_with, plain, monkeypatch, method: str, device: bool, most: int):
     """Greedy, sampled, penalized, with log-probabilities, and beside requests that draft never;
     also where the drafter has to catch up within a pause."""
-    monkeypatch.setattr(host, "MOST_UNSEEN", most)
+    few_unseen(monkeypatch, most)
     engine = engine_with(method, device, PAUSES)
     requests = tiny.run(engine, PROMPTS, WAYS)
     assert written(requests) == written(plain(PROMPTS, WAYS))
@@ -119,7 +125,7 @@ def test_no_token_changes(engine_with, plain, monkeypatch, method: str, device: 
 def test_drafts_after_a_pause_are_those_from_scratch(
     targets, trained, engine_with, monkeypatch, method: str, device: bool, most: int
 ):
-    monkeypatch.setattr(host, "MOST_UNSEEN", most)
+    few_unseen(monkeypatch, most)
     engine = engine_with(method, device, PAUSES)
     requests = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=50))
     drafter, target = trained[method].drafter, targets["easy"].decoder
@@ -128,7 +134,7 @@ def test_drafts_after_a_pause_are_those_from_scratch(
 
 @DEVICES
 def test_what_the_drafter_has_missed_is_bounded(engine_with, monkeypatch, device: bool):
-    monkeypatch.setattr(host, "MOST_UNSEEN", 12)
+    few_unseen(monkeypatch, 12)
     engine = engine_with("peagle", device, [0])
     request = engine.add("r", PROMPTS[0], SamplingParams(max_tokens=80))
     most = []

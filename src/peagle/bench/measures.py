@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peagle.engine.request import Speculation
 from peagle.llm import Completion
@@ -43,13 +43,16 @@ class Measures:
     itl_ms: Percentiles
     e2e_ms: Percentiles
     output_tokens: int
+    tokens_per_cycle: float | None = None
+    """Mean tokens emitted per cycle, those without drafts included; None as above."""
 
 
 def measure(completions: Sequence[Completion], seconds: float) -> Measures:
     """All measures of requests that together took `seconds` of wall time."""
     done = [completion for completion in completions if completion.token_times]
     accepted = Acceptance(acceptance_length(done), acceptance_rates(done))
-    return measured([completion.token_times for completion in done], accepted, seconds)
+    found = measured([completion.token_times for completion in done], accepted, seconds)
+    return replace(found, tokens_per_cycle=_pooled(done).tokens_per_cycle)
 
 
 def measured(

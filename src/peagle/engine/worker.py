@@ -63,8 +63,7 @@ def open_worker(
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
-    lengths: the draft lengths that a cycle may have, ascending, K last and 0 first; the device has
-    no cycles without drafts yet. Raises `InputError` for
+    lengths: the draft lengths that a cycle may have, ascending, K last. Raises `InputError` for
     synthetic acceptance on a GPU whose kernels do not cover the model, and where Triton finds no C
     compiler.
     """
@@ -89,8 +88,6 @@ def open_worker(
     if not on_device:
         return HostWorker(target, drafter, lengths, table, capacity.slots, processor)
     most = capacity.batched_tokens
-    if drafter is not None:
-        lengths = [drafts for drafts in lengths if drafts]
     worker = DeviceWorker(
         target, drafter, lengths, table, capacity.slots, most, processor, synthetic
     )
