@@ -23,6 +23,9 @@ class Row:
     features: list[Tensor] = field(default_factory=list)
     """[positions, feature_size] each, of the last of them, which the drafter has not seen."""
 
+    unseen: int = 0
+    """How many those positions are."""
+
     @classmethod
     def of(cls, begin: Begin) -> "Row":
         """A request that begins."""
@@ -33,19 +36,15 @@ class Row:
         """Whether a drafter works for it."""
         return self.settings.k > 0
 
-    @property
-    def unseen(self) -> int:
-        """Positions that the drafter has not seen."""
-        return sum(map(len, self.features))
-
     def keep(self, features: Tensor) -> None:
         """Keep the features of positions after those. A copy: they are part of a whole pass's."""
         self.features.append(features.clone())
+        self.unseen += len(features)
 
     def forget(self, count: int) -> None:
         """Forget the features of the first `count` of those positions: the drafter saw them."""
         left = torch.cat(self.features)[count:]
-        self.features = [left.clone()] if len(left) else []
+        self.features, self.unseen = [left.clone()] if len(left) else [], len(left)
 
 
 @dataclass(frozen=True)
