@@ -276,8 +276,9 @@ def random_drafter_for(decoder: Decoder, directory: Path, config: DrafterConfig)
 
 
 def engine_config(**changes: Any) -> EngineConfig:
-    """Defaults but for the memory, which tiny models hardly need."""
-    return EngineConfig(**{"kv_cache_memory": 1 << 22, **changes})
+    """Defaults but for the memory, which tiny models hardly need, and K drafts whatever the clock
+    says."""
+    return EngineConfig(**{"kv_cache_memory": 1 << 22, "draft_length": "fixed", **changes})
 
 
 @contextmanager

@@ -233,8 +233,8 @@ class EngineConfig(Config):
     CPU, of which prompts may take 1,024; prompts may take all of a number that is given."""
     enable_prefix_caching: bool = True
     draft_length: DraftLengthMode = "auto"
-    """auto: a cycle on a GPU drafts the number of tokens, up to K, that gives the most tokens per
-    second at the current load; fixed: always K. A CPU always drafts K."""
+    """auto: a cycle drafts the number of tokens, from none up to K, that gives the most tokens per
+    second at the current load; fixed: always K."""
     seed: int = 0
     """Seeds requests without a seed of their own."""
 

@@ -159,7 +159,8 @@ class _Live:
         """Take in what a step has brought."""
         self.tokens += output.new_tokens
         self.logprobs += output.logprobs
-        self.speculation.record(output.drafted, output.verified)
+        if output.cycle:
+            self.speculation.record(output.drafted, output.verified)
         if output.beginning is not None:
             self.beginning = output.beginning
 

@@ -36,6 +36,16 @@ def test_acceptance_is_counted_over_all_cycles_of_all_requests():
     assert acceptance_rates(TWO) == pytest.approx((3 / 4, 2 / 4, 1 / 4))
 
 
+def test_cycles_without_drafts_count_apart():
+    """AL is over those that drafted."""
+    paused = completion([0.1 * i for i in range(9)], accepted=[2, 0])
+    for _ in range(4):
+        paused.speculation.record(0, 0)
+    found = measure([paused, TWO[1]], 1.0)
+    assert found.acceptance_length == pytest.approx(1 + 6 / 4)
+    assert found.tokens_per_cycle == pytest.approx(1 + 6 / 8)
+
+
 def test_the_rates_and_the_length_agree():
     assert acceptance_length(TWO) == pytest.approx(1 + sum(acceptance_rates(TWO)))
 

@@ -120,3 +120,15 @@ def test_the_sentence_names_the_fastest_only_where_it_is_clear():
         "No clear winner on this machine: P-EAGLE was 2.50 times as fast as no speculation, "
         "in too few rounds to say so."
     )
+
+
+def test_tokens_per_cycle_stand_beside_the_acceptance_length_where_they_differ():
+    drafted, found = RUNS[2], RUNS[2].measures
+    lines = [
+        run_line(dataclasses.replace(drafted, measures=each), 1)
+        for each in (
+            dataclasses.replace(found, tokens_per_cycle=found.acceptance_length),
+            dataclasses.replace(found, tokens_per_cycle=1.25),
+        )
+    ]
+    assert [line.partition("AL ")[2] for line in lines] == ["2.50", "2.50 (1.25 a cycle)"]

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from peagle.engine.cycle_times import MeasuredTimes, RunningTimes, Seconds
 from peagle.engine.draft_length import MIN_CYCLES, DraftLength, candidate_lengths
 from peagle.engine.step import CycleTime
 
@@ -14,17 +15,29 @@ STEEP = {64: {1: 9.0, 3: 12.0, 7: 21.0}}
 """Where each row costs."""
 
 
+ANY = {0: 4.5, 1: 5.2, 3: 5.3, 7: 5.6}
+"""One request on a GPU, where a cycle may have no drafts."""
+MANY = {0: 12.0, 1: 14.0, 3: 17.0, 7: 24.0}
+"""64 requests there."""
+ON_A_CPU = {0: 1.0, 1: 1.5, 3: 1.8, 7: 2.3}
+
+
+def draft_length(seconds: Seconds) -> DraftLength:
+    """One that always drafts."""
+    return DraftLength(7, MeasuredTimes(seconds), may_stop=False)
+
+
 def chosen_for(length: DraftLength, requests: int) -> int:
     """The drafts of a cycle that is launched."""
     drafts = length.choose(requests)
-    length.launched(drafts)
+    length.launched(requests, drafts)
     return drafts
 
 
 def settled(length: DraftLength, requests: int, rate: float, verifications: int = 8000) -> int:
     """What is chosen once drafts were accepted at a rate."""
     for lot in lots([rate] * 7, verifications):
-        length.verified(*drawn(chosen_for(length, requests), lot))
+        length.verified([drawn(chosen_for(length, requests), lot)])
     return length.choose(requests)
 
 
@@ -43,10 +56,10 @@ def changes(chosen: list[int]) -> int:
 
 
 def test_lengths():
-    assert candidate_lengths(8) == (1, 3, 6, 8)
-    assert candidate_lengths(7) == (1, 3, 7)
-    assert candidate_lengths(2) == (1, 2)
-    assert candidate_lengths(1) == (1,)
+    assert candidate_lengths(8) == (0, 1, 3, 6, 8)
+    assert candidate_lengths(7) == (0, 1, 3, 7)
+    assert candidate_lengths(2) == (0, 1, 2)
+    assert candidate_lengths(1) == (0, 1)
     assert candidate_lengths(0) == (0,)
 
 
@@ -55,24 +68,24 @@ def test_lengths():
     [(FLAT, 1, 0.8, 7), (FLAT, 1, 0.02, 1), (STEEP, 64, 0.8, 3), (STEEP, 64, 0.98, 7)],
 )
 def test_as_many_as_bring_the_most_tokens_a_second(costs, requests, rate, expected):
-    assert settled(DraftLength(costs), requests, rate) == expected
+    assert settled(draft_length(costs), requests, rate) == expected
 
 
 def test_it_follows_the_load():
-    length = DraftLength(FLAT | STEEP)
+    length = draft_length(FLAT | STEEP)
     assert settled(length, 1, 0.8) == 7
     assert settled(length, 40, 0.8) == 3
     assert settled(length, 1, 0.8) == 7
 
 
 def test_it_follows_acceptance_both_ways():
-    length = DraftLength(STEEP)
+    length = draft_length(STEEP)
     assert [settled(length, 64, rate) for rate in (0.2, 0.99, 0.2)] == [1, 7, 1]
 
 
 def test_long_contexts_are_worth_more_drafts():
     """Their keys are read once a cycle, however many rows read them."""
-    length = DraftLength(STEEP)
+    length = draft_length(STEEP)
     assert settled(length, 64, 0.8) == 3
     for _ in range(500):
         length.took(CycleTime(64, 3, 112.0))
@@ -81,22 +94,117 @@ def test_long_contexts_are_worth_more_drafts():
 
 def test_it_does_not_change_its_mind_where_later_drafts_are_worse():
     """One rate for all places would: short cycles would ask for long ones, and the reverse."""
-    length = DraftLength({64: {1: 9.0, 3: 12.0, 7: 20.0}})
+    length = draft_length({64: {1: 9.0, 3: 12.0, 7: 20.0}})
     rates, chosen = [0.87, 0.80, 0.72, 0.66, 0.60, 0.55, 0.50], []
     rights = iter(lots(rates, 64 * 1500))
     for _ in range(1500):
         chosen.append(chosen_for(length, 64))
-        for _ in range(64):
-            length.verified(*drawn(chosen[-1], next(rights)))
+        length.verified([drawn(chosen[-1], next(rights)) for _ in range(64)])
     assert chosen.count(3) > 1350
     assert changes(chosen) < 12
 
 
 def test_changes_stand_apart():
     """A shorter cycle's first one is not captured."""
-    length, chosen = DraftLength(FLAT | STEEP), []
+    length, chosen = draft_length(FLAT | STEEP), []
     for cycle in range(200):
         chosen.append(chosen_for(length, 64 if cycle % 2 else 1))
     places = [i for i, (one, other) in enumerate(pairwise(chosen)) if one != other]
     assert len(places) == changes(chosen) > 2
     assert min(b - a for a, b in pairwise(places)) > MIN_CYCLES
+
+
+class Run:
+    """An engine's cycles, with given costs and draws."""
+
+    def __init__(self, costs: dict[int, float], requests: int, running: bool) -> None:
+        """running: whether times are found while running, rather than at the start."""
+        lengths = sorted(costs)
+        times = RunningTimes(lengths) if running else MeasuredTimes({requests: costs})
+        self._length = DraftLength(lengths[-1], times, may_stop=True)
+        self._costs, self._requests, self._running = costs, requests, running
+        self._draw = random.Random(0)
+        self.tokens, self.seconds = 0.0, 0.0
+        """Of each request; in all."""
+        self.chosen: list[tuple[float, int]] = []
+        """Tokens before each cycle, and its drafts."""
+
+    def go_on(self, tokens: int, rate: float) -> "Run":
+        """Run while each draft behind right ones is right at a rate."""
+        stop = self.tokens + tokens
+        while self.tokens < stop:
+            drafts = chosen_for(self._length, self._requests)
+            self.chosen.append((self.tokens, drafts))
+            cycle = [(drafts, self._right(drafts, rate)) for _ in range(self._requests)]
+            self.seconds += self._costs[drafts]
+            self.tokens += 1 + sum(right for _, right in cycle) / self._requests
+            if self._running:
+                noise = self._draw.lognormvariate(0, 0.05)
+                self._length.took(CycleTime(self._requests, drafts, noise * self._costs[drafts]))
+            self._length.verified(cycle)
+        return self
+
+    def _right(self, drafts: int, rate: float) -> int:
+        return [*(self._draw.random() < rate for _ in range(drafts)), False].index(False)
+
+    @property
+    def speed_up(self) -> float:
+        """Over no drafts."""
+        return self.tokens * self._costs[0] / self.seconds
+
+    def in_use(self, tokens: float) -> bool:
+        """Whether most of the last cycles, over so many tokens, had drafts."""
+        last = [drafts > 0 for at, drafts in self.chosen if at >= self.tokens - tokens]
+        return sum(last) > 0.9 * len(last)
+
+
+LOADS = pytest.mark.parametrize(
+    ("costs", "requests", "running"),
+    [(ANY, 1, False), (MANY, 64, False), (ON_A_CPU, 1, True), (ON_A_CPU, 8, True)],
+    ids=["gpu", "64 requests", "cpu", "8 requests on a cpu"],
+)
+
+
+@LOADS
+def test_a_drafter_that_is_hardly_ever_right_costs_nothing(costs, requests: int, running: bool):
+    """AL 1.05. What it costs until that is known is bounded, however long a text is."""
+    run = Run(costs, requests, running).go_on(500, 0.05)
+    assert run.tokens - run.seconds / costs[0] > -25
+    before, at = run.seconds, run.tokens
+    run.go_on(3000, 0.05)
+    assert (run.tokens - at) * costs[0] / (run.seconds - before) > 0.99
+
+
+@LOADS
+@pytest.mark.parametrize("rate", [0.8, 1.0])
+def test_a_drafter_that_is_right_again_is_in_use_again(
+    costs, requests: int, running: bool, rate: float
+):
+    run = Run(costs, requests, running).go_on(2000, 0.0)
+    assert not run.in_use(1000)
+    assert run.go_on(500, rate).in_use(20)
+
+
+@LOADS
+def test_a_drafter_that_is_always_right_is_never_out_of_use(costs, requests: int, running: bool):
+    run = Run(costs, requests, running).go_on(4000, 0.9)
+    looks = sum(drafts == 0 for _, drafts in run.chosen)
+    assert looks <= (2 + len(run.chosen) / 256 + 1 if running else 0)
+
+
+def test_times_are_those_of_the_nearest_load():
+    times = RunningTimes([0, 2, 4])
+    for requests, drafts, seconds in ((2, 0, 1.0), (2, 4, 2.0), (9, 0, 3.0), (9, 2, 4.0)):
+        times.took(CycleTime(requests, drafts, seconds))
+    assert times.seconds(9) == {0: 1.0, 4: 2.0}, "nobody knows what four drafts cost for nine"
+    times.took(CycleTime(9, 4, 9.0))
+    assert times.seconds(7) == {0: 3.0, 2: 4.0, 4: 9.0}
+    assert times.seconds(3) == {0: 1.0, 4: 2.0}
+
+
+def test_a_moment_in_which_the_machine_was_busy_is_forgotten():
+    times = RunningTimes([0, 4])
+    for seconds in (30.0, 1.0, 1.1, 0.9, 25.0):
+        times.took(CycleTime(1, 0, seconds))
+        times.took(CycleTime(1, 4, 2 * seconds))
+    assert times.seconds(1) == {0: 1.1, 4: 2.2}

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
+from peagle.engine.cycle_times import MeasuredTimes
 from peagle.engine.device.cycle import Verified
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.prefill import Prefill
@@ -280,12 +281,13 @@ def test_draft_lengths_learn_from_them(targets, trained):
     seen: list[int] = []
 
     class Seeing(DraftLength):
-        def verified(self, drafts: int, accepted: int) -> None:
-            seen.append(accepted)
-            super().verified(drafts, accepted)
+        def verified(self, cycle: Sequence[tuple[int, int]]) -> None:
+            seen.extend(accepted for _, accepted in cycle)
+            super().verified(cycle)
 
-    engine = engine_of(targets, trained, "peagle", True)
-    engine.scheduler.draft_length = Seeing({4: {1: 1.0, 3: 1.5, 4: 1.6}})
+    engine = engine_of(targets, trained, "peagle", True, draft_length="auto")
+    times = MeasuredTimes({4: {1: 1.0, 3: 1.5, 4: 1.6}})
+    engine.scheduler.draft_length = Seeing(4, times, may_stop=False)
     how = SamplingParams(max_tokens=30, logprobs=0)
     requests = tiny.run(engine, PROMPTS, how)
     done = [request.speculation for request in requests]

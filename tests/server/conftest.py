@@ -25,7 +25,8 @@ NAME = "demo"
 def load() -> LLM:
     """The bundled pair; with 4 rows, some requests have to wait."""
     speculation = SpeculativeConfig(model=str(bundled("peagle")), num_speculative_tokens=K)
-    config = EngineConfig(dtype="float32", max_num_seqs=4, kv_cache_memory=1 << 26)
+    room = {"max_num_seqs": 4, "kv_cache_memory": 1 << 26}
+    config = EngineConfig(dtype="float32", draft_length="fixed", **room)
     return LLM(bundled("target"), speculation, config)
 
 

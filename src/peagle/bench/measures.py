@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -49,6 +49,8 @@ class Measures:
     e2e_ms: Percentiles
     output_tokens: int
     acceptance_length_interval: tuple[float, float] | None = None
+    tokens_per_cycle: float | None = None
+    """Mean tokens emitted per cycle, those without drafts included; None as above."""
 
 
 def measure(completions: Sequence[Completion], seconds: float) -> Measures:
@@ -57,7 +59,8 @@ def measure(completions: Sequence[Completion], seconds: float) -> Measures:
     accepted = Acceptance(
         acceptance_length(done), acceptance_rates(done), acceptance_interval(done)
     )
-    return measured([completion.token_times for completion in done], accepted, seconds)
+    found = measured([completion.token_times for completion in done], accepted, seconds)
+    return replace(found, tokens_per_cycle=_pooled(done).tokens_per_cycle)
 
 
 def measured(

@@ -150,6 +150,7 @@ def _record(prompt: "Prompt", completion: "Completion") -> dict[str, Any]:
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
         "cycles": did.cycles,
+        "pauses": did.pauses,
         "drafted": did.drafted,
         "accepted_per_cycle": did.accepted_per_cycle,
         "accepted_per_position": did.accepted_per_position,
@@ -230,4 +231,8 @@ def _speed(completions: "Sequence[Completion]", seconds: float) -> str:
     cycles = sum(completion.speculation.cycles for completion in completions)
     if not cycles:
         return speed
-    return f"{speed}, acceptance length {found.acceptance_length:.2f} over {cycles} cycles"
+    length = f"{speed}, acceptance length {found.acceptance_length:.2f} over {cycles} cycles"
+    pauses = sum(completion.speculation.pauses for completion in completions)
+    if not pauses:
+        return length
+    return f"{length}, {found.tokens_per_cycle:.2f} tokens a cycle with {pauses} that drafted none"

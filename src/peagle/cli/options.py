@@ -40,7 +40,7 @@ SIZES: dict[str, Help] = {
     "gpu_memory_utilization": "Share of the GPU's memory that may be used.",
     "kv_cache_memory": ("Bytes for the KV cache.", "1 GiB, or what the GPU leaves"),
     "enable_prefix_caching": "Reuse the KV of shared prompt prefixes.",
-    "draft_length": "auto: on a GPU, as many drafts, up to K, as are fastest.",
+    "draft_length": "auto: as many drafts, from none up to K, as are fastest; fixed: K.",
     "seed": "Seed of requests without one.",
 }
 """The same of `EngineConfig`."""

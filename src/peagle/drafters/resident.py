@@ -27,7 +27,7 @@ class CycleShape:
     """How many rows a cycle has for each of its requests."""
 
     drafts: int
-    """Drafts; 0 without a drafter."""
+    """Drafts; 0 without a drafter, or while it pauses."""
     pending: int
     """The largest number of rows of a request that the drafter has not seen."""
 

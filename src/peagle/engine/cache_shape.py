@@ -7,6 +7,7 @@ import torch
 
 from peagle.config import EngineConfig
 from peagle.engine.kv_cache import kv_bytes_by_window, kv_bytes_per_token
+from peagle.engine.step import MOST_UNSEEN
 from peagle.models.spec import DecoderSpec
 
 SEQ_TOKENS = 1024
@@ -45,6 +46,9 @@ class CacheShape:
     ) -> None:
         """prompt_tokens: most rows of prompts in a step."""
         size = config.block_size
+        pauses = drafter is not None and config.draft_length == "auto"
+        self._unseen = max(MOST_UNSEEN if pauses else 0, k + 1)
+        """Most positions before a decoding request's newest that the drafter has not seen."""
         self.longest = config.max_model_len or target.max_length
         """Tokens of the longest request."""
         self._asked = config.max_model_len or 0
@@ -72,7 +76,7 @@ class CacheShape:
 
         The prefix cache knows a block when the drafter has seen the token after it.
         """
-        behind, ahead = max(window, self._k + 2), FLIGHTS * (self._k + 1)
+        behind, ahead = max(window, self._unseen + 1), FLIGHTS * (self._k + 1)
         return min(self.blocks(behind + ahead) + 1, self.blocks(self.longest))
 
     def needed(self, num_seqs: int, tokens: int) -> int:

@@ -13,6 +13,7 @@ from peagle.engine.block_groups import BlockGroup, BlockGroups
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape, Division
 from peagle.engine.device.prompt_graphs import SIZES
+from peagle.engine.step import MOST_UNSEEN
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.loading import check_length
@@ -63,10 +64,12 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
     """Divide the memory. Raises `InputError` when it cannot hold one sequence."""
     device = target.embed.weight.device
     rows, shape = batched_tokens(config, device), cache_shape(target, drafter, k, config)
+    missed = _missed(target, drafter) if config.draft_length == "auto" else 0
 
     def memory(num_seqs: int) -> int:
         """Bytes of the KV cache beside what so many requests need in a step."""
-        return kv_cache_memory(config, device, _workspace(target, drafter, rows, num_seqs, k))
+        needed = _workspace(target, drafter, rows, num_seqs, k) + num_seqs * missed
+        return kv_cache_memory(config, device, needed)
 
     num_seqs = config.max_num_seqs or _num_seqs(shape, memory, MOST_SEQS[device.type])
     left = memory(num_seqs)
@@ -119,6 +122,14 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: in
     logits = 4 * requests * (k + 1) * spec.vocab_size
     counts = requests * spec.vocab_size * torch.int32.itemsize
     return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts
+
+
+def _missed(target: Decoder, drafter: Drafter | None) -> int:
+    """Bytes of a request's projected features that wait for the drafter, at most."""
+    if drafter is None:
+        return 0
+    hidden = drafter.model.config.transformer.hidden_size
+    return MOST_UNSEEN * hidden * target.embed.weight.dtype.itemsize
 
 
 def _max_length(target: Decoder, config: EngineConfig, division: Division, memory: int) -> int:

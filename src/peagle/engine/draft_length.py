@@ -1,7 +1,9 @@
-"""How many drafts a cycle makes: the number that gives the most tokens per second."""
+"""How many drafts a cycle makes: the number that gives the most tokens per second, or none."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Sequence
 
+from peagle.engine.cycle_times import CycleTimes
 from peagle.engine.step import CycleTime
 
 CANDIDATES = (1, 3, 6, 12, 24)
@@ -11,20 +13,26 @@ PRIOR_RATE, PRIOR_COUNT = 0.8, 32
 """Acceptance rate of the first draft before any was verified, and how many it counts as."""
 MEMORY = 4096
 """Verifications after which an old one weighs 1/e of a new one."""
-SMOOTHING = 1 / 32
-"""Weight of the newest cycle in the moving average of the overhead."""
+PROBE_MEMORY = 8
+"""Cycles after which it does where drafts are only tried."""
+DOUBT = 2
+"""Wrong first drafts that are remembered when drafting stops; all else is forgotten."""
 MIN_CYCLES = 16
 """Cycles between two changes: the first cycle after a change to fewer drafts is not captured."""
 MIN_GAIN = 1.02
 """Speed-up that a change must promise."""
-
-Seconds = Mapping[int, Mapping[int, float]]
-"""Seconds of a cycle by number of requests, then of drafts."""
+LEAST_PRICE = 0.1
+"""Of a cycle with drafts, in cycles without; measured times may say less by chance."""
+ALLOWANCE = 0.005
+"""What trying a drafter that is not in use may cost, as a share of the time."""
+MOST_CREDIT, STAKE = 16.0, 4.0
+"""What drafts may lose before they stop, in cycles without drafts: at most, and at least when they
+come into use."""
 
 
 def candidate_lengths(k: int) -> tuple[int, ...]:
-    """The lengths to choose from for a drafter of K tokens: K, and candidates up to 3/4 of it."""
-    return (*(count for count in CANDIDATES if 4 * count <= 3 * k), k)
+    """The lengths to choose from for a drafter of K tokens: none, candidates up to 3/4 of K, K."""
+    return (0, *(count for count in CANDIDATES if 4 * count <= 3 * k), k) if k else (0,)
 
 
 class DraftLength:
@@ -32,56 +40,120 @@ class DraftLength:
 
     Each draft position has its own acceptance rate, given that those before it were accepted. The
     rate of a position that no cycle has tried for long drifts to that of the one before it, so that
-    it is tried again. Times are measured at the start; what contexts and sampling add to them is
-    measured while running, and assumed equal for all lengths.
+    it is tried again.
+
+    Drafting keeps an account, in cycles without drafts: a cycle with drafts pays what it takes
+    longer, and is paid the tokens that were accepted. Without credit drafting stops. From then on
+    credit comes in slowly, and is spent on probes: cycles with the fewest drafts, so that drafts
+    come into use again when they are right again. Those that are right pay for the next probe.
     """
 
-    def __init__(self, seconds: Seconds) -> None:
-        """seconds: measured with greedy requests and empty contexts."""
-        self._seconds = {size: dict(costs) for size, costs in sorted(seconds.items())}
-        self._chosen = max(max(costs) for costs in self._seconds.values())
+    def __init__(self, k: int, times: CycleTimes, may_stop: bool) -> None:
+        """may_stop: whether a cycle may have no drafts."""
+        self._times, self._may_stop = times, may_stop
+        self._k = self._chosen = k
         self._cycles = MIN_CYCLES
         """Cycles since the last change."""
-        self._accepted, self._tried = ([0.0] * self._chosen for _ in range(2))
-        self._overhead = 0.0
+        self._launched = 0
+        """Cycles in all."""
+        self._probed = False
+        """Whether the last cycle was a probe, so that the drafter has missed nothing since."""
+        self._accepted, self._tried = ([0.0] * k for _ in range(2))
+        self._accepted[0], self._tried[0] = PRIOR_RATE * PRIOR_COUNT, float(PRIOR_COUNT)
+        self._credit = MOST_CREDIT
 
     def choose(self, requests: int) -> int:
         """Drafts of the next cycle, which has `requests` requests. Changes nothing."""
-        costs, tokens = self._costs(requests), self._tokens()
-        speeds = {drafts: tokens[drafts] / (costs[drafts] + self._overhead) for drafts in costs}
-        best = max(speeds, key=lambda drafts: speeds[drafts])
-        gains = speeds[best] > MIN_GAIN * speeds[self._chosen]
-        return best if gains and self._cycles >= MIN_CYCLES else self._chosen
+        costs = self._times.seconds(requests)
+        if self._look is not None:
+            return self._look
+        if not costs:
+            return self._chosen
+        if self._chosen:
+            return self._best(costs) if self._cycles >= MIN_CYCLES or self._broke else self._chosen
+        probe = min(drafts for drafts in costs if drafts)
+        probes = self._credit >= self._price(costs, probe)
+        return self._best(costs) or (probe if probes else 0)
 
-    def launched(self, drafts: int) -> None:
+    def launched(self, requests: int, drafts: int) -> None:
         """Note a cycle with drafts as they were chosen."""
-        self._cycles = self._cycles + 1 if drafts == self._chosen else 0
-        self._chosen = drafts
+        looks, costs = self._look is not None, self._times.seconds(requests)
+        self._launched += 1
+        if looks or not costs:
+            return
+        probes = drafts > 0 and not self._chosen and drafts != self._best(costs)
+        self._credit += ALLOWANCE if not drafts else -self._price(costs, drafts)
+        self._probed = probes
+        if not probes:
+            self._change_to(drafts)
+        self._credit = min(self._credit, MOST_CREDIT)
 
-    def verified(self, drafts: int, accepted: int) -> None:
-        """Learn from one request's verification."""
-        keep = 1 - 1 / MEMORY
+    def verified(self, cycle: Sequence[tuple[int, int]]) -> None:
+        """Learn from a cycle: the drafts of each of its requests, and how many were accepted."""
+        drafted = [(drafts, accepted) for drafts, accepted in cycle if drafts]
+        if not drafted:
+            return
+        keep = math.exp(-len(drafted) / MEMORY) if self._chosen else 1 - 1 / PROBE_MEMORY
         self._accepted = [keep * count for count in self._accepted]
         self._tried = [keep * count for count in self._tried]
-        for place in range(min(accepted + 1, drafts)):
-            self._tried[place] += 1
-            self._accepted[place] += place < accepted
+        for drafts, accepted in drafted:
+            for place in range(min(accepted + 1, drafts)):
+                self._tried[place] += 1
+                self._accepted[place] += place < accepted
+        gained = sum(accepted for _, accepted in drafted) / len(cycle)
+        self._credit = min(self._credit + gained, MOST_CREDIT)
 
     def took(self, time: CycleTime) -> None:
-        """Learn from the time of a captured cycle."""
-        found = max(time.seconds - self._costs(time.requests)[time.drafts], 0.0)
-        self._overhead += (found - self._overhead) * SMOOTHING
+        """Learn from the time of a cycle."""
+        self._times.took(time)
 
-    def _costs(self, requests: int) -> dict[int, float]:
-        """Seconds by number of drafts, as measured at the start."""
-        size = next((size for size in self._seconds if size >= requests), max(self._seconds))
-        return self._seconds[size]
+    @property
+    def _look(self) -> int | None:
+        """The length of the next cycle where it is to be timed, while drafts are in use."""
+        return self._times.look(self._launched) if self._chosen else None
+
+    @property
+    def _broke(self) -> bool:
+        return self._may_stop and self._credit < 0
+
+    def _best(self, costs: dict[int, float]) -> int:
+        """The fastest length, if it is enough faster than the chosen one; none without credit."""
+        if self._chosen and self._broke:
+            return 0
+        tokens = self._tokens()
+        speeds = {drafts: tokens[drafts] / seconds for drafts, seconds in costs.items()}
+        best = max(speeds, key=lambda drafts: speeds[drafts])
+        return best if speeds[best] > MIN_GAIN * speeds[self._chosen] else self._chosen
+
+    def _price(self, costs: dict[int, float], drafts: int) -> float:
+        """What drafts add to a cycle, in cycles without them.
+
+        After a cycle without, the drafter has a pass more, over what it has missed.
+        """
+        if not self._may_stop:
+            return 0.0
+        passes = 1 if self._chosen or self._probed else 2
+        return passes * max(costs[drafts] / costs[0] - 1, LEAST_PRICE)
+
+    def _change_to(self, drafts: int) -> None:
+        if drafts == self._chosen:
+            self._cycles += 1
+            return
+        if not drafts:
+            self._credit = min(self._credit, 0.0)
+            self._accepted, self._tried = ([0.0] * self._k for _ in range(2))
+            self._tried[0] = float(DOUBT)
+        elif not self._chosen:
+            self._credit = max(self._credit, STAKE)
+        self._chosen, self._cycles = drafts, 0
 
     def _tokens(self) -> list[float]:
         """Expected tokens per request and cycle with 0, 1, 2 ... drafts."""
-        tokens, rate, reached = [1.0], PRIOR_RATE, 1.0
-        for accepted, tried in zip(self._accepted, self._tried, strict=True):
-            rate = (accepted + PRIOR_COUNT * rate) / (tried + PRIOR_COUNT)
+        first = self._accepted[0] / max(self._tried[0], 1.0)
+        tokens, rate, reached = [1.0], first, 1.0
+        for place, (accepted, tried) in enumerate(zip(self._accepted, self._tried, strict=True)):
+            if place:
+                rate = (accepted + PRIOR_COUNT * rate) / (tried + PRIOR_COUNT)
             reached *= rate
             tokens.append(tokens[-1] + reached)
         return tokens

@@ -36,5 +36,5 @@ class DraftTemperatures:
     def record(self, drafts: Drafts, chosen: Tensor) -> None:
         """Learn from a cycle. drafts: [requests, drafts]; chosen: [requests, drafts + 1], what the
         target takes after each prefix."""
-        if drafts.alternatives is not None:
+        if drafts.alternatives is not None and drafts.tokens.shape[1]:
             record(self._right, self.chosen, drafts, chosen)

@@ -7,6 +7,7 @@ from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.drafter import Drafter
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
+from peagle.engine.cycle_times import cycle_times
 from peagle.engine.draft_length import DraftLength, candidate_lengths
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.plan import NOTHING, Plan
@@ -113,8 +114,10 @@ class Engine:
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         processor = LogitsProcessor(self._constraint_of)
         self.worker = open_worker(target, drafter, lengths, capacity, processor, synthetic)
-        costs = self.worker.cycle_seconds
-        draft_length = None if costs is None else DraftLength(costs)
+        draft_length = None
+        if (costs := self.worker.cycle_seconds) is not None:
+            times = cycle_times(lengths, costs)
+            draft_length = DraftLength(k, times, self.worker.pauses)
         self.scheduler = Scheduler(
             self.blocks, capacity, config, self.worker.runs_ahead, draft_length
         )

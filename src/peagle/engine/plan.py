@@ -56,7 +56,7 @@ class Plan:
     preempted: tuple[Request, ...] = ()
     """Running requests that give their blocks back, in this order."""
     drafts: int | None = None
-    """Most drafts of requests on the device, as they were chosen; None: each its own K."""
+    """Most drafts of a request, as they were chosen; None: each its own K."""
 
     @property
     def hosted(self) -> bool:
@@ -78,7 +78,7 @@ class Limits:
     prompt_rows: int
     """Of these, rows that may go to prompts."""
     drafts: int | None
-    """Most drafts of a request on the device; None: its own K."""
+    """Most drafts of a request; None: its own K."""
     prefix_caching: bool
 
 
@@ -173,9 +173,9 @@ class Planner:
         held: positions that its blocks have room for.
         """
         limits = self._limits
+        k = request.k if limits.drafts is None else min(request.k, limits.drafts)
         if request.on_device:
-            drafts = request.k if limits.drafts is None else min(request.k, limits.drafts)
-            return _cycle(request, drafts, start)
+            return _cycle(request, k, start)
         known = request.total - start
         decodes = known == 1 and request.output_length > 0
         left = self._rows_left(decodes)
@@ -187,7 +187,7 @@ class Planner:
             completes = known <= left
             hosted = completes and request.needs_host
             return Share(request, min(known, left), 0, start, completes, decodes, hosted)
-        drafts = max(min(request.k, limits.max_length - request.total, left - 1), 0)
+        drafts = max(min(k, limits.max_length - request.total, left - 1), 0)
         return _cycle(request, drafts, start)
 
     def _rows_left(self, decodes: bool) -> int:

@@ -32,6 +32,8 @@ class Speculation:
     accepted_per_cycle: list[int] = field(default_factory=list)
     """Drafts accepted in each verification, past the request's end too, as vLLM counts."""
     drafted: int = 0
+    pauses: int = 0
+    """Cycles without a draft, each of which emitted one token."""
 
     @property
     def cycles(self) -> int:
@@ -48,6 +50,12 @@ class Speculation:
         """AL: mean tokens emitted per cycle, bonus included; 1 where nothing was drafted."""
         return 1.0 + (self.accepted / self.cycles if self.cycles else 0.0)
 
+    @property
+    def tokens_per_cycle(self) -> float:
+        """Mean tokens emitted per cycle, over all of them."""
+        cycles = self.cycles + self.pauses
+        return 1.0 + (self.accepted / cycles if cycles else 0.0)
+
     @classmethod
     def pooled(cls, parts: Sequence["Speculation"]) -> "Speculation":
         """What speculation did for several requests with the same K together."""
@@ -56,11 +64,14 @@ class Speculation:
             [sum(position) for position in counts],
             [accepted for part in parts for accepted in part.accepted_per_cycle],
             sum(part.drafted for part in parts),
+            sum(part.pauses for part in parts),
         )
 
     def record(self, drafted: int, accepted: int) -> None:
-        """Count one verification."""
-        if drafted:
+        """Count one cycle."""
+        if not drafted:
+            self.pauses += 1
+        else:
             self.drafted += drafted
             self.accepted_per_cycle.append(accepted)
             for position in range(accepted):
@@ -297,3 +308,5 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """In the first output that has tokens or an end."""
     failure: str | None = None
     """Why it ended with an error."""
+    cycle: bool = False
+    """Whether the step was a cycle for it, rather than a part of its prompt."""

@@ -57,7 +57,7 @@ class Scheduler:
         """Whether requests stay on the device after their prompt, so that the worker can begin the
         next step before the outcome of this one is known."""
         self.draft_length = draft_length
-        """Chooses the drafts of requests on the device; None: always K."""
+        """Chooses the drafts of requests that decode; None: always K."""
         self._capacity, self._prefix_caching = capacity, config.enable_prefix_caching
         self.max_prompt_tokens = capacity.prompt_tokens
         """Most rows of prompts in a step; fewer once the device had no memory for them."""
@@ -66,6 +66,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._launched: deque[Launched] = deque()
+        self._caught_up: list[int] = []
+        """Rows that were left, whose blocks lack keys of the drafter until the next step."""
         self._cleared: list[GroupBlock] = []
         """Blocks that the next step fills with zeros."""
         self._steps = 0
@@ -103,12 +105,12 @@ class Scheduler:
 
     def plan(self) -> Plan:
         """The next step; empty where all that is left is in flight. Changes nothing."""
-        on_device, chooser = self._on_device, self.draft_length
+        decoding, chooser = sum(map(self._decodes, self.running)), self.draft_length
         limits = Limits(
             max_length=self._capacity.max_length,
             rows=self._capacity.batched_tokens,
             prompt_rows=self.max_prompt_tokens,
-            drafts=chooser.choose(on_device) if chooser and on_device else None,
+            drafts=chooser.choose(decoding) if chooser and decoding else None,
             prefix_caching=self._prefix_caching,
         )
         planner = Planner(self.groups, limits)
@@ -127,9 +129,11 @@ class Scheduler:
         cycles = tuple(_cycle(share) for share in plan.work if self._is_cycle(share))
         chunks = tuple(_chunk(share) for share in plan.work if not self._is_cycle(share))
         left, blocks = self.rows.news()
+        caught_up, cleared = tuple(self._caught_up), tuple(self._cleared)
+        self._caught_up.clear()
         self._steps += 1
-        self._note(plan, prompts_alone=not cycles)
-        return Step(self._steps, left, tuple(self._cleared), begun, blocks, cycles, chunks)
+        self._note(plan, len(cycles))
+        return Step(self._steps, left, caught_up, cleared, begun, blocks, cycles, chunks)
 
     def commit(self, outcome: Outcome) -> list[RequestOutput]:
         """Apply what a worker answered; what each request got by it."""
@@ -148,8 +152,9 @@ class Scheduler:
         They keep their tokens; steps in flight are void.
         """
         for request in reversed(list(self.running)):
-            self.preempt(request)
+            self._evict(request)
         self._launched.clear()
+        self._caught_up.clear()
         self.rows.news()
 
     def abort(self, request_id: str, reason: str) -> None:
@@ -158,6 +163,8 @@ class Scheduler:
         if request is None:
             return
         if request.status is Status.RUNNING:
+            if reason != "error":
+                self._catch_up(request)
             self.running.remove(request)
             self._give_back(request)
         else:
@@ -166,11 +173,22 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Take a running request's blocks away; it keeps its tokens and waits before its equals."""
+        self._catch_up(request)
+        self._evict(request)
+
+    def _evict(self, request: Request) -> None:
         self.preemptions += 1
         self.running.remove(request)
         self._give_back(request)
         request.forget_cache()
         bisect.insort_left(self.waiting, request, key=_priority)
+
+    def _decodes(self, request: Request) -> bool:
+        """Whether a running request is past its prompt, so that drafts may be made for it."""
+        if self.runs_ahead:
+            return request.on_device
+        known = request.total - request.computed
+        return known == 1 and request.output_length > 0 and request.pending > 0
 
     def _is_cycle(self, share: Share) -> bool:
         """Whether drafts of it are verified, rather than known tokens computed.
@@ -203,31 +221,36 @@ class Scheduler:
         for group, fresh in enumerate(self.groups.grow(request.blocks, share.fresh)):
             self.rows.append(request.row, group, held, fresh)
 
-    def _note(self, plan: Plan, prompts_alone: bool) -> None:
+    def _note(self, plan: Plan, cycles: int) -> None:
         """Write down a plan that the worker gets."""
         if not plan.work:
             return
-        if self.draft_length and plan.drafts is not None and not prompts_alone:
-            self.draft_length.launched(plan.drafts)
+        if self.draft_length and plan.drafts is not None and cycles:
+            self.draft_length.launched(cycles, plan.drafts)
         for share in plan.work:
             share.request.launch(share.rows, share.completes)
             share.request.on_device |= share.completes and self.runs_ahead
         admissions = tuple(share.request.admissions for share in plan.work)
-        self._launched.append(Launched(self._steps, plan.work, admissions, prompts_alone))
+        launched = Launched(self._steps, plan.work, admissions, prompts_alone=not cycles)
+        self._launched.append(launched)
 
     def _land(self, launched: Launched, outcome: Outcome) -> list[RequestOutput]:
         """Apply results, but not those of requests that ended or began anew meanwhile."""
         results = {result.row: result for result in outcome.results}
-        outputs = []
+        outputs, verified = [], []
         for share, admissions in zip(launched.work, launched.admissions, strict=True):
             request = share.request
             if request.status is not Status.RUNNING or request.admissions != admissions:
                 continue
             request.land(share.rows, share.completes)
             if request.row in results:
+                if share.decodes:
+                    verified.append((share.drafts, results[request.row].accepted))
                 outputs.append(self._advance(share, results[request.row]))
-        if self.draft_length and outcome.time:
-            self.draft_length.took(outcome.time)
+        if self.draft_length:
+            self.draft_length.verified(verified)
+            if outcome.time:
+                self.draft_length.took(outcome.time)
         return outputs
 
     def _advance(self, share: Share, result: Result) -> RequestOutput:
@@ -235,9 +258,8 @@ class Scheduler:
         request = share.request
         request.computed += share.rows - share.drafts + result.accepted
         request.drafter_computed = request.computed - result.pending
-        request.speculation.record(share.drafts, result.accepted)
-        if self.draft_length and share.drafts:
-            self.draft_length.verified(share.drafts, result.accepted)
+        if share.decodes:
+            request.speculation.record(share.drafts, result.accepted)
         new, reason = _until_end(request, result.tokens, self._capacity.max_length)
         scores = result.prompt_logprobs
         if scores and any(math.isnan(entry.chosen) for entry in scores):
@@ -249,7 +271,9 @@ class Scheduler:
         request.logprobs += scored
         if request.constraint is not None:
             request.constraint.advance(new)
-        self._remember(request)
+        self._remember(
+            request, request.drafter_computed if request.speculates else request.computed
+        )
         if reason == "error":
             reason = self._meet_nan(request)
         elif request.constraint is not None and request.constraint.failure:
@@ -266,6 +290,7 @@ class Scheduler:
             scored,
             request.beginning() if (new or reason) and not request.told else None,
             request.failure,
+            share.decodes,
         )
 
     def _meet_nan(self, request: Request) -> str | None:
@@ -279,16 +304,14 @@ class Scheduler:
             request.failure = NAN_LOGITS
             return "error"
         request.distrusts_cache = True
-        self.preempt(request)
+        self._evict(request)
         return None
 
-    def _remember(self, request: Request) -> None:
-        """Register the request's full blocks whose keys are all written in the prefix cache."""
-        if not self._prefix_caching:
-            return
+    def _remember(self, request: Request, written: int) -> None:
+        """Register the request's full blocks in the prefix cache, where all keys of its first
+        `written` positions are written."""
         size = self._capacity.block_size
-        written = request.drafter_computed if request.speculates else request.computed
-        if written < (request.remembered + 1) * size:
+        if not self._prefix_caching or written < (request.remembered + 1) * size:
             return
         hashes = request.block_hashes(written // size, size)
         for index in range(request.remembered, len(hashes)):
@@ -331,6 +354,19 @@ class Scheduler:
         return RequestOutput(
             request.id, (), 0, "error", beginning=beginning, failure=request.failure
         )
+
+    def _catch_up(self, request: Request) -> None:
+        """Have the drafter see what cycles without drafts left unseen of a request that leaves.
+
+        The worker does so before all else in the next step, so that the prefix cache may know these
+        blocks now.
+        """
+        known, usual = request.remembered, request.k + 1
+        if not request.speculates or request.pending <= usual or request.output_length <= 1:
+            return
+        self._remember(request, request.computed)
+        if request.remembered > known:
+            self._caught_up.append(request.row)
 
     def _give_back(self, request: Request) -> None:
         self.groups.release(request.blocks)

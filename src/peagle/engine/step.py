@@ -6,6 +6,10 @@ A request is its *table row* here, which is its own from `Begin` until a step na
 from dataclasses import dataclass
 from typing import NamedTuple
 
+MOST_UNSEEN = 256
+"""Most positions with the target's keys that wait for a drafter while a request goes on without
+drafts. Before they are more, one pass of the drafter catches up."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -119,6 +123,9 @@ class Step:
     number: int
     left: tuple[int, ...] = ()
     """Rows that are nobody's now."""
+    caught_up: tuple[int, ...] = ()
+    """Of these, those whose drafter sees what it has missed first of all: the prefix cache knows
+    their blocks already."""
     cleared: tuple[tuple[int, int], ...] = ()
     """(group, block) of those to fill with zeros."""
     begun: tuple[Begin, ...] = ()

@@ -7,8 +7,8 @@ import torch
 
 from peagle.drafters.drafter import Drafter
 from peagle.engine.capacity import Capacity
+from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.worker import DeviceWorker, captures_cycles
-from peagle.engine.draft_length import Seconds
 from peagle.engine.host.worker import HostWorker
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_table import RequestTable
@@ -31,7 +31,13 @@ class Worker(Protocol):
 
     @property
     def cycle_seconds(self) -> Seconds | None:
-        """Seconds of cycles by number of requests and drafts; None where there is no choice."""
+        """Seconds of cycles by number of requests and drafts; empty where only steps tell, None
+        where there is no choice."""
+        ...
+
+    @property
+    def pauses(self) -> bool:
+        """Whether a cycle may have no drafts, and leave the drafter behind meanwhile."""
         ...
 
     def exchange(self, step: Step) -> Outcome:
@@ -80,7 +86,7 @@ def open_worker(
         windows=capacity.window_slots,
     )
     if not on_device:
-        return HostWorker(target, drafter, lengths[-1], table, capacity.slots, processor)
+        return HostWorker(target, drafter, lengths, table, capacity.slots, processor)
     most = capacity.batched_tokens
     worker = DeviceWorker(
         target, drafter, lengths, table, capacity.slots, most, processor, synthetic

@@ -29,11 +29,12 @@ class ResidentState:
     computed: Tensor
     """[table rows] positions whose keys the target has: the newest token's position."""
     pending: Tensor
-    """[table rows] positions before `computed` that the drafter has not seen: 1 to K + 1."""
+    """[table rows] positions before `computed` that the drafter has not seen: 1 to K + 1 after a
+    cycle with drafts, and one more after each without."""
     emitted: Tensor
-    """[table rows, K + 1] the tokens after those positions; the last of them is the newest."""
+    """[table rows, most pending] the tokens after those positions; the last is the newest."""
     features: Tensor
-    """[table rows, K + 1, hidden_size] projected features of those positions."""
+    """[table rows, most pending, hidden_size] projected features of those positions."""
     ks: Tensor
     """[table rows] most drafts that a request accepts."""
     cycles: Tensor
@@ -43,8 +44,10 @@ class ResidentState:
     penalties: Penalties
 
     @classmethod
-    def empty(cls, slots: Tensor, limits: Tensor, features: Tensor, vocab: int) -> Self:
-        """The state of a table without requests. features: of zeros."""
+    def empty(
+        cls, slots: Tensor, limits: Tensor, features: Tensor, vocab: int, most_drafts: int
+    ) -> Self:
+        """The state of a table without requests. features: of zeros; most_drafts: K."""
         rows, positions, _ = features.shape
 
         def zeros(*shape: int) -> Tensor:
@@ -57,9 +60,9 @@ class ResidentState:
             pending=zeros(rows) + 1,
             emitted=zeros(rows, positions),
             features=features,
-            ks=zeros(rows) + positions - 1,
+            ks=zeros(rows) + most_drafts,
             cycles=zeros(rows),
-            results=zeros(rows, positions + 1),
+            results=zeros(rows, most_drafts + 2),
             penalties=Penalties.none(rows, vocab, limits.device),
         )
 
@@ -199,6 +202,8 @@ def settle(
 ) -> None:
     """Accept each request's longest confirmed prefix, and make it the state of the next cycle.
 
+    Where a cycle without drafts has features, the drafter still has to see those before.
+
     drafts: [requests, drafts], K or fewer; chosen: [requests, drafts + 1], what the target takes
     after each prefix, -1 for NaN logits; features: [requests * (drafts + 1), hidden_size],
     projected, None without a drafter. With `synthetic` (`accepted_below`) drafts are accepted
@@ -208,7 +213,10 @@ def settle(
         kernels("resident").settle(state, requests, drafts, chosen, features, synthetic)
     else:
         _settle_reference(state, requests, drafts, chosen, features, synthetic)
-    count_emitted(state.penalties, requests, state.emitted, state.pending)
+    emitted, numbers = state.emitted, state.pending
+    if not drafts.shape[1]:
+        emitted, numbers = emitted.gather(1, numbers[:, None] - 1), torch.ones_like(numbers)
+    count_emitted(state.penalties, requests, emitted, numbers)
 
 
 def _settle_reference(
@@ -228,14 +236,18 @@ def _settle_reference(
         emitted = torch.cat((proposed[:accepted], taken[accepted : accepted + 1]))
         state.results[row, 0] = accepted
         state.results[row, 1 : accepted + 2] = emitted
-        state.emitted[row, : accepted + 1] = emitted.clamp(min=0)
+        waits = features is not None and not len(proposed)
+        first = int(state.pending[row]) if waits else 0
+        state.emitted[row, first : first + accepted + 1] = emitted.clamp(min=0)
         lives = bool(state.limits[row] > 0)
-        state.pending[row] = accepted + 1 if lives else 1
+        state.pending[row] = first + accepted + 1 if lives else 1
         state.computed[row] = state.computed[row] + accepted + 1 if lives else 1
         state.cycles[row] += 1
         if features is not None:
             width = chosen.shape[1]
-            state.features[row, :width] = features[index * width : (index + 1) * width]
+            state.features[row, first : first + width] = features[
+                index * width : (index + 1) * width
+            ]
 
 
 TURNS = 1 << 32

@@ -163,6 +163,7 @@ def usage(job: Job, done: Sequence[Completion]) -> Json:
             "accepted": did.accepted,
             "accepted_per_position": did.accepted_per_position,
             "acceptance_length": did.acceptance_length,
+            "tokens_per_cycle": did.tokens_per_cycle,
         },
     }
 

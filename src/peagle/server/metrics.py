@@ -43,6 +43,7 @@ class Metrics:
         self._finished = self._counter("vllm:request_success", "Requests ended.", "finished_reason")
         self._refused = self._counter("peagle:requests_rejected", "Requests refused.", "reason")
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Verifications of drafts.")
+        self._pauses = self._counter("peagle:cycles_without_drafts", "Cycles that drafted nothing.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
         self._accepted_at = self._counter(
@@ -92,6 +93,7 @@ class Metrics:
         self._queued.labels(self._model).observe(completion.queued)
         did = completion.speculation
         self._drafts.labels(self._model).inc(did.cycles)
+        self._pauses.labels(self._model).inc(did.pauses)
         self._drafted.labels(self._model).inc(did.drafted)
         self._accepted.labels(self._model).inc(did.accepted)
         for position, count in enumerate(did.accepted_per_position):

@@ -1,6 +1,7 @@
 """The cycle that a GPU captures, run uncaptured: what the lossless invariant does not cover."""
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.resident import CycleShape
 from peagle.drafters.selector import SelectorConfig
+from peagle.engine.cycle_times import MeasuredTimes
 from peagle.engine.device.cycle import PromptEnds
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.prefill import Prefill
@@ -454,14 +456,15 @@ class Drawn(DraftLength):
     """Lengths in a given order, again and again."""
 
     def __init__(self, lengths: list[int]) -> None:
-        super().__init__({64: dict.fromkeys(lengths, 1.0)})
+        times = MeasuredTimes({64: dict.fromkeys(lengths, 1.0)})
+        super().__init__(max(lengths), times, may_stop=False)
         self._drawn = itertools.cycle(lengths)
         self._next = next(self._drawn)
 
     def choose(self, requests: int) -> int:
         return self._next
 
-    def launched(self, drafts: int) -> None:
+    def launched(self, requests: int, drafts: int) -> None:
         self._next = next(self._drawn)
 
 
@@ -472,7 +475,8 @@ def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, 
     how = SamplingParams(temperature=temperature, seed=8, max_tokens=50)
     drafter = trained[method].drafter
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, how))
-    engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 1, 4, 4, 3, 3]
+    engine = engine_of(targets["easy"], drafter, True, draft_length="auto")
+    lengths = [4, 1, 3, 1, 4, 4, 3, 3]
     engine.scheduler.draft_length = Drawn(lengths)
     requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(PROMPTS[:3])]
     for _ in range(4):
@@ -489,15 +493,16 @@ def test_lengths_are_chosen_by_what_was_accepted(targets, trained):
     seen: list[tuple[int, int]] = []
 
     class Seeing(DraftLength):
-        def verified(self, drafts: int, accepted: int) -> None:
-            seen.append((drafts, accepted))
-            super().verified(drafts, accepted)
+        def verified(self, cycle: Sequence[tuple[int, int]]) -> None:
+            seen.extend(request for request in cycle if request[0])
+            super().verified(cycle)
 
     params = [SamplingParams(max_tokens=60, num_speculative_tokens=k) for k in (None, 2, 0, None)]
     drafter = trained["peagle"].drafter
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, params))
-    engine = engine_of(targets["easy"], drafter, True)
-    engine.scheduler.draft_length = Seeing({4: {1: 1.0, 3: 1.5, 4: 1.6}})
+    engine = engine_of(targets["easy"], drafter, True, draft_length="auto")
+    times = MeasuredTimes({4: {1: 1.0, 3: 1.5, 4: 1.6}})
+    engine.scheduler.draft_length = Seeing(4, times, may_stop=False)
     requests = tiny.run(engine, PROMPTS, params)
     assert tiny.outputs(requests) == plain
     assert seen[0][0] == 4
@@ -512,7 +517,8 @@ def test_lengths_are_chosen_by_what_was_accepted(targets, trained):
 def test_cycles_of_changing_length_draft_as_from_scratch(targets, trained, method: str):
     """Whatever lengths came before, the drafter's keys and features are those of the tokens."""
     target, drafter = targets["easy"].decoder, trained[method].drafter
-    engine, lengths = engine_of(targets["easy"], drafter, True), [4, 1, 3, 1, 4, 4, 3, 3]
+    engine = engine_of(targets["easy"], drafter, True, draft_length="auto")
+    lengths = [4, 1, 3, 1, 4, 4, 3, 3]
     engine.scheduler.draft_length = Drawn(lengths)
     request = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=50))[0]
     known, hits = request.prompt_length + 1, 0

@@ -9,6 +9,8 @@ from peagle.ops.penalties import Penalties
 from peagle.ops.resident import FirstNorms, ResidentState
 
 K, HIDDEN, VOCAB, ROWS = 3, 24, 50, 4
+PENDING = K + 3
+"""Positions that may wait for the drafter."""
 
 
 @pytest.fixture
@@ -20,8 +22,8 @@ def state(device: torch.device) -> ResidentState:
             limits=torch.tensor([64, 64, 0, 64]),
             computed=torch.tensor([7, 11, 20, 1]),
             pending=torch.tensor([1, 4, 2, 1]),
-            emitted=torch.randint(0, VOCAB, (ROWS, K + 1)),
-            features=torch.randn(ROWS, K + 1, HIDDEN),
+            emitted=torch.randint(0, VOCAB, (ROWS, PENDING)),
+            features=torch.randn(ROWS, PENDING, HIDDEN),
             ks=torch.tensor([3, 3, 1, 3]),
             cycles=torch.tensor([0, 5, 9, 2]),
             results=torch.full((ROWS, K + 2), -7),
@@ -145,16 +147,22 @@ def test_synthetic_acceptance_has_its_rates(state: ResidentState) -> None:
     torch.testing.assert_close(found, torch.tensor([rates, rates]), rtol=0, atol=0.05)
 
 
-def test_settle_without_drafts(state: ResidentState, device: torch.device) -> None:
+@pytest.mark.parametrize("waits", [False, True])
+def test_settle_without_drafts(state: ResidentState, device: torch.device, waits: bool) -> None:
+    """With a drafter, what it has not seen waits, and the newest position comes behind it."""
     from peagle.ops.triton import resident as kernel
 
-    requests, drafts = torch.tensor([1, 0]), torch.empty(2, 0, dtype=torch.int64)
-    chosen = torch.tensor([[8], [9]])
-    expected = twin(state)
-    reference.settle(expected, requests, drafts, chosen, None)
-    kernel.settle(state, requests.to(device), drafts.to(device), chosen.to(device), None)
+    requests, drafts = torch.tensor([1, 0, 2]), torch.empty(3, 0, dtype=torch.int64)
+    chosen = torch.tensor([[8], [9], [7]])
+    features = torch.randn(3, HIDDEN) if waits else None
+    expected, moved_features = twin(state), None if features is None else features.to(device)
+    reference.settle(expected, requests, drafts, chosen, features)
+    kernel.settle(state, requests.to(device), drafts.to(device), chosen.to(device), moved_features)
     for name, column in columns(state).items():
         same(column, getattr(expected, name))
+    assert state.pending[[1, 0, 2]].tolist() == ([5, 2, 1] if waits else [1, 1, 1])
+    newest = state.emitted.gather(1, state.pending[:, None] - 1)[:2, 0]
+    assert newest.tolist() == [9, 8]
 
 
 @pytest.mark.parametrize("vocab", [10, 5000, 20_000])

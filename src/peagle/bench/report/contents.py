@@ -20,7 +20,7 @@ from peagle.bench.report.document import (
 )
 from peagle.bench.report.plots import draw_plots
 from peagle.bench.runs import Run
-from peagle.bench.tables import ratio_text
+from peagle.bench.tables import length_text, ratio_text
 from peagle.bench.verdict import bounded, by_load, doubts, reference, speed_up
 
 SHOWN = 3
@@ -173,10 +173,10 @@ def _grid(runs: Sequence[Run]) -> Table:
 def _grid_cell(run: Run | None, runs: Sequence[Run], best: Run) -> str | Cell:
     if run is None:
         return "-"
-    ratio, length = speed_up(run, runs), run.measures.acceptance_length
+    ratio = speed_up(run, runs)
     lines = [_number(run.measures.otps)]
     lines += [f"{ratio.median:.2f}x"] if ratio is not None else []
-    lines += [f"AL {length:.2f}"] if length is not None else []
+    lines += [f"AL {length_text(run)}"] if run.measures.acceptance_length is not None else []
     gain = max(ratio.median - 1.0, 0.0) if ratio is not None else 0.0
     return Cell(tuple(lines), min(gain / 2.0, 1.0), run is best)
 

@@ -101,7 +101,7 @@ class DeviceCycle:
 
     def draft(self, state: ResidentState, race: Race, shape: CycleShape) -> Drafts:
         """[requests, drafts] for a race's requests."""
-        if self.drafter is None:
+        if self.drafter is None or not shape.drafts:
             return Drafts(race.requests.new_empty(len(race.requests), 0))
         return self.drafter.propose(state, race, shape, self.open_drafter)
 
@@ -175,13 +175,21 @@ class DeviceCycle:
         return softcap(residual.linear(last, self.target.head), self.target.spec.logit_softcap)
 
     def _fill_drafter(self, prompts: PromptRows, tapped: Tensor, attention: Attention) -> Tensor:
+        assert self.drafter is not None
+        features = self.drafter.model.project(tapped)
+        self.show_drafter(prompts.following, features, attention)
+        return features.index_select(0, prompts.ends)
+
+    def show_drafter(self, following: Tensor, features: Tensor, attention: Attention) -> None:
+        """Write the drafter's keys and values of some rows.
+
+        following: [rows] the tokens after them; features: [rows, hidden_size], projected.
+        """
         drafter, cache = self.drafter, self.drafter_cache
         assert drafter is not None
         assert cache is not None
-        features = drafter.model.project(tapped)
-        stream, x = known_inputs(drafter.model, prompts.following, features)
-        drafter.layers(stream, x, attention(cache), reads=prompts.ends[:0])
-        return features.index_select(0, prompts.ends)
+        stream, x = known_inputs(drafter.model, following, features)
+        drafter.layers(stream, x, attention(cache), reads=following[:0])
 
     def open_target(self, rows: PassRows) -> AttendProduct:
         """The target's attention for one pass over cached requests."""

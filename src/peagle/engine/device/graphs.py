@@ -110,8 +110,8 @@ class CycleGraphs:
         These parts are captured when they are first asked for: most engines need few sizes of them,
         or none.
         """
-        if self._cycle.drafter is None:
-            return self._kept.tokens
+        if self._cycle.drafter is None or not shape.drafts:
+            return self._kept.tokens[:0]
         return self._run(self._draft, rows, shape).tokens
 
     def verify(self, rows: Sequence[int], drafts: int) -> Verified:
@@ -246,8 +246,8 @@ def _steady(drafts: int) -> CycleShape:
 
 
 def _fits(shape: CycleShape) -> bool:
-    """Whether a captured cycle has room for what is pending."""
-    return shape.pending <= _steady(shape.drafts).pending
+    """Whether a captured cycle has room for what is pending, if it has drafts."""
+    return not shape.drafts or shape.pending <= _steady(shape.drafts).pending
 
 
 def _seconds(replay: Run) -> float:

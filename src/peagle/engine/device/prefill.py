@@ -13,6 +13,7 @@ from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Chunk
 from peagle.models.fused import FusedLayers
 from peagle.ops.moe import Experts
+from peagle.ops.resident import ResidentState
 from peagle.ops.triton import on_hopper
 from peagle.transfer import upload
 
@@ -48,6 +49,16 @@ class Prefill:
         attention = prompt_attention(self._table, spans, padding)
         rows = PromptRows(*(upload(values, device) for values in given))
         return self._cycle.fill(rows, attention)
+
+    def show_drafter(self, state: ResidentState, spans: Sequence[Span]) -> None:
+        """The drafter alone over positions that wait for it: the first ones of each row's."""
+        device, count = state.computed.device, sum(span.count for span in spans)
+        padding = -count % ROW_MULTIPLE if count > MULTIPLE_FROM else 0
+        rows = [span.row for span in spans for _ in range(span.count)] + [spans[0].row] * padding
+        places = [place for span in spans for place in range(span.count)] + [0] * padding
+        waiting = upload(rows, device), upload(places, device)
+        attention = prompt_attention(self._table, spans, padding)
+        self._cycle.show_drafter(state.emitted[waiting], state.features[waiting], attention)
 
     def warm_up(self, most: int) -> None:
         """Compile experts for passes of up to `most` tokens, and plan single prompts as long.

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from peagle.drafters.drafter import Span
 from peagle.drafters.resident import CycleShape
 from peagle.engine.device.cycle import PromptEnds
 from peagle.engine.request_table import RequestTable
-from peagle.engine.step import Begin, Chunk, Settings
+from peagle.engine.step import Begin, Chunk, Cycle, Settings
 from peagle.models.decoder import Decoder
 from peagle.ops.argmax import argmax
 from peagle.ops.penalties import penalize
@@ -20,15 +21,20 @@ from peagle.transfer import upload
 class DeviceRows:
     """The state of requests on the device, and how they get there, at the end of their prompt."""
 
-    def __init__(self, target: Decoder, width: int, most_drafts: int, table: RequestTable) -> None:
-        """width: of projected features."""
+    def __init__(
+        self, target: Decoder, width: int, most_drafts: int, most_unseen: int, table: RequestTable
+    ) -> None:
+        """width: of projected features; most_unseen: positions that may wait for the drafter."""
         weight, rows = target.embed.weight, len(table.limits)
-        features = weight.new_zeros(rows, most_drafts + 1, width)
+        self._usual, self._most = most_drafts + 1, max(most_unseen, most_drafts + 1)
+        features = weight.new_zeros(rows, self._most, width)
         vocab = target.spec.vocab_size
-        self.state = ResidentState.empty(table.slots, table.limits, features, vocab)
+        self.state = ResidentState.empty(table.slots, table.limits, features, vocab, most_drafts)
         self.sampling = Sampling.empty(rows, weight.device)
         self._pending = [1] * rows
         """Most positions that a request's next cycle can find unseen by the drafter."""
+        self._unseen, self._computed = [1] * rows, [0] * rows
+        """How many there are, and positions with the target's keys, by the outcomes so far."""
         self._begun: dict[int, Begin] = {}
 
     def admit(self, begin: Begin) -> None:
@@ -43,8 +49,50 @@ class DeviceRows:
         """The shape of the next cycle of some requests, which leaves up to `drafts` + 1 pending."""
         shape = CycleShape(drafts, max(self._pending[row] for row in rows))
         for row in rows:
-            self._pending[row] = drafts + 1
+            self._pending[row] = drafts + 1 if drafts else self._pending[row] + 1
         return shape
+
+    def behind(self, rows: Sequence[int], drafts: int) -> list[int]:
+        """Those of some rows whose drafter has to catch up before their next cycle.
+
+        Where one has to, others that will soon do so too, in the same pass.
+        """
+        least = self._usual if drafts else self._most // 2
+        most = self._usual if drafts else self._most - 1
+        if all(self._pending[row] <= most for row in rows):
+            return []
+        return [row for row in rows if self._pending[row] > least]
+
+    def land(self, item: Cycle | Chunk, emitted: int, drafts: int) -> int:
+        """Note a step's outcome; returns how many positions the drafter has not seen.
+
+        drafts: of the cycle.
+        """
+        row = item.row
+        if isinstance(item, Chunk):
+            self._computed[row], self._unseen[row] = item.stop, emitted
+        else:
+            self._computed[row] += emitted
+            self._unseen[row] = emitted if drafts else self._unseen[row] + emitted
+        return self._unseen[row]
+
+    def missed(self, row: int) -> Span:
+        """The positions that the drafter has not seen, once all outcomes are known."""
+        start = self._computed[row] - self._unseen[row]
+        return Span(row, start, min(self._unseen[row], self.state.slots.shape[1] - start))
+
+    def catch_up(self, rows: Sequence[int]) -> None:
+        """Note that the drafter has seen all but the last position of some rows."""
+        state = self.state
+        last, places = (
+            upload(values, state.computed.device)
+            for values in ([self._unseen[row] - 1 for row in rows], rows)
+        )
+        state.emitted[:, 0].index_copy_(0, places, state.emitted[places, last])
+        state.features[:, 0].index_copy_(0, places, state.features[places, last])
+        state.pending.index_fill_(0, places, 1)
+        for row in rows:
+            self._pending[row] = self._unseen[row] = 1
 
     def begin(self, chunks: Sequence[Chunk], ends: PromptEnds) -> None:
         """Choose the first tokens after prompts, and write all that their cycles will read.

@@ -1,25 +1,26 @@
 """The worker on a GPU: steps are launched, and their outcome is read one step behind."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Drafter
+from peagle.drafters.drafter import Drafter, Span
 from peagle.drafters.resident import CycleShape, resident_drafter
+from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.prefill import Prefill
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
-from peagle.engine.draft_length import Seconds
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import (
+    MOST_UNSEEN,
     Chunk,
     Cycle,
     CycleTime,
@@ -71,6 +72,8 @@ class Flight:
     number: int
     work: tuple[Chunk | Cycle, ...]
     """What was not refused."""
+    drafts: int
+    """Of its cycle."""
     results: Download
     """[table rows, K + 2]"""
     cycle: LaunchedCycle | None
@@ -116,7 +119,9 @@ class DeviceWorker:
         drafting = None if drafter is None else resident_drafter(drafter)
         cycle = DeviceCycle(target, drafting, (of_target, of_drafter), synthetic)
         width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
-        self._rows = DeviceRows(target, width, lengths[-1], table)
+        self.pauses = drafter is not None and lengths[0] == 0
+        most_unseen = MOST_UNSEEN if self.pauses else 0
+        self._rows = DeviceRows(target, width, lengths[-1], most_unseen, table)
         state, sampling = self._rows.state, self._rows.sampling
         self._graphs = CycleGraphs(cycle, state, sampling, spare, lengths)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
@@ -145,19 +150,49 @@ class DeviceWorker:
 
         A step in which the host takes part returns its own, and is not launched behind another.
         """
-        self._update(step)
         if step.hosted:
             assert self._flight is None, "its choices depend on what is in flight"
+        landed = self._catch_up(step)
+        self._update(step)
         flight, refused = self._launch(step) if step.work else (None, ())
         if not step.hosted:
             flight, self._flight = self._flight, flight
-        return Outcome(refused=refused) if flight is None else self._land(flight, refused)
+        if flight is not None:
+            landed = self._land(flight)
+        return replace(landed, refused=refused)
 
     @torch.inference_mode()
     def forget(self) -> None:
         """Forget all requests and what is in flight; raises where the device is lost."""
         self._flight = None
         self._table.forget()
+
+    def _catch_up(self, step: Step) -> Outcome:
+        """Have the drafter see what it has missed where it must.
+
+        This needs the outcome of what is in flight, which is returned then: what a cycle accepted
+        says where the next positions are.
+        """
+        behind = self._behind(step)
+        if not behind and not step.caught_up:
+            return Outcome()
+        landed = Outcome() if self._flight is None else self._land(self._flight)
+        self._flight = None
+        missed = [self._rows.missed(row) for row in step.caught_up]
+        for row in behind:
+            span = self._rows.missed(row)
+            missed.append(replace(span, count=span.count - 1))
+        for spans in _passes(missed, self._most_rows):
+            self._prefill.show_drafter(self._rows.state, spans)
+        if behind:
+            self._rows.catch_up(behind)
+        return landed
+
+    def _behind(self, step: Step) -> list[int]:
+        if not self.pauses or not step.cycles:
+            return []
+        drafts = self._graphs.length_for(max(cycle.drafts for cycle in step.cycles))
+        return self._rows.behind([cycle.row for cycle in step.cycles], drafts)
 
     def _update(self, step: Step) -> None:
         self._table.update(step)
@@ -169,18 +204,21 @@ class DeviceWorker:
     def _launch(self, step: Step) -> tuple[Flight, tuple[int, ...]]:
         """Launch a step. Returns it, and the rows of chunks for which there was no memory."""
         logits: dict[int, Tensor] = {}
-        cycle = self._cycle(step.cycles, logits) if step.cycles else None
+        drafts = max((cycle.drafts for cycle in step.cycles), default=0)
+        drafts = self._graphs.length_for(drafts)
+        cycle = self._cycle(step.cycles, drafts, logits) if step.cycles else None
         # after the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
         chunks, prompts = self._start(step.chunks, logits)
         refused = () if chunks else tuple(chunk.row for chunk in step.chunks)
         results = Download(self._rows.state.results)
         work: tuple[Cycle | Chunk, ...] = (*step.cycles, *chunks)
-        flight = Flight(step.number, work, results, cycle, logits, prompts)
+        flight = Flight(step.number, work, drafts, results, cycle, logits, prompts)
         return flight, refused
 
-    def _cycle(self, cycles: Sequence[Cycle], logits: dict[int, Tensor]) -> LaunchedCycle | None:
+    def _cycle(
+        self, cycles: Sequence[Cycle], drafts: int, logits: dict[int, Tensor]
+    ) -> LaunchedCycle | None:
         """Run a cycle; its times are known only where the host takes no part in it."""
-        drafts = self._graphs.length_for(max(cycle.drafts for cycle in cycles))
         rows = [cycle.row for cycle in cycles]
         shape = self._rows.next_shape(rows, drafts)
         if not any(cycle.hosted for cycle in cycles):
@@ -244,13 +282,15 @@ class DeviceWorker:
         cycle = LaunchedCycle(len(rows), shape.drafts, started, ended)
         return cycle if replayed else None
 
-    def _land(self, flight: Flight, refused: tuple[int, ...]) -> Outcome:
+    def _land(self, flight: Flight) -> Outcome:
         """Read what a step brought; waits for it."""
         found = flight.results.tolist()
         tokens: dict[int, tuple[int, ...]] = {}
+        pending: dict[int, int] = {}
         for item in flight.work:
             accepted, *emitted = found[item.row]
             tokens[item.row] = tuple(emitted[: accepted + 1]) if item.completes else ()
+            pending[item.row] = self._rows.land(item, len(tokens[item.row]), flight.drafts)
         scores = self._scores(flight.logits, tokens)
         prompts = {} if flight.prompts is None else flight.prompts.by_row()
         results = tuple(
@@ -258,14 +298,14 @@ class DeviceWorker:
                 row,
                 new,
                 accepted=max(len(new) - 1, 0),
-                pending=len(new),
+                pending=pending[row],
                 logprobs=scores.get(row, ()),
                 prompt_logprobs=prompts.get(row, ()),
             )
             for row, new in tokens.items()
         )
         timed = flight.cycle if self.cycle_seconds is not None else None
-        return Outcome(flight.number, results, None if timed is None else timed.time, refused)
+        return Outcome(flight.number, results, None if timed is None else timed.time)
 
     def _scores(
         self, logits: Mapping[int, Tensor], tokens: Mapping[int, tuple[int, ...]]
@@ -277,3 +317,15 @@ class DeviceWorker:
             tops, [logits[row] for row in asked], [tokens[row] for row in asked]
         )
         return dict(zip(asked, scores, strict=True))
+
+
+def _passes(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
+    """Spans together as far as a pass has room for them; none of them is larger than a pass."""
+    waiting: list[Span] = []
+    for span in spans:
+        if waiting and sum(each.count for each in waiting) + span.count > most:
+            yield waiting
+            waiting = []
+        waiting.append(span)
+    if waiting:
+        yield waiting

@@ -1,7 +1,8 @@
 """What a step is to do for each request, and what is kept of requests between steps."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Span
@@ -17,8 +18,13 @@ class Row:
     tokens: list[int]
     """Prompt and output."""
     prompt_length: int
-    features: Tensor | None = None
-    """[positions, feature_size] of those with the target's keys that the drafter has not seen."""
+    computed: int = 0
+    """Positions with the target's keys."""
+    features: list[Tensor] = field(default_factory=list)
+    """[positions, feature_size] each, of the last of them, which the drafter has not seen."""
+
+    unseen: int = 0
+    """How many those positions are."""
 
     @classmethod
     def of(cls, begin: Begin) -> "Row":
@@ -29,6 +35,16 @@ class Row:
     def speculates(self) -> bool:
         """Whether a drafter works for it."""
         return self.settings.k > 0
+
+    def keep(self, features: Tensor) -> None:
+        """Keep the features of positions after those. A copy: they are part of a whole pass's."""
+        self.features.append(features.clone())
+        self.unseen += len(features)
+
+    def forget(self, count: int) -> None:
+        """Forget the features of the first `count` of those positions: the drafter saw them."""
+        left = torch.cat(self.features)[count:]
+        self.features, self.unseen = [left.clone()] if len(left) else [], len(left)
 
 
 @dataclass(frozen=True)
@@ -60,13 +76,6 @@ class Part:
     def span(self) -> Span:
         """Its positions."""
         return Span(self.row, self.start, len(self.known) + self.drafts)
-
-    @property
-    def unseen(self) -> Span:
-        """The positions before it whose features the drafter has not seen."""
-        features = self.request.features
-        count = 0 if features is None else len(features)
-        return Span(self.row, self.start - count, count)
 
     @property
     def sampled(self) -> SampledRows:

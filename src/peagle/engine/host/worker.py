@@ -1,13 +1,14 @@
 """The worker on a CPU: one step's batch at a time, whose tokens the host sees before the next."""
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Drafter, DraftWork
-from peagle.engine.draft_length import Seconds
+from peagle.drafters.drafter import Drafter, DraftWork, Span
+from peagle.engine.cycle_times import Seconds
 from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.cycle import Verification, accept, verify
@@ -16,11 +17,28 @@ from peagle.engine.host.sampler import choose, sampling_of
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, scored_rows
 from peagle.engine.request_table import RequestTable
-from peagle.engine.step import Chunk, Outcome, Result, Step, TokenLogprobs
+from peagle.engine.step import (
+    MOST_UNSEEN,
+    Chunk,
+    CycleTime,
+    Outcome,
+    Result,
+    Step,
+    TokenLogprobs,
+)
 from peagle.models.decoder import Decoder
 from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race
 from peagle.transfer import upload
+
+
+class Unseen(NamedTuple):
+    """Positions of a request that the drafter sees next."""
+
+    row: int
+    request: Row
+    first: int
+    """How many, from the first one on that it has not seen."""
 
 
 class Verdict(NamedTuple):
@@ -44,19 +62,19 @@ class HostWorker:
     """
 
     runs_ahead = False
-    cycle_seconds: Seconds | None = None
+    pauses = True
 
     def __init__(
         self,
         target: Decoder,
         drafter: Drafter | None,
-        most_drafts: int,
+        lengths: Sequence[int],
         table: RequestTable,
         slots: int,
         processor: LogitsProcessor,
     ) -> None:
-        """most_drafts: of a request in a cycle; slots: of the KV caches, besides the table's null
-        slot."""
+        """lengths: draft lengths that a cycle may have, K last; slots: of the KV caches, besides
+        the table's null slot."""
         dtype = target.embed.weight.dtype
         self._target, self._drafter = target, drafter
         self._device = target.embed.weight.device
@@ -69,22 +87,35 @@ class HostWorker:
             self._drafter_cache = HostCache(config.transformer, table, slots, dtype)
             self._taps = config.taps
         self._rows: dict[int, Row] = {}
-        self._temperatures = DraftTemperatures(most_drafts, self._device)
+        self._temperatures = DraftTemperatures(lengths[-1], self._device)
+        self.cycle_seconds: Seconds | None = {} if len(lengths) > 1 else None
+        """Nothing is measured at the start."""
+        self._most_pending = lengths[-1] + 1
+        """Positions that a cycle with drafts leaves unseen, at most."""
 
     @torch.inference_mode()
     def exchange(self, step: Step) -> Outcome:
         """Run a step."""
+        left = [(row, self._rows[row]) for row in step.caught_up]
+        self._catch_up([Unseen(row, request, request.unseen) for row, request in left])
         self._update(step)
         if not step.work:
             return Outcome()
+        work = [Part.of(item, self._rows[item.row]) for item in step.work]
         try:
-            results = self._run([Part.of(item, self._rows[item.row]) for item in step.work], step)
+            behind = [part for part in work if self._is_behind(part)]
+            self._catch_up([Unseen(p.row, p.request, p.request.unseen - 1) for p in behind])
+            started = time.perf_counter()
+            results = self._run(work, step)
         except torch.OutOfMemoryError:
             if not step.chunks:
                 raise
             torch.cuda.empty_cache()
             return Outcome(step.number, refused=tuple(chunk.row for chunk in step.chunks))
-        return Outcome(step.number, results)
+        if step.chunks or self.cycle_seconds is None:
+            return Outcome(step.number, results)
+        seconds, drafts = time.perf_counter() - started, max(part.drafts for part in work)
+        return Outcome(step.number, results, CycleTime(len(work), drafts, seconds))
 
     @torch.inference_mode()
     def forget(self) -> None:
@@ -120,20 +151,40 @@ class HostWorker:
             results.append(Result(part.row, tokens, accepted, pending, scores, of_prompt))
         return tuple(results)
 
+    def _is_behind(self, part: Part) -> bool:
+        """Whether the drafter has missed more than it sees in a cycle, or than is kept for it."""
+        unseen, rows = part.request.unseen, part.span.count
+        most = self._most_pending if part.drafts else MOST_UNSEEN - rows
+        return unseen > max(most, 1)
+
+    def _catch_up(self, work: Sequence[Unseen]) -> None:
+        """Have the drafter see positions without drafting, in one pass."""
+        if work:
+            self._propose(work, (0,) * len(work), None)
+        for _, request, count in work:
+            request.forget(count)
+
     def _draft(self, work: Sequence[Part]) -> Drafts:
         """Drafts of every request that wants some [sum(drafts)]; also fills the drafter's cache."""
-        pending = [part for part in work if part.request.features is not None]
-        if self._drafter is None or self._drafter_cache is None or not pending:
+        drafting = [part for part in work if part.drafts]
+        if not drafting:
             return Drafts(torch.empty(0, dtype=torch.int64, device=self._device))
-        spans = tuple(part.unseen for part in pending)
-        following: list[int] = []
-        for part, span in zip(pending, spans, strict=True):
-            following += part.request.tokens[span.start + 1 : span.start + 1 + span.count]
-        features = [part.request.features for part in pending if part.request.features is not None]
+        race = self._race([part.request for part in drafting])
+        unseen = [Unseen(part.row, part.request, part.request.unseen) for part in drafting]
+        return self._propose(unseen, tuple(part.drafts for part in drafting), race)
+
+    def _propose(self, work: Sequence[Unseen], ks: tuple[int, ...], race: Race | None) -> Drafts:
+        """Drafts after what the drafter sees now [sum(ks)]; nothing is forgotten yet."""
+        assert self._drafter is not None
+        assert self._drafter_cache is not None
+        spans, following, features = [], [], []
+        for row, request, count in work:
+            start = request.computed - request.unseen
+            spans.append(Span(row, start, count))
+            following += request.tokens[start + 1 : start + 1 + count]
+            features.append(torch.cat(request.features)[:count])
         tokens = torch.tensor(following, device=self._device)
-        ks = tuple(part.drafts for part in pending)
-        race = self._race([part.request for part in pending])
-        rows = DraftWork(spans, ks, tokens, torch.cat(features), race)
+        rows = DraftWork(tuple(spans), ks, tokens, torch.cat(features), race)
         return self._drafter.propose(rows, self._drafter_cache)
 
     def _race(self, requests: Sequence[Row]) -> Race | None:
@@ -151,8 +202,9 @@ class HostWorker:
     ) -> None:
         if drafts.alternatives is None:
             return
-        ks = [part.drafts for part in work]
-        tokens = [verdicts.get(part.row, UNDECIDED).tokens for part in work]
+        drafting = [part for part in work if part.drafts]
+        ks = [part.drafts for part in drafting]
+        tokens = [verdicts[part.row].tokens for part in drafting]
         chosen = [[*known, *[-1] * (max(ks) + 1 - len(known))] for known in tokens]
         self._temperatures.record(drafts.padded(ks), torch.tensor(chosen, device=self._device))
 
@@ -213,8 +265,11 @@ class HostWorker:
 
         rows: of the pass, those whose keys stay.
         """
-        part.request.tokens += tokens
-        if features is None or not part.request.speculates:
-            return 0
-        part.request.features = features[rows.start : rows.stop]
-        return len(rows)
+        request = part.request
+        if part.drafts:
+            request.forget(request.unseen)
+        request.tokens += tokens
+        request.computed = part.start + len(rows)
+        if features is not None and request.speculates:
+            request.keep(features[rows.start : rows.stop])
+        return request.unseen

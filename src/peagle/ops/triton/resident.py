@@ -124,6 +124,7 @@ def settle(
         state.results,
         state.ks if synthetic is None else synthetic,
         state.emitted.shape[1],
+        state.results.shape[1],
         hidden,
         COUNT=count,
         WIDTH=triton.next_power_of_2(count),
@@ -303,6 +304,7 @@ def _settle(
     results,
     synthetic,
     width,
+    results_width,
     hidden,
     COUNT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -315,12 +317,15 @@ def _settle(
 ):
     index, place = tl.program_id(0), tl.program_id(1)
     mine = tl.load(requests + index).to(tl.int64)
+    first = tl.zeros([], tl.int64)
     if FEATURES:
+        if COUNT == 1:  # without drafts, the drafter still has to see those before
+            first = tl.load(pending + mine)
         column = tl.arange(0, HIDDEN)
         inside = column < hidden
         at = (index * COUNT + place).to(tl.int64) * hidden + column
         value = tl.load(features + at, mask=inside)
-        tl.store(kept + (mine * width + place) * hidden + column, value, mask=inside)
+        tl.store(kept + (mine * width + first + place) * hidden + column, value, mask=inside)
     if place > 0:
         return
     step = tl.arange(0, WIDTH)
@@ -336,10 +341,10 @@ def _settle(
     accepted = tl.minimum(agreed, tl.load(ks + mine).to(tl.int32))
     token = tl.where(step < accepted, proposed, taken)
     shown = step <= accepted
-    tl.store(results + mine * (width + 1), accepted.to(tl.int64))
-    tl.store(results + mine * (width + 1) + 1 + step, token, mask=shown)
-    tl.store(emitted + mine * width + step, tl.maximum(token, 0), mask=shown)
+    tl.store(results + mine * results_width, accepted.to(tl.int64))
+    tl.store(results + mine * results_width + 1 + step, token, mask=shown)
+    tl.store(emitted + mine * width + first + step, tl.maximum(token, 0), mask=shown)
     lives = tl.load(limits + mine) > 0
-    tl.store(pending + mine, tl.where(lives, accepted + 1, 1).to(tl.int64))
+    tl.store(pending + mine, tl.where(lives, first + accepted + 1, 1).to(tl.int64))
     tl.store(computed + mine, tl.where(lives, tl.load(computed + mine) + accepted + 1, 1))
     tl.store(cycles + mine, cycle + 1)

@@ -1,0 +1,104 @@
+"""How long a cycle takes, by its number of requests and of drafts."""
+
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from peagle.engine.step import CycleTime
+
+SMOOTHING = 1 / 32
+"""Weight of the newest cycle in the moving average of the overhead."""
+KEPT = 5
+"""Latest times of a kind of cycle whose median counts."""
+LOOKS = 2
+"""Cycles of each length at the start, to be timed."""
+LOOK_EVERY = 64
+"""Of all later cycles, one in so many has the next length, to be timed again."""
+
+Seconds = Mapping[int, Mapping[int, float]]
+"""Seconds of a cycle by number of requests, then of drafts."""
+
+
+class CycleTimes(Protocol):
+    """What cycles cost."""
+
+    def seconds(self, requests: int) -> dict[int, float]:
+        """Seconds by number of drafts; empty while too little is known."""
+        ...
+
+    def took(self, time: CycleTime) -> None:
+        """Learn from a cycle."""
+        ...
+
+    def look(self, cycle: int) -> int | None:
+        """The drafts that a cycle, counted from 0, had better have, so that this is timed."""
+        ...
+
+
+class MeasuredTimes:
+    """Times that were measured at the start, with greedy requests and empty contexts.
+
+    What contexts and sampling add to them is measured while running, and assumed equal for all
+    lengths.
+    """
+
+    def __init__(self, seconds: Seconds) -> None:
+        self._seconds = {size: dict(costs) for size, costs in sorted(seconds.items())}
+        self._overhead = 0.0
+
+    def seconds(self, requests: int) -> dict[int, float]:
+        """As `CycleTimes`."""
+        costs = self._measured(requests)
+        return {drafts: seconds + self._overhead for drafts, seconds in costs.items()}
+
+    def took(self, time: CycleTime) -> None:
+        """As `CycleTimes`."""
+        found = max(time.seconds - self._measured(time.requests)[time.drafts], 0.0)
+        self._overhead += (found - self._overhead) * SMOOTHING
+
+    def look(self, cycle: int) -> int | None:
+        """As `CycleTimes`: all is known."""
+        return None
+
+    def _measured(self, requests: int) -> dict[int, float]:
+        size = next((size for size in self._seconds if size >= requests), max(self._seconds))
+        return self._seconds[size]
+
+
+class RunningTimes:
+    """Times of the cycles that ran, where nothing was measured before.
+
+    They are those of the nearest number of requests that ran both without drafts and with most.
+    """
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        """lengths: that a cycle may have, ascending, from 0 on."""
+        self._lengths = lengths
+        self._times: dict[int, dict[int, deque[float]]] = {}
+        """The latest, by number of requests, then of drafts."""
+
+    def seconds(self, requests: int) -> dict[int, float]:
+        """As `CycleTimes`."""
+        ends = {self._lengths[0], self._lengths[-1]}
+        known = [size for size, times in self._times.items() if ends <= times.keys()]
+        if not known:
+            return {}
+        nearest = self._times[min(known, key=lambda size: abs(size - requests))]
+        return {drafts: statistics.median_low(times) for drafts, times in sorted(nearest.items())}
+
+    def took(self, time: CycleTime) -> None:
+        """As `CycleTimes`."""
+        if time.drafts in self._lengths:  # a request's own K, or the context's end, may be others
+            times = self._times.setdefault(time.requests, {})
+            times.setdefault(time.drafts, deque(maxlen=KEPT)).append(time.seconds)
+
+    def look(self, cycle: int) -> int | None:
+        """As `CycleTimes`."""
+        turn, rest = (cycle, 0) if cycle < LOOKS * len(self._lengths) else divmod(cycle, LOOK_EVERY)
+        return None if rest else self._lengths[turn % len(self._lengths)]
+
+
+def cycle_times(lengths: Sequence[int], measured: Seconds) -> CycleTimes:
+    """Those measured at the start, if any were; else those of the cycles that run."""
+    return MeasuredTimes(measured) if measured else RunningTimes(lengths)

@@ -1,0 +1,204 @@
+"""Cycles without drafts, and how the drafter catches up: nothing else may change."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+import tiny
+
+from peagle.config import SamplingParams
+from peagle.engine.cycle_times import MeasuredTimes
+from peagle.engine.device import worker as on_device
+from peagle.engine.draft_length import DraftLength
+from peagle.engine.engine import Engine
+from peagle.engine.host import worker as on_host
+from peagle.engine.request import Request
+from peagle.engine.step import CycleTime, Outcome, Step
+
+PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
+WAYS = [
+    SamplingParams(max_tokens=60),
+    SamplingParams(max_tokens=60, temperature=0.9, seed=3, repetition_penalty=1.2),
+    SamplingParams(max_tokens=60, temperature=0.7, top_k=9, seed=4, logprobs=2),
+    SamplingParams(max_tokens=60, num_speculative_tokens=0),
+]
+PAUSES = [4, 0, 0, 0, 1, 0, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]
+DEVICES = pytest.mark.parametrize("device", [False, True])
+METHODS = pytest.mark.parametrize("method", ["peagle", "eagle3"])
+
+
+class Given(DraftLength):
+    """Lengths in a given order, again and again."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        super().__init__(4, MeasuredTimes({64: dict.fromkeys(lengths, 1.0)}), may_stop=True)
+        self._given = itertools.cycle(lengths)
+        self._next = next(self._given)
+
+    def choose(self, requests: int) -> int:
+        return self._next
+
+    def launched(self, requests: int, drafts: int) -> None:
+        self._next = next(self._given)
+
+
+@pytest.fixture
+def engine_with(targets, trained) -> Callable[..., Engine]:
+    """An engine over the easy pair, whose cycles have given lengths."""
+
+    def make(method: str, device: bool, lengths: Sequence[int], **room) -> Engine:
+        config = tiny.engine_config(draft_length="auto", **room)
+        engine = tiny.engine(targets["easy"].decoder, trained[method].drafter, 4, device, config)
+        engine.scheduler.draft_length = Given(lengths)
+        return engine
+
+    return make
+
+
+@pytest.fixture
+def plain(targets) -> Callable[..., list[Request]]:
+    """What is written without a drafter."""
+
+    def run(prompts, params) -> list[Request]:
+        params = [how.model_copy(update={"num_speculative_tokens": None}) for how in params]
+        return tiny.run(
+            Engine(targets["easy"].decoder, None, 0, tiny.engine_config()), prompts, params
+        )
+
+    return run
+
+
+def few_unseen(monkeypatch, most: int) -> None:
+    for worker in (on_host, on_device):
+        monkeypatch.setattr(worker, "MOST_UNSEEN", most)
+
+
+def written(requests: Sequence[Request]) -> list[tuple[object, ...]]:
+    scores = [
+        [(entry.rank, [token for token, _ in entry.top]) for entry in request.logprobs]
+        for request in requests
+    ]
+    return list(zip(tiny.outputs(requests), scores, strict=True))
+
+
+def as_from_scratch(drafter, target, request: Request) -> list[int]:
+    """The drafts accepted in each of a request's cycles; each is checked against what the drafter
+    proposes after the same tokens, seen for the first time.
+
+    Cycles without drafts give one token.
+    """
+    known, accepted = request.prompt_length + 1, iter(request.speculation.accepted_per_cycle)
+    found = []
+    for length in itertools.cycle(PAUSES):
+        follows = request.tokens[known : known + max(length, 1)]
+        if len(follows) < max(length, 1):
+            return found
+        hits = 0
+        if length:
+            drafts = tiny.propose(drafter, target, request.tokens[:known], length).drafts
+            agreed = [draft == token for draft, token in zip(drafts, follows, strict=True)]
+            hits = [*agreed, False].index(False)
+            assert next(accepted) == hits
+            found.append(hits)
+        known += hits + 1
+    raise AssertionError("a text has an end")
+
+
+@DEVICES
+@METHODS
+@pytest.mark.parametrize("most", [6, 256])
+def test_no_token_changes(engine_with, plain, monkeypatch, method: str, device: bool, most: int):
+    """Greedy, sampled, penalized, with log-probabilities, and beside requests that draft never;
+    also where the drafter has to catch up within a pause."""
+    few_unseen(monkeypatch, most)
+    engine = engine_with(method, device, PAUSES)
+    requests = tiny.run(engine, PROMPTS, WAYS)
+    assert written(requests) == written(plain(PROMPTS, WAYS))
+    did = requests[0].speculation
+    assert 0 < did.cycles < 0.6 * (did.cycles + did.pauses)
+
+
+@DEVICES
+@METHODS
+@pytest.mark.parametrize("most", [6, 256])
+def test_drafts_after_a_pause_are_those_from_scratch(
+    targets, trained, engine_with, monkeypatch, method: str, device: bool, most: int
+):
+    few_unseen(monkeypatch, most)
+    engine = engine_with(method, device, PAUSES)
+    requests = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=50))
+    drafter, target = trained[method].drafter, targets["easy"].decoder
+    assert sum(as_from_scratch(drafter, target, requests[0])) > 3
+
+
+@DEVICES
+def test_what_the_drafter_has_missed_is_bounded(engine_with, monkeypatch, device: bool):
+    few_unseen(monkeypatch, 12)
+    engine = engine_with("peagle", device, [0])
+    request = engine.add("r", PROMPTS[0], SamplingParams(max_tokens=80))
+    most = []
+    while engine.busy:
+        engine.step()
+        most.append(request.pending)
+    assert max(most) == 12
+    assert request.speculation.drafted == 0
+
+
+@DEVICES
+def test_texts_that_were_never_drafted_are_cached(targets, trained, engine_with, device: bool):
+    """With the drafter's keys, so that drafts after them are as good."""
+    engine = engine_with("peagle", device, [0], block_size=4)
+    (first,) = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=30))
+    engine.scheduler.draft_length = Given(PAUSES)
+    (again,) = tiny.run(engine, [first.tokens], SamplingParams(max_tokens=30))
+    assert again.cached >= first.total - 5
+    drafter, target = trained["peagle"].drafter, targets["easy"].decoder
+    assert sum(as_from_scratch(drafter, target, again)) > 3
+
+
+@DEVICES
+@METHODS
+def test_preempted_requests_go_on(targets, trained, engine_with, plain, method: str, device: bool):
+    room = {"block_size": 4, "kv_cache_memory": 24 * 4 * 1280, "max_model_len": 84}
+    engine = engine_with(method, device, PAUSES, **room)
+    requests = tiny.run(engine, PROMPTS, WAYS)
+    assert engine.stats.preemptions > 0
+    assert written(requests) == written(plain(PROMPTS, WAYS))
+
+
+def clocked(engine: Engine, seconds: dict[int, float]) -> Engine:
+    """An engine whose cycles take given times by number of drafts."""
+    exchange = engine.worker.exchange
+
+    def timed(step: Step) -> Outcome:
+        outcome = exchange(step)
+        if outcome.time is None:
+            return outcome
+        _, drafts, _ = vars(outcome.time).values()
+        return replace(outcome, time=CycleTime(len(step.cycles), drafts, seconds[drafts]))
+
+    engine.worker.exchange = timed  # type: ignore[method-assign]
+    return engine
+
+
+@pytest.mark.parametrize("useful", [False, True])
+def test_a_cpu_drafts_where_that_is_faster(targets, trained, tmp_path, useful: bool):
+    """By its own times: here drafts double a cycle's."""
+    target = targets["easy"].decoder
+    drafter = trained["peagle"].drafter
+    if not useful:
+        drafter = tiny.random_drafter_for(target, tmp_path, tiny.drafter_config(parallel=True))
+    config = tiny.engine_config(draft_length="auto")
+    engine = clocked(Engine(target, drafter, 4, config), {0: 1.0, 1: 1.9, 3: 1.95, 4: 2.0})
+    tiny.run(engine, PROMPTS, SamplingParams(max_tokens=150))
+    (last,) = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=100))
+    did = last.speculation
+    assert (did.cycles > 0.8 * (did.cycles + did.pauses)) == useful
+
+
+def test_fixed_always_drafts(targets, trained):
+    config = tiny.engine_config(draft_length="fixed")
+    engine = clocked(Engine(targets["easy"].decoder, trained["peagle"].drafter, 4, config), {})
+    (request,) = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=60))
+    assert request.speculation.pauses == 0
