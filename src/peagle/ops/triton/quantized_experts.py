@@ -124,9 +124,8 @@ def _launch(
 
 def _tensors(weight: Packed) -> tuple[Tensor, Tensor]:
     """Numbers and scales as a kernel reads them."""
-    if isinstance(weight, Fp8Weight):
-        return weight.numbers.view(torch.int16), weight.factors
-    return weight.numbers.view(torch.int16), weight.scales
+    scales = weight.factors if isinstance(weight, Fp8Weight) else weight.scales
+    return weight.numbers.view(torch.int16), scales
 
 
 def _constants(weight: Packed, form: Form) -> dict[str, Any]:
