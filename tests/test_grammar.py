@@ -88,7 +88,7 @@ def test_outputs_have_their_form_with_and_without_speculation(llm: LLM, temperat
 def test_a_grammar_costs_no_acceptance(method: str, on_device: bool):
     """At no position, where the text is the one that is written without it."""
     speculation = SpeculativeConfig(model=str(bundled(method)), num_speculative_tokens=5)
-    config = EngineConfig(dtype="float32", kv_cache_memory=1 << 26)
+    config = EngineConfig(dtype="float32", kv_cache_memory=1 << 26, draft_length="fixed")
     with tiny.on_device(on_device):
         llm = LLM(bundled("target"), speculation, config)
     free, longer = llm.generate([PROMPT] * 2, [SamplingParams(max_tokens=n) for n in (64, 80)])

@@ -3,7 +3,7 @@
 from typing import Any
 
 from peagle.bench.random_weights import BLOCK
-from peagle.models.families import config, gpt_oss, qwen3, qwen3_moe
+from peagle.models.families import config, gemma4_text, gpt_oss, qwen3, qwen3_moe
 from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec
 
 Values = dict[str, Any]
@@ -38,6 +38,8 @@ def config_json(spec: DecoderSpec, dtype: str, quantization: str | None = None) 
 def _of_family(spec: DecoderSpec) -> Values:
     """What not every family says."""
     inner = spec.layers[0].feed_forward
+    if spec.layers[0].sandwich:
+        return _named(gemma4_text) | _gemma(spec) | _windows(spec)
     if not isinstance(inner, ExpertsSpec):
         return _named(qwen3)
     values = {"num_experts_per_tok": inner.num_experts_per_tok}
@@ -47,6 +49,28 @@ def _of_family(spec: DecoderSpec) -> Values:
     names = ("num_experts", "moe_intermediate_size", "norm_topk_prob")
     values |= {name: getattr(inner, name) for name in names}
     return _named(qwen3_moe) | values | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def _gemma(spec: DecoderSpec) -> Values:
+    """Gemma 4's, whose last layer sees whole contexts, through other heads than the first."""
+    sliding, full = spec.layers[0].attention, spec.layers[-1].attention
+    ropes = {config.SLIDING: sliding.rope, config.FULL: full.rope}
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": full.head_dim,
+        "num_global_key_value_heads": full.num_kv_heads,
+        "attention_k_eq_v": full.k_eq_v,
+        "final_logit_softcapping": spec.logit_softcap,
+        "hidden_size_per_layer_input": 0,
+        "rope_parameters": {
+            kind: {
+                "rope_type": rope.kind,
+                "rope_theta": rope.theta,
+                "partial_rotary_factor": rope.partial_rotary_factor,
+            }
+            for kind, rope in ropes.items()
+        },
+    }
 
 
 def _named(family: Any) -> Values:
