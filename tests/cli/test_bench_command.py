@@ -14,6 +14,7 @@ RUN_KEYS = {
     "otps",
     "acceptance_length",
     "acceptance_length_interval",
+    "tokens_per_cycle",
     "acceptance_rate_per_position",
     "ttft_ms",
     "itl_ms",
