@@ -84,7 +84,8 @@ def scripted_llm(name: str, directory: Path) -> tuple[LLM, Script]:
     config = tiny.drafter_config(True, vocab_size=size, draft_vocab=size)
     script = Script(end=ends[-1])
     drafter = ScriptedDrafter(tiny.random_drafter(config), script)
-    engine = Engine(target, drafter, K, EngineConfig(dtype="float32", max_num_seqs=4), ends)
+    config = EngineConfig(dtype="float32", max_num_seqs=4, draft_length="fixed")
+    engine = Engine(target, drafter, K, config, ends)
     return LLM.over(engine, own), script
 
 

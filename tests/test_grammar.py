@@ -55,7 +55,8 @@ def in_form(form: StructuredOutputs, text: str) -> bool:
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     speculation = SpeculativeConfig(model=str(bundled("peagle")), num_speculative_tokens=5)
-    config = EngineConfig(dtype="float32", kv_cache_memory=1 << 26, max_num_seqs=8)
+    sizes = {"kv_cache_memory": 1 << 26, "max_num_seqs": 8}
+    config = EngineConfig(dtype="float32", draft_length="fixed", **sizes)
     return LLM(bundled("target"), speculation, config)
 
 
