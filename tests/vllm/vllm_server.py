@@ -17,13 +17,14 @@ PYTHON = Path(os.environ.get("PEAGLE_VLLM_PYTHON", ".venv-vllm/bin/python")).abs
 K, START_SECONDS = 7, 600
 SIZES = ["--max-model-len", "512", "--max-num-seqs", "2", "--served-model-name", "demo"]
 SAME = ["--dtype", "float32", "--no-enable-prefix-caching"]
+OURS = ["--draft-length", "fixed"]
 VLLMS_OWN = ["--engine", "vllm", "--enforce-eager"]
 
 
 @contextmanager
 def our_server(place: Path) -> Iterator[str]:
     """The URL of our server."""
-    with _running([], dict(os.environ), place / "ours.log") as url:
+    with _running(OURS, dict(os.environ), place / "ours.log") as url:
         yield url
 
 
