@@ -189,7 +189,7 @@ def test_a_body_of_many_unknown_fields_is_read_at_once(
         status, _, _ = ask(server, "/v1/completions", {"prompt": "x", "max_tokens": 1, **unknown})
     assert status == 200
     assert time.perf_counter() - start < 5.0
-    assert len(caplog.records) <= MOST_TOLD
+    assert sum("unknown field" in record.message for record in caplog.records) <= MOST_TOLD
 
 
 def test_a_head_after_a_large_body_does_not_count_the_body(server: Running):
