@@ -43,8 +43,8 @@ class Row:
 
     def forget(self, count: int) -> None:
         """Forget the features of the first `count` of those positions: the drafter saw them."""
-        left = torch.cat(self.features)[count:]
-        self.features, self.unseen = [left.clone()] if len(left) else [], len(left)
+        self.unseen -= count
+        self.features = [torch.cat(self.features)[count:].clone()] if self.unseen else []
 
 
 @dataclass(frozen=True)
