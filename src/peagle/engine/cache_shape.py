@@ -98,7 +98,8 @@ class CacheShape:
         room = memory // PROMPTS_SHARE // sum(self.windows.values())
         room = max(min(self._chunks, room), FLIGHTS)
         for seqs in range(num_seqs, 0, -1):
-            windows = [min(seqs * self.held(window) + room, most) for window in self.windows]
+            longest = seqs * self.blocks(self.longest)
+            windows = [min(seqs * self.held(window) + room, longest) for window in self.windows]
             left = memory - self._bytes_of(windows)
             if left >= self.whole * self._least_blocks(seqs):
                 break

@@ -56,6 +56,8 @@ class Part:
     start: int
     known: tuple[int, ...]
     drafts: int
+    of_prompt: bool
+    """Whether it is a chunk of known tokens."""
     completes: bool
     """Whether the last known token's row and the drafts' are sampled."""
     hosted: bool
@@ -69,7 +71,15 @@ class Part:
         else:
             known, drafts = (request.tokens[item.start],), item.drafts
         return cls(
-            item.row, request, item.start, known, drafts, item.completes, item.hosted, item.missing
+            item.row,
+            request,
+            item.start,
+            known,
+            drafts,
+            isinstance(item, Chunk),
+            item.completes,
+            item.hosted,
+            item.missing,
         )
 
     @property

@@ -152,10 +152,13 @@ class HostWorker:
         return tuple(results)
 
     def _is_behind(self, part: Part) -> bool:
-        """Whether the drafter has missed more than it sees in a cycle, or than is kept for it."""
-        unseen, rows = part.request.unseen, part.span.count
-        most = self._most_pending if part.drafts else MOST_UNSEEN - rows
-        return unseen > max(most, 1)
+        """Whether the drafter has missed more than it sees in a cycle, or than is kept for it.
+
+        It follows a prompt chunk by chunk: the prefix cache knows blocks that it has seen.
+        """
+        follows = part.of_prompt or part.drafts
+        most = self._most_pending if follows else MOST_UNSEEN - part.span.count
+        return part.request.unseen > max(most, 1)
 
     def _catch_up(self, work: Sequence[Unseen]) -> None:
         """Have the drafter see positions without drafting, in one pass."""
