@@ -54,15 +54,36 @@ def test_vllms_json_is_read():
 
 
 @pytest.mark.parametrize(
+    ("values", "lengths"),
+    [
+        ({"model": "d"}, None),
+        ({"model": "d", "prompt_lookup_max": 5}, (3, 5)),
+        ({"model": "d", "prompt_lookup_min": 20}, (20, 20)),
+        ({"method": "ngram", "num_speculative_tokens": 4}, (3, 16)),
+        ({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 2}, (2, 2)),
+    ],
+)
+def test_lookups_are_asked_for_by_vllms_keys(values, lengths: tuple[int, int] | None):
+    assert SpeculativeConfig(**values).lookup == lengths
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("{", "speculative config is not JSON"),
         ("[" * 100_000, 'speculative config is not JSON: .*; give \'{"model": "DRAFTER"}\''),
         ("9" * 5_000, "speculative config is not JSON"),
         ("[]", "must be a JSON object"),
-        ("{}", "model: Field required"),
+        ("{}", "model is missing: give the drafter's directory"),
         (json.dumps({"model": "d", "num_speculative_tokens": 0}), "num_speculative_tokens: "),
-        (json.dumps({"model": "d", "method": "ngram"}), "method: "),
+        (json.dumps({"model": "d", "method": "medusa"}), "method: "),
+        (json.dumps({"model": "d", "method": "ngram"}), "ngram has no drafter; leave out model"),
+        (json.dumps({"method": "ngram"}), "ngram needs num_speculative_tokens"),
+        (
+            json.dumps({"model": "d", "prompt_lookup_min": 5, "prompt_lookup_max": 4}),
+            "prompt_lookup_min 5 is above prompt_lookup_max 4",
+        ),
+        (json.dumps({"model": "d", "prompt_lookup_min": 0}), "prompt_lookup_min: "),
         (json.dumps({"model": "d", "tokens": 3}), "tokens: no such key"),
     ],
 )

@@ -447,3 +447,11 @@ class TestAsync:
 
         asyncio.run(close_early())
         assert not llm.engine.busy
+
+
+def test_drafts_may_be_looked_up_without_a_drafter(pair: TinyPair):
+    asked = SpeculativeConfig(method="ngram", num_speculative_tokens=4, prompt_lookup_min=1)
+    looked_up = LLM(pair.target, asked, tiny.engine_config()).generate(PROMPTS, HOW)
+    plain = made(pair, "none").generate(PROMPTS, HOW)
+    assert [found.token_ids for found in looked_up] == [found.token_ids for found in plain]
+    assert sum(found.speculation.looked_up for found in looked_up) > 0

@@ -31,6 +31,7 @@ from transformers import (
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.drafters.drafter import Drafter, DraftWork, Span
+from peagle.drafters.lookup import Lookup
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.engine import worker
@@ -314,11 +315,16 @@ def on_device(wanted: bool) -> AbstractContextManager[Any]:
 
 
 def engine(
-    target: Decoder, drafter: Drafter | None, k: int, device: bool, config: EngineConfig
+    target: Decoder,
+    drafter: Drafter | None,
+    k: int,
+    device: bool,
+    config: EngineConfig,
+    lookup: Lookup | None = None,
 ) -> Engine:
     """An engine, `on_device` on request."""
     with on_device(device):
-        return Engine(target, drafter, k, config)
+        return Engine(target, drafter, k, config, lookup=lookup)
 
 
 def run(

@@ -184,12 +184,22 @@ DrafterFormat = Literal["fp8"]
 """What a drafter's weights may be rounded to when they are loaded."""
 
 
-class SpeculativeConfig(Config):
-    """vLLM's `--speculative-config`, same keys: which drafter, how many tokens, one pass or K."""
+LookupLength = Annotated[int, Field(ge=1, le=64)]
+SHORTEST_MATCH, LONGEST_MATCH = 3, 16
+"""Of lookups, where nothing is said: shorter matches are seldom right, and of longer ones all are
+right equally often."""
 
-    method: Literal["eagle3"] = "eagle3"
-    model: str
-    """The drafter's directory or hub id."""
+
+class SpeculativeConfig(Config):
+    """vLLM's `--speculative-config`, same keys: which drafter, how many tokens, one pass or K.
+
+    Drafts may also be looked up in the request's own text, by `ngram` alone, or beside a drafter
+    where one of the two lengths of a match is given.
+    """
+
+    method: Literal["eagle3", "ngram"] = "eagle3"
+    model: str | None = None
+    """The drafter's directory or hub id; none for ngram."""
     num_speculative_tokens: PositiveInt | None = None
     """K; unset is the K that the drafter was trained for."""
     parallel_drafting: bool | None = None
@@ -198,6 +208,37 @@ class SpeculativeConfig(Config):
     quantization: DrafterFormat | None = None
     """fp8: round the drafter's layers and head to FP8 as they are loaded, half the bytes to read.
     The answer stays the same; how often drafts are right may change."""
+    prompt_lookup_min: LookupLength | None = None
+    """Fewest tokens that must stand earlier in the text for what followed them to be drafted."""
+    prompt_lookup_max: LookupLength | None = None
+    """Most tokens that are compared."""
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.method == "ngram":
+            foreign = {"model", "parallel_drafting", "quantization"}
+            given = sorted(name for name in foreign if getattr(self, name) is not None)
+            if given:
+                raise ValueError(f"ngram has no drafter; leave out {', '.join(given)}")
+            if self.num_speculative_tokens is None:
+                raise ValueError("ngram needs num_speculative_tokens, the most drafts of a cycle")
+        elif self.model is None:
+            raise ValueError("model is missing: give the drafter's directory or hub id")
+        lengths = self.lookup
+        if lengths is not None and lengths[0] > lengths[1]:
+            raise ValueError(
+                f"prompt_lookup_min {lengths[0]} is above prompt_lookup_max {lengths[1]}"
+            )
+        return self
+
+    @property
+    def lookup(self) -> tuple[int, int] | None:
+        """The shortest and longest match of a lookup; None where nothing is looked up."""
+        shortest, longest = self.prompt_lookup_min, self.prompt_lookup_max
+        if self.method != "ngram" and shortest is None and longest is None:
+            return None
+        least = min(SHORTEST_MATCH, longest or SHORTEST_MATCH) if shortest is None else shortest
+        return least, max(LONGEST_MATCH, least) if longest is None else longest
 
     @classmethod
     def from_json(cls, text: str) -> Self:

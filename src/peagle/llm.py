@@ -160,7 +160,7 @@ class _Live:
         self.tokens += output.new_tokens
         self.logprobs += output.logprobs
         if output.cycle:
-            self.speculation.record(output.drafted, output.verified)
+            self.speculation.record(output.drafted, output.verified, output.looked_up)
         if output.beginning is not None:
             self.beginning = output.beginning
 

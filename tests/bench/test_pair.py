@@ -27,3 +27,15 @@ def test_drafters_are_checked_together(pair):
     swapped = Pair(str(pair.target), {"eagle3": str(pair.peagle), "peagle": str(pair.eagle3)})
     with pytest.raises(InputError, match=r"P-EAGLE drafter; .*EAGLE-3 drafter;"):
         swapped.check(3)
+
+
+def test_a_method_may_look_drafts_up():
+    pair = choose_pair(["ngram", "peagle+ngram"], "own", {"eagle3": None, "peagle": "drafter"})
+    assert pair == Pair("own", {"peagle": "drafter"})
+    assert pair.speculation("none", 0) is None
+    alone, both = (pair.speculation(method, 5) for method in ("ngram", "peagle+ngram"))
+    assert alone is not None
+    assert both is not None
+    assert (alone.method, alone.model, alone.lookup) == ("ngram", None, (3, 16))
+    assert (both.method, both.model, both.lookup) == ("eagle3", "drafter", (3, 16))
+    assert pair.speculation("peagle", 5).lookup is None

@@ -128,6 +128,22 @@ def test_one_drafter_runs_beside_none_by_its_files_method(peagle, pair, method, 
     assert found == [("none", 0), (method, 3)]
 
 
+def test_drafts_may_be_looked_up(bench, tmp_path):
+    out = tmp_path / "out.json"
+    assert bench("--methods", "none,ngram,peagle+ngram", "--k", 4, "--json", out).code == 0
+    results = json.loads(out.read_text())["runs"]
+    assert [found["method"] for found in results] == ["none", "ngram", "peagle+ngram"]
+    assert all(found["same_text"] is not False for found in results)
+
+
+def test_a_lookup_alone_runs_beside_none(peagle, pair, tmp_path):
+    asked = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}'
+    size = ["--limit", 1, "--max-tokens", 4, "--rounds", 1]
+    result = peagle("bench", pair.target, "--speculative-config", asked, *size)
+    assert result.code == 0
+    assert "n-gram" in result.out
+
+
 def test_a_target_without_a_drafter_runs_alone(peagle, pair):
     size = ["--limit", 1, "--max-tokens", 4, "--json", "-"]
     assert runs(peagle("bench", pair.target, *size)) == [("none", 0)]

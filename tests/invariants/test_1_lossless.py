@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
 from peagle.drafters.drafter import Drafter
+from peagle.drafters.lookup import Lookup
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.request import Status
@@ -63,6 +64,10 @@ class Case:
     """Whether the cycle runs as it does on a GPU, on state that stays on the device."""
     hosted: tuple[bool, ...]
     """Per request, whether the host takes part in the choice of its tokens."""
+    lookup: bool = False
+    """Whether drafts are looked up in the text, too."""
+    drafter: bool = True
+    """Whether there is one."""
 
 
 @st.composite
@@ -70,6 +75,7 @@ def cases(draw: st.DrawFn, family: str) -> Case:
     k = draw(st.integers(1, 7))
     batch = draw(st.lists(prompts, min_size=1, max_size=5))
     own = st.none() | st.integers(0, k)
+    lookup = draw(st.booleans())
     return Case(
         family=family,
         parallel=draw(st.booleans()),
@@ -86,6 +92,8 @@ def cases(draw: st.DrawFn, family: str) -> Case:
         prefix_caching=draw(st.booleans()),
         resident=draw(st.booleans()) and family not in ON_A_CPU,
         hosted=tuple(draw(st.lists(st.booleans(), min_size=len(batch), max_size=len(batch)))),
+        lookup=lookup,
+        drafter=draw(st.booleans()) or not lookup,
     )
 
 
@@ -98,7 +106,7 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
     memory = 1 << 22 if case.spare_blocks is None else blocks * case.block_size * per_token
     return tiny.engine(
         target.decoder,
-        drafter,
+        drafter if case.drafter else None,
         case.k,
         case.resident,
         tiny.engine_config(
@@ -109,6 +117,7 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
             max_num_batched_tokens=case.max_num_batched_tokens,
             enable_prefix_caching=case.prefix_caching,
         ),
+        Lookup(1, 4, torch.device("cpu")) if case.lookup else None,
     )
 
 
@@ -200,8 +209,19 @@ def test_speculation_changes_no_token(changes_nothing, family: str, part: int):
             prefix_caching=True,
             hosted=(False,),
         ),
+        replace(TIGHT, lookup=True, drafter=False),
+        replace(TIGHT, resident=True, lookup=True),
+        replace(TIGHT, resident=True, hosted=(True, False, True), lookup=True, drafter=False),
     ],
-    ids=["host", "resident", "resident and hosted", "windows of a prompt, token by token"],
+    ids=[
+        "host",
+        "resident",
+        "resident and hosted",
+        "windows of a prompt, token by token",
+        "host, looked up",
+        "resident, looked up beside a drafter",
+        "resident and hosted, looked up",
+    ],
 )
 def test_speculation_changes_no_token_in_little_room(changes_nothing, case: Case):
     changes_nothing(case)

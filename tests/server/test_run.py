@@ -189,6 +189,10 @@ def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):
             ["--target", str(bundled("target")), "--drafter", str(bundled("eagle3")), "--k", "2"],
             f"{bundled('eagle3')} (EAGLE-3), K = 2",
         ),
+        (
+            ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}'],
+            "none: drafts are looked up in the text, K = 4",
+        ),
     ],
 )
 def test_it_begins_with_what_it_serves_and_where(

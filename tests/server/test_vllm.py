@@ -59,6 +59,13 @@ def command(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("_vllm")
+def test_a_lookup_gets_through(monkeypatch: pytest.MonkeyPatch):
+    config = '{"method":"ngram","num_speculative_tokens":7,"prompt_lookup_max":4}'
+    found = command(["t", "--speculative-config", config], monkeypatch)
+    assert found == ["serve", "t", "--speculative-config", config]
+
+
+@pytest.mark.usefixtures("_vllm")
 def test_flags_and_pair_get_through(monkeypatch: pytest.MonkeyPatch):
     config = '{"method":"eagle3","model":"d","num_speculative_tokens":7,"parallel_drafting":true}'
     given = ["t", "--speculative-config", config, "--port", "9", "--max-model-len", "128"]

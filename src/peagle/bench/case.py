@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from peagle.bench.pair import METHODS, NAMES
+from peagle.bench.pair import NAMES
 from peagle.config import DraftLengthMode
 
 
@@ -46,7 +46,7 @@ class Case:
     """A method with its K, or a server, under a load."""
 
     method: str
-    """none, eagle3 or peagle; or a server's name."""
+    """One of `NAMES`; or a server's name."""
     k: int | None
     """Most drafts of a cycle, 0 for none; None where it is a server's own."""
     concurrency: int
@@ -100,7 +100,7 @@ class Grid:
         """
         engines = [
             Setup(method, k, mode)
-            for method in sorted(set(methods), key=METHODS.index)
+            for method in sorted(set(methods), key=list(NAMES).index)
             for k in ((0,) if method == "none" else ks[method])
             for mode in (("fixed",) if method == "none" else self.draft_lengths)
         ]

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from peagle.config import DrafterFormat
+from peagle.config import LONGEST_MATCH, SHORTEST_MATCH, DrafterFormat, SpeculativeConfig
 from peagle.drafters.checkpoint import is_parallel
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.model import DrafterConfig
@@ -11,19 +11,47 @@ from peagle.errors import InputError
 from peagle.models.weights import model_directory
 from peagle.pair import bundled
 
-NAMES = {"none": "none", "eagle3": "EAGLE-3", "peagle": "P-EAGLE"}
+NAMES = {
+    "none": "none",
+    "ngram": "n-gram",
+    "eagle3": "EAGLE-3",
+    "eagle3+ngram": "EAGLE-3 + n-gram",
+    "peagle": "P-EAGLE",
+    "peagle+ngram": "P-EAGLE + n-gram",
+}
 """Methods as people write them."""
-METHODS = tuple(NAMES)
+METHODS = ("none", "eagle3", "peagle")
+"""Those that are compared where nobody says which."""
+LOOKUP_K = 8
+"""K of a lookup without a drafter."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, and the drafter of each method that will run; directories or hub ids."""
+    """A target, and the drafters of the methods that will run; directories or hub ids."""
 
     target: str
     drafters: Mapping[str, str]
     quantization: DrafterFormat | None = None
     """What the drafters are rounded to when they are loaded."""
+    lookup: tuple[int, int] = (SHORTEST_MATCH, LONGEST_MATCH)
+    """Tokens of a match, where drafts are looked up."""
+
+    def speculation(self, method: str, k: int) -> SpeculativeConfig | None:
+        """How a method speculates."""
+        if method == "none":
+            return None
+        by = drafter_of(method)
+        shortest, longest = self.lookup if looks_up(method) else (None, None)
+        return SpeculativeConfig(
+            method="ngram" if by is None else "eagle3",
+            model=None if by is None else self.drafters[by],
+            num_speculative_tokens=k,
+            parallel_drafting=None if by is None else by == "peagle",
+            quantization=None if by is None else self.quantization,
+            prompt_lookup_min=shortest,
+            prompt_lookup_max=longest,
+        )
 
     def examine(self) -> dict[str, DrafterConfig]:
         """Each method's drafter. Raises `InputError` with all problems of all of them."""
@@ -56,6 +84,17 @@ class Pair:
         return self.beyond_training(self.examine(), k)
 
 
+def drafter_of(method: str) -> str | None:
+    """Whose drafter a method runs: eagle3's, peagle's or none."""
+    by = method.removesuffix("+ngram")
+    return by if by in ("eagle3", "peagle") else None
+
+
+def looks_up(method: str) -> bool:
+    """Whether a method looks drafts up in the text."""
+    return method.endswith("ngram")
+
+
 def method_of(drafter: str, parallel: bool | None = None) -> str:
     """The method that a drafter's files are of, if it is not said; raises `InputError`."""
     if parallel is None:
@@ -69,9 +108,11 @@ def choose_pair(
     """The directories given, else the bundled ones; a target of the user's needs its drafters."""
     chosen: dict[str, str] = {}
     for method in methods:
-        given = drafters.get(method)
-        if method != "none" and target is not None and given is None:
-            raise InputError(f"method {method} needs a drafter for {target}: give --{method} DIR")
-        if method != "none":
-            chosen[method] = given or str(bundled(method))
+        by = drafter_of(method)
+        if by is None:
+            continue
+        given = drafters.get(by)
+        if target is not None and given is None:
+            raise InputError(f"method {method} needs a drafter for {target}: give --{by} DIR")
+        chosen[by] = given or str(bundled(by))
     return Pair(target or str(bundled("target")), chosen)

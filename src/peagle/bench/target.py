@@ -4,6 +4,7 @@ from peagle.config import DrafterFormat, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
+from peagle.drafters.lookup import Lookup
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DraftModel
 from peagle.engine.capacity import cache_shape
@@ -53,15 +54,20 @@ class SharedTarget:
         """
         drafter: Drafter | None = None
         k = 0
+        lookup: Lookup | None = None
         if speculation is not None:
+            k = speculation.num_speculative_tokens or 0
+            lookup = Lookup.of(speculation, self._decoder.embed.weight.device)
+        if speculation is not None and speculation.model is not None:
             how = speculation.parallel_drafting, speculation.quantization
             model = self.draft_model(speculation.model, *how)
             drafter = drafter_for(model)
-            k = speculation.num_speculative_tokens or model.config.default_k
+            k = k or model.config.default_k
         if longest is not None:
             memory = kv_memory(self._decoder, drafter, k, config, longest + k)
             config = config.model_copy(update={"kv_cache_memory": memory})
-        return LLM.over(Engine(self._decoder, drafter, k, config, self._ends), self.tokenizer)
+        engine = Engine(self._decoder, drafter, k, config, self._ends, lookup=lookup)
+        return LLM.over(engine, self.tokenizer)
 
 
 def kv_memory(

@@ -7,10 +7,10 @@ from typing import Any
 
 from peagle.bench.case import Case, Setup
 from peagle.bench.load import Request
-from peagle.bench.pair import Pair
+from peagle.bench.pair import Pair, drafter_of
 from peagle.bench.prompts import Prompt
 from peagle.bench.target import SharedTarget
-from peagle.config import DType, EngineConfig, SamplingParams, SpeculativeConfig
+from peagle.config import DType, EngineConfig, SamplingParams
 from peagle.llm import LLM
 
 SEED = 0
@@ -60,9 +60,10 @@ class PromptWorkload:
 
     def load(self, setups: Iterable[Setup]) -> None:
         """Load the target, and the drafters of all methods that run."""
-        for method in {setup.method for setup in setups} - {"none"}:
-            drafter, parallel = self.pair.drafters[method], method == "peagle"
-            self._target.draft_model(drafter, parallel, self.pair.quantization)
+        needed = {drafter_of(setup.method) for setup in setups}
+        for method, drafter in self.pair.drafters.items():
+            if method in needed:
+                self._target.draft_model(drafter, method == "peagle", self.pair.quantization)
         _ = self._target
 
     def open(self, setup: Setup, concurrency: int, shared: bool = False) -> LLM:
@@ -73,14 +74,7 @@ class PromptWorkload:
         config = self._config.model_copy(
             update={"max_num_seqs": concurrency, "draft_length": setup.draft_length}
         )
-        speculation = None
-        if setup.method != "none":
-            speculation = SpeculativeConfig(
-                model=self.pair.drafters[setup.method],
-                num_speculative_tokens=setup.k,
-                parallel_drafting=setup.method == "peagle",
-                quantization=self.pair.quantization,
-            )
+        speculation = self.pair.speculation(setup.method, setup.k)
         return self._target.llm(speculation, config, self._longest if shared else None)
 
     @property

@@ -163,9 +163,12 @@ def _of_shape(
     hardware: Mapping[str, Any],
 ) -> Benchmark:
     from peagle.bench import environment
+    from peagle.bench.pair import looks_up
     from peagle.bench.rounds import run_engines
 
     methods = compared.run(all_by_default=True)
+    if any(map(looks_up, methods)):
+        raise InputError("random text repeats nothing; leave ngram out of --methods with --shape")
     cases = compared.cases(methods, synthetic.drafters(methods), grid)
     workload = synthetic.workload(cases, params, hardware)
     computed_by = environment.hardware(workload.device, workload.dtype)
@@ -194,10 +197,11 @@ def _of_models(
     from peagle.bench.rounds import run_engines
     from peagle.bench.workload import PromptWorkload
 
-    quantization, compared = compared.quantization, compared.by_method()
+    quantization, lookup, compared = compared.quantization, compared.lookup, compared.by_method()
     methods = compared.run(all_by_default=target is None)
     drafters = {"eagle3": compared.eagle3, "peagle": compared.peagle}
-    pair = replace(choose_pair(methods, target, drafters), quantization=quantization)
+    pair = choose_pair(methods, target, drafters)
+    pair = replace(pair, quantization=quantization, lookup=lookup)
     with from_flags():
         EngineConfig(**hardware)
     workload = PromptWorkload(pair, sets, params, **hardware)

@@ -8,7 +8,7 @@ import typer
 
 from peagle.cli.loading import read_speculation
 from peagle.cli.options import BOTH_FORMS, Eagle3, Peagle, SpeculativeJSON
-from peagle.config import DrafterFormat, SpeculativeConfig
+from peagle.config import LONGEST_MATCH, SHORTEST_MATCH, DrafterFormat, SpeculativeConfig
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Compared:
     methods: Annotated[
         str | None,
         typer.Option(
-            help="Methods to run: any of none, eagle3, peagle.",
+            help="Methods to run: any of none, ngram, eagle3, peagle; peagle+ngram does both.",
             show_default="none, and those with a drafter",
         ),
     ] = None
@@ -51,7 +51,7 @@ class Compared:
             raise InputError("give either one drafter, or --eagle3 and --peagle to compare two")
 
     def _one(self) -> SpeculativeConfig | None:
-        """The one drafter that is compared with none."""
+        """What is compared with no speculation, where it is one thing."""
         if self.speculative_config is not None:
             return read_speculation(self.speculative_config)
         return None if self.drafter is None else SpeculativeConfig(model=self.drafter)
@@ -61,6 +61,12 @@ class Compared:
         """What the one drafter is rounded to."""
         one = self._one()
         return None if one is None else one.quantization
+
+    @property
+    def lookup(self) -> tuple[int, int]:
+        """The shortest and longest match of lookups."""
+        one = self._one()
+        return (one and one.lookup) or (SHORTEST_MATCH, LONGEST_MATCH)
 
     @property
     def names_drafters(self) -> bool:
@@ -74,23 +80,26 @@ class Compared:
         one = self._one()
         if one is None:
             return self
-        method, k = method_of(one.model, one.parallel_drafting), one.num_speculative_tokens
-        chosen = {method: one.model, "methods": self.methods or f"none,{method}"}
-        return Compared(k=self.k if k is None else str(k), **chosen)
+        k = self.k if one.num_speculative_tokens is None else str(one.num_speculative_tokens)
+        if one.model is None:
+            return Compared(k=k, methods=self.methods or "none,ngram")
+        by = method_of(one.model, one.parallel_drafting)
+        method = by if one.lookup is None else f"{by}+ngram"
+        return Compared(k=k, methods=self.methods or f"none,{method}", **{by: one.model})
 
     def run(self, all_by_default: bool) -> list[str]:
         """The methods to run, none first."""
-        from peagle.bench.pair import METHODS
+        from peagle.bench.pair import METHODS, NAMES
 
         if self.methods is None:
             drafters = {"none": "", "eagle3": self.eagle3, "peagle": self.peagle}
             return [one for one in METHODS if all_by_default or drafters[one] is not None]
         names = [name.strip() for name in self.methods.split(",")]
         for name in names:
-            if name not in METHODS:
-                known = ", ".join(METHODS)
+            if name not in NAMES:
+                known = ", ".join(NAMES)
                 raise InputError(f"--methods {self.methods}: {name!r} is none of {known}")
-        return sorted(set(names), key=METHODS.index)
+        return sorted(set(names), key=list(NAMES).index)
 
     def cases(
         self,
@@ -99,7 +108,10 @@ class Compared:
         grid: "Grid",
     ) -> "list[Case]":
         """Every combination; K by default as each drafter was trained."""
-        ks = {name: [config.default_k] for name, config in drafters.items()}
+        from peagle.bench.pair import LOOKUP_K, drafter_of
+
+        trained = {by: [config.default_k] for by, config in drafters.items()}
+        ks = {name: trained.get(drafter_of(name) or "", [LOOKUP_K]) for name in methods}
         if self.k is not None:
             ks = dict.fromkeys(methods, numbers("--k", self.k))
         return grid.cases(methods, ks)

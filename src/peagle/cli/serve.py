@@ -255,11 +255,14 @@ def _announcement(
 def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
     """The drafter that runs, its method and its K."""
     drafter = llm.engine.facts.drafter
-    if drafter is None or speculation is None:
+    if speculation is None:
         return "none: every token is the target's own"
+    if drafter is None:
+        return f"none: drafts are looked up in the text, K = {llm.k}"
     ours = speculation.model == str(bundled("peagle"))
     method = "P-EAGLE" if drafter.parallel else "EAGLE-3"
-    return f"{'the bundled one' if ours else speculation.model} ({method}), K = {llm.k}"
+    also = "" if speculation.lookup is None else ", or drafts looked up in the text"
+    return f"{'the bundled one' if ours else speculation.model} ({method}), K = {llm.k}{also}"
 
 
 def _read_template(path: Path | None) -> str | None:
@@ -292,6 +295,8 @@ def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:
     from peagle.drafters.diagnosis import diagnose
     from peagle.models.weights import model_directory
 
+    if speculation.model is None:
+        return speculation
     found = diagnose(model_directory(speculation.model))
     if found.config is None:
         raise InputError(f"{speculation.model}: {'; '.join(found.problems)}")

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from peagle.config import EngineConfig, SamplingParams
 from peagle.drafters.drafter import Drafter
+from peagle.drafters.lookup import Lookup
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
 from peagle.engine.cycle_times import cycle_times
@@ -61,6 +62,8 @@ class EngineFacts:
     runs_ahead: bool
     """Whether a step's results come while the device works on the next one."""
     drafter: DrafterFacts | None
+    lookup: bool
+    """Whether drafts are looked up in requests' own texts."""
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise `InputError` for what cannot be run as asked; callable from any thread."""
@@ -87,6 +90,7 @@ class Engine:
 
     `synthetic[i]`: share of cycles in which draft i + 1 is accepted, whatever the target says. This
     is for measuring time; the text means nothing.
+    lookup: finds drafts in a request's own text, beside a drafter or without one.
 
     Raises `InputError` when the KV cache cannot hold one sequence, or the context K drafts.
     """
@@ -99,9 +103,11 @@ class Engine:
         config: EngineConfig,
         end_tokens: Sequence[int] = (),
         synthetic: Sequence[float] | None = None,
+        lookup: Lookup | None = None,
     ) -> None:
-        assert (drafter is None) == (k == 0), "a drafter comes with its K"
+        assert (drafter is None and lookup is None) == (k == 0), "whatever drafts comes with its K"
         self.target, self.drafter, self.k = target, drafter, k
+        self._lookup = lookup is not None
         self.vocab_size = target.spec.vocab_size
         self.end_tokens = tuple(token for token in end_tokens if token < self.vocab_size)
         capacity = capacity_of(target, drafter, k, config)
@@ -113,13 +119,18 @@ class Engine:
         self.blocks = capacity.groups()
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         processor = LogitsProcessor(self._constraint_of)
-        self.worker = open_worker(target, drafter, lengths, capacity, processor, synthetic)
+        self.worker = open_worker(target, drafter, lengths, capacity, processor, synthetic, lookup)
         draft_length = None
         if (costs := self.worker.cycle_seconds) is not None:
             times = cycle_times(lengths, costs)
             draft_length = DraftLength(k, times, self.worker.pauses)
         self.scheduler = Scheduler(
-            self.blocks, capacity, config, self.worker.runs_ahead, draft_length
+            self.blocks,
+            capacity,
+            config,
+            self.worker.runs_ahead,
+            draft_length,
+            from_features=drafter is not None,
         )
         self.max_num_seqs = capacity.num_seqs
         self._seed = config.seed
@@ -150,6 +161,7 @@ class Engine:
             k=self.k,
             runs_ahead=self.runs_ahead,
             drafter=drafter,
+            lookup=self._lookup,
         )
 
     @property

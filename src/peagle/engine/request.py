@@ -34,6 +34,10 @@ class Speculation:
     drafted: int = 0
     pauses: int = 0
     """Cycles without a draft, each of which emitted one token."""
+    looked_up: int = 0
+    """Of the drafts, those found in the request's own text."""
+    looked_up_accepted: int = 0
+    """How many of these were accepted."""
 
     @property
     def cycles(self) -> int:
@@ -65,10 +69,15 @@ class Speculation:
             [accepted for part in parts for accepted in part.accepted_per_cycle],
             sum(part.drafted for part in parts),
             sum(part.pauses for part in parts),
+            sum(part.looked_up for part in parts),
+            sum(part.looked_up_accepted for part in parts),
         )
 
-    def record(self, drafted: int, accepted: int) -> None:
-        """Count one cycle."""
+    def record(self, drafted: int, accepted: int, looked_up: bool = False) -> None:
+        """Count one cycle. looked_up: whether its drafts were."""
+        if looked_up:
+            self.looked_up += drafted
+            self.looked_up_accepted += accepted
         if not drafted:
             self.pauses += 1
         else:
@@ -310,3 +319,5 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """Why it ended with an error."""
     cycle: bool = False
     """Whether the step was a cycle for it, rather than a part of its prompt."""
+    looked_up: bool = False
+    """Whether the drafts were found in its own text."""

@@ -51,7 +51,10 @@ class Scheduler:
         config: EngineConfig,
         runs_ahead: bool,
         draft_length: DraftLength | None,
+        from_features: bool = True,
     ) -> None:
+        """from_features: whether drafts need the target's features of the last position."""
+        self._from_features = from_features
         self.groups, self.rows = groups, RowPool(capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the
@@ -112,6 +115,7 @@ class Scheduler:
             prompt_rows=self.max_prompt_tokens,
             drafts=chooser.choose(decoding) if chooser and decoding else None,
             prefix_caching=self._prefix_caching,
+            from_features=self._from_features,
         )
         planner = Planner(self.groups, limits)
         return planner.plan(self.running, self.waiting, self.rows.free_rows)
@@ -188,7 +192,8 @@ class Scheduler:
         if self.runs_ahead:
             return request.on_device
         known = request.total - request.computed
-        return known == 1 and request.output_length > 0 and request.pending > 0
+        ready = request.pending > 0 or not self._from_features
+        return known == 1 and request.output_length > 0 and ready
 
     def _is_cycle(self, share: Share) -> bool:
         """Whether drafts of it are verified, rather than known tokens computed.
@@ -259,7 +264,7 @@ class Scheduler:
         request.computed += share.rows - share.drafts + result.accepted
         request.drafter_computed = request.computed - result.pending
         if share.decodes:
-            request.speculation.record(share.drafts, result.accepted)
+            request.speculation.record(result.drafted, result.accepted, result.looked_up)
         new, reason = _until_end(request, result.tokens, self._capacity.max_length)
         scores = result.prompt_logprobs
         if scores and any(math.isnan(entry.chosen) for entry in scores):
@@ -285,12 +290,13 @@ class Scheduler:
             new,
             min(result.accepted, len(new)),
             reason,
-            share.drafts,
+            result.drafted,
             result.accepted,
             scored,
             request.beginning() if (new or reason) and not request.told else None,
             request.failure,
             share.decodes,
+            result.looked_up,
         )
 
     def _meet_nan(self, request: Request) -> str | None:

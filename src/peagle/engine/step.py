@@ -164,6 +164,10 @@ class Result:
     """The accepted drafts, then the target's own; -1: its logits are NaN. Empty in the middle of
     a prompt."""
     accepted: int = 0
+    drafted: int = 0
+    """Drafts that were verified."""
+    looked_up: bool = False
+    """Whether these were found in the request's own text."""
     pending: int = 0
     """Positions with the target's keys that the drafter has not seen."""
     logprobs: tuple[TokenLogprobs, ...] = ()

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from peagle.drafters.drafter import Drafter
+from peagle.drafters.lookup import Lookup
 from peagle.engine.capacity import Capacity
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.worker import DeviceWorker, captures_cycles
@@ -60,6 +61,7 @@ def open_worker(
     capacity: Capacity,
     processor: LogitsProcessor,
     synthetic: Sequence[float] | None = None,
+    lookup: Lookup | None = None,
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
@@ -86,10 +88,12 @@ def open_worker(
         windows=capacity.window_slots,
     )
     if not on_device:
-        return HostWorker(target, drafter, lengths, table, capacity.slots, processor)
+        if drafter is None:
+            lengths = lengths[-1:]  # a request in whose text nothing is found drafts nothing anyway
+        return HostWorker(target, drafter, lengths, table, capacity.slots, processor, lookup)
     most = capacity.batched_tokens
     worker = DeviceWorker(
-        target, drafter, lengths, table, capacity.slots, most, processor, synthetic
+        target, drafter, lengths, table, capacity.slots, most, processor, synthetic, lookup
     )
     _capture(worker)
     return worker

@@ -7,6 +7,7 @@ from peagle.config import Config, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
+from peagle.drafters.lookup import Lookup
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.engine_client.constraints import Constraints
@@ -38,8 +39,10 @@ class EngineSource(Config):
                 check_fusible(read_spec(directory))
         decoder = load_decoder(directory, dtype, device, self.config.max_model_len)
         drafter, k = _load_drafter(self.speculation, decoder)
+        lookup = None if self.speculation is None else Lookup.of(self.speculation, device)
         ends = end_tokens(directory, tokenizer.eos_token_id)
-        return local_engine(Engine(decoder, drafter, k, self.config, ends), tokenizer)
+        core = Engine(decoder, drafter, k, self.config, ends, lookup=lookup)
+        return local_engine(core, tokenizer)
 
 
 def local_engine(core: Engine, tokenizer: Any) -> LocalEngine:
@@ -50,9 +53,11 @@ def local_engine(core: Engine, tokenizer: Any) -> LocalEngine:
 def _load_drafter(
     speculation: SpeculativeConfig | None, decoder: Decoder
 ) -> tuple[Drafter | None, int]:
-    """A drafter for the target, and K."""
+    """A drafter for the target, if any, and K."""
     if speculation is None:
         return None, 0
+    if speculation.model is None:
+        return None, speculation.num_speculative_tokens or 0
     how = speculation.parallel_drafting, speculation.quantization
     model = load_drafter(model_directory(speculation.model), decoder, *how)
     return drafter_for(model), speculation.num_speculative_tokens or model.config.default_k

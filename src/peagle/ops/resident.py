@@ -40,7 +40,8 @@ class ResidentState:
     cycles: Tensor
     """[table rows] verifications so far, by which synthetic acceptance draws."""
     results: Tensor
-    """[table rows, K + 2] number of accepted drafts, then the emitted tokens; -1: NaN logits."""
+    """[table rows, K + 3] number of accepted drafts, then the emitted tokens, -1 for NaN logits;
+    last, 1 where the drafts were looked up."""
     penalties: Penalties
 
     @classmethod
@@ -62,7 +63,7 @@ class ResidentState:
             features=features,
             ks=zeros(rows) + most_drafts,
             cycles=zeros(rows),
-            results=zeros(rows, most_drafts + 2),
+            results=zeros(rows, most_drafts + 3),
             penalties=Penalties.none(rows, vocab, limits.device),
         )
 

@@ -49,6 +49,10 @@ class Metrics:
         self._accepted_at = self._counter(
             "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted.", "position"
         )
+        self._looked_up = self._counter(
+            "peagle:lookup_draft_tokens", "Of the drafts, those found in the request's own text."
+        )
+        self._found = self._counter("peagle:lookup_accepted_tokens", "Of these, those accepted.")
         self._first = self._histogram("vllm:time_to_first_token_seconds", SECONDS)
         self._chunks = _ChunkCollector(model_name)
         self._registry.register(self._chunks)
@@ -96,6 +100,8 @@ class Metrics:
         self._pauses.labels(self._model).inc(did.pauses)
         self._drafted.labels(self._model).inc(did.drafted)
         self._accepted.labels(self._model).inc(did.accepted)
+        self._looked_up.labels(self._model).inc(did.looked_up)
+        self._found.labels(self._model).inc(did.looked_up_accepted)
         for position, count in enumerate(did.accepted_per_position):
             self._accepted_at.labels(self._model, position).inc(count)
 

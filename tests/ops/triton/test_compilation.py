@@ -116,6 +116,14 @@ for pairs, warps in ((False, 1), (True, 4)):
 types = {"right": F32, "kept": "fp32"}
 types |= dict.fromkeys(("best", "drafts", "alternatives", "chosen"), INT)
 compiled("drafts", "_record", types, {"REQUESTS": 256, "DEPTHS": 8, "FACTORS": 8})
+names = ("requests", "computed", "pending", "emitted", "counts", "best", "tokens", "lengths")
+types = {"history": "*i32", "gains": F32, "used": "*i1", "price": "fp32", "forgets": "fp32"}
+types |= dict.fromkeys((*names, "drafts", "chosen", "others"), INT)
+compiled("lookup", "_write_newest", types, {"WIDTH": 256})
+sizes = {"SHORTEST": 3, "LONGEST": 16, "BLOCK": 1024, "PARTS": 8}
+compiled("lookup", "_search", types, sizes)
+compiled("lookup", "_follow", types | {"drafts": "i32"}, {"DRAFTS": 8, "NOTHING": -1})
+compiled("lookup", "_weigh", types, {"REQUESTS": 512, "ALONE": False})
 types = {"rates": F32, "counts": "*i32"}
 types |= dict.fromkeys(("drafts", "requests", "emitted", "numbers"), INT)
 for logits in (BF16, F32):

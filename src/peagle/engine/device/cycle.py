@@ -6,11 +6,12 @@ wants fewer accepts fewer.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from peagle.drafters.resident import CycleShape, ResidentDrafter, known_inputs
+from peagle.engine.device.texts import DeviceTexts, merged
 from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import Scores, score
@@ -20,6 +21,7 @@ from peagle.ops import residual
 from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import PassRows, QKVSpec, attend_product, divided
 from peagle.ops.drafts import Drafts
+from peagle.ops.lookup import Found
 from peagle.ops.penalties import penalize
 from peagle.ops.products.normed import Normed
 from peagle.ops.race import Race
@@ -58,6 +60,16 @@ class PromptEnds:
 
 
 @dataclass(frozen=True)
+class Proposed:
+    """Drafts, and what they were chosen from."""
+
+    drafts: Drafts
+    """[requests, drafts]"""
+    rivals: tuple[Found, Tensor] | None = None
+    """What was found in the texts and a drafter's drafts [requests, drafts], if there are both."""
+
+
+@dataclass(frozen=True)
 class Verified:
     """Drafts, and what the target makes of them."""
 
@@ -78,8 +90,9 @@ class DeviceCycle:
         drafter: ResidentDrafter | None,
         caches: tuple[KVCache, KVCache | None],
         synthetic: Sequence[float] | None = None,
+        texts: DeviceTexts | None = None,
     ) -> None:
-        self.target, self.drafter = target, drafter
+        self.target, self.drafter, self.texts = target, drafter, texts
         self.layers = fused_target(target)
         self.target_cache, self.drafter_cache = caches
         device = target.embed.weight.device
@@ -96,14 +109,28 @@ class DeviceCycle:
     ) -> None:
         """Draft, verify and accept for some requests. requests: [requests] table rows."""
         race = temperatures.race(sampling, state.computed, requests)
-        verified = self.verify(state, requests, self.draft(state, race, shape))
-        self.accept(state, requests, verified, sampling, temperatures)
+        proposed = self.draft(state, race, shape)
+        verified = self.verify(state, requests, proposed.drafts)
+        self.accept(state, requests, verified, sampling, temperatures, proposed.rivals)
 
-    def draft(self, state: ResidentState, race: Race, shape: CycleShape) -> Drafts:
+    def draft(self, state: ResidentState, race: Race, shape: CycleShape) -> Proposed:
         """[requests, drafts] for a race's requests."""
-        if self.drafter is None or not shape.drafts:
-            return Drafts(race.requests.new_empty(len(race.requests), 0))
-        return self.drafter.propose(state, race, shape, self.open_drafter)
+        requests, own = race.requests, None
+        if not shape.drafts:
+            if self.texts is not None:
+                self.texts.follow(state, requests)
+            return Proposed(Drafts(requests.new_empty(len(requests), 0)))
+        if self.drafter is not None:
+            own = self.drafter.propose(state, race, shape, self.open_drafter)
+            if self.texts is None:
+                return Proposed(own)
+        assert self.texts is not None, "whoever drafts has a drafter or a lookup"
+        found = self.texts.propose(state, requests, shape.drafts)
+        if own is None:  # the rows are there whether they are used or not
+            found = replace(found, used=found.lengths > 0)
+        state.results[:, -1].index_copy_(0, requests, found.used.long())
+        rivals = None if own is None else (found, own.tokens)
+        return Proposed(merged(found, own), rivals)
 
     def verify(self, state: ResidentState, requests: Tensor, drafts: Drafts) -> Verified:
         """What the target makes of drafts [requests, drafts]."""
@@ -128,13 +155,19 @@ class DeviceCycle:
         verified: Verified,
         sampling: Sampling,
         temperatures: DraftTemperatures,
+        rivals: tuple[Found, Tensor] | None = None,
     ) -> None:
-        """Choose tokens, which penalizes the logits in place, and accept drafts that agree."""
+        """Choose tokens, which penalizes the logits in place, and accept drafts that agree.
+
+        rivals: as in `Proposed`, where it is learned which of them were better.
+        """
         drafts, logits = verified.drafts.tokens, verified.logits
         penalize(logits, drafts, state.penalties, requests)
         chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
         chosen = chosen.view(len(requests), drafts.shape[1] + 1)
         temperatures.record(verified.drafts, chosen)
+        if self.texts is not None and rivals is not None:
+            self.texts.record(rivals[0], drafts, chosen, rivals[1])
         settle(state, requests, drafts, chosen, verified.features, self.synthetic)
 
     def fill(self, prompts: PromptRows, attention: Attention) -> PromptEnds:

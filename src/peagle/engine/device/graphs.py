@@ -110,7 +110,7 @@ class CycleGraphs:
         These parts are captured when they are first asked for: most engines need few sizes of them,
         or none.
         """
-        if self._cycle.drafter is None or not shape.drafts:
+        if not shape.drafts and self._cycle.texts is None:
             return self._kept.tokens[:0]
         return self._run(self._draft, rows, shape).tokens
 
@@ -172,9 +172,11 @@ class CycleGraphs:
     def _draft(self, size: int, shape: CycleShape) -> Drafts:
         state, requests = self._state, self._requests[size]
         race = self._temperatures.race(self._sampling, state.computed, requests)
-        drafts, kept = self._cycle.draft(state, race, shape), self._drafts(size, shape.drafts)
-        for place, made in zip(vars(kept).values(), vars(drafts).values(), strict=True):
-            place.copy_(made)
+        drafts = self._cycle.draft(state, race, shape).drafts
+        kept = self._drafts(size, shape.drafts)
+        kept.tokens.copy_(drafts.tokens)
+        if kept.alternatives is not None and drafts.alternatives is not None:
+            kept.alternatives.copy_(drafts.alternatives)
         return kept
 
     def _verify(self, size: int, shape: CycleShape) -> Verified:
@@ -185,12 +187,16 @@ class CycleGraphs:
 
     def _drafts(self, size: int, drafts: int) -> Drafts:
         """What `draft` makes, where `verify` and `accept` find it."""
-        tokens, others = (column[: size * drafts] for column in vars(self._kept).values())
-        return Drafts(tokens.view(size, drafts), others.view(size, drafts, len(FACTORS)))
+        tokens, others = self._kept.tokens[: size * drafts], self._kept.alternatives
+        if others is not None:
+            others = others[: size * drafts].view(size, drafts, len(FACTORS))
+        return Drafts(tokens.view(size, drafts), others)
 
     @functools.cached_property
     def _kept(self) -> Drafts:
         tokens = self._requests[self.sizes[-1]].new_zeros(self.sizes[-1] * self.lengths[-1])
+        if self._cycle.drafter is None:
+            return Drafts(tokens)
         return Drafts(tokens, tokens.new_zeros(len(tokens), len(FACTORS)))
 
     @functools.cached_property

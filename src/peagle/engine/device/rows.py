@@ -22,9 +22,17 @@ class DeviceRows:
     """The state of requests on the device, and how they get there, at the end of their prompt."""
 
     def __init__(
-        self, target: Decoder, width: int, most_drafts: int, most_unseen: int, table: RequestTable
+        self,
+        target: Decoder,
+        width: int,
+        most_drafts: int,
+        most_unseen: int,
+        table: RequestTable,
+        follows: bool = True,
     ) -> None:
-        """width: of projected features; most_unseen: positions that may wait for the drafter."""
+        """width: of projected features; most_unseen: positions that may wait for the drafter;
+        follows: whether there is one, which sees all positions."""
+        self._follows = follows
         weight, rows = target.embed.weight, len(table.limits)
         self._usual, self._most = most_drafts + 1, max(most_unseen, most_drafts + 1)
         features = weight.new_zeros(rows, self._most, width)
@@ -48,7 +56,7 @@ class DeviceRows:
     def next_shape(self, rows: Sequence[int], drafts: int) -> CycleShape:
         """The shape of the next cycle of some requests, which leaves up to `drafts` + 1 pending."""
         shape = CycleShape(drafts, max(self._pending[row] for row in rows))
-        for row in rows:
+        for row in rows if self._follows else ():
             self._pending[row] = drafts + 1 if drafts else self._pending[row] + 1
         return shape
 
@@ -74,7 +82,7 @@ class DeviceRows:
         else:
             self._computed[row] += emitted
             self._unseen[row] = emitted if drafts else self._unseen[row] + emitted
-        return self._unseen[row]
+        return self._unseen[row] if self._follows else 0
 
     def missed(self, row: int) -> Span:
         """The positions that the drafter has not seen, once all outcomes are known."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, Span
+from peagle.drafters.lookup import Lookup
 from peagle.drafters.resident import CycleShape, resident_drafter
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
@@ -15,6 +16,7 @@ from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.prefill import Prefill
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
+from peagle.engine.device.texts import DeviceTexts
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
@@ -75,7 +77,7 @@ class Flight:
     drafts: int
     """Of its cycle."""
     results: Download
-    """[table rows, K + 2]"""
+    """[table rows, K + 3]"""
     cycle: LaunchedCycle | None
     logits: Mapping[int, Tensor]
     """[rows, vocab] by table row, of those that want log-probabilities."""
@@ -104,6 +106,7 @@ class DeviceWorker:
         max_batched_tokens: int,
         processor: LogitsProcessor,
         synthetic: Sequence[float] | None = None,
+        lookup: Lookup | None = None,
     ) -> None:
         """lengths: draft lengths that a cycle may have, ascending, K last; table: with one row more
         than there can be requests; slots: of the KV caches, besides the table's null slot;
@@ -117,11 +120,13 @@ class DeviceWorker:
             of_drafter = KVCache(drafter.model.config.transformer, table, slots, dtype)
         self._caches = [cache for cache in (of_target, of_drafter) if cache is not None]
         drafting = None if drafter is None else resident_drafter(drafter)
-        cycle = DeviceCycle(target, drafting, (of_target, of_drafter), synthetic)
+        self._texts = None if lookup is None else DeviceTexts(lookup, table.slots)
+        caches = of_target, of_drafter
+        cycle = DeviceCycle(target, drafting, caches, synthetic, self._texts)
         width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
-        self.pauses = drafter is not None and lengths[0] == 0
-        most_unseen = MOST_UNSEEN if self.pauses else 0
-        self._rows = DeviceRows(target, width, lengths[-1], most_unseen, table)
+        self.pauses, self._follows = lengths[0] == 0, drafter is not None
+        most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0
+        self._rows = DeviceRows(target, width, lengths[-1], most_unseen, table, self._follows)
         state, sampling = self._rows.state, self._rows.sampling
         self._graphs = CycleGraphs(cycle, state, sampling, spare, lengths)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
@@ -189,7 +194,7 @@ class DeviceWorker:
         return landed
 
     def _behind(self, step: Step) -> list[int]:
-        if not self.pauses or not step.cycles:
+        if not (self.pauses and self._follows and step.cycles):
             return []
         drafts = self._graphs.length_for(max(cycle.drafts for cycle in step.cycles))
         return self._rows.behind([cycle.row for cycle in step.cycles], drafts)
@@ -198,6 +203,8 @@ class DeviceWorker:
         self._table.update(step)
         for begin in step.begun:
             self._rows.admit(begin)
+            if self._texts is not None:
+                self._texts.begin(begin.row, begin.tokens)
         for cache in self._caches:
             cache.clear(step.cleared)
 
@@ -287,6 +294,13 @@ class DeviceWorker:
         found = flight.results.tolist()
         tokens: dict[int, tuple[int, ...]] = {}
         pending: dict[int, int] = {}
+        cycles = [item for item in flight.work if isinstance(item, Cycle)]
+        looked_up = {item.row for item in cycles if found[item.row][-1]}
+        drafted = {
+            item.row: item.drafts
+            for item in cycles
+            if self._follows or item.row in looked_up or found[item.row][0]
+        }
         for item in flight.work:
             accepted, *emitted = found[item.row]
             tokens[item.row] = tuple(emitted[: accepted + 1]) if item.completes else ()
@@ -298,6 +312,8 @@ class DeviceWorker:
                 row,
                 new,
                 accepted=max(len(new) - 1, 0),
+                drafted=drafted.get(row, 0),
+                looked_up=row in looked_up,
                 pending=pending[row],
                 logprobs=scores.get(row, ()),
                 prompt_logprobs=prompts.get(row, ()),

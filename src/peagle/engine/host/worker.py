@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, DraftWork, Span
+from peagle.drafters.lookup import Lookup
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.cycle import Verification, accept, verify
+from peagle.engine.host.proposal import Proposal, Texts
 from peagle.engine.host.rows import Part, Row
 from peagle.engine.host.sampler import choose, sampling_of
 from peagle.engine.logits_processor import LogitsProcessor
@@ -72,6 +74,7 @@ class HostWorker:
         table: RequestTable,
         slots: int,
         processor: LogitsProcessor,
+        lookup: Lookup | None = None,
     ) -> None:
         """lengths: draft lengths that a cycle may have, K last; slots: of the KV caches, besides
         the table's null slot."""
@@ -86,6 +89,10 @@ class HostWorker:
             config = drafter.model.config
             self._drafter_cache = HostCache(config.transformer, table, slots, dtype)
             self._taps = config.taps
+        self._texts: Texts | None = None
+        if lookup is not None:
+            rows, positions = table.slots.shape
+            self._texts = Texts(lookup, rows, positions, self._device)
         self._rows: dict[int, Row] = {}
         self._temperatures = DraftTemperatures(lengths[-1], self._device)
         self.cycle_seconds: Seconds | None = {} if len(lengths) > 1 else None
@@ -129,26 +136,31 @@ class HostWorker:
             self._rows.pop(row, None)
         for begin in step.begun:
             self._rows[begin.row] = Row.of(begin)
+            if self._texts is not None:
+                self._texts.write(begin.row, 0, begin.tokens)
         for cache in (self._cache, self._drafter_cache):
             if cache is not None:
                 cache.clear(step.cleared)
 
     def _run(self, work: Sequence[Part], step: Step) -> tuple[Result, ...]:
         """One cycle for every part of a step, in their order."""
-        drafts = self._draft(work)
-        seen = self._verify(work, drafts.tokens)
-        verdicts = self._accept(work, drafts.tokens, seen.logits)
-        self._fit_temperatures(work, drafts, verdicts)
+        proposal = self._draft(work)
+        work = proposal.work
+        seen = self._verify(work, proposal.tokens)
+        verdicts = self._accept(work, proposal.tokens, seen.logits)
+        self._learn(proposal, verdicts)
         first_chunk = sum(part.span.count for part in work[: len(step.cycles)])
         prompts = self._score_prompts(step.chunks, seen.hidden[first_chunk:])
-        results, first = [], 0
+        results, first, looked_up = [], 0, proposal.sources
         for part in work:
             tokens, accepted, scores = verdicts.get(part.row, UNDECIDED)
             kept = len(part.known) + accepted
             pending = self._keep(part, tokens, seen.features, range(first, first + kept))
             first += part.span.count
             of_prompt = prompts.get(part.row, ())
-            results.append(Result(part.row, tokens, accepted, pending, scores, of_prompt))
+            found = part.drafts > 0 and looked_up.get(part.row, False)
+            did = part.row, tokens, accepted, part.drafts, found
+            results.append(Result(*did, pending, scores, of_prompt))
         return tuple(results)
 
     def _is_behind(self, part: Part) -> bool:
@@ -167,14 +179,17 @@ class HostWorker:
         for _, request, count in work:
             request.forget(count)
 
-    def _draft(self, work: Sequence[Part]) -> Drafts:
-        """Drafts of every request that wants some [sum(drafts)]; also fills the drafter's cache."""
-        drafting = [part for part in work if part.drafts]
-        if not drafting:
-            return Drafts(torch.empty(0, dtype=torch.int64, device=self._device))
-        race = self._race([part.request for part in drafting])
-        unseen = [Unseen(part.row, part.request, part.request.unseen) for part in drafting]
-        return self._propose(unseen, tuple(part.drafts for part in drafting), race)
+    def _draft(self, work: Sequence[Part]) -> Proposal:
+        """Drafts of every request that wants some; also fills the drafter's cache."""
+        drafting = tuple(part for part in work if part.drafts)
+        none = torch.empty(0, dtype=torch.int64, device=self._device)
+        proposal = Proposal(tuple(work), none, drafting)
+        if drafting and self._drafter is not None:
+            race = self._race([part.request for part in drafting])
+            unseen = [Unseen(part.row, part.request, part.request.unseen) for part in drafting]
+            drafts = self._propose(unseen, tuple(part.drafts for part in drafting), race)
+            proposal = Proposal(tuple(work), drafts.tokens, drafting, drafts)
+        return proposal if self._texts is None else self._texts.propose(proposal)
 
     def _propose(self, work: Sequence[Unseen], ks: tuple[int, ...], race: Race | None) -> Drafts:
         """Drafts after what the drafter sees now [sum(ks)]; nothing is forgotten yet."""
@@ -200,16 +215,19 @@ class HostWorker:
         every = torch.arange(len(requests), device=self._device)
         return self._temperatures.race(sampling_of(settings, self._device), positions, every)
 
-    def _fit_temperatures(
-        self, work: Sequence[Part], drafts: Drafts, verdicts: Mapping[int, Verdict]
-    ) -> None:
-        if drafts.alternatives is None:
+    def _learn(self, proposal: Proposal, verdicts: Mapping[int, Verdict]) -> None:
+        """Fit what later drafts depend on: the drafter's temperatures, and the use of lookups."""
+        drafts, found = proposal.drafter, proposal.looked_up
+        if found is None and (drafts is None or drafts.alternatives is None):
             return
-        drafting = [part for part in work if part.drafts]
-        ks = [part.drafts for part in drafting]
-        tokens = [verdicts[part.row].tokens for part in drafting]
-        chosen = [[*known, *[-1] * (max(ks) + 1 - len(known))] for known in tokens]
-        self._temperatures.record(drafts.padded(ks), torch.tensor(chosen, device=self._device))
+        ks = [part.drafts for part in proposal.drafting]
+        tokens = [verdicts[part.row].tokens for part in proposal.drafting]
+        each = [[*known, *[-1] * (max(ks) + 1 - len(known))] for known in tokens]
+        chosen = torch.tensor(each, device=self._device)
+        if self._texts is not None:
+            self._texts.record(proposal, chosen)
+        if drafts is not None and drafts.alternatives is not None:
+            self._temperatures.record(drafts.padded(ks), chosen)
 
     def _verify(self, work: Sequence[Part], drafts: Tensor) -> Verification:
         """The target over newest tokens, drafts and prompt chunks; fills its cache."""
@@ -271,6 +289,8 @@ class HostWorker:
         request = part.request
         if part.drafts:
             request.forget(request.unseen)
+        if self._texts is not None:
+            self._texts.write(part.row, len(request.tokens), tokens)
         request.tokens += tokens
         request.computed = part.start + len(rows)
         if features is not None and request.speculates:

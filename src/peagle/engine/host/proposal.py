@@ -1,0 +1,96 @@
+"""What is drafted in a cycle: by a drafter, or looked up in the requests' own texts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from peagle.drafters.lookup import Lookup
+from peagle.engine.host.cycle import NO_DRAFT
+from peagle.engine.host.rows import Part
+from peagle.ops.drafts import Drafts
+from peagle.ops.lookup import Found
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Drafts of the parts of a step that want some."""
+
+    work: tuple[Part, ...]
+    """All parts; without a drafter, those in whose text nothing was found draft nothing."""
+    tokens: Tensor
+    """[sum(drafts)] of these, part after part."""
+    drafting: tuple[Part, ...]
+    """The parts that wanted drafts."""
+    drafter: Drafts | None = None
+    """[sum(drafts)] a drafter's own, of those."""
+    looked_up: Found | None = None
+    """Of those."""
+
+    @property
+    def sources(self) -> dict[int, bool]:
+        """Whether a part's drafts were looked up, by table row."""
+        if self.looked_up is None:
+            return {}
+        used = self.looked_up.used.tolist()
+        return {part.row: each for part, each in zip(self.drafting, used, strict=True)}
+
+
+class Texts:
+    """The texts of all requests, in which drafts are looked up."""
+
+    def __init__(self, lookup: Lookup, rows: int, positions: int, device: torch.device) -> None:
+        """rows: of the request table; positions: of the longest text."""
+        self._lookup = lookup
+        self._tokens = torch.zeros(rows, positions, dtype=torch.int32, device=device)
+
+    def write(self, row: int, start: int, tokens: Sequence[int]) -> None:
+        """Tokens of a request from a position on; none after the last position."""
+        text = self._tokens[row, start:]
+        text[: len(tokens)] = torch.tensor(tokens[: len(text)], dtype=torch.int32)
+
+    def propose(self, proposal: Proposal) -> Proposal:
+        """The same with what is found in place of a drafter's drafts, where that is better."""
+        drafting, device = proposal.drafting, self._tokens.device
+        if not drafting:
+            return proposal
+        rows = torch.tensor([part.row for part in drafting], device=device)
+        counts = torch.tensor([len(part.request.tokens) for part in drafting], device=device)
+        most = max(part.drafts for part in drafting)
+        found = self._lookup.propose(self._tokens, rows, counts, most)
+        work = proposal.work
+        if proposal.drafter is None:
+            cut = {
+                part.row: replace(part, drafts=part.drafts if used else 0)
+                for part, used in zip(drafting, found.used.tolist(), strict=True)
+            }
+            work = tuple(cut.get(part.row, part) for part in work)
+            ks = [cut[part.row].drafts for part in drafting]
+            tokens = found.tokens
+        else:
+            ks = [part.drafts for part in drafting]
+            own = _padded(proposal.drafter.tokens, ks)
+            tokens = torch.where(found.used[:, None], found.tokens, own)
+        wanted = torch.arange(most, device=device) < torch.tensor(ks, device=device)[:, None]
+        return replace(proposal, work=work, tokens=tokens[wanted], looked_up=found)
+
+    def record(self, proposal: Proposal, chosen: Tensor) -> None:
+        """Learn from what the target chose. chosen: [drafting, drafts + 1], -1 where unknown."""
+        found = proposal.looked_up
+        if found is None:
+            return
+        kept = {part.row: part.drafts for part in proposal.work}
+        verified = _padded(proposal.tokens, [kept[part.row] for part in proposal.drafting])
+        missing = chosen.shape[1] - 1 - verified.shape[1]
+        verified = torch.nn.functional.pad(verified, (0, missing), value=NO_DRAFT)
+        others = None
+        if proposal.drafter is not None:
+            others = _padded(proposal.drafter.tokens, [part.drafts for part in proposal.drafting])
+        self._lookup.record(found, verified, chosen, others)
+
+
+def _padded(flat: Tensor, counts: Sequence[int]) -> Tensor:
+    """Flat drafts, of which each request has so many: [requests, most of them]."""
+    return pad_sequence(list(flat.split(list(counts))), True, NO_DRAFT)

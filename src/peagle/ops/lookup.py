@@ -1,0 +1,113 @@
+"""Drafts found in the text itself: what followed its last tokens when they stood there before."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from peagle.ops.acceptance import accepted_counts
+from peagle.ops.triton import has_kernels, kernels
+
+NO_FOLLOWER = -1
+"""In place of a draft where there is none."""
+PRICE = 0.5
+"""Drafts that must be right for a cycle with drafts to be worth its longer pass, without a drafter
+beside the lookup."""
+MEMORY = 32
+"""Matches of a length after which an old one weighs 1/e of a new one."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where texts repeat themselves, and how they went on there."""
+
+    tokens: Tensor
+    """[requests, drafts] what followed; `NO_FOLLOWER` where nothing matches."""
+    lengths: Tensor
+    """[requests] how many of the last tokens stood there; 0: too few."""
+    used: Tensor
+    """[requests] bool: which of them are drafted."""
+
+
+def write_newest(
+    history: Tensor, requests: Tensor, computed: Tensor, pending: Tensor, emitted: Tensor
+) -> None:
+    """Add what requests emitted last to their texts.
+
+    history: [table rows, positions] int32; requests: [requests] table rows, of which those that
+    repeat write the same; computed, pending: [table rows] the newest token's position, and how many
+    tokens up to it are in `emitted` [table rows, most].
+    """
+    if has_kernels(history):
+        kernels("lookup").write_newest(history, requests, computed, pending, emitted)
+        return
+    for row in requests.tolist():
+        stop, count = int(computed[row]) + 1, int(pending[row])
+        room = history[row, stop - count : stop]
+        room.copy_(emitted[row, : len(room)])
+
+
+def look_up(
+    history: Tensor, requests: Tensor, counts: Tensor, drafts: int, shortest: int, gains: Tensor
+) -> Found:
+    """The longest match of each text's end earlier in it, the latest of equally long ones.
+
+    A match that reaches the end goes on with itself: "ab ab ab" is followed by "ab ab".
+
+    history: [table rows, positions] int32; requests: [requests] table rows; counts: [requests]
+    tokens that are known of each; shortest: fewest tokens that must match; gains: [longest + 1]
+    what drafts after a match of each length gain over others, where more is not looked at.
+    """
+    if has_kernels(history):
+        columns = kernels("lookup").look_up(history, requests, counts, drafts, shortest, gains)
+        return Found(*columns)
+    most, longest = int(counts.max()), len(gains) - 1
+    texts = history[requests, :most].long()
+    ends = counts[:, None] - 1
+    back = torch.arange(longest, device=texts.device)
+    last = texts.gather(1, (ends - back).clamp(min=0))  # the last token, the one before it, ...
+    places = torch.arange(most, device=texts.device)
+    candidates = (places >= shortest - 1) & (places < ends)
+    for step in range(shortest):
+        candidates[:, step:] &= texts[:, : most - step] == last[:, step, None]
+    which, where = candidates.nonzero(as_tuple=True)
+    before = where[:, None] - back
+    alike = (texts[which[:, None], before.clamp(min=0)] == last[which]) & (before >= 0)
+    matched = alike.cumprod(dim=1).sum(dim=1)
+    best = torch.full_like(counts, -1)
+    best.scatter_reduce_(0, which, matched * most + where, "amax")
+    found = best >= 0
+    place, lengths = (best % most)[:, None], torch.where(found, best // most, 0)
+    period = (ends - place).clamp(min=1)
+    followers = place + 1 + torch.arange(drafts, device=texts.device) % period
+    tokens = texts.gather(1, followers.clamp(max=most - 1))
+    used = found & (gains[lengths] > 0)
+    return Found(torch.where(found[:, None], tokens, NO_FOLLOWER), lengths, used)
+
+
+def weigh(
+    gains: Tensor, found: Found, drafts: Tensor, chosen: Tensor, others: Tensor | None
+) -> None:
+    """Learn from a cycle, in place, what matches of each length are worth.
+
+    What followed a match is compared with what the target chose, also where other drafts were
+    verified: then as far as these were right, and one token more.
+
+    gains: [longest + 1]; drafts: [requests, drafts] those that were verified; chosen: [requests,
+    drafts + 1], what the target takes after each prefix; others: [requests, drafts] a drafter's,
+    None without one.
+    """
+    if has_kernels(gains):
+        kernels("lookup").weigh(gains, found.tokens, found.lengths, drafts, chosen, others)
+        return
+    known = accepted_counts(drafts, chosen) + 1
+    gained = accepted_counts(found.tokens, chosen).minimum(known).float()
+    if others is None:
+        gained -= PRICE
+    else:
+        gained -= accepted_counts(others, chosen).minimum(known)
+    none = torch.zeros_like(gains)
+    count = none.index_add(0, found.lengths, torch.ones_like(gained))
+    total = none.index_add(0, found.lengths, gained)
+    keep = torch.exp(-count / MEMORY)
+    gains.mul_(keep).add_((1 - keep) * total / count.clamp(min=1))

@@ -1,0 +1,192 @@
+"""Matches of texts with themselves: a search by many programs, then a choice by one a request."""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.lookup import MEMORY, NO_FOLLOWER, PRICE
+
+BLOCK = 1024
+"""Places that a program looks at together."""
+PARTS = 8
+"""Programs among which a text is divided."""
+MOST_PLACES = tl.constexpr(1 << 32)
+"""A match is known by its length times this, plus the place of its last token."""
+
+
+def write_newest(
+    history: Tensor, requests: Tensor, computed: Tensor, pending: Tensor, emitted: Tensor
+) -> None:
+    """As the reference."""
+    _write_newest[(len(requests),)](
+        history, requests, computed, pending, emitted, history.stride(0), history.shape[1],
+        emitted.shape[1], WIDTH=triton.next_power_of_2(emitted.shape[1]),
+    )  # fmt: skip
+
+
+def look_up(
+    history: Tensor, requests: Tensor, counts: Tensor, drafts: int, shortest: int, gains: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As the reference. Returns tokens, lengths and which are used."""
+    batch, device = len(requests), history.device
+    best = torch.zeros(batch, dtype=torch.int64, device=device)
+    tokens = torch.empty(batch, drafts, dtype=torch.int64, device=device)
+    lengths = torch.empty_like(best)
+    used = torch.empty(batch, dtype=torch.bool, device=device)
+    _search[(batch, PARTS)](
+        history, requests, counts, best, history.stride(0),
+        SHORTEST=shortest, LONGEST=len(gains) - 1, BLOCK=BLOCK, PARTS=PARTS,
+    )  # fmt: skip
+    _follow[(batch,)](
+        history, requests, counts, best, gains, tokens, lengths, used, history.stride(0), drafts,
+        DRAFTS=triton.next_power_of_2(drafts), NOTHING=NO_FOLLOWER,
+    )  # fmt: skip
+    return tokens, lengths, used
+
+
+def weigh(
+    gains: Tensor,
+    tokens: Tensor,
+    lengths: Tensor,
+    drafts: Tensor,
+    chosen: Tensor,
+    others: Tensor | None,
+) -> None:
+    """As the reference."""
+    batch, count = drafts.shape
+    _weigh[(1,)](
+        gains, tokens, lengths, drafts, chosen, drafts if others is None else others,
+        batch, count, len(gains), PRICE, math.log2(math.e) / MEMORY,
+        REQUESTS=triton.next_power_of_2(batch), ALONE=others is None,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write_newest(
+    history,
+    requests,
+    computed,
+    pending,
+    emitted,
+    stride,
+    positions,
+    most,
+    WIDTH: tl.constexpr,
+):
+    mine = tl.load(requests + tl.program_id(0)).to(tl.int64)
+    count = tl.load(pending + mine)
+    step = tl.arange(0, WIDTH)
+    place = tl.load(computed + mine) + 1 - count + step
+    there = (step < count) & (step < most) & (place >= 0) & (place < positions)
+    token = tl.load(emitted + mine * most + step, mask=there, other=0)
+    tl.store(history + mine * stride + place, token.to(tl.int32), mask=there)
+
+
+@triton.jit
+def _search(
+    history,
+    requests,
+    counts,
+    best,
+    stride,
+    SHORTEST: tl.constexpr,
+    LONGEST: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    index, part = tl.program_id(0), tl.program_id(1)
+    mine = tl.load(requests + index).to(tl.int64)
+    text = history + mine * stride
+    end = tl.load(counts + index).to(tl.int32) - 1
+    found = tl.zeros([BLOCK], tl.int64)
+    for first in range(part * BLOCK, end, PARTS * BLOCK):
+        place = first + tl.arange(0, BLOCK)
+        alike = place < end
+        length = tl.zeros([BLOCK], tl.int32)
+        for step in tl.static_range(LONGEST):
+            alike = alike & (place >= step)  # reads none before the text, nor where it differed
+            last = tl.load(text + end - step, mask=end >= step, other=-1)
+            token = tl.load(text + place - step, mask=alike, other=-2)
+            alike = alike & (token == last)
+            length += alike.to(tl.int32)
+        key = length.to(tl.int64) * MOST_PLACES + place
+        found = tl.maximum(found, tl.where(length >= SHORTEST, key, 0))
+    tl.atomic_max(best + index, tl.max(found, 0))
+
+
+@triton.jit
+def _follow(
+    history,
+    requests,
+    counts,
+    best,
+    gains,
+    tokens,
+    lengths,
+    used,
+    stride,
+    drafts,
+    DRAFTS: tl.constexpr,
+    NOTHING: tl.constexpr,
+):
+    index = tl.program_id(0)
+    mine = tl.load(requests + index).to(tl.int64)
+    key = tl.load(best + index)
+    length, place = key // MOST_PLACES, key % MOST_PLACES
+    period = tl.maximum(tl.load(counts + index) - 1 - place, 1)
+    step = tl.arange(0, DRAFTS)
+    wanted = step < drafts
+    follower = place + 1 + step % period
+    found = tl.load(history + mine * stride + follower, mask=wanted & (length > 0), other=NOTHING)
+    tl.store(tokens + index * drafts + step, found.to(tl.int64), mask=wanted)
+    tl.store(lengths + index, length)
+    tl.store(used + index, (length > 0) & (tl.load(gains + length) > 0))
+
+
+@triton.jit
+def _agreed(tokens, chosen, row, there, count):
+    """How many of a row's tokens are the target's choices, up to the first that is not."""
+    alike, agreed = there, tl.zeros_like(row)
+    for place in range(count):
+        token = tl.load(tokens + row * count + place, mask=alike, other=-3)
+        choice = tl.load(chosen + row * (count + 1) + place, mask=alike, other=-4)
+        alike = alike & (token == choice)
+        agreed += alike.to(tl.int32)
+    return agreed
+
+
+@triton.jit
+def _weigh(
+    gains,
+    tokens,
+    lengths,
+    drafts,
+    chosen,
+    others,
+    batch,
+    count,
+    width,
+    price,
+    forgets,
+    REQUESTS: tl.constexpr,
+    ALONE: tl.constexpr,
+):
+    row = tl.arange(0, REQUESTS)
+    there = row < batch
+    known = _agreed(drafts, chosen, row, there, count) + 1
+    gained = tl.minimum(_agreed(tokens, chosen, row, there, count), known).to(tl.float32)
+    if ALONE:
+        gained -= price
+    else:
+        gained -= tl.minimum(_agreed(others, chosen, row, there, count), known).to(tl.float32)
+    length = tl.load(lengths + row, mask=there, other=-1)
+    for place in range(width):
+        own = length == place
+        number = tl.sum(own.to(tl.float32), 0)
+        total = tl.sum(tl.where(own, gained, 0.0), 0)
+        keep = tl.exp2(-number * forgets)
+        fresh = (1 - keep) * total / tl.maximum(number, 1.0)
+        tl.store(gains + place, tl.load(gains + place) * keep + fresh)
