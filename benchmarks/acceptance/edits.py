@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 RENAME = (
-    "Here is a Python function:\n\n```python\n{code}```\n\nRename it to `{name}_of`, change nothing "
-    "else, and write the whole function again."
+    "Here is a Python function:\n\n```python\n{code}```\n\nRename it to `{name}_of`, change "
+    "nothing else, and write the whole function again."
 )
 QUOTE = (
-    "Here are some notes:\n\n{text}\n\nFirst quote them word by word, then say in one sentence what "
-    "they are about."
+    "Here are some notes:\n\n{text}\n\nFirst quote them word by word, then say in one sentence "
+    "what they are about."
 )
 
 

@@ -124,7 +124,7 @@ def _share(spec: DecoderSpec, weights: Weights) -> float | None:
 def target_bytes(spec: DecoderSpec, dtype: torch.dtype, weights: Weights = PLAIN) -> int:
     """Bytes of a target's weights; none are made."""
     with torch.device("meta"):
-        decoder = Decoder(spec)
+        decoder = Decoder(spec, max_length=1)
     packed = PACKED.get(weights.quantization, ())
     bits = BITS.get(weights.quantization, 0)
     return sum(

@@ -197,7 +197,7 @@ def parameter_count(name: str, method: str, layers: int) -> int:
     """Weights of a shape's target, and of its drafter for a method other than none."""
     shape = shape_of(name)
     with torch.device("meta"):
-        models: list[nn.Module] = [Decoder(shape.target)]
+        models: list[nn.Module] = [Decoder(shape.target, max_length=1)]
     if method != "none":
         models.append(_draft_model(shape, method == "peagle", layers))
     return sum(value.numel() for model in models for value in model.parameters())

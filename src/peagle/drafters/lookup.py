@@ -8,8 +8,9 @@ from torch import Tensor
 from peagle.config import SpeculativeConfig
 from peagle.ops.lookup import Found, look_up, weigh
 
-TRUSTED = 6
-"""Tokens of a match that is used before any was verified."""
+TRUSTED, TRUST = 6, 0.25
+"""Tokens of a match that is used before any was verified, and what it is taken to gain: so little
+that a few wrong ones are enough."""
 
 
 class Lookup:
@@ -21,9 +22,9 @@ class Lookup:
 
     def __init__(self, shortest: int, longest: int, device: torch.device) -> None:
         """shortest, longest: tokens of a match."""
-        self._shortest = shortest
+        self.shortest = shortest
         trusted = torch.arange(longest + 1, device=device) >= min(TRUSTED, longest)
-        self._gains = torch.where(trusted, 1.0, -0.01)
+        self._gains = torch.where(trusted, TRUST, -0.01)
         """[longest + 1] tokens that drafts after a match of each length gain over others."""
 
     @classmethod
@@ -34,7 +35,7 @@ class Lookup:
 
     def propose(self, history: Tensor, requests: Tensor, counts: Tensor, drafts: int) -> Found:
         """Drafts [requests, drafts] and which of them to use. Arguments as of `look_up`."""
-        return look_up(history, requests, counts, drafts, self._shortest, self._gains)
+        return look_up(history, requests, counts, drafts, self.shortest, self._gains)
 
     def record(self, found: Found, drafts: Tensor, chosen: Tensor, others: Tensor | None) -> None:
         """Learn from a cycle. Arguments as of `weigh`."""

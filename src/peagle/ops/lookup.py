@@ -13,7 +13,7 @@ NO_FOLLOWER = -1
 PRICE = 0.5
 """Drafts that must be right for a cycle with drafts to be worth its longer pass, without a drafter
 beside the lookup."""
-MEMORY = 32
+MEMORY = 16
 """Matches of a length after which an old one weighs 1/e of a new one."""
 
 

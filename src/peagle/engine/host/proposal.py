@@ -45,6 +45,16 @@ class Texts:
         """rows: of the request table; positions: of the longest text."""
         self._lookup = lookup
         self._tokens = torch.zeros(rows, positions, dtype=torch.int32, device=device)
+        self._ends: list[set[tuple[int, ...]]] = [set() for _ in range(rows)]
+        """By table row, the shortest runs of tokens that could match, but for the newest."""
+        self._read = [0] * rows
+        """How many tokens of each text these are from."""
+
+    def begin(self, row: int, tokens: Sequence[int]) -> None:
+        """All that is known of a request that gets a row."""
+        self._ends[row].clear()
+        self._read[row] = 0
+        self.write(row, 0, tokens)
 
     def write(self, row: int, start: int, tokens: Sequence[int]) -> None:
         """Tokens of a request from a position on; none after the last position."""
@@ -54,8 +64,11 @@ class Texts:
     def propose(self, proposal: Proposal) -> Proposal:
         """The same with what is found in place of a drafter's drafts, where that is better."""
         drafting, device = proposal.drafting, self._tokens.device
-        if not drafting:
-            return proposal
+        repeats = [self._repeats(part.row, part.request.tokens) for part in drafting]
+        if not any(repeats):
+            if proposal.drafter is not None:
+                return proposal
+            return replace(proposal, work=tuple(replace(part, drafts=0) for part in proposal.work))
         rows = torch.tensor([part.row for part in drafting], device=device)
         counts = torch.tensor([len(part.request.tokens) for part in drafting], device=device)
         most = max(part.drafts for part in drafting)
@@ -75,6 +88,14 @@ class Texts:
             tokens = torch.where(found.used[:, None], found.tokens, own)
         wanted = torch.arange(most, device=device) < torch.tensor(ks, device=device)[:, None]
         return replace(proposal, work=work, tokens=tokens[wanted], looked_up=found)
+
+    def _repeats(self, row: int, tokens: list[int]) -> bool:
+        """Whether a text's last tokens stood there before: seldom, and cheaper to ask first."""
+        ends, size = self._ends[row], self._lookup.shortest
+        for stop in range(max(self._read[row], size), len(tokens)):
+            ends.add(tuple(tokens[stop - size : stop]))
+        self._read[row] = len(tokens)
+        return tuple(tokens[-size:]) in ends
 
     def record(self, proposal: Proposal, chosen: Tensor) -> None:
         """Learn from what the target chose. chosen: [drafting, drafts + 1], -1 where unknown."""

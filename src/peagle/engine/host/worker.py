@@ -137,7 +137,7 @@ class HostWorker:
         for begin in step.begun:
             self._rows[begin.row] = Row.of(begin)
             if self._texts is not None:
-                self._texts.write(begin.row, 0, begin.tokens)
+                self._texts.begin(begin.row, begin.tokens)
         for cache in (self._cache, self._drafter_cache):
             if cache is not None:
                 cache.clear(step.cleared)
