@@ -62,8 +62,6 @@ class EngineFacts:
     runs_ahead: bool
     """Whether a step's results come while the device works on the next one."""
     drafter: DrafterFacts | None
-    lookup: bool
-    """Whether drafts are looked up in requests' own texts."""
 
     def check(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Raise `InputError` for what cannot be run as asked; callable from any thread."""
@@ -107,7 +105,6 @@ class Engine:
     ) -> None:
         assert (drafter is None and lookup is None) == (k == 0), "whatever drafts comes with its K"
         self.target, self.drafter, self.k = target, drafter, k
-        self._lookup = lookup is not None
         self.vocab_size = target.spec.vocab_size
         self.end_tokens = tuple(token for token in end_tokens if token < self.vocab_size)
         capacity = capacity_of(target, drafter, k, config)
@@ -161,7 +158,6 @@ class Engine:
             k=self.k,
             runs_ahead=self.runs_ahead,
             drafter=drafter,
-            lookup=self._lookup,
         )
 
     @property

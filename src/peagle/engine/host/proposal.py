@@ -73,21 +73,7 @@ class Texts:
         counts = torch.tensor([len(part.request.tokens) for part in drafting], device=device)
         most = max(part.drafts for part in drafting)
         found = self._lookup.propose(self._tokens, rows, counts, most)
-        work = proposal.work
-        if proposal.drafter is None:
-            cut = {
-                part.row: replace(part, drafts=part.drafts if used else 0)
-                for part, used in zip(drafting, found.used.tolist(), strict=True)
-            }
-            work = tuple(cut.get(part.row, part) for part in work)
-            ks = [cut[part.row].drafts for part in drafting]
-            tokens = found.tokens
-        else:
-            ks = [part.drafts for part in drafting]
-            own = _padded(proposal.drafter.tokens, ks)
-            tokens = torch.where(found.used[:, None], found.tokens, own)
-        wanted = torch.arange(most, device=device) < torch.tensor(ks, device=device)[:, None]
-        return replace(proposal, work=work, tokens=tokens[wanted], looked_up=found)
+        return _alone(proposal, found) if proposal.drafter is None else _beside(proposal, found)
 
     def _repeats(self, row: int, tokens: list[int]) -> bool:
         """Whether a text's last tokens stood there before: seldom, and cheaper to ask first."""
@@ -110,6 +96,32 @@ class Texts:
         if proposal.drafter is not None:
             others = _padded(proposal.drafter.tokens, [part.drafts for part in proposal.drafting])
         self._lookup.record(found, verified, chosen, others)
+
+
+def _alone(proposal: Proposal, found: Found) -> Proposal:
+    """What is found and used; the other parts draft nothing."""
+    used = {
+        part.row: part.drafts * is_used
+        for part, is_used in zip(proposal.drafting, found.used.tolist(), strict=True)
+    }
+    work = tuple(
+        replace(part, drafts=used[part.row]) if part.drafts else part for part in proposal.work
+    )
+    tokens = _flat(found.tokens, list(used.values()))
+    return replace(proposal, work=work, tokens=tokens, looked_up=found)
+
+
+def _beside(proposal: Proposal, found: Found) -> Proposal:
+    """What is found where it is used, else the drafter's own."""
+    ks = [part.drafts for part in proposal.drafting]
+    tokens = torch.where(found.used[:, None], found.tokens, _padded(proposal.tokens, ks))
+    return replace(proposal, tokens=_flat(tokens, ks), looked_up=found)
+
+
+def _flat(padded: Tensor, counts: Sequence[int]) -> Tensor:
+    """So many drafts of each request [requests, most]: one after another."""
+    columns = torch.arange(padded.shape[1], device=padded.device)
+    return padded[columns < torch.tensor(counts, device=padded.device)[:, None]]
 
 
 def _padded(flat: Tensor, counts: Sequence[int]) -> Tensor:
