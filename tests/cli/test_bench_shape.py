@@ -46,6 +46,7 @@ def test_a_shape_is_measured_and_marked_synthetic(peagle, tmp_path):
         ([*SHAPE, "--methods", "none", "--max-tokens", "1020"], "more than the 1024"),
         ([*SHAPE, "--synthetic-acceptance", "2", "--drafter", "x"], "leave out targets, drafters"),
         (["--shape", "qwen3-8b", *RANDOM], "shape qwen3-8b needs a GPU, and torch sees none; on"),
+        ([*SHAPE, "--methods", "none,ngram", *RANDOM], "random text repeats nothing"),
         (["--random-weights"], "need --shape"),
         (["--routing", "half"], "need --shape"),
         ([*SHAPE, "--methods", "none", "--routing", "same"], "routing same is not known"),
