@@ -68,6 +68,27 @@ class Case:
     """Whether drafts are looked up in the text, too."""
     drafter: bool = True
     """Whether there is one."""
+    pauses: bool = False
+    """Whether most cycles draft nothing, and leave the drafter behind."""
+
+
+class Pauses:
+    """Drafts in one cycle of several."""
+
+    def __init__(self, k: int) -> None:
+        self._k, self._cycles = k, 0
+
+    def choose(self, requests: int) -> int:
+        return 0 if self._cycles % 9 else self._k
+
+    def launched(self, requests: int, drafts: int) -> None:
+        self._cycles += 1
+
+    def verified(self, cycle: object) -> None:
+        """Learns nothing."""
+
+    def took(self, time: object) -> None:
+        """Learns nothing."""
 
 
 @st.composite
@@ -94,6 +115,7 @@ def cases(draw: st.DrawFn, family: str) -> Case:
         hosted=tuple(draw(st.lists(st.booleans(), min_size=len(batch), max_size=len(batch)))),
         lookup=lookup,
         drafter=draw(st.booleans()) or not lookup,
+        pauses=draw(st.booleans()),
     )
 
 
@@ -104,7 +126,7 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
     )
     blocks = -(-LONGEST // case.block_size) + (case.spare_blocks or 0)
     memory = 1 << 22 if case.spare_blocks is None else blocks * case.block_size * per_token
-    return tiny.engine(
+    engine = tiny.engine(
         target.decoder,
         drafter if case.drafter else None,
         case.k,
@@ -116,9 +138,13 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
             max_num_seqs=case.max_num_seqs,
             max_num_batched_tokens=case.max_num_batched_tokens,
             enable_prefix_caching=case.prefix_caching,
+            draft_length="auto" if case.pauses else "fixed",
         ),
         Lookup(1, 4, torch.device("cpu")) if case.lookup else None,
     )
+    if case.pauses:
+        engine.scheduler.draft_length = Pauses(case.k)
+    return engine
 
 
 @pytest.fixture(scope="module")
