@@ -12,7 +12,8 @@ GROUPS = {
     "keys and values stored": r"^_store",
     "routing": r"^_route|^_layout_kernel|softmax|sort",
     "choice, inputs, settling": (
-        r"^_(part|merge|sample|draw|record|penalize|count_emitted|settle|write_newest|search|follow|weigh)$|_inputs$|argmax|arg_max"
+        r"^_(part|merge|sample|draw|record|penalize|count_emitted|settle)$|_inputs$|argmax|arg_max"
+        r"|^_(write_newest|search|follow|weigh)$"
     ),
     "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",
     "norms, elementwise": r"^_add_kernel|norm|silu|elementwise|reduce",

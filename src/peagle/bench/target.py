@@ -58,11 +58,10 @@ class SharedTarget:
         if speculation is not None:
             k = speculation.num_speculative_tokens or 0
             lookup = Lookup.of(speculation, self._decoder.embed.weight.device)
-        if speculation is not None and speculation.model is not None:
-            how = speculation.parallel_drafting, speculation.quantization
-            model = self.draft_model(speculation.model, *how)
-            drafter = drafter_for(model)
-            k = k or model.config.default_k
+            if speculation.model is not None:
+                how = speculation.parallel_drafting, speculation.quantization
+                model = self.draft_model(speculation.model, *how)
+                drafter, k = drafter_for(model), k or model.config.default_k
         if longest is not None:
             memory = kv_memory(self._decoder, drafter, k, config, longest + k)
             config = config.model_copy(update={"kv_cache_memory": memory})

@@ -122,12 +122,7 @@ class Engine:
             times = cycle_times(lengths, costs)
             draft_length = DraftLength(k, times, self.worker.pauses)
         self.scheduler = Scheduler(
-            self.blocks,
-            capacity,
-            config,
-            self.worker.runs_ahead,
-            draft_length,
-            from_features=drafter is not None,
+            self.blocks, capacity, config, self.worker.runs_ahead, draft_length
         )
         self.max_num_seqs = capacity.num_seqs
         self._seed = config.seed
@@ -186,7 +181,8 @@ class Engine:
         self.facts.check(prompt, params)
         k = self.k if params.num_speculative_tokens is None else params.num_speculative_tokens
         seed = self._seed + self._added if params.seed is None else params.seed
-        request = Request(request_id, list(prompt), params, seed & MAX_SEED, k, constraint)
+        how = seed & MAX_SEED, k, constraint, self.drafter is not None
+        request = Request(request_id, list(prompt), params, *how)
         ends = () if params.ignore_eos else self.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))
         self._added += 1

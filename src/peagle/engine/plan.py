@@ -80,8 +80,6 @@ class Limits:
     drafts: int | None
     """Most drafts of a request; None: its own K."""
     prefix_caching: bool
-    from_features: bool
-    """Whether drafts need the target's features of the last position."""
 
 
 class Planner:
@@ -185,7 +183,7 @@ class Planner:
             left = min(left, self._room_in_windows(start, held))
         if not left:
             return None
-        if not decodes or (limits.from_features and not request.pending):
+        if not decodes or not request.ready:
             completes = known <= left
             hosted = completes and request.needs_host
             return Share(request, min(known, left), 0, start, completes, decodes, hosted)

@@ -103,8 +103,10 @@ class Request:
         seed: int,
         k: int,
         constraint: Constraint | None = None,
+        from_features: bool = True,
     ) -> None:
-        self.id = request_id
+        """from_features: whether its drafts need the target's features of the last position."""
+        self.id, self._from_features = request_id, from_features
         self.prompt_length = len(prompt)
         self.tokens = list(prompt)
         self.params = params
@@ -189,6 +191,11 @@ class Request:
     def furthest(self) -> int:
         """Most positions that are computed once everything launched is done."""
         return self.computed + self.ahead
+
+    @property
+    def ready(self) -> bool:
+        """Whether drafts can be made after its newest token."""
+        return self.pending > 0 or not self._from_features
 
     @property
     def speculates(self) -> bool:

@@ -51,10 +51,7 @@ class Scheduler:
         config: EngineConfig,
         runs_ahead: bool,
         draft_length: DraftLength | None,
-        from_features: bool = True,
     ) -> None:
-        """from_features: whether drafts need the target's features of the last position."""
-        self._from_features = from_features
         self.groups, self.rows = groups, RowPool(capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the
@@ -115,7 +112,6 @@ class Scheduler:
             prompt_rows=self.max_prompt_tokens,
             drafts=chooser.choose(decoding) if chooser and decoding else None,
             prefix_caching=self._prefix_caching,
-            from_features=self._from_features,
         )
         planner = Planner(self.groups, limits)
         return planner.plan(self.running, self.waiting, self.rows.free_rows)
@@ -192,8 +188,7 @@ class Scheduler:
         if self.runs_ahead:
             return request.on_device
         known = request.total - request.computed
-        ready = request.pending > 0 or not self._from_features
-        return known == 1 and request.output_length > 0 and ready
+        return known == 1 and request.output_length > 0 and request.ready
 
     def _is_cycle(self, share: Share) -> bool:
         """Whether drafts of it are verified, rather than known tokens computed.

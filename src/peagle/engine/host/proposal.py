@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,16 @@ from peagle.engine.host.cycle import NO_DRAFT
 from peagle.engine.host.rows import Part
 from peagle.ops.drafts import Drafts
 from peagle.ops.lookup import Found
+
+
+class Rivals(NamedTuple):
+    """What a lookup proposed, and who else did."""
+
+    found: Found
+    verified: Tensor
+    """[drafting, drafts] what was taken; `NO_DRAFT` where a part drafts less."""
+    others: Tensor | None
+    """[drafting, drafts] a drafter's own, likewise; None without one."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +37,15 @@ class Proposal:
     """The parts that wanted drafts."""
     drafter: Drafts | None = None
     """[sum(drafts)] a drafter's own, of those."""
-    looked_up: Found | None = None
-    """Of those."""
+    rivals: Rivals | None = None
+    """What was found in their texts, if anything was looked for."""
 
     @property
     def sources(self) -> dict[int, bool]:
         """Whether a part's drafts were looked up, by table row."""
-        if self.looked_up is None:
+        if self.rivals is None:
             return {}
-        used = self.looked_up.used.tolist()
+        used = self.rivals.found.used.tolist()
         return {part.row: each for part, each in zip(self.drafting, used, strict=True)}
 
 
@@ -83,19 +94,9 @@ class Texts:
         self._read[row] = len(tokens)
         return tuple(tokens[-size:]) in ends
 
-    def record(self, proposal: Proposal, chosen: Tensor) -> None:
+    def record(self, rivals: Rivals, chosen: Tensor) -> None:
         """Learn from what the target chose. chosen: [drafting, drafts + 1], -1 where unknown."""
-        found = proposal.looked_up
-        if found is None:
-            return
-        kept = {part.row: part.drafts for part in proposal.work}
-        verified = _padded(proposal.tokens, [kept[part.row] for part in proposal.drafting])
-        missing = chosen.shape[1] - 1 - verified.shape[1]
-        verified = torch.nn.functional.pad(verified, (0, missing), value=NO_DRAFT)
-        others = None
-        if proposal.drafter is not None:
-            others = _padded(proposal.drafter.tokens, [part.drafts for part in proposal.drafting])
-        self._lookup.record(found, verified, chosen, others)
+        self._lookup.record(rivals.found, rivals.verified, chosen, rivals.others)
 
 
 def _alone(proposal: Proposal, found: Found) -> Proposal:
@@ -107,23 +108,27 @@ def _alone(proposal: Proposal, found: Found) -> Proposal:
     work = tuple(
         replace(part, drafts=used[part.row]) if part.drafts else part for part in proposal.work
     )
-    tokens = _flat(found.tokens, list(used.values()))
-    return replace(proposal, work=work, tokens=tokens, looked_up=found)
+    verified = _cut(found.tokens, list(used.values()))
+    return replace(
+        proposal, work=work, tokens=_flat(verified), rivals=Rivals(found, verified, None)
+    )
 
 
 def _beside(proposal: Proposal, found: Found) -> Proposal:
     """What is found where it is used, else the drafter's own."""
     ks = [part.drafts for part in proposal.drafting]
-    tokens = torch.where(found.used[:, None], found.tokens, _padded(proposal.tokens, ks))
-    return replace(proposal, tokens=_flat(tokens, ks), looked_up=found)
+    own = pad_sequence(list(proposal.tokens.split(ks)), batch_first=True, padding_value=NO_DRAFT)
+    verified = _cut(torch.where(found.used[:, None], found.tokens, own), ks)
+    return replace(proposal, tokens=_flat(verified), rivals=Rivals(found, verified, own))
 
 
-def _flat(padded: Tensor, counts: Sequence[int]) -> Tensor:
-    """So many drafts of each request [requests, most]: one after another."""
-    columns = torch.arange(padded.shape[1], device=padded.device)
-    return padded[columns < torch.tensor(counts, device=padded.device)[:, None]]
+def _cut(drafts: Tensor, counts: Sequence[int]) -> Tensor:
+    """The first so many drafts of each request [requests, most]; `NO_DRAFT` after them."""
+    columns = torch.arange(drafts.shape[1], device=drafts.device)
+    wanted = columns < torch.tensor(counts, device=drafts.device)[:, None]
+    return torch.where(wanted, drafts, NO_DRAFT)
 
 
-def _padded(flat: Tensor, counts: Sequence[int]) -> Tensor:
-    """Flat drafts, of which each request has so many: [requests, most of them]."""
-    return pad_sequence(list(flat.split(list(counts))), True, NO_DRAFT)
+def _flat(padded: Tensor) -> Tensor:
+    """One request's drafts after another's."""
+    return padded[padded != NO_DRAFT]

@@ -217,15 +217,15 @@ class HostWorker:
 
     def _learn(self, proposal: Proposal, verdicts: Mapping[int, Verdict]) -> None:
         """Fit what later drafts depend on: the drafter's temperatures, and the use of lookups."""
-        drafts, found = proposal.drafter, proposal.looked_up
-        if found is None and (drafts is None or drafts.alternatives is None):
+        drafts, rivals = proposal.drafter, proposal.rivals
+        if rivals is None and (drafts is None or drafts.alternatives is None):
             return
         ks = [part.drafts for part in proposal.drafting]
         tokens = [verdicts[part.row].tokens for part in proposal.drafting]
         each = [[*known, *[-1] * (max(ks) + 1 - len(known))] for known in tokens]
         chosen = torch.tensor(each, device=self._device)
-        if self._texts is not None:
-            self._texts.record(proposal, chosen)
+        if self._texts is not None and rivals is not None:
+            self._texts.record(rivals, chosen)
         if drafts is not None and drafts.alternatives is not None:
             self._temperatures.record(drafts.padded(ks), chosen)
 
