@@ -4,6 +4,8 @@ import random
 from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from peagle.engine.cycle_times import MeasuredTimes, RunningTimes, Seconds
 from peagle.engine.draft_length import MIN_CYCLES, DraftLength, candidate_lengths
@@ -196,10 +198,28 @@ def test_times_are_those_of_the_nearest_load():
     times = RunningTimes([0, 2, 4])
     for requests, drafts, seconds in ((2, 0, 1.0), (2, 4, 2.0), (9, 0, 3.0), (9, 2, 4.0)):
         times.took(CycleTime(requests, drafts, seconds))
-    assert times.seconds(9) == {0: 1.0, 4: 2.0}, "nobody knows what four drafts cost for nine"
+    unknown = "nobody knows what four drafts cost for nine"
+    assert times.seconds(9) == {0: 1.0, 2: 1.5, 4: 2.0}, unknown
     times.took(CycleTime(9, 4, 9.0))
     assert times.seconds(7) == {0: 3.0, 2: 4.0, 4: 9.0}
-    assert times.seconds(3) == {0: 1.0, 4: 2.0}
+    assert times.seconds(3) == {0: 1.0, 2: 1.5, 4: 2.0}
+
+
+LOAD = st.tuples(st.integers(1, 4), st.integers(1, 80), st.sampled_from([0.0, 0.3, 0.6, 0.9]))
+
+
+@settings(max_examples=50)
+@given(st.lists(LOAD, min_size=2, max_size=12))
+def test_a_load_that_changes_meets_lengths_that_never_ran_there(loads):
+    """Loads: requests, for so many cycles, whose drafts are right at some rate."""
+    lengths = candidate_lengths(7)
+    length = DraftLength(7, RunningTimes(lengths), may_stop=True)
+    for requests, cycles, rate in loads:
+        for right in lots([rate] * 7, cycles):
+            drafts = chosen_for(length, requests)
+            assert drafts in lengths
+            length.took(CycleTime(requests, drafts, 1 + drafts * requests / 8))
+            length.verified([drawn(drafts, right)] * requests)
 
 
 def test_a_moment_in_which_the_machine_was_busy_is_forgotten():

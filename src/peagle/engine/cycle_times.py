@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
+
 from peagle.engine.step import CycleTime
 
 SMOOTHING = 1 / 32
@@ -69,7 +71,8 @@ class MeasuredTimes:
 class RunningTimes:
     """Times of the cycles that ran, where nothing was measured before.
 
-    They are those of the nearest number of requests that ran both without drafts and with most.
+    They are those of the nearest number of requests that ran both without drafts and with most; a
+    length that did not run there is taken to lie on the line between those that did.
     """
 
     def __init__(self, lengths: Sequence[int]) -> None:
@@ -85,7 +88,9 @@ class RunningTimes:
         if not known:
             return {}
         nearest = self._times[min(known, key=lambda size: abs(size - requests))]
-        return {drafts: statistics.median_low(times) for drafts, times in sorted(nearest.items())}
+        ran = {drafts: statistics.median_low(times) for drafts, times in sorted(nearest.items())}
+        between = np.interp(self._lengths, list(ran), list(ran.values()))
+        return dict(zip(self._lengths, between.tolist(), strict=True))
 
     def took(self, time: CycleTime) -> None:
         """As `CycleTimes`."""
