@@ -38,7 +38,7 @@ def table_of(requests: int) -> RequestTable:
 
 def spans_of(chunks: list[tuple[int, int]]) -> list[Span]:
     """Of (start, rows), in the order in which they come."""
-    ordered = sorted(chunks, key=lambda chunk: (chunk[0] > 0, chunk[1]))
+    ordered = sorted(chunks, key=lambda chunk: (chunk[0] > 0, -chunk[1]))
     return [Span(row, start, rows) for row, (start, rows) in enumerate(ordered)]
 
 
@@ -102,16 +102,21 @@ def test_prompts_of_any_length_have_few_shapes(shapes: set) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lengths", "packed", "groups"),
+    ("chunks", "packed", "groups"),
     [
-        ((40, 40, 40), [], 2),
-        ((5, 40, 70), [[5, 40, 70]], 0),
-        ((5, 40, 70, 130, 170), [[5, 40, 70]], 2),
-        ((5, 70, 130, 170), [], 4),
+        ([(0, 40), (0, 40), (0, 40)], [], 2),
+        ([(0, 70), (0, 40), (0, 5)], [[70, 40, 5]], 0),
+        ([(0, 170), (0, 130), (0, 70), (0, 40), (0, 5)], [[70, 40, 5]], 2),
+        ([(0, 170), (0, 130), (0, 70), (0, 5)], [], 4),
+        ([(0, 170), (0, 40), (16, 150), (16, 1), (90, 7)], [[40, 150, 7, 1]], 1),
+        ([(16, 1)] * 5, [[1] * 5], 0),
     ],
 )
-def test_short_prompts_of_many_lengths_are_one_call(
-    monkeypatch: pytest.MonkeyPatch, lengths: tuple[int, ...], packed: list[list[int]], groups: int
+def test_chunks_after_contexts_and_of_many_lengths_are_one_call(
+    monkeypatch: pytest.MonkeyPatch,
+    chunks: list[tuple[int, int]],
+    packed: list[list[int]],
+    groups: int,
 ) -> None:
     calls, together = [], []
     monkeypatch.setattr(module, "MAX_SHARED_ROWS", 130)
@@ -121,19 +126,22 @@ def test_short_prompts_of_many_lengths_are_one_call(
     monkeypatch.setattr(
         module, "causal_attention", lambda *given: calls.append(given[0].shape) or given[0]
     )
-    spans = [Span(row, 0, count) for row, count in enumerate(lengths)]
-    table = table_of(5)
-    cache, qkv = tiny.kv_cache(table, 1, 5 * LENGTH), torch.randn(sum(lengths), WIDTH)
+    spans, table = spans_of(chunks), table_of(5)
+    rows = sum(span.count for span in spans)
+    cache, qkv = tiny.kv_cache(table, 1, 5 * LENGTH), torch.randn(rows, WIDTH)
     prompt_attention(table, spans)(cache)(0, qkv, SPEC)
     assert (together, len(calls)) == (packed, groups)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_one_call_for_many_lengths_is_one_for_each() -> None:
+@pytest.mark.parametrize("before", [[0] * 5, [700, 0, 1, 16, 3000]], ids=["alone", "contexts"])
+def test_one_call_for_many_lengths_is_one_for_each(before: list[int]) -> None:
     device, counts = torch.device("cuda"), [1, 16, 17, 300, 1000]
-    bounds = module.Bounds(counts, device)
+    contexts = [start + count for start, count in zip(before, counts, strict=True)]
+    bounds = module.Bounds(counts, contexts, device)
     assert bounds.ends is not None
-    sides = [torch.randn(sum(counts), n, 128, device=device).bfloat16() for n in (32, 8, 8)]
+    lengths = ((sum(counts), 32), (sum(contexts), 8), (sum(contexts), 8))
+    sides = [torch.randn(*length, 128, device=device).bfloat16() for length in lengths]
     found = module.packed_attention(*sides, bounds)
     bounds.ends = None
     expected = module.packed_attention(*sides, bounds)

@@ -31,8 +31,8 @@ class Prefill:
     def run(self, chunks: Sequence[Chunk]) -> PromptEnds:
         """The target and the drafter over some chunks.
 
-        Equal lengths from position 0 should be adjacent: those attend in one call. Captured passes
-        read the ends of prompts alone, so that those to be scored run outside of them.
+        Long chunks from position 0 should come first, equal ones adjacent. Captured passes read the
+        ends of prompts alone, so that those to be scored run outside of them.
         """
         scored = scored_rows(chunks)
         graph = None if scored else self._graphs.fit(chunks)

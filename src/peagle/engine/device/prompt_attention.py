@@ -2,9 +2,9 @@
 
 cuDNN plans a kernel for every shape, which takes longer than reading a thousand tokens, and prompts
 have any length. So chunks that begin a prompt are padded to a few lengths by repeating their last
-row, which no row before it sees. Short chunks of many lengths share one call of a variable-length
-kernel, which needs no plan: one call for each length would keep the host busy for longer than the
-pass takes.
+row, which no row before it sees. Chunks after a context, and short ones of many lengths, share one
+call of a variable-length kernel, which needs no plan: one call for each would keep the host busy
+for longer than the pass takes.
 """
 
 import functools
@@ -35,14 +35,14 @@ MIN_STEP = 16
 MAX_CALLS = 2
 """Calls, one for each length, beyond which short chunks share one."""
 MAX_SHARED_ROWS = 1024
-"""Longest chunk that may share a call; for longer ones its kernel takes twice as long."""
+"""Prompts that begin with longer chunks do not share a call: its kernel takes twice as long."""
 
 
 def prompt_attention(table: RequestTable, spans: Sequence[Span], padding: int = 0) -> Attention:
     """The attention of one pass over prompt chunks.
 
-    Chunks from position 0 that are padded to one length attend in one call if they are adjacent.
-    padding: rows after the chunks'.
+    Chunks from position 0 that are padded to one length attend in one call if they are adjacent;
+    long ones should come first. padding: rows after the chunks'.
     """
     layout = _laid_out(table, spans, padding)
     whole = functools.cache(lambda: tile_rows(table, spans))
@@ -71,14 +71,14 @@ def warm_up(spec: QKVSpec, cache: Tensor, most: int) -> None:
     """
     lengths = {filled(count) for count in range(1, most + 1)}
     for rows in sorted(lengths, reverse=True):  # shorter ones reuse the memory of longer ones
-        _attend_once(_Group(0, 0, rows, 0, members=1), spec, cache)
-    _attend_once(_Packed(0, Bounds((1, 1), cache.device)), spec, cache)
+        _attend_once(_Group(0, rows, members=1), spec, cache)
+    _attend_once(_Packed(0, Bounds((1, 1), (1, 1), cache.device)), spec, cache)
 
 
 def _attend_once(part: "_Group | _Packed", spec: QKVSpec, cache: Tensor) -> None:
     rows, width = sum(part.laid), (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
     nowhere = torch.full((rows,), -1, device=cache.device)
-    layout = _Layout(nowhere[None], (part,), torch.zeros_like(nowhere), nowhere, None, None)
+    layout = _Layout((part,), torch.zeros_like(nowhere), nowhere, None, None)
     layout.attend(cache.new_zeros(rows, width), spec, cache)
 
 
@@ -99,46 +99,49 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def packed_attention(query: Tensor, key: Tensor, value: Tensor, bounds: "Bounds") -> Tensor:
-    """Attention within each of several chunks from position 0, which are concatenated.
+    """Attention of several chunks, each to the end of its own context; all are concatenated.
 
-    query: [rows, heads, head_dim], like the result; key, value: [rows, kv_heads, head_dim].
+    query: [rows, heads, head_dim], like the result; key, value: [positions, kv_heads, head_dim].
     """
     if bounds.ends is not None and query.dtype.itemsize == 2:
-        sizes = (bounds.ends, bounds.ends, bounds.longest, bounds.longest)
+        sizes = (*bounds.ends, max(bounds.counts), max(bounds.contexts))
         flash = torch.ops.aten._flash_attention_forward
         found: Tensor = flash(query, key, value, *sizes, 0.0, True, False)[0]
         return found
-    chunks = zip(*(side.split(bounds.counts) for side in (query, key, value)), strict=True)
+    queries, contexts = query.split(bounds.counts), (x.split(bounds.contexts) for x in (key, value))
     attended = [
-        causal_attention(*(side[None].transpose(1, 2) for side in sides)) for sides in chunks
+        causal_attention(*(side[None].transpose(1, 2) for side in sides))
+        for sides in zip(queries, *contexts, strict=True)
     ]
     return torch.cat([one.transpose(1, 2)[0] for one in attended])
 
 
 class Bounds:
-    """Where concatenated chunks begin and end."""
+    """Where concatenated chunks and their contexts begin and end."""
 
-    def __init__(self, counts: Sequence[int], device: torch.device) -> None:
-        self.counts, self.longest = list(counts), max(counts)
-        self.ends: Tensor | None = None
-        """[chunks + 1] int32 from 0; None where there is no kernel that reads it."""
+    def __init__(
+        self, counts: Sequence[int], contexts: Sequence[int], device: torch.device
+    ) -> None:
+        """contexts: positions that the last row of each chunk sees, its own included."""
+        self.counts, self.contexts = list(counts), list(contexts)
+        self.ends: tuple[Tensor, Tensor] | None = None
+        """[chunks + 1] int32 from 0, of both; None where there is no kernel that reads them."""
         if (
             device.type == "cuda"
             and torch.cuda.get_device_capability(device) >= MIN_FLASH_CAPABILITY
         ):
-            self.ends = upload([0, *itertools.accumulate(counts)], device).int()
+            rows, positions = ([0, *itertools.accumulate(sizes)] for sizes in (counts, contexts))
+            self.ends = upload(rows, device).int(), upload(positions, device).int()
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Chunks that attend in one call: some of one length from position 0, or one with a context."""
+    """Chunks of one length from position 0."""
 
-    table_row: int
-    start: int
-    rows: int
-    """Rows of each chunk, padding included."""
     first: int
     """Their first row in the layout."""
+    rows: int
+    """Rows of each chunk, padding included."""
     members: int
 
     @property
@@ -146,36 +149,34 @@ class _Group:
         """Rows of each chunk in the layout."""
         return [self.rows] * self.members
 
-    def attend(self, sides: Sides, cache: Tensor, slots: Tensor) -> Tensor:
-        """Attended values [members * rows, heads * head_dim]. slots: the request table's."""
-        own = slice(self.first, self.first + self.members * self.rows)
-        query, key, value = (side[own] for side in sides)
-        if self.start > 0:
-            context = slots[self.table_row, : self.start + self.rows]
-            key, value = (side.index_select(0, context) for side in cache)
-        shape = (self.members, -1)
+    def attend(self, sides: Sides, _cache: Tensor) -> Tensor:
+        """Attended values [members * rows, heads * head_dim]."""
+        own, shape = slice(self.first, self.first + self.members * self.rows), (self.members, -1)
         attended = causal_attention(
-            *(side.unflatten(0, shape).transpose(1, 2) for side in (query, key, value))
+            *(side[own].unflatten(0, shape).transpose(1, 2) for side in sides)
         )
-        return attended.transpose(1, 2).reshape(len(query), -1)
+        return attended.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """Short chunks from position 0, of many lengths and without padding."""
+    """Chunks of any lengths, without padding."""
 
     first: int
     bounds: Bounds
+    context: Tensor | None = None
+    """[positions] cache slots of all that each chunk sees; None: all begin at position 0."""
 
     @property
     def laid(self) -> list[int]:
         """As in `_Group`."""
         return self.bounds.counts
 
-    def attend(self, sides: Sides, _cache: Tensor, _slots: Tensor) -> Tensor:
-        """As in `_Group`."""
-        own = slice(self.first, self.first + sum(self.laid))
-        query, key, value = (side[own] for side in sides)
+    def attend(self, sides: Sides, cache: Tensor) -> Tensor:
+        """As in `_Group`. cache: one layer's, which holds the chunks' own keys as well."""
+        query, key, value = (side[self.first : self.first + sum(self.laid)] for side in sides)
+        if self.context is not None:
+            key, value = (side.index_select(0, self.context) for side in cache)
         return packed_attention(query, key, value, self.bounds).flatten(1)
 
 
@@ -183,8 +184,6 @@ class _Packed:
 class _Layout:
     """How a pass's rows are laid out to attend."""
 
-    table_slots: Tensor
-    """[table rows, positions]"""
     parts: tuple[_Group | _Packed, ...]
     positions: Tensor
     """[laid rows]"""
@@ -200,52 +199,62 @@ class _Layout:
         if self.source is not None:
             qkv = qkv.index_select(0, self.source)
         sides = store(qkv, spec, cache, self.positions, self.writes)
-        found = [part.attend(sides, cache, self.table_slots) for part in self.parts]
+        found = [part.attend(sides, cache) for part in self.parts]
         attended = found[0] if len(found) == 1 else torch.cat(found)
         return attended if self.back is None else attended.index_select(0, self.back)
 
 
 def _laid_out(table: RequestTable, spans: Sequence[Span], padding: int) -> _Layout:
     positions, writes = places(table.slots, spans)
-    parts = tuple(_parts(spans, table.slots.device))
+    parts = tuple(_parts(spans, table.slots))
     laid = [rows for part in parts for rows in part.laid]
     if not padding and laid == [span.count for span in spans]:
-        return _Layout(table.slots, parts, positions, writes, None, None)
+        return _Layout(parts, positions, writes, None, None)
     ways, count = _ways(spans, laid), len(writes)
     source, back = (upload(rows, table.slots.device) for rows in (ways[0], ways[1] + [0] * padding))
     laid_writes = writes.new_full(source.shape, -1).index_copy_(0, back[:count], writes)
-    return _Layout(table.slots, parts, positions.index_select(0, source), laid_writes, source, back)
+    return _Layout(parts, positions.index_select(0, source), laid_writes, source, back)
 
 
-def _parts(spans: Sequence[Span], device: torch.device) -> list[_Group | _Packed]:
-    """In the order of the chunks: one group for each length, or short chunks packed together."""
-    parts: list[_Group | _Packed] = []
-    first = 0
-    for short, run in itertools.groupby(spans, lambda s: not s.start and s.count < MAX_SHARED_ROWS):
-        chunks = list(run)
-        found: list[_Group | _Packed] = [*_groups(chunks, first)]
-        if short and len(found) > MAX_CALLS:
-            found = [_Packed(first, Bounds([span.count for span in chunks], device))]
-        parts += found
-        first += sum(rows for part in found for rows in part.laid)
-    return parts
+def _parts(spans: Sequence[Span], slots: Tensor) -> list[_Group | _Packed]:
+    """In the order of the chunks: long ones that come first in groups of equal ones; the others
+    together, unless all of them begin a prompt and have few lengths.
+
+    slots: [table rows, positions].
+    """
+    long = list(itertools.takewhile(_is_long, spans))
+    parts: list[_Group | _Packed] = [*_groups(long, 0)]
+    rest, first = spans[len(long) :], sum(rows for part in parts for rows in part.laid)
+    groups = [] if any(span.start for span in rest) else _groups(rest, first)
+    if rest and not 0 < len(groups) <= MAX_CALLS:
+        return [*parts, _packed(rest, first, slots)]
+    return parts + groups
+
+
+def _is_long(span: Span) -> bool:
+    return not span.start and span.count >= MAX_SHARED_ROWS
 
 
 def _groups(spans: Sequence[Span], first: int) -> list[_Group]:
     """Groups of equal chunks, in powers of two: each number of members is a shape, too."""
     groups: list[_Group] = []
-    for (begins, rows), equal in itertools.groupby(spans, lambda s: (not s.start, _filled(s))):
-        left = list(equal)
+    for rows, equal in itertools.groupby(filled(span.count) for span in spans):
+        left = len(list(equal))
         while left:
-            members = 1 << len(left).bit_length() - 1 if begins else 1
-            groups.append(_Group(left[0].row, left[0].start, rows, first, members))
+            members = 1 << left.bit_length() - 1
+            groups.append(_Group(first, rows, members))
             first += members * rows
-            left = left[members:]
+            left -= members
     return groups
 
 
-def _filled(span: Span) -> int:
-    return span.count if span.start else filled(span.count)
+def _packed(spans: Sequence[Span], first: int, slots: Tensor) -> _Packed:
+    stops = [span.start + span.count for span in spans]
+    bounds = Bounds([span.count for span in spans], stops, slots.device)
+    if not any(span.start for span in spans):
+        return _Packed(first, bounds)
+    seen = [slots[span.row, :stop] for span, stop in zip(spans, stops, strict=True)]
+    return _Packed(first, bounds, torch.cat(seen))
 
 
 def _ways(spans: Sequence[Span], laid: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -1,7 +1,8 @@
 """Short prompts, captured by number of rows: launched one by one, their kernels wait for the host.
 
 Each chunk is padded to whole tiles of attention, and the pass to the next size, with rows of
-`spare`, a table row that belongs to no request. Padding writes no keys, and nothing reads it.
+`spare`, a table row that belongs to no request. Padding writes no keys, and nothing reads it. As
+many prompts can end in a pass as it has tiles.
 """
 
 import bisect
@@ -24,8 +25,6 @@ from peagle.transfer import upload
 
 SIZES = (16, 64, 128, 256, 384, 512, 640, 768, 896, 1024)
 """Numbers of rows to capture. With more, the GPU is busy longer than the host."""
-CHUNKS = 8
-"""Most prompts in one pass."""
 MOST_PAIRS = 1 << 20
 """Most rows times positions that they may see: beyond, attention is faster uncaptured."""
 
@@ -70,14 +69,13 @@ class PromptGraph:
             tiles += [(owner, place, min(TILE, chunk.stop - place)) for place in places[::TILE]]
         rows += [padding] * (self._size - len(rows))
         tiles += [(self._spare, 0, TILE)] * (self._size // TILE - len(tiles))
-        ends += [0] * (CHUNKS - len(ends))
+        ends += [0] * (self._size // TILE - len(ends))
         flat = itertools.chain.from_iterable
         return [*flat(rows), *flat(tiles), *ends]
 
     def _pass(self) -> PromptEnds:
-        of_rows, of_tiles, ends = self._inputs.split(
-            (4 * self._size, 3 * self._size // TILE, CHUNKS)
-        )
+        count = self._size // TILE
+        of_rows, of_tiles, ends = self._inputs.split((4 * self._size, 3 * count, count))
         tokens, following, positions, owners = of_rows.view(-1, 4).t().contiguous()
         requests, starts, counts = of_tiles.view(-1, 3).t().contiguous()
         slots, limits = self._table.slots, self._table.limits
@@ -110,11 +108,11 @@ class PromptGraphs:
             graph.capture(pool)
 
     def fit(self, chunks: Sequence[Chunk]) -> PromptGraph | None:
-        """The smallest pass that holds the chunks; None where they are too many or too long."""
+        """The smallest pass that holds the chunks; None where they are too long together."""
         rows = sum(chunk.rows + -chunk.rows % TILE for chunk in chunks)
         pairs = rows * max(chunk.stop for chunk in chunks)
         place = bisect.bisect_left(self._sizes, rows)
-        if place == len(self._sizes) or len(chunks) > CHUNKS or pairs > MOST_PAIRS:
+        if place == len(self._sizes) or pairs > MOST_PAIRS:
             return None
         return self._graphs[place]
 

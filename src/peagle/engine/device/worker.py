@@ -245,7 +245,7 @@ class DeviceWorker:
         """
         if not chunks:
             return (), None
-        chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, chunk.rows))
+        chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, -chunk.rows))
         try:
             ends = self._prefill.run(chunks)
             prompts = None if ends.scores is None else PromptLogprobs(chunks, ends.scores)
