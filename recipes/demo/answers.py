@@ -1,6 +1,6 @@
 """The drafters' training text: the target's own continuations of the corpus's prompts.
 
-Prompts are sorted by length and answered in large batches by transformers' `generate`: half of them
+Prompts are sorted by length and answered in large batches by transformers' `generate`: most of them
 greedily, as the demo decodes, the others by sampling, so that the text is not all loops.
 """
 
@@ -18,7 +18,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 LONGEST_PROMPT = 400  # tokens; longer prompts are left out
-SAMPLED_TEMPERATURE = 1.0
 RESERVED = frozenset(range(1, 8))  # ids that the mask token is taken from: never in a document
 
 
@@ -71,7 +70,8 @@ def main(
     count: Annotated[int, typer.Option(help="Prompts to answer.")] = 140_000,
     tokens: Annotated[int, typer.Option(help="Longest answer.")] = 192,
     batch: Annotated[int, typer.Option(help="Prompts answered at once.")] = 2_048,
-    greedy: Annotated[float, typer.Option(help="Share of batches answered greedily.")] = 0.5,
+    greedy: Annotated[float, typer.Option(help="Share of batches answered greedily.")] = 0.7,
+    temperature: Annotated[float, typer.Option(help="Of the others.")] = 0.7,
     seed: Annotated[int, typer.Option(help="Draws the prompts and the sampled batches.")] = 0,
 ) -> None:
     """Let the target answer the prompts."""
@@ -84,8 +84,8 @@ def main(
     draw, begun, written = random.Random(seed), time.perf_counter(), 0
     documents = []
     for group in batches(encoded, batch):
-        temperature = 0.0 if draw.random() < greedy else SAMPLED_TEMPERATURE
-        for prompt, response in zip(group, answer(model, group, tokens, temperature), strict=True):
+        heat = 0.0 if draw.random() < greedy else temperature
+        for prompt, response in zip(group, answer(model, group, tokens, heat), strict=True):
             if RESERVED.isdisjoint(prompt + response):
                 documents.append({"prompt_token_ids": prompt, "token_ids": response})
                 written += len(response)

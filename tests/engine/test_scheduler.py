@@ -75,6 +75,50 @@ def test_a_burst_does_not_wait_for_its_last_prompt(watched):
     assert rows == [[100] * 10 + [24], [1] * 10 + [76] + [100] * 5]
 
 
+def sharing(count: int, shared: int) -> list[list[int]]:
+    """Prompts that begin alike."""
+    return [prompt(shared) + prompt(12, first=3 + i) for i in range(count)]
+
+
+def test_a_burst_that_shares_a_prefix_computes_it_once(watched):
+    """Those behind the first wait for it; others do not wait for them."""
+    engine, steps = watched(max_num_seqs=16, block_size=16)
+    tiny.run(engine, [*sharing(3, 100), prompt(100, first=2)], FEW)
+    assert steps[0] == [("r0", 112, 0), ("r3", 100, 0)]
+    assert steps[1] == [("r0", 1, 0), ("r3", 1, 0), ("r1", 16, 0), ("r2", 16, 0)]
+    assert engine.stats.prefix_hits == 2 * 96
+
+
+def test_nobody_waits_for_what_is_computed_as_fast(watched):
+    engine, steps = watched(max_num_seqs=16, block_size=16)
+    tiny.run(engine, sharing(3, 60), FEW)
+    assert [rows for _, rows, _ in steps[0]] == [72] * 3
+
+
+def test_who_waits_for_a_request_goes_on_without_it(watched):
+    """It is cancelled in the middle of its prompt; what it has computed is found."""
+    engine, steps = watched(max_num_seqs=16, block_size=16, max_num_batched_tokens=50)
+    first, *others = (engine.add(f"r{i}", each, FEW) for i, each in enumerate(sharing(3, 150)))
+    engine.step()
+    engine.step()
+    engine.abort(first.id)
+    tiny.finish(engine)
+    assert [step[0] for step in steps[:3]] == [("r0", 50, 0), ("r0", 50, 0), ("r1", 50, 0)]
+    assert [other.output_length for other in others] == [4, 4]
+    assert engine.stats.prefix_hits == 96 + 144
+
+
+@pytest.mark.parametrize("method", ["none", "peagle"])
+def test_a_burst_that_shares_a_prefix_computes_it_once_on_a_device(targets, trained, method):
+    drafter = trained["peagle"].drafter if method == "peagle" else None
+    prompts, config = sharing(5, 100), tiny.engine_config(max_num_seqs=16, block_size=16)
+    engine = tiny.engine(targets["easy"].decoder, drafter, 4 if drafter else 0, True, config)
+    found = tiny.outputs(tiny.run(engine, prompts, FEW))
+    assert engine.stats.prefix_hits == 4 * 96
+    alone = tiny.engine(targets["easy"].decoder, None, 0, False, config)
+    assert found == [tiny.outputs(tiny.run(alone, [each], FEW))[0] for each in prompts]
+
+
 @pytest.mark.parametrize("budget", [1, 3, 8, 20])
 def test_no_step_is_larger_than_the_budget(watched, budget: int):
     engine, steps = watched(k=4, max_num_batched_tokens=budget)

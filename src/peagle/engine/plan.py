@@ -1,6 +1,5 @@
 """Who could take part in the next step, with how many rows: found by reading alone."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +7,9 @@ from typing import NamedTuple
 
 from peagle.engine.block_groups import WHOLE, BlockGroups, GroupBlock, HeldBlocks
 from peagle.engine.request import Request
+
+WORTH_WAITING = 64
+"""Fewest tokens of its prompt for which a request waits while another one computes them."""
 
 
 @dataclass(frozen=True)
@@ -100,16 +102,15 @@ class Planner:
     def plan(self, running: Sequence[Request], waiting: Iterable[Request], free_rows: int) -> Plan:
         """Running requests first, then waiting ones, until one does not fit.
 
-        Where one running request makes room for another, nobody is admitted.
+        Where one running request makes room for another, nobody is admitted. One whose prompt
+        begins as that of a request on its way through its own is passed over meanwhile.
         """
         staying = list(running)
         for place, request in enumerate(running):
             if place < len(staying):  # the last ones make room
                 self._grow(request, staying)
         if not self._preempted:
-            for request in itertools.islice(waiting, free_rows):
-                if not self._admit(request):
-                    break
+            self._admit_from(waiting, staying, free_rows)
         parts = tuple(self._work), tuple(self._passed), tuple(self._preempted)
         return Plan(*parts, self._limits.drafts)
 
@@ -146,12 +147,34 @@ class Planner:
             self._passed.append(Passed(request, group, places))
             self._give_back((group, blocks.of_groups[group][place]) for place in places)
 
-    def _admit(self, request: Request) -> bool:
+    def _admit_from(
+        self, waiting: Iterable[Request], begun: Sequence[Request], free_rows: int
+    ) -> None:
+        """Admit some of those that wait, until one does not fit. begun: requests that run."""
+        coming = {digest for request in begun for digest in self._coming(request)}
+        least = self._blocks_for(WORTH_WAITING)
+        for request in waiting:
+            if not free_rows or not self._rows_left(decodes=False):
+                return
+            hashes = self._hashes(request)
+            prefix = self._groups.match(hashes)
+            following = hashes[len(prefix) :]
+            if len(following) >= least and coming.issuperset(following[:least]):
+                continue
+            if not self._admit(request, prefix):
+                return
+            coming.update(following)
+            free_rows -= 1
+
+    def _coming(self, request: Request) -> list[bytes]:
+        """The blocks of a prompt on its way that the cache does not know yet."""
+        return [] if request.output_length else self._hashes(request)[request.remembered :]
+
+    def _hashes(self, request: Request) -> list[bytes]:
+        return request.prefix_hashes(self._block_size) if self._limits.prefix_caching else []
+
+    def _admit(self, request: Request, prefix: HeldBlocks) -> bool:
         """A share for a waiting request after its cached prefix; False when there is no room."""
-        if not self._rows_left(decodes=False):
-            return False
-        hashes = request.prefix_hashes(self._block_size) if self._limits.prefix_caching else []
-        prefix = self._groups.match(hashes)
         idle = {block for block in prefix if self._is_free(block)} - self._reused
         free = self._free_blocks
         self._free_blocks = free.copy()
