@@ -1,63 +1,76 @@
-"""Acceptance lengths of the bundled drafters, as they are and rounded to FP8.
+"""Acceptance lengths of drafters of the bundled target, as the engine drafts with them.
 
-    python benchmarks/acceptance/lengths.py --prompts HumanEval.jsonl.gz
+    python benchmarks/acceptance/lengths.py eagle3 peagle DIRECTORY --prompts HumanEval.jsonl.gz
 
 The target decides, so that the text must be the same in all cases of one temperature.
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from peagle import LLM, SamplingParams, SpeculativeConfig
+from peagle.bench.environment import machine
+from peagle.bench.measures import acceptance_interval, acceptance_length, acceptance_rates
 from peagle.bench.prompts import load_prompts
+from peagle.bench.result_file import result_file
 from peagle.cli.script import run
 from peagle.config import DrafterFormat, EngineConfig
-from peagle.engine.request import Speculation
 from peagle.pair import bundled
 
 K = 7
-FORMATS: tuple[DrafterFormat | None, ...] = (None, "fp8")
+BUNDLED = ("eagle3", "peagle")
 
 
 def main(
+    drafters: Annotated[list[str], typer.Argument(help="eagle3, peagle, or a directory.")],
     prompts: Annotated[Path, typer.Option(help="JSON lines of prompts.")],
     limit: Annotated[int, typer.Option(help="How many of them.")] = 32,
     tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
-    temperatures: Annotated[str, typer.Option(help="Temperatures.")] = "0,1",
+    temperatures: Annotated[str, typer.Option(help="Temperatures.")] = "0,0.8,1",
+    fp8: Annotated[bool, typer.Option(help="Round the drafters to FP8.")] = False,
+    out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
 ) -> None:
-    """Print a line for each drafter, temperature and format."""
-    texts = [prompt.text for prompt in load_prompts(prompts, limit)]
-    for drafter in ("peagle", "eagle3"):
-        for temperature in map(float, temperatures.split(",")):
-            answers = set()
-            for kind in FORMATS:
-                speculation, answer = measure(drafter, kind, texts, temperature, tokens)
-                answers.add(answer)
-                length = speculation.acceptance_length
-                print(
-                    f"{drafter:8}T = {temperature:<5}{kind or 'as it is':10}{length:.3f}",
-                    flush=True,
-                )
-            assert len(answers) == 1, "a drafter changed a token"
+    """Print a line for each drafter and temperature."""
+    texts = [prompt.text for prompt in load_prompts(str(prompts), limit)]
+    heats = [*map(float, temperatures.split(","))]
+    wanted: dict[float, list[list[int]]] = {}
+    kept: list[dict[str, Any]] = []
+    with result_file(out) as write:
+        for drafter in drafters:
+            llm = opened(drafter, "fp8" if fp8 else None, len(texts))
+            for heat in heats:
+                row, answers = measure(llm, texts, heat, tokens)
+                assert wanted.setdefault(heat, answers) == answers, "a drafter changed a token"
+                kept.append({"drafter": Path(drafter).name, "temperature": heat, "fp8": fp8} | row)
+                print(f"{kept[-1]['drafter']:16} T = {heat:<4} {row['acceptance_length']:.3f}")
+                write(machine() | {"prompts": prompts.name, "count": len(texts), "rows": kept})
+
+
+def opened(drafter: str, kind: DrafterFormat | None, requests: int) -> LLM:
+    """The bundled target with a drafter, whose cycles always have K drafts."""
+    place = bundled(drafter) if drafter in BUNDLED else drafter
+    speculation = SpeculativeConfig(model=str(place), num_speculative_tokens=K, quantization=kind)
+    config = EngineConfig(max_num_seqs=requests, draft_length="fixed")
+    return LLM(bundled("target"), speculation, config)
 
 
 def measure(
-    drafter: str, kind: DrafterFormat | None, texts: list[str], temperature: float, tokens: int
-) -> tuple[Speculation, tuple[tuple[int, ...], ...]]:
+    llm: LLM, texts: list[str], temperature: float, tokens: int
+) -> tuple[dict[str, Any], list[list[int]]]:
     """What speculation did for all prompts together, and their answers."""
-    config = SpeculativeConfig(
-        model=str(bundled(drafter)), num_speculative_tokens=K, quantization=kind
-    )
-    llm = LLM(bundled("target"), config, EngineConfig(max_num_seqs=len(texts)))
     how = [
         SamplingParams(max_tokens=tokens, temperature=temperature, ignore_eos=True, seed=seed)
         for seed in range(len(texts))
     ]
     done = llm.generate(texts, how)
-    answers = tuple(tuple(completion.token_ids) for completion in done)
-    return Speculation.pooled([completion.speculation for completion in done]), answers
+    figures = {
+        "acceptance_length": acceptance_length(done),
+        "interval": acceptance_interval(done),
+        "acceptance_rate_per_position": acceptance_rates(done),
+    }
+    return figures, [list(completion.token_ids) for completion in done]
 
 
 if __name__ == "__main__":

@@ -109,7 +109,7 @@ def decode(
     target: str, drafter: Path, prompts: Sequence[Prompt], max_tokens: int
 ) -> list[tuple[int, int]]:
     """Tokens and cycles of each prompt's greedy answer, which does not end at end-of-text."""
-    config = EngineConfig(device="cpu", dtype="float32", max_num_seqs=8)
+    config = EngineConfig(device="cpu", dtype="float32", max_num_seqs=8, draft_length="fixed")
     how = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
     llm = LLM(target, SpeculativeConfig(model=str(drafter), num_speculative_tokens=K), config)
     tokens = [prompt.token_ids(llm.tokenizer) for prompt in prompts]

@@ -45,6 +45,13 @@ def test_the_installed_command_is_this_one():
     assert done.stderr.startswith("peagle: no such option: --wrong")
 
 
+def test_no_command_waits_for_torchs_compiler():
+    """Which takes two seconds to import, and which only training and rare shapes need."""
+    script = "import peagle.llm, peagle.server.app, sys; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
+
+
 @pytest.mark.parametrize(("command", "turns"), [("serve", None), ("check", "10000")])
 def test_only_a_server_keeps_cores_for_as_long_as_openmp_likes(peagle, monkeypatch, command, turns):
     monkeypatch.setenv("GOMP_SPINCOUNT", "")

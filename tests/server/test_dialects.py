@@ -94,7 +94,7 @@ def whole(answer: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("k", [0, 1, 7])
+@pytest.mark.parametrize("k", [0, 7])
 @pytest.mark.parametrize(("fields", "content", "calls"), CASES)
 def test_clients_read_what_the_target_writes(
     served: Served, fields: dict[str, Any], content: str, calls: list[Any], k: int

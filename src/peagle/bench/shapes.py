@@ -165,7 +165,7 @@ def random_drafter(
     shape: Shape, parallel: bool, layers: int, device: torch.device, dtype: torch.dtype
 ) -> Drafter:
     """A dense drafter with random weights for a shape's target."""
-    model = _draft_model(shape, parallel, layers)
+    model = _draft_model(shape, parallel, layers, shape.target.max_length)
     RandomWeights(device, dtype).fill(model)
     return drafter_for(model)
 
@@ -186,28 +186,35 @@ def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
     )
 
 
-def _draft_model(shape: Shape, parallel: bool, layers: int) -> DraftModel:
+def _draft_model(shape: Shape, parallel: bool, layers: int, max_length: int) -> DraftModel:
     """A drafter without weights."""
     with torch.device("meta"):
-        config = draft_config(shape, parallel, layers)
-        return DraftModel(config, shape.target.max_length)
+        return DraftModel(draft_config(shape, parallel, layers), max_length)
 
 
 def parameter_count(name: str, method: str, layers: int) -> int:
     """Weights of a shape's target, and of its drafter for a method other than none."""
     shape = shape_of(name)
     with torch.device("meta"):
-        models: list[nn.Module] = [Decoder(shape.target, max_length=1)]
-    if method != "none":
-        models.append(_draft_model(shape, method == "peagle", layers))
-    return sum(value.numel() for model in models for value in model.parameters())
+        target = Decoder(shape.target, max_length=1)
+    return _parameters(target) + _draft_parameters(shape, method, layers)
 
 
 def weight_bytes(name: str, method: str, layers: int, dtype: torch.dtype) -> int:
     """Bytes of a shape's target, in its format, and of its drafter."""
     shape = shape_of(name)
-    drafter = parameter_count(name, method, layers) - parameter_count(name, "none", 0)
-    return target_bytes(shape.target, dtype, shape.weights) + drafter * dtype.itemsize
+    drafter = _draft_parameters(shape, method, layers) * dtype.itemsize
+    return target_bytes(shape.target, dtype, shape.weights) + drafter
+
+
+def _draft_parameters(shape: Shape, method: str, layers: int) -> int:
+    if method == "none":
+        return 0
+    return _parameters(_draft_model(shape, method == "peagle", layers, max_length=1))
+
+
+def _parameters(model: nn.Module) -> int:
+    return sum(value.numel() for value in model.parameters())
 
 
 def random_engine(

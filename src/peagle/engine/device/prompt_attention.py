@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.attention.bias import causal_lower_right
 
 from peagle.drafters.drafter import Span
 from peagle.engine.device.cycle import Attention
@@ -92,6 +91,8 @@ def causal_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Attention of the last rows of a context: [members, heads, rows, head_dim], like query."""
     if query.shape[2] == key.shape[2]:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    from torch.nn.attention.bias import causal_lower_right  # loads torch's compiler, two seconds
+
     group = query.shape[1] // key.shape[1]
     key, value = (side.repeat_interleave(group, dim=1) for side in (key, value))
     bias = causal_lower_right(query.shape[2], key.shape[2])
