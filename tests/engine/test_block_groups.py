@@ -140,6 +140,8 @@ class Plan:
     speculates: bool
     aborted: frozenset[int]
     seed: int
+    worth_waiting: int = 64
+    """Shared tokens for which a request waits while another one computes them."""
 
 
 def content_of(number: int, shared: int, total: int) -> torch.Tensor:
@@ -217,13 +219,16 @@ def plans(draw: st.DrawFn) -> Plan:
         speculates=draw(st.booleans()),
         aborted=frozenset(draw(st.lists(st.integers(0, 40), max_size=3))),
         seed=draw(st.integers(0, 9)),
+        worth_waiting=draw(st.sampled_from([1, 8, 64])),
     )
 
 
 @settings(deadline=None, max_examples=100)
 @given(plans())
 def test_every_row_reads_its_own_text(plan: Plan):
-    run(plan, longest=96)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("peagle.engine.plan.WORTH_WAITING", plan.worth_waiting)
+        run(plan, longest=96)
 
 
 @pytest.mark.slow

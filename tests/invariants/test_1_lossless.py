@@ -1,6 +1,6 @@
 """Invariant 1: greedy output with speculation equals greedy output without it, in float32."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -145,6 +145,13 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
     if case.pauses:
         engine.scheduler.draft_length = Pauses(case.k)
     return engine
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_prefixes_are_waited_for() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("peagle.engine.plan.WORTH_WAITING", 8)
+        yield
 
 
 @pytest.fixture(scope="module")
