@@ -1,5 +1,6 @@
 """Tiny random models for tests: targets by transformers, drafters by us; and ways to run them."""
 
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -325,6 +326,26 @@ def engine(
     """An engine, `on_device` on request."""
     with on_device(device):
         return Engine(target, drafter, k, config, lookup=lookup)
+
+
+class GivenLengths:
+    """In `DraftLength`'s place: lengths in a given order, again and again."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._given = itertools.cycle(lengths)
+        self._next = next(self._given)
+
+    def choose(self, requests: int) -> int:
+        return self._next
+
+    def launched(self, requests: int, drafts: int) -> None:
+        self._next = next(self._given)
+
+    def verified(self, cycle: object) -> None:
+        """Learns nothing."""
+
+    def took(self, time: object) -> None:
+        """Learns nothing."""
 
 
 def run(

@@ -8,9 +8,7 @@ import pytest
 import tiny
 
 from peagle.config import SamplingParams
-from peagle.engine.cycle_times import MeasuredTimes
 from peagle.engine.device import worker as on_device
-from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
 from peagle.engine.host import worker as on_host
 from peagle.engine.request import Request
@@ -28,21 +26,6 @@ DEVICES = pytest.mark.parametrize("device", [False, True])
 METHODS = pytest.mark.parametrize("method", ["peagle", "eagle3"])
 
 
-class Given(DraftLength):
-    """Lengths in a given order, again and again."""
-
-    def __init__(self, lengths: Sequence[int]) -> None:
-        super().__init__(4, MeasuredTimes({64: dict.fromkeys(lengths, 1.0)}), may_stop=True)
-        self._given = itertools.cycle(lengths)
-        self._next = next(self._given)
-
-    def choose(self, requests: int) -> int:
-        return self._next
-
-    def launched(self, requests: int, drafts: int) -> None:
-        self._next = next(self._given)
-
-
 @pytest.fixture
 def engine_with(targets, trained) -> Callable[..., Engine]:
     """An engine over the easy pair, whose cycles have given lengths."""
@@ -50,7 +33,7 @@ def engine_with(targets, trained) -> Callable[..., Engine]:
     def make(method: str, device: bool, lengths: Sequence[int], **room) -> Engine:
         config = tiny.engine_config(draft_length="auto", **room)
         engine = tiny.engine(targets["easy"].decoder, trained[method].drafter, 4, device, config)
-        engine.scheduler.draft_length = Given(lengths)
+        engine.scheduler.draft_length = tiny.GivenLengths(lengths)
         return engine
 
     return make
@@ -150,7 +133,7 @@ def test_texts_that_were_never_drafted_are_cached(targets, trained, engine_with,
     """With the drafter's keys, so that drafts after them are as good."""
     engine = engine_with("peagle", device, [0], block_size=4)
     (first,) = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=30))
-    engine.scheduler.draft_length = Given(PAUSES)
+    engine.scheduler.draft_length = tiny.GivenLengths(PAUSES)
     (again,) = tiny.run(engine, [first.tokens], SamplingParams(max_tokens=30))
     assert again.cached >= first.total - 5
     drafter, target = trained["peagle"].drafter, targets["easy"].decoder

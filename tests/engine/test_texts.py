@@ -20,25 +20,6 @@ def lookup(shortest: int = 2, longest: int = 8) -> Lookup:
     return Lookup(shortest, longest, torch.device("cpu"))
 
 
-class Turns:
-    """Drafts in every other cycle, and none between."""
-
-    def __init__(self) -> None:
-        self._cycles = 0
-
-    def choose(self, requests: int) -> int:
-        return 4 * (self._cycles % 2)
-
-    def launched(self, requests: int, drafts: int) -> None:
-        self._cycles += 1
-
-    def verified(self, cycle: object) -> None:
-        """Learns nothing."""
-
-    def took(self, time: object) -> None:
-        """Learns nothing."""
-
-
 def engine_of(targets, resident: bool, drafter=None, **changes: object) -> Engine:
     config = tiny.engine_config(**changes)
     return tiny.engine(targets["easy"].decoder, drafter, 4, resident, config, lookup())
@@ -64,7 +45,7 @@ def test_on_a_device_lookups_may_pause(targets):
     how = SamplingParams(max_tokens=NEW)
     prompts = [REPEATS, list(range(30))]
     engine = engine_of(targets, True, draft_length="auto")
-    engine.scheduler.draft_length = Turns()
+    engine.scheduler.draft_length = tiny.GivenLengths([0, 4])
     requests = tiny.run(engine, prompts, how)
     assert tiny.outputs(requests) == plain(targets, prompts, how)
     assert all(request.speculation.pauses > NEW / 8 for request in requests)

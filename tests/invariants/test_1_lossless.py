@@ -72,25 +72,6 @@ class Case:
     """Whether most cycles draft nothing, and leave the drafter behind."""
 
 
-class Pauses:
-    """Drafts in one cycle of several."""
-
-    def __init__(self, k: int) -> None:
-        self._k, self._cycles = k, 0
-
-    def choose(self, requests: int) -> int:
-        return 0 if self._cycles % 9 else self._k
-
-    def launched(self, requests: int, drafts: int) -> None:
-        self._cycles += 1
-
-    def verified(self, cycle: object) -> None:
-        """Learns nothing."""
-
-    def took(self, time: object) -> None:
-        """Learns nothing."""
-
-
 @st.composite
 def cases(draw: st.DrawFn, family: str) -> Case:
     k = draw(st.integers(1, 7))
@@ -143,7 +124,7 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
         Lookup(1, 4, torch.device("cpu")) if case.lookup else None,
     )
     if case.pauses:
-        engine.scheduler.draft_length = Pauses(case.k)
+        engine.scheduler.draft_length = tiny.GivenLengths([case.k] + 8 * [0])
     return engine
 
 
