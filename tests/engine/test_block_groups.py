@@ -140,7 +140,7 @@ class Plan:
     speculates: bool
     aborted: frozenset[int]
     seed: int
-    worth_waiting: int = 64
+    worth_waiting: int = 256
     """Shared tokens for which a request waits while another one computes them."""
 
 
@@ -219,7 +219,7 @@ def plans(draw: st.DrawFn) -> Plan:
         speculates=draw(st.booleans()),
         aborted=frozenset(draw(st.lists(st.integers(0, 40), max_size=3))),
         seed=draw(st.integers(0, 9)),
-        worth_waiting=draw(st.sampled_from([1, 8, 64])),
+        worth_waiting=draw(st.sampled_from([1, 8, 256])),
     )
 
 

@@ -75,12 +75,18 @@ def test_a_burst_does_not_wait_for_its_last_prompt(watched):
     assert rows == [[100] * 10 + [24], [1] * 10 + [76] + [100] * 5]
 
 
+@pytest.fixture
+def worth_64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a request waits for."""
+    monkeypatch.setattr("peagle.engine.plan.WORTH_WAITING", 64)
+
+
 def sharing(count: int, shared: int) -> list[list[int]]:
     """Prompts that begin alike."""
     return [prompt(shared) + prompt(12, first=3 + i) for i in range(count)]
 
 
-def test_a_burst_that_shares_a_prefix_computes_it_once(watched):
+def test_a_burst_that_shares_a_prefix_computes_it_once(watched, worth_64):
     """Those behind the first wait for it; others do not wait for them."""
     engine, steps = watched(max_num_seqs=16, block_size=16)
     tiny.run(engine, [*sharing(3, 100), prompt(100, first=2)], FEW)
@@ -89,13 +95,13 @@ def test_a_burst_that_shares_a_prefix_computes_it_once(watched):
     assert engine.stats.prefix_hits == 2 * 96
 
 
-def test_nobody_waits_for_what_is_computed_as_fast(watched):
+def test_nobody_waits_for_what_is_computed_as_fast(watched, worth_64):
     engine, steps = watched(max_num_seqs=16, block_size=16)
     tiny.run(engine, sharing(3, 60), FEW)
     assert [rows for _, rows, _ in steps[0]] == [72] * 3
 
 
-def test_who_waits_for_a_request_goes_on_without_it(watched):
+def test_who_waits_for_a_request_goes_on_without_it(watched, worth_64):
     """It is cancelled in the middle of its prompt; what it has computed is found."""
     engine, steps = watched(max_num_seqs=16, block_size=16, max_num_batched_tokens=50)
     first, *others = (engine.add(f"r{i}", each, FEW) for i, each in enumerate(sharing(3, 150)))
@@ -109,7 +115,9 @@ def test_who_waits_for_a_request_goes_on_without_it(watched):
 
 
 @pytest.mark.parametrize("method", ["none", "peagle"])
-def test_a_burst_that_shares_a_prefix_computes_it_once_on_a_device(targets, trained, method):
+def test_a_burst_that_shares_a_prefix_computes_it_once_on_a_device(
+    targets, trained, worth_64, method
+):
     drafter = trained["peagle"].drafter if method == "peagle" else None
     prompts, config = sharing(5, 100), tiny.engine_config(max_num_seqs=16, block_size=16)
     engine = tiny.engine(targets["easy"].decoder, drafter, 4 if drafter else 0, True, config)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 from peagle.engine.block_groups import WHOLE, BlockGroups, GroupBlock, HeldBlocks
 from peagle.engine.request import Request
 
-WORTH_WAITING = 64
-"""Fewest tokens of its prompt for which a request waits while another one computes them."""
+WORTH_WAITING = 256
+"""Fewest tokens of its prompt for which a request waits while another one computes them: rows that
+take a GPU about as long as the step that it waits for."""
 
 
 @dataclass(frozen=True)
