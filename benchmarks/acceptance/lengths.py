@@ -35,6 +35,8 @@ def main(
     """Print a line for each drafter and temperature."""
     texts = [prompt.text for prompt in load_prompts(str(prompts), limit)]
     heats = [*map(float, temperatures.split(","))]
+    asked = {"prompts": prompts.name, "count": len(texts), "max_tokens": tokens, "k": K}
+    about = machine() | asked
     wanted: dict[float, list[list[int]]] = {}
     kept: list[dict[str, Any]] = []
     with result_file(out) as write:
@@ -45,7 +47,7 @@ def main(
                 assert wanted.setdefault(heat, answers) == answers, "a drafter changed a token"
                 kept.append({"drafter": Path(drafter).name, "temperature": heat, "fp8": fp8} | row)
                 print(f"{kept[-1]['drafter']:16} T = {heat:<4} {row['acceptance_length']:.3f}")
-                write(machine() | {"prompts": prompts.name, "count": len(texts), "rows": kept})
+                write(about | {"rows": kept})
 
 
 def opened(drafter: str, kind: DrafterFormat | None, requests: int) -> LLM:

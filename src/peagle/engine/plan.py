@@ -1,7 +1,7 @@
 """Who could take part in the next step, with how many rows: found by reading alone."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -100,7 +100,9 @@ class Planner:
         self._passed: list[Passed] = []
         self._preempted: list[Request] = []
 
-    def plan(self, running: Sequence[Request], waiting: Iterable[Request], free_rows: int) -> Plan:
+    def plan(
+        self, running: Sequence[Request], waiting: Collection[Request], free_rows: int
+    ) -> Plan:
         """Running requests first, then waiting ones, until one does not fit.
 
         Where one running request makes room for another, nobody is admitted. One whose prompt
@@ -110,7 +112,7 @@ class Planner:
         for place, request in enumerate(running):
             if place < len(staying):  # the last ones make room
                 self._grow(request, staying)
-        if not self._preempted:
+        if waiting and free_rows and not self._preempted:
             self._admit_from(waiting, staying, free_rows)
         parts = tuple(self._work), tuple(self._passed), tuple(self._preempted)
         return Plan(*parts, self._limits.drafts)
@@ -159,12 +161,12 @@ class Planner:
                 return
             hashes = self._hashes(request)
             prefix = self._groups.match(hashes)
-            following = hashes[len(prefix) :]
-            if len(following) >= least and coming.issuperset(following[:least]):
+            following = hashes[len(prefix) : len(prefix) + least]
+            if len(following) == least and coming.issuperset(following):
                 continue
             if not self._admit(request, prefix):
                 return
-            coming.update(following)
+            coming.update(hashes[len(prefix) :])
             free_rows -= 1
 
     def _coming(self, request: Request) -> list[bytes]:

@@ -72,7 +72,7 @@ def test_is_store_then_attend(
     if hopper.type != "cuda" and len(starts) > 50:
         pytest.skip("takes long emulated, where fewer multiprocessors make parts fewer, too")
     spec = spec_of(**{"num_heads": 8, "head_dim": 128, **changes})
-    if hopper.type != "cuda" and len(starts) > 2 and changes and spec.num_heads != 96:
+    if hopper.type != "cuda" and len(starts) > 2 and spec.num_heads in (2, 6):
         pytest.skip("takes long emulated, and does not depend on heads")
     if spec.num_heads == 96 and max(counts) > 1:
         pytest.skip("more lines than the kernel takes")

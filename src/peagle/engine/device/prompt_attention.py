@@ -105,9 +105,8 @@ def packed_attention(query: Tensor, key: Tensor, value: Tensor, bounds: "Bounds"
     query: [rows, heads, head_dim], like the result; key, value: [positions, kv_heads, head_dim].
     """
     if bounds.ends is not None and query.dtype.itemsize == 2:
-        sizes = (*bounds.ends, max(bounds.counts), max(bounds.contexts))
         flash = torch.ops.aten._flash_attention_forward
-        found: Tensor = flash(query, key, value, *sizes, 0.0, True, False)[0]
+        found: Tensor = flash(query, key, value, *bounds.ends, *bounds.longest, 0.0, True, False)[0]
         return found
     queries, contexts = query.split(bounds.counts), (x.split(bounds.contexts) for x in (key, value))
     attended = [
@@ -125,6 +124,7 @@ class Bounds:
     ) -> None:
         """contexts: positions that the last row of each chunk sees, its own included."""
         self.counts, self.contexts = list(counts), list(contexts)
+        self.longest = max(counts), max(contexts)
         self.ends: tuple[Tensor, Tensor] | None = None
         """[chunks + 1] int32 from 0, of both; None where there is no kernel that reads them."""
         if (
