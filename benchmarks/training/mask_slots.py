@@ -87,7 +87,7 @@ class AddingTrainer(Trainer):
         self.model.train()
 
     def _pass(self, batch: Batch, features: Features, chains: Chains) -> AddingPass:
-        limits = self.recipe.elements_per_segment, self.recipe.activation_checkpointing
+        limits = self._segment, self.recipe.activation_checkpointing
         return AddingPass(self.model, batch, features, chains, *limits)
 
 

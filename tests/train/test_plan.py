@@ -234,6 +234,7 @@ def test_the_recipe_with_what_the_run_takes_for_it(recipe_for, tmp_path: Path):
         "taps": (1, 2),
         "train_embeddings": False,
         "device": "cpu",
+        "elements_per_segment": 6144,
     }
 
 

@@ -16,8 +16,14 @@ from peagle.ops.softcap import softcap
 from peagle.ops.weight import dense
 from peagle.transfer import to_device
 
-CHUNK = 4096
-"""Number of elements whose logits are in memory at once."""
+CHUNK, CHUNK_LOGITS = 4096, 2**26
+"""The least number of elements whose logits are in memory at once, and of such logits."""
+
+
+def chunk_rows(vocabulary: int) -> int:
+    """Number of elements whose logits are in memory at once: with few tokens, a chunk of few
+    elements costs the host more than the device."""
+    return max(CHUNK, CHUNK_LOGITS // vocabulary)
 
 
 class Comparison:
@@ -57,7 +63,7 @@ class Comparison:
         the same candidates. Arguments as in `loss`, and those of `Readout`."""
         (places,) = to_device(hidden.device, places)
         total = torch.zeros((), device=hidden.device)
-        for part, place, weight, before in _chunks(hidden, places, weights, previous):
+        for part, place, weight, before in self._chunks(hidden, places, weights, previous):
             found, scores = self._readout(part, before)
             with torch.no_grad():
                 wanted = self._target.logits(final[place]).gather(-1, found.tokens).float()
@@ -70,7 +76,7 @@ class Comparison:
         """[elements] the drafter's probability of the target's most likely token."""
         (places,) = to_device(hidden.device, places)
         found = []
-        for part, place in _chunks(hidden, places):
+        for part, place in self._chunks(hidden, places):
             best = F.linear(final[place], self._wanted).argmax(dim=-1, keepdim=True)
             ours = self._readout.logits(part).float().log_softmax(dim=-1)
             found.append(ours.gather(-1, best)[:, 0].exp())
@@ -81,7 +87,7 @@ class Comparison:
         """How often drafts are accepted after accepted ones. Arguments as in `selector_loss`."""
         (places,) = to_device(hidden.device, places)
         agree, drawn = [hidden.new_zeros(0, dtype=torch.bool)], [hidden.new_zeros(0)]
-        for part, place, before in _chunks(hidden, places, previous):
+        for part, place, before in self._chunks(hidden, places, previous):
             found, scores = self._readout(part, before)
             target = self._target.logits(final[place]).float()
             best = scores.argmax(dim=-1, keepdim=True)
@@ -89,6 +95,11 @@ class Comparison:
             shares = target.softmax(dim=-1).gather(-1, found.tokens)
             drawn.append(shared_draw(shares, scores.softmax(dim=-1)).to(hidden.dtype))
         return Judged(torch.cat(agree), torch.cat(drawn))
+
+    def _chunks(self, *columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Rows of some tensors, as many as have their logits in memory at once."""
+        rows = chunk_rows(len(self._wanted))
+        yield from zip(*(column.split(rows) for column in columns), strict=True)
 
 
 @dataclass(frozen=True)
@@ -99,11 +110,6 @@ class Judged:
     """bool: whether the drafter's choice at temperature 0 is the target's, out of all tokens."""
     drawn: Tensor
     """The probability that at temperature 1 both draw the same."""
-
-
-def _chunks(*columns: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Rows of some tensors, as many as have their logits in memory at once."""
-    yield from zip(*(column.split(CHUNK) for column in columns), strict=True)
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -127,7 +133,7 @@ class _HeadLoss(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device)
         of_hidden = torch.empty_like(hidden)
         of_head = torch.zeros_like(head, dtype=torch.float32) if head.requires_grad else None
-        for chunk in places.argsort().split(CHUNK):
+        for chunk in places.argsort().split(chunk_rows(len(head))):
             asked = places[chunk].unique(return_inverse=True)
             rows, unique, which = to_device(hidden.device, chunk, *asked)
             x = hidden[rows]

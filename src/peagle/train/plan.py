@@ -30,13 +30,13 @@ from peagle.train.cod import Chains, sample_chains
 from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
 from peagle.train.initial import check_mask_token, choose_trained, drafter_config
-from peagle.train.loss import CHUNK
+from peagle.train.loss import chunk_rows
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
 from peagle.train.prepare import check_output, check_resumption, read_rows
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
-from peagle.train.work import Work
+from peagle.train.work import Work, elements_per_segment
 
 PARTS = {
     "embed": "embeddings",
@@ -133,6 +133,7 @@ class Plan:
             "norm_before_residual": self.config.norm_before_residual,
             "selector_rank": self.config.selector and self.config.selector.rank,
             "warmup_steps": self.recipe.warmup,
+            "elements_per_segment": self._segment,
             "taps": self.config.taps,
             "train_embeddings": not self.recipe.shares_embeddings,
             "device": str(self.device),
@@ -172,7 +173,12 @@ class Plan:
 
     def _work(self, data: PackedRows, passes: Sequence[Tensor], chains: Sequence[Chains]) -> Work:
         pairs = [(data.batch(rows), drawn) for rows, drawn in zip(passes, chains, strict=True)]
-        return Work.of(self.recipe, pairs, dense=not self.compiled)
+        return Work.of(self.recipe, pairs, self._segment, dense=not self.compiled)
+
+    @property
+    def _segment(self) -> int:
+        width = self.config.transformer.hidden_size
+        return elements_per_segment(self.recipe, width, self.device)
 
     @property
     def disk(self) -> int:
@@ -242,7 +248,8 @@ class Plan:
             dense(self.model.readout.head.weight),
             max(self.step.largest_pass, self.step.largest_segment),
         )
-        matrix = min(most, CHUNK) * self.config.draft_vocab_size * self.dtype.itemsize
+        vocabulary = self.config.draft_vocab_size
+        matrix = min(most, chunk_rows(vocabulary)) * vocabulary * self.dtype.itemsize
         gradients = 2 * head.numel() * FLOAT32 * head.requires_grad
         return LOGITS[self.compiled] * matrix + gradients
 

@@ -26,6 +26,7 @@ from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
 from peagle.train.snapshot import Progress, load_snapshot, origin_of, save_snapshot, snapshot_path
 from peagle.train.unroll import SequentialPass
+from peagle.train.work import elements_per_segment
 from peagle.transfer import to_device
 
 ALONE = Ranks()
@@ -69,6 +70,8 @@ class Trainer:
         self._schedule = Schedule(recipe, training)
         self._source = source or TargetFeatures(target, model.config.taps)
         self._device = target.embed.weight.device
+        width = model.config.transformer.hidden_size
+        self._segment = elements_per_segment(recipe, width, self._device)
         self._compare = Comparison(model, target, recipe.loss)
         self.optimizer, self._ranks = DraftOptimizer(model, recipe), ranks
         self._output = Path(recipe.output)
@@ -151,7 +154,7 @@ class Trainer:
     ) -> ParallelPass | SequentialPass:
         recipe = self.recipe
         if self.model.config.parallel:
-            limits = recipe.elements_per_segment, recipe.activation_checkpointing
+            limits = self._segment, recipe.activation_checkpointing
             return ParallelPass(self.model, batch, features, chains, *limits)
         return SequentialPass(self.model, batch, features, recipe.num_speculative_tokens)
 

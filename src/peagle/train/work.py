@@ -10,6 +10,9 @@ from peagle.train.cod import Chains
 from peagle.train.packing import Batch
 from peagle.train.recipe import Recipe
 
+SEGMENT, SEGMENT_WIDTH = 6144, 4096
+"""Elements that go through a drafter of this width together, unless the recipe says how many."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -30,11 +33,14 @@ class Work:
     """Elements deeper than 0 whose activations are kept at once."""
 
     @classmethod
-    def of(cls, recipe: Recipe, passes: Sequence[tuple[Batch, Chains]], dense: bool) -> Self:
-        """Count some passes. dense: attention also computes what its mask hides."""
+    def of(
+        cls, recipe: Recipe, passes: Sequence[tuple[Batch, Chains]], limit: int, dense: bool
+    ) -> Self:
+        """Count some passes. limit: about how many deeper elements run together; dense: attention
+        also computes what its mask hides."""
         depths = recipe.num_speculative_tokens
         through = [_through(recipe, chains) for _, chains in passes]
-        segments = [_segment(recipe, len(chains.deeper())) for chains in through]
+        segments = [_segment(recipe, len(chains.deeper()), limit) for chains in through]
         context = [_context_pairs(batch, dense) for batch, _ in passes]
         deeper = [
             _deeper_pairs(batch, chains, segment if dense else None)
@@ -52,6 +58,15 @@ class Work:
         )
 
 
+def elements_per_segment(recipe: Recipe, hidden_size: int, device: torch.device) -> int:
+    """The recipe's, or as many as take a wide drafter's memory: a small one's passes cost the host
+    more than the device. On a CPU, attention holds all pairs of a segment, whatever the width."""
+    if recipe.elements_per_segment is not None:
+        return recipe.elements_per_segment
+    narrower = SEGMENT_WIDTH // hidden_size if device.type == "cuda" else 1
+    return SEGMENT * max(narrower, 1)
+
+
 def _through(recipe: Recipe, chains: Chains) -> Chains:
     """The chains that go through the layers: EAGLE-3 unrolls every token to every depth."""
     if recipe.method == "peagle":
@@ -59,11 +74,11 @@ def _through(recipe: Recipe, chains: Chains) -> Chains:
     return Chains(torch.full_like(chains.lengths, recipe.num_speculative_tokens))
 
 
-def _segment(recipe: Recipe, deeper: int) -> int:
+def _segment(recipe: Recipe, deeper: int, limit: int) -> int:
     """Elements of the largest segment of a pass; EAGLE-3's depths are kept together."""
     if recipe.method == "eagle3":
         return deeper
-    return -(-deeper // max(-(-deeper // recipe.elements_per_segment), 1))
+    return -(-deeper // max(-(-deeper // limit), 1))
 
 
 def _context_pairs(batch: Batch, dense: bool) -> int:
