@@ -1,11 +1,12 @@
 """A small HTTP/1.1 client on asyncio, cheap enough to share cores with the server it measures."""
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
+
+import msgspec
 
 from peagle.errors import InputError
 
@@ -147,9 +148,8 @@ class Reply:
             while part := await self.reader.read(LONGEST_LINE):
                 yield part
         else:
-            while size := int((await self.reader.readline()).partition(b";")[0] or b"0", 16):
-                yield (await self.reader.readexactly(size + 2))[:-2]
-            await self.reader.readline()
+            async for part in _chunked(self.reader):
+                yield part
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Server-sent events up to [DONE], all of them JSON objects.
@@ -164,9 +164,29 @@ class Reply:
                 if data == b"[DONE]":
                     done = True
                 elif line.startswith(b"data:"):
-                    yield json.loads(data)
+                    yield msgspec.json.decode(data)
         if not done:
             raise EOFError("the stream ended without [DONE]")
+
+
+async def _chunked(reader: asyncio.StreamReader) -> AsyncGenerator[bytes, None]:
+    """A chunked body: at a time all chunks that have come whole, since each wait has its price."""
+    held, ended = b"", False
+    while not ended:
+        read = await reader.read(LONGEST_LINE)
+        if not read:
+            raise EOFError("the answer ended in the middle")
+        held, at, whole = held + read, 0, []
+        while not ended and (begin := held.find(b"\r\n", at)) >= 0:
+            size = int(held[at:begin].partition(b";")[0], 16)
+            end = begin + 2 + size
+            if len(held) < end + 2:
+                break
+            whole.append(held[begin + 2 : end])
+            at, ended = end + 2, size == 0
+        held = held[at:]
+        if whole:
+            yield b"".join(whole)
 
 
 async def ask(

@@ -18,6 +18,8 @@ from peagle.errors import InputError, reason
 
 SILENCE = 120.0
 """Seconds without a byte after which a request has failed."""
+A_WHILE = 1.0
+"""Seconds by which that may be less."""
 KEY = "OPENAI_API_KEY"
 """The environment variable with the key that servers ask for."""
 OPTIONAL: Mapping[str, str] = {
@@ -28,6 +30,8 @@ OPTIONAL: Mapping[str, str] = {
 """Fields that a server may refuse, and what a reader must know then."""
 REFUSED = (400, 404, 405, 415, 422)
 """Statuses by which servers refuse a body."""
+WORDS = "text", "content", "reasoning", "reasoning_content"
+"""Where answers have text; thoughts may be there under both names."""
 CALM = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Sampling fields that are sent where they differ from this."""
 
@@ -191,8 +195,11 @@ async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Answer:
     texts: list[str] = []
     tokens: int | None = None
     clock = asyncio.get_running_loop()
+    heard = clock.time()
     async for event in reply.events():
-        silence.reschedule(clock.time() + SILENCE)
+        if (now := clock.time()) > heard + A_WHILE:  # a timer for each piece would cost more
+            heard = now
+            silence.reschedule(heard + SILENCE)
         if "error" in event:
             raise RequestFailedError(_message(event))
         tokens = _tokens(event, tokens)
@@ -227,9 +234,9 @@ def _shared(times: Sequence[float], tokens: int) -> tuple[float, ...]:
 def _text(choice: Mapping[str, Any]) -> str:
     """What a choice, or its part, says: text, thoughts, or a call."""
     told = choice.get("delta") or choice.get("message") or choice
-    words = [told.get(name) for name in ("text", "content", "reasoning", "reasoning_content")]
+    words = [told[name] for name in WORDS if told.get(name)]
     calls = json.dumps(told["tool_calls"]) if told.get("tool_calls") else ""
-    return "".join(dict.fromkeys(word for word in words if word)) + calls
+    return "".join(dict.fromkeys(words) if len(words) > 1 else words) + calls
 
 
 def _tokens(event: Mapping[str, Any], before: int | None) -> int | None:

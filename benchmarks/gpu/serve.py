@@ -1,0 +1,221 @@
+"""Our server and vLLM's on one card, with one checkpoint, as their clients see them.
+
+    python benchmarks/gpu/serve.py MODEL --prompts questions.jsonl --concurrency 64,256 --out result
+
+Starts both, each with its defaults and a share of the card's memory, and lets `peagle bench --url`
+load them in turns: tokens per second, latencies, acceptance. Prompts are pieces of the given files,
+of random lengths, most short and few long; answers end where the model ends them. The directory
+holds bench.json and report/ of that command, and servers.json: what ran, and the processor time of
+each server's processes, idle turns included.
+"""
+
+import itertools
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import card
+import typer
+from sides import Vllm
+
+from peagle.bench.environment import machine
+from peagle.bench.prompts import load_prompts
+from peagle.cli.script import run
+from peagle.errors import InputError
+
+NAME = "model"
+START_SECONDS = 400.0
+MEDIAN, SPREAD, LONGEST = 400, 1.0, 6000
+"""Characters of a prompt: their median, the deviation of their logarithm, the most."""
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running server."""
+
+    name: str
+    url: str
+    pid: int
+    start_seconds: float
+
+    @property
+    def processor_seconds(self) -> float:
+        """User and system time of its processes, those that ended and were waited for included."""
+        return sum(int(ticks) for fields in _family(self.pid) for ticks in fields[11:15]) / TICKS
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="The target: a directory.")],
+    prompts: Annotated[list[Path], typer.Option(help="Files whose text prompts are cut from.")],
+    out: Annotated[Path, typer.Option(help="Directory for the results.")],
+    concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
+    requests: Annotated[int, typer.Option(help="Requests of each number, in a round.")] = 256,
+    max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    rounds: Annotated[int, typer.Option(help="Rounds, in turns.")] = 2,
+    temperature: Annotated[str, typer.Option(help="As in peagle bench.")] = "0",
+    speculative_config: Annotated[str, typer.Option(help="vLLM's JSON, for both.")] = "",
+    memory: Annotated[float, typer.Option(help="Share of the card's memory for each.")] = 0.42,
+    vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
+    vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
+    seed: Annotated[int, typer.Option(help="Draws the prompts.")] = 0,
+) -> None:
+    """Measure both; no server is left behind, however this ends."""
+    if out.exists():
+        raise InputError(f"{out} exists; give another directory")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
+    texts = pieces(prompts, requests, seed)
+    out.mkdir(parents=True)
+    drawn = out / "prompts.jsonl"
+    drawn.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    vllm = Vllm(vllm_python, vllm_path)
+    commands = _commands(model, speculative_config, memory, vllm)
+    flags = ["--concurrency", concurrency, "--rounds", rounds, "--max-tokens", max_tokens]
+    flags += ["--temperature", temperature, "--json", out / "bench.json"]
+    flags += ["--report", out / "report", "--prompts", drawn]
+    with ExitStack() as running:
+        servers = [
+            running.enter_context(started(name, *how, out)) for name, how in commands.items()
+        ]
+        before = [server.processor_seconds for server in servers]
+        _bench(servers, flags)
+        spent = [s.processor_seconds - b for s, b in zip(servers, before, strict=True)]
+    tokens = _tokens(json.loads((out / "bench.json").read_text())["runs"])
+    rows = {
+        server.name: {
+            "start_seconds": round(server.start_seconds, 1),
+            "processor_seconds": round(seconds, 2),
+            "tokens": tokens[server.name],
+            "processor_seconds_per_1000_tokens": round(1e3 * seconds / tokens[server.name], 4),
+        }
+        for server, seconds in zip(servers, spent, strict=True)
+    }
+    asked = {"model": Path(model).name, "memory": memory, "speculation": speculative_config}
+    about = machine() | {"card": card.reading()} | asked
+    (out / "servers.json").write_text(json.dumps(about | {"servers": rows}, indent=1) + "\n")
+    for name, row in rows.items():
+        print(f"{name}: {row}")
+
+
+def pieces(files: Sequence[Path], count: int, seed: int) -> list[str]:
+    """Texts of random lengths, cut at random places from the prompts of some files."""
+    text = "\n\n".join(prompt.text for file in files for prompt in load_prompts(str(file)))
+    draw = random.Random(seed)
+    found = []
+    for _ in range(count):
+        length = min(int(MEDIAN * draw.lognormvariate(0, SPREAD)) + 1, LONGEST, len(text))
+        begin = draw.randrange(len(text) - length + 1)
+        found.append(text[begin : begin + length].strip() or "Hello")
+    return found
+
+
+def _commands(
+    model: str, speculation: str, memory: float, vllm: Vllm
+) -> dict[str, tuple[list[str], Mapping[str, str]]]:
+    """How each server is started, but for its port; and its environment."""
+    flags = [model, "--served-model-name", NAME, "--gpu-memory-utilization", str(memory)]
+    if speculation:
+        flags += ["--speculative-config", speculation]
+    theirs = [str(vllm.python), "-m", "vllm.entrypoints.cli.main", "serve", *flags]
+    environment = {**vllm.environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    return {
+        "peagle": ([sys.executable, "-m", "peagle", "serve", *flags], os.environ),
+        "vllm": (theirs, environment),
+    }
+
+
+@contextmanager
+def started(
+    name: str, command: Sequence[str], environment: Mapping[str, str], place: Path
+) -> Iterator[Server]:
+    """A server that answers; nothing of it is left behind. Exits if it does not start."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    begin, log = time.monotonic(), place / f"{name}.log"
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)],
+            env=environment,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        while not _healthy(url):
+            if process.poll() is not None or time.monotonic() - begin > START_SECONDS:
+                sys.exit(f"{name} did not start:\n{log.read_text(errors='replace')[-3000:]}")
+            time.sleep(0.5)
+        yield Server(name, url, process.pid, time.monotonic() - begin)
+    finally:
+        _end(process)
+
+
+def _healthy(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/health", timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ask a server to end, then end what is left of it."""
+    family = _family(process.pid)
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    for pid, *_ in family:
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    process.wait()
+
+
+def _bench(servers: Sequence[Server], flags: Sequence[Any]) -> None:
+    """Load the servers in turns; exits if that fails."""
+    urls = itertools.chain.from_iterable(("--url", f"{s.name}={s.url}") for s in servers)
+    command = [sys.executable, "-m", "peagle", "bench", "--chat", "--no-ignore-eos", *urls]
+    done = subprocess.run([*command, *map(str, flags)], check=False)
+    if done.returncode:
+        sys.exit(f"peagle bench ended with {done.returncode}")
+
+
+def _tokens(runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Tokens that each server wrote, over all rounds."""
+    found: dict[str, int] = {}
+    for one in runs:
+        wrote = one["output_tokens"] * len(one["rounds"])
+        found[one["method"]] = found.get(one["method"], 0) + wrote
+    return found
+
+
+def _family(first: int) -> list[list[str]]:
+    """A process and all that it started, as far as they live: what follows the name of each in
+    /proc/PID/stat, the id in the place of its state."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended
+            fields = place.read_text().rpartition(")")[2].split()
+            found[int(place.parent.name)] = [place.parent.name, *fields[1:]]
+    members = {first}
+    for _ in found:
+        more = {pid for pid, fields in found.items() if int(fields[1]) in members} - members
+        members |= more
+        if not more:
+            break
+    return [found[pid] for pid in members & found.keys()]
+
+
+if __name__ == "__main__":
+    run(main)
