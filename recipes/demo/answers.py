@@ -70,8 +70,8 @@ def main(
     count: Annotated[int, typer.Option(help="Prompts to answer.")] = 140_000,
     tokens: Annotated[int, typer.Option(help="Longest answer.")] = 192,
     batch: Annotated[int, typer.Option(help="Prompts answered at once.")] = 2_048,
-    greedy: Annotated[float, typer.Option(help="Share of batches answered greedily.")] = 0.7,
-    temperature: Annotated[float, typer.Option(help="Of the others.")] = 0.7,
+    greedy: Annotated[float, typer.Option(help="Share of batches answered greedily.")] = 0.75,
+    temperature: Annotated[float, typer.Option(help="Of the others.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Draws the prompts and the sampled batches.")] = 0,
 ) -> None:
     """Let the target answer the prompts."""
