@@ -122,6 +122,50 @@ def test_chunks_make_up_the_completion(llm: LLM):
     assert all(chunk.accepted < len(chunk.token_ids) for chunk in chunks[:-1])
 
 
+class LateEngine:
+    """An engine whose steps are read only once there are some."""
+
+    def __init__(self, engine, steps: int) -> None:
+        self._engine, self._steps = engine, steps
+
+    def __getattr__(self, name: str):
+        return getattr(self._engine, name)
+
+    def step(self) -> list:
+        """What several steps gave, one after the other."""
+        return [output for _ in range(self._steps) for output in self._engine.step()]
+
+
+@pytest.mark.parametrize("steps", [2, 5, 100])
+@pytest.mark.parametrize(
+    "values",
+    [{}, {"stop": ("e",)}, {"temperature": 1.0, "logprobs": 2, "ignore_eos": True}],
+    ids=["greedy", "stop", "sampled"],
+)
+def test_steps_that_are_read_together_say_the_same(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, steps: int, values
+):
+    """The same text, tokens, scores and drafts, in fewer chunks."""
+    how = SamplingParams(max_tokens=30, seed=1, **values)
+    alone = list(llm.stream(PROMPTS[0], how))
+    monkeypatch.setattr(llm, "engine", LateEngine(llm.engine, steps))
+    together = list(llm.stream(PROMPTS[0], how))
+    assert len(together) < max(len(alone), 2)
+    for name in ("token_ids", "sections", "drafted", "logprobs"):
+        found = (sum((getattr(c, name) for c in chunks), ()) for chunks in (alone, together))
+        assert next(found) == next(found), name
+    assert "".join(c.text for c in together) == "".join(c.text for c in alone)
+    last, expected = together[-1].completion, alone[-1].completion
+    assert (last.text, last.token_ids, last.finish_reason, last.stop_string) == (
+        expected.text,
+        expected.token_ids,
+        expected.finish_reason,
+        expected.stop_string,
+    )
+    if "stop" not in values:  # else it ran on before anyone had looked for the stop string
+        assert last.speculation == expected.speculation
+
+
 def test_whom_nobody_follows_comes_in_one_chunk(llm: LLM):
     """With all that a stream's chunks bring."""
     how = HOW.model_copy(update={"logprobs": 1})

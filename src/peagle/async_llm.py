@@ -17,6 +17,9 @@ SHORT_PROMPT = 4096
 """Below this many characters or tokens, encoding takes less time than switching threads."""
 PATIENCE = 1e-3
 """Seconds for which the engine's thread leaves the interpreter to event loops that wait."""
+BACKLOG = 0.1
+"""The same where the engine runs in another process. Meanwhile its outputs gather, and what took
+too long for each token is then done for several at once."""
 
 
 Batch = Sequence[tuple[int, Chunk]]
@@ -158,8 +161,10 @@ class AsyncLLM:
         taken = _deliver(brought)
         engine = self.llm.engine
         begins = not all(stream.begun for stream, _ in brought)
-        if engine.in_process and (engine.runs_ahead or begins):
-            _wait_for(taken)
+        if not engine.in_process:
+            _wait_for(taken, BACKLOG)
+        elif engine.runs_ahead or begins:
+            _wait_for(taken, PATIENCE)
         for stream, chunk in brought:
             stream.begun = True
             if chunk.completion is not None:
@@ -273,13 +278,13 @@ def _deliver(items: Iterable[tuple[_Stream, Chunk | Exception]]) -> list[threadi
     return taken
 
 
-def _wait_for(taken: Iterable[threading.Event]) -> None:
+def _wait_for(taken: Iterable[threading.Event], seconds: float) -> None:
     """Let event loops have the interpreter before the next launch holds it for half a millisecond.
 
     A GPU meanwhile works on the next step, unless these are the first tokens of all that runs. On a
     CPU, whose next step takes all processors, only first tokens are worth the wait.
     """
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + seconds
     for event in taken:
         event.wait(max(end - time.monotonic(), 0))
 

@@ -92,7 +92,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What one step added to one request."""
+    """What one step, or several whose outputs came together, added to one request."""
 
     request_id: str
     events: tuple[Event, ...]
@@ -100,15 +100,19 @@ class Chunk:
     token_ids: tuple[int, ...]
     sections: tuple[Section, ...]
     """What each of `token_ids` belongs to."""
-    accepted: int
-    """How many of `token_ids`, from the first on, are accepted drafts; of a request that was not
-    followed, how many in all."""
+    drafted: tuple[bool, ...]
+    """Which of `token_ids` are accepted drafts."""
     logprobs: tuple[TokenLogprobs, ...]
     """One for each of `token_ids`, if requested."""
     prompt_logprobs: tuple[TokenLogprobs | None, ...]
     """As in `Completion`, in a request's first chunk; none in the others."""
     completion: Completion | None
     """The whole request, once finished."""
+
+    @property
+    def accepted(self) -> int:
+        """How many of `token_ids` are accepted drafts; of one step's they are the first."""
+        return sum(self.drafted)
 
     @property
     def text(self) -> str:
@@ -149,15 +153,22 @@ class _Live:
         self.tokens: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         self.times: list[float] = []
-        """When each token came that was read."""
+        """When each token came."""
+        self.read = 0
+        """Tokens that were read, to a stop string at most."""
+        self.at_its_end = not followed and not params.stop
+        """Whether all is read at once, when the last token has come."""
         self.told = 0
         """Tokens that chunks have brought."""
-        self.accepted = 0
-        """Accepted drafts among those that the next chunk will bring."""
+        self.drafted: list[bool] = []
+        """Which tokens are accepted drafts."""
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: RequestOutput, now: float) -> None:
         """Take in what a step has brought."""
-        self.tokens += output.new_tokens
+        new = output.new_tokens
+        self.tokens += new
+        self.times += [now - self.arrived] * len(new)
+        self.drafted += [place < output.accepted for place in range(len(new))]
         self.logprobs += output.logprobs
         if output.cycle:
             self.speculation.record(output.drafted, output.verified, output.looked_up)
@@ -173,14 +184,14 @@ class _Live:
 
     def chunk(self, request_id: str, completion: Completion | None) -> Chunk:
         """What was read since the last one."""
-        known, read, accepted = self.told, len(self.times), self.accepted
-        self.told, self.accepted = read, 0
+        known, read = self.told, self.read
+        self.told = read
         return Chunk(
             request_id,
             self.reader.fresh(),
             tuple(self.tokens[known:read]),
             tuple(self.reader.sections[known:]),
-            accepted,
+            tuple(self.drafted[known:read]),
             tuple(self.logprobs[known:read]),
             () if known else self.prompt_logprobs,
             completion,
@@ -462,12 +473,14 @@ class LLM:
         )
 
     def step(self) -> list[Chunk]:
-        """Run one engine step and return what each request produced."""
-        outputs = self.engine.step()
+        """Run one engine step, or read those that have come, and return what each request got."""
+        came: dict[str, list[RequestOutput]] = {}
+        for output in self.engine.step():
+            came.setdefault(output.request_id, []).append(output)
         now = time.perf_counter()
         kept, self._kept = self._kept, []
-        for output in outputs:
-            if (chunk := self._read(output, now)) is not None:
+        for outputs in came.values():
+            if (chunk := self._read(outputs, now)) is not None:
                 kept.append(chunk)
         return kept
 
@@ -487,26 +500,26 @@ class LLM:
         self._kept = [chunk for chunk in self._kept if chunk.request_id != request_id]
         self.engine.abort(request_id)
 
-    def _read(self, output: RequestOutput, now: float) -> Chunk | None:
-        """Read what a step gave a request; what it adds for those who follow it."""
-        live = self._live[output.request_id]
-        live.add(output)
-        if not output.new_tokens and output.finish_reason is None:
+    def _read(self, outputs: Sequence[RequestOutput], now: float) -> Chunk | None:
+        """Read what steps gave a request; what it adds for those who follow it."""
+        output, live = outputs[-1], self._live[outputs[-1].request_id]
+        for each in outputs:
+            live.add(each, now)
+        tokens, reason, reader = live.tokens[live.read :], output.finish_reason, live.reader
+        if reason is None and (live.at_its_end or not tokens):
             return None
-        tokens, reason, reader = output.new_tokens, output.finish_reason, live.reader
         ended = reason == "stop"
         hidden = int(ended and not live.shows_end)
         stopped = reader.extend(tokens[: len(tokens) - hidden] if hidden else tokens)
+        live.read += len(tokens) if stopped is None else stopped
         if stopped is not None:
-            tokens, reason = tokens[:stopped], "stop"
+            reason = "stop"
             self.engine.abort(output.request_id, reason)
         elif reason is not None:
             reader.skip(hidden)
             reader.finish(ended)
             if reader.stopped and reason == "length":
                 reason = "stop"
-        live.times += [now - live.arrived] * len(tokens)
-        live.accepted += min(output.accepted, len(tokens))
         completion = self._complete(live, output, reason) if reason is not None else None
         if not live.followed and completion is None:
             return None
@@ -515,7 +528,7 @@ class LLM:
     def _complete(self, live: _Live, output: RequestOutput, reason: str) -> Completion:
         """The finished request, less the tokens after a stop string."""
         del self._live[output.request_id]
-        kept = len(live.times)
+        kept = live.read
         return Completion(
             request_id=output.request_id,
             prompt_token_ids=tuple(live.prepared.tokens),
@@ -524,7 +537,7 @@ class LLM:
             finish_reason=reason,
             speculation=live.speculation,
             logprobs=tuple(live.logprobs[:kept]),
-            token_times=tuple(live.times),
+            token_times=tuple(live.times[:kept]),
             queued=live.beginning.queued,
             cached_tokens=live.beginning.cached,
             sections=tuple(live.reader.sections),

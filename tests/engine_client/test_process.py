@@ -116,6 +116,25 @@ def test_a_stream_brings_what_every_step_brings(here: LLM, apart: AsyncLLM):
     assert len(chunks) > 1
 
 
+def test_who_reads_late_gets_several_steps_at_once(here: LLM, apart: AsyncLLM):
+    """An event loop that is busy: the engine runs on, and the loop catches up in larger pieces."""
+    how = SamplingParams(max_tokens=60, ignore_eos=True, num_speculative_tokens=0)
+
+    async def read() -> list:
+        chunks = []
+        async for chunk in apart.stream(PROMPTS[0], how):
+            chunks.append(chunk)
+            time.sleep(0.15)  # nothing else has a turn
+        return chunks
+
+    chunks = asyncio.run(read())
+    (expected,) = here.generate([PROMPTS[0]], how)
+    assert len(chunks) < len(expected.token_ids) / 2
+    assert "".join(chunk.text for chunk in chunks) == expected.text
+    assert sum((chunk.token_ids for chunk in chunks), ()) == expected.token_ids
+    assert exact(chunks[-1].completion) == exact(expected)
+
+
 def test_the_facts_are_the_same(here: LLM, apart: AsyncLLM):
     assert apart.llm.engine.facts == here.engine.facts
     assert apart.llm.beyond_training == here.beyond_training

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from process import Process
 
-from peagle.cli.serve import wants_own_process
+from peagle.cli.loading import wants_own_process
 from peagle.config import EngineConfig
 from peagle.pair import bundled
 
@@ -20,7 +20,7 @@ AS_ON_A_GPU = """
 import sys
 from unittest import mock
 from peagle.__main__ import main
-with mock.patch("peagle.cli.serve.wants_own_process", return_value=True):
+with mock.patch("peagle.cli.loading.wants_own_process", return_value=True):
     sys.exit(main())
 """
 LONG = {"prompt": "x", "max_tokens": 1900, "ignore_eos": True, "stream": True}

@@ -88,7 +88,8 @@ def drive(
     while waiting or running:
         while waiting and len(running) < concurrency:
             index, request = waiting.popleft()
-            running[llm.submit(llm.prepare(request.tokens, request.params))] = index, request
+            prepared = llm.prepare(request.tokens, request.params)
+            running[llm.submit(prepared, followed=False)] = index, request
         for chunk in llm.step():
             if chunk.completion is not None:
                 index, request = running.pop(chunk.request_id)

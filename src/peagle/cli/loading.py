@@ -72,14 +72,24 @@ def load_llm(
     return llm
 
 
+def wants_own_process(config: EngineConfig) -> bool:
+    """Whether the engine shares no interpreter with HTTP and text.
+
+    A GPU waits for whoever launches its work. On a CPU a step takes all processors anyway.
+    """
+    from peagle.device import resolve_device
+
+    return resolve_device(config.device).type == "cuda"
+
+
 def open_async_llm(
     target: str | None,
     speculation: SpeculativeConfig | None,
     config: EngineConfig,
     chat: ChatConfig | None = None,
-    own_process: bool = False,
 ) -> "AsyncLLM":
     """Like `load_llm`, on the engine's own thread, which cannot be stopped while it loads."""
+    own_process = wants_own_process(config)
     with at_once():
         from peagle.async_llm import AsyncLLM
 

@@ -209,19 +209,9 @@ def _serve(
         raise InputError(lacking(f"the server needs {error.name}", "serve")) from None
     run.end_on_sigterm()
     with run.bind(host, port) as listener:
-        llm = open_async_llm(target, speculation, config, chat, wants_own_process(config))
+        llm = open_async_llm(target, speculation, config, chat)
         told = _announcement(llm, settings.model_names[0], target, speculation, config)
         return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
-
-
-def wants_own_process(config: EngineConfig) -> bool:
-    """Whether the engine shares no interpreter with HTTP and text.
-
-    A GPU waits for whoever launches its work. On a CPU a step takes all processors anyway.
-    """
-    from peagle.device import resolve_device
-
-    return resolve_device(config.device).type == "cuda"
 
 
 def _announcement(

@@ -59,7 +59,8 @@ class EngineClient(ABC):
 
     @abstractmethod
     def step(self) -> list[RequestOutput]:
-        """What requests got by one step, in one piece.
+        """What requests got by one step, in one piece; from another process, by all that it ran
+        since the last call: those who read late have fewer and longer pieces.
 
         Where it raises, all requests have to be aborted; after `EngineDeadError` there is no going
         on.

@@ -139,6 +139,11 @@ class Channel(Generic[Received]):
         """The next message. Raises `EOFError` or `OSError` when none can come any more."""
         return self._decoder.decode(self._connection.recv_bytes())
 
+    @property
+    def holds_more(self) -> bool:
+        """Whether `receive` would not wait."""
+        return self._connection.poll()
+
     def close(self) -> None:
         """Let the other end know that nothing more comes."""
         with self._sending:

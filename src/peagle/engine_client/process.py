@@ -118,14 +118,17 @@ class EngineProcess(EngineClient):
             self._send(Abort(request_id, reason))
 
     def step(self) -> list[RequestOutput]:
-        """Wait for the outputs of a step, or for `wake`, which leaves none."""
+        """Wait for the outputs of steps, all that have come, or for `wake`, which leaves none."""
         ready = [key.fileobj for key, _ in self._selector.select()]
         if self._woken in ready:
             self._woken.recv(4096)
         if self._channel not in ready:
             return []
         try:
-            return self._take(self._channel.receive())
+            outputs = self._take(self._channel.receive())
+            while self._channel.holds_more:
+                outputs += self._take(self._channel.receive())
+            return outputs
         except (EOFError, OSError):
             raise EngineDeadError(f"the engine's process ended: {self._end()}") from None
 

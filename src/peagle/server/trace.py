@@ -84,13 +84,14 @@ def prompt_scores(tokenizer: Any, completion: Completion, top: int | None) -> di
 
 
 def speculation_trace(tokenizer: Any, chunk: Chunk) -> dict[str, Any]:
-    """A cycle's tokens, the first `accepted` of which are the drafter's.
+    """A cycle's tokens, or those of several that came together.
 
-    sections: what each token belongs to: content, reasoning, call or marker.
+    drafted: which are the drafter's; sections: what each belongs to: content, reasoning, call or
+    marker.
     """
     return {
         "token_ids": chunk.token_ids,
         "sections": chunk.sections,
         "texts": [token_text(tokenizer, token) for token in chunk.token_ids],
-        "accepted": chunk.accepted,
+        "drafted": chunk.drafted,
     }
