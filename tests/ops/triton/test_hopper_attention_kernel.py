@@ -22,7 +22,7 @@ def _seed() -> None:
         {"window": 70},
         {"head_dim": 64, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, 0.2, 0.1, -3.0])},
         {"num_heads": 6},
-        {"num_heads": 2, "scale": 0.2},
+        {"num_heads": 2, "scale": 0.15},
         {"num_heads": 96},
     ],
     ids=[
