@@ -50,10 +50,11 @@ class Server:
     pid: int
     start_seconds: float
 
-    @property
-    def processor_seconds(self) -> float:
-        """User and system time of its processes, those that ended and were waited for included."""
-        return sum(int(ticks) for fields in _family(self.pid) for ticks in fields[11:15]) / TICKS
+    def processor_seconds(self) -> tuple[float, float]:
+        """User and system time of all its processes, with those that ended and were waited for, and
+        of the first."""
+        ticks = {int(pid): sum(map(int, fields[10:14])) for pid, *fields in _family(self.pid)}
+        return sum(ticks.values()) / TICKS, ticks[self.pid] / TICKS
 
 
 def main(
@@ -84,28 +85,39 @@ def main(
     flags = ["--concurrency", concurrency, "--rounds", rounds, "--max-tokens", max_tokens]
     flags += ["--temperature", temperature, "--json", out / "bench.json"]
     flags += ["--report", out / "report", "--prompts", drawn]
+    asked = {"model": Path(model).name, "memory": memory, "speculation": speculative_config}
+    about = machine() | {"card": card.reading()} | asked
     with ExitStack() as running:
         servers = [
             running.enter_context(started(name, *how, out)) for name, how in commands.items()
         ]
-        before = [server.processor_seconds for server in servers]
-        _bench(servers, flags)
-        spent = [s.processor_seconds - b for s, b in zip(servers, before, strict=True)]
+        before = [server.processor_seconds() for server in servers]
+        try:
+            _bench(servers, flags)
+        finally:  # what was measured counts, however it ended
+            pairs = zip(servers, before, strict=True)
+            spent = {
+                s: [x - y for x, y in zip(s.processor_seconds(), b, strict=True)] for s, b in pairs
+            }
+            if (out / "bench.json").exists():
+                _write(out, about, spent)
+
+
+def _write(out: Path, about: Mapping[str, Any], spent: "Mapping[Server, Sequence[float]]") -> None:
+    """Print and keep what the processes of each server took."""
     tokens = _tokens(json.loads((out / "bench.json").read_text())["runs"])
-    rows = {
-        server.name: {
+    rows = {}
+    for server, (seconds, in_front) in spent.items():
+        each = 1e6 / max(tokens.get(server.name, 0), 1)
+        rows[server.name] = {
             "start_seconds": round(server.start_seconds, 1),
+            "tokens": tokens.get(server.name, 0),
             "processor_seconds": round(seconds, 2),
-            "tokens": tokens[server.name],
-            "processor_seconds_per_1000_tokens": round(1e3 * seconds / tokens[server.name], 4),
+            "microseconds_per_token": round(seconds * each, 2),
+            "in_the_first_process": round(in_front * each, 2),
         }
-        for server, seconds in zip(servers, spent, strict=True)
-    }
-    asked = {"model": Path(model).name, "memory": memory, "speculation": speculative_config}
-    about = machine() | {"card": card.reading()} | asked
-    (out / "servers.json").write_text(json.dumps(about | {"servers": rows}, indent=1) + "\n")
-    for name, row in rows.items():
-        print(f"{name}: {row}")
+        print(f"{server.name}: {rows[server.name]}")
+    (out / "servers.json").write_text(json.dumps({**about, "servers": rows}, indent=1) + "\n")
 
 
 def pieces(files: Sequence[Path], count: int, seed: int) -> list[str]:

@@ -59,6 +59,7 @@ def test_both_servers_are_measured_in_one_report(prompts: Path, tmp_path: Path):
     for name in ("peagle", "vllm"):
         assert rows[name]["tokens"] == sum(r["output_tokens"] for r in runs if r["method"] == name)
         assert rows[name]["processor_seconds"] > 0.05
+        assert 0 < rows[name]["in_the_first_process"] <= rows[name]["microseconds_per_token"]
         assert rows[name]["start_seconds"] > 0.5
     assert "vllm" in (out / "report" / "index.html").read_text()
 
