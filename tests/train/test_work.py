@@ -5,12 +5,9 @@ import torch
 
 from peagle.train.cod import sample_chains
 from peagle.train.packing import Document, pack
-from peagle.train.work import Work, elements_per_segment
+from peagle.train.work import Work
 
 TOKENS = tuple(range(12))
-
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 def count(recipe, documents, dense: bool = False) -> Work:
@@ -18,7 +15,7 @@ def count(recipe, documents, dense: bool = False) -> Work:
     rows = pack(documents, sum(len(document.tokens) for document in documents))
     batch = rows.batch(torch.arange(1))
     whole = [1.0] * recipe.num_speculative_tokens
-    limit = elements_per_segment(recipe, 64, CPU)
+    limit = recipe.elements_per_segment or 6144
     return Work.of(recipe, [(batch, sample_chains(batch, whole, torch.Generator()))], limit, dense)
 
 
@@ -63,11 +60,3 @@ def test_eagle3_unrolls_every_token_and_keeps_every_depth(recipe_for, tmp_path):
     assert work.loss_elements == (9, 8, 7)
     assert work.deeper == work.largest_segment == 2 * 12
     assert work.draft_pairs == 3 * sum(range(1, 13)) + 12 * (1 + 2)
-
-
-def test_a_narrow_drafter_runs_more_elements_together_on_a_gpu(recipe_for, tmp_path):
-    unset = recipe_for(tmp_path)
-    found = [elements_per_segment(unset, width, CUDA) for width in (320, 2048, 4096, 5120)]
-    assert found == [12 * 6144, 2 * 6144, 6144, 6144]
-    assert elements_per_segment(unset, 320, CPU) == 6144
-    assert elements_per_segment(recipe_for(tmp_path, elements_per_segment=99), 320, CUDA) == 99

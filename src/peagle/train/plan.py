@@ -36,7 +36,8 @@ from peagle.train.packing import PackedRows
 from peagle.train.prepare import check_output, check_resumption, read_rows
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
-from peagle.train.work import Work, elements_per_segment
+from peagle.train.segment import elements_per_segment, kept_by_layer
+from peagle.train.work import Work
 
 PARTS = {
     "embed": "embeddings",
@@ -177,8 +178,7 @@ class Plan:
 
     @property
     def _segment(self) -> int:
-        width = self.config.transformer.hidden_size
-        return elements_per_segment(self.recipe, width, self.device)
+        return elements_per_segment(self.recipe, self.config, self.device)
 
     @property
     def disk(self) -> int:
@@ -344,23 +344,6 @@ class Plan:
 def part_of(parameter: str) -> str:
     """The part that a parameter belongs to."""
     return next(part for begin, part in PARTS.items() if parameter.startswith(begin))
-
-
-def kept_by_layer(config: DrafterConfig, compiled: bool) -> int:
-    """Numbers that one element keeps in a layer for its gradient.
-
-    With d, q, kv and m the widths of the stream, of queries, of keys and of the MLP: inputs and
-    outputs of both norms (4 d); queries, keys and values as projected, queries and keys after RoPE,
-    and attention's output (3 q + 3 kv); gate, up and their product (3 m). Without compilation also
-    norms before their weights (2 d, and q + kv with QK norm) and the gate's activation (m).
-    """
-    hidden_size, inner = config.transformer.hidden_size, config.mlp.intermediate_size
-    attention = config.layer.attention
-    q_kv = attention.width + attention.kv_width
-    kept = 4 * hidden_size + 3 * q_kv + 3 * inner
-    if compiled:
-        return kept
-    return kept + 2 * hidden_size + q_kv * attention.qk_norm + inner
 
 
 def _bytes(module: nn.Module) -> int:

@@ -99,7 +99,7 @@ class Recipe(Config):
     """Rows that go through the models together; the gradients of a step's passes are added up."""
     elements_per_segment: PositiveInt | None = None
     """Elements deeper than 0 that go through the drafter together; bounds memory, not results.
-    Unset: 6,144, on a GPU more for a drafter less than 4,096 wide, by as much."""
+    Unset: 6,144, on a GPU more for a drafter smaller than Qwen3-8B's, in the same memory."""
     steps: PositiveInt
     activation_checkpointing: bool = False
     """Recompute depth 0's layers for the gradient: a third of its time for most of its memory

@@ -24,9 +24,9 @@ from peagle.train.parallel import Ranks
 from peagle.train.partition import ParallelPass, Pass, PassLoss
 from peagle.train.recipe import Recipe
 from peagle.train.schedule import Schedule
+from peagle.train.segment import elements_per_segment
 from peagle.train.snapshot import Progress, load_snapshot, origin_of, save_snapshot, snapshot_path
 from peagle.train.unroll import SequentialPass
-from peagle.train.work import elements_per_segment
 from peagle.transfer import to_device
 
 ALONE = Ranks()
@@ -70,8 +70,7 @@ class Trainer:
         self._schedule = Schedule(recipe, training)
         self._source = source or TargetFeatures(target, model.config.taps)
         self._device = target.embed.weight.device
-        width = model.config.transformer.hidden_size
-        self._segment = elements_per_segment(recipe, width, self._device)
+        self._segment = elements_per_segment(recipe, model.config, self._device)
         self._compare = Comparison(model, target, recipe.loss)
         self.optimizer, self._ranks = DraftOptimizer(model, recipe), ranks
         self._output = Path(recipe.output)

@@ -10,9 +10,6 @@ from peagle.train.cod import Chains
 from peagle.train.packing import Batch
 from peagle.train.recipe import Recipe
 
-SEGMENT, SEGMENT_WIDTH = 6144, 4096
-"""Elements that go through a drafter of this width together, unless the recipe says how many."""
-
 
 @dataclass(frozen=True)
 class Work:
@@ -56,15 +53,6 @@ class Work:
             largest_pass=max(len(batch) for batch, _ in passes),
             largest_segment=max(segments),
         )
-
-
-def elements_per_segment(recipe: Recipe, hidden_size: int, device: torch.device) -> int:
-    """The recipe's, or as many as take a wide drafter's memory: a small one's passes cost the host
-    more than the device. On a CPU, attention holds all pairs of a segment, whatever the width."""
-    if recipe.elements_per_segment is not None:
-        return recipe.elements_per_segment
-    narrower = SEGMENT_WIDTH // hidden_size if device.type == "cuda" else 1
-    return SEGMENT * max(narrower, 1)
 
 
 def _through(recipe: Recipe, chains: Chains) -> Chains:
