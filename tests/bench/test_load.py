@@ -37,7 +37,7 @@ class Counting:
     def prepare(self, prompt, params):
         return prompt
 
-    def submit(self, prompt):
+    def submit(self, prompt, followed):
         request_id = str(prompt)
         self.left[request_id] = prompt[0]
         self.order.append(prompt)
