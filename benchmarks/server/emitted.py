@@ -9,7 +9,9 @@ markers of them. Processor time of the process, in microseconds per token, the b
 rounds:
 
 llm: `LLM.step`, so token ids -> chunks; async: also handed to as many tasks on an event loop; http:
-also a chat completion's events through the application, to a client that takes whatever it is sent.
+also a chat completion's events through the application, to a client that takes whatever it is sent;
+late: the same over an engine that does not wait, as one in another process: it steps each `--pause`
+by the clock, and what nobody has read yet is read at once.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +33,7 @@ from peagle.cli.script import run
 from peagle.config import ChatConfig
 from peagle.engine.engine import EngineFacts, EngineStats
 from peagle.engine.request import Request, RequestOutput
+from peagle.engine_client.local import LocalEngine
 from peagle.llm import ChatTurn
 from peagle.models.tokenizer import load_tokenizer
 from peagle.pair import bundled
@@ -46,6 +50,8 @@ CHANNELS = (
 TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 ROUTE = "/v1/chat/completions"
 CASES = ("text", "stops", "chat")
+GATHERED = 10
+"""Steps of 512 requests that a socket pair holds."""
 
 
 def main(
@@ -67,13 +73,22 @@ def main(
         for place in tokenizer or [str(bundled("target"))]:
             work = Work(load_tokenizer(Path(place)), requests, tokens, length, pause)
             for case, (side, measure) in itertools.product(CASES, SIDES.items()):
-                if side == "http" and case != "chat":
+                if side in ("http", "late") and case != "chat":
                     continue
-                least = min(measure(work, case) for _ in range(rounds))
+                least = min((measure(work, case) for _ in range(rounds)), key=astuple)
                 row = {"tokenizer": Path(place).name, "case": case, "side": side}
-                rows.append(row | {"microseconds": round(least * 1e6, 2)})
+                row["microseconds"] = round(least.processor * 1e6, 2)
+                rows.append(row | {"tokens_per_second": round(1 / least.wall)})
                 print(json.dumps(rows[-1]), flush=True)
         write(machine() | facts | {"rows": rows})
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds for a token: of the processor, and of the clock."""
+
+    processor: float
+    wall: float
 
 
 class Work:
@@ -178,6 +193,39 @@ class WritingEngine:
         return RequestOutput(request.id, tuple(new), 0, "length" if ended else None)
 
 
+class RunningEngine(WritingEngine):
+    """Steps by the clock, whether or not its steps are read, until so many have gathered."""
+
+    begun: float | None = None
+    steps = 0
+
+    def step(self) -> list[RequestOutput]:
+        if len(self._running) < self.waits_for:
+            time.sleep(1e-4)
+            return []
+        self.waits_for = 0
+        self.begun = self.begun or time.perf_counter()
+        behind = self.begun + (self.steps + 1) * self._pause - time.perf_counter()
+        if behind > 0:
+            time.sleep(behind)
+        passed = int((time.perf_counter() - self.begun) / self._pause)
+        count = min(max(passed - self.steps, 1), GATHERED)
+        self.begun += max(passed - self.steps - GATHERED, 0) * self._pause  # it waited, too
+        self.steps += count
+        begun = time.thread_time()
+        outputs = [
+            self._write(*item) for _ in range(count) for item in list(self._running.values())
+        ]
+        self.seconds += time.thread_time() - begun
+        return outputs
+
+
+class Apart(LocalEngine):
+    """A client of an engine that is in another process, as far as its reader can tell."""
+
+    in_process = False
+
+
 def _params(case: str) -> SamplingParams:
     return SamplingParams(max_tokens=1 << 16, stop=STOPS if case == "stops" else ())
 
@@ -186,17 +234,18 @@ def _turn(case: str) -> ChatTurn | None:
     return ChatTurn() if case == "chat" else None
 
 
-def _llm(work: Work, case: str) -> float:
+def _llm(work: Work, case: str) -> Cost:
     llm = work.llm(engine := work.engine(case))
     for _ in work.answers(case):
         llm.submit(llm.prepare([1], _params(case), _turn(case)))
-    ended, begun = 0, time.process_time()
+    ended, begun, start = 0, time.process_time(), time.perf_counter()
     while ended < len(work.answers(case)):
         ended += sum(chunk.completion is not None for chunk in llm.step())
-    return (time.process_time() - begun - engine.seconds) / work.count(case)
+    seconds = time.process_time() - begun - engine.seconds, time.perf_counter() - start
+    return Cost(*(each / work.count(case) for each in seconds))
 
 
-def _async(work: Work, case: str) -> float:
+def _async(work: Work, case: str) -> Cost:
     async def use(llm: AsyncLLM) -> None:
         async def one() -> None:
             prepared = await llm.prepare([1], _params(case), _turn(case))
@@ -206,10 +255,24 @@ def _async(work: Work, case: str) -> float:
 
         await asyncio.gather(*(one() for _ in work.answers(case)))
 
-    return _on_a_loop(work, case, use)
+    engine = work.engine(case, work.pause)
+    return _on_a_loop(work, case, use, engine, work.llm(engine))
 
 
-def _http(work: Work, case: str) -> float:
+def _http(work: Work, case: str) -> Cost:
+    engine = work.engine(case, work.pause)
+    return _on_a_loop(work, case, _served(work, case), engine, work.llm(engine))
+
+
+def _late(work: Work, case: str) -> Cost:
+    engine = RunningEngine(work.answers(case), work.tokens, len(work.tokenizer), work.pause)
+    llm = work.llm(engine)
+    llm.engine = Apart(engine, llm.engine.constraints)  # type: ignore[arg-type, attr-defined]
+    return _on_a_loop(work, case, _served(work, case), engine, llm)
+
+
+def _served(work: Work, case: str) -> Callable[[AsyncLLM], Awaitable[None]]:
+    """Asks the application for all answers at once."""
     body = {"messages": [{"role": "user", "content": "a"}], "stream": True, "max_tokens": 1 << 16}
     scope = {
         "type": "http",
@@ -239,25 +302,30 @@ def _http(work: Work, case: str) -> float:
 
         await asyncio.gather(*(one() for _ in work.answers(case)))
 
-    return _on_a_loop(work, case, use)
+    return use
 
 
-def _on_a_loop(work: Work, case: str, use: Callable[[AsyncLLM], Awaitable[None]]) -> float:
+def _on_a_loop(
+    work: Work,
+    case: str,
+    use: Callable[[AsyncLLM], Awaitable[None]],
+    engine: WritingEngine,
+    llm: LLM,
+) -> Cost:
     found: list[float] = []
-    llm = work.llm(engine := work.engine(case, work.pause))
     asynchronous = AsyncLLM(lambda: llm)
 
     async def measured() -> None:
-        begun = time.process_time()
+        begun, start = time.process_time(), time.perf_counter()
         await use(asynchronous)
-        found.append(time.process_time() - begun - engine.seconds)
+        found.extend((time.process_time() - begun - engine.seconds, time.perf_counter() - start))
 
     asyncio.Runner(loop_factory=uvloop.new_event_loop).run(measured())
     asynchronous.close()
-    return found[0] / work.count(case)
+    return Cost(*(seconds / work.count(case) for seconds in found))
 
 
-SIDES = {"llm": _llm, "async": _async, "http": _http}
+SIDES = {"llm": _llm, "async": _async, "http": _http, "late": _late}
 
 if __name__ == "__main__":
     run(main)

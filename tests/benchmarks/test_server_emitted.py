@@ -19,5 +19,7 @@ def test_a_row_for_each_case_and_side(tmp_path: Path):
     assert (found["requests"], found["tokens"], found["length"]) == (2, 3, 9)
     sides = [(row["case"], row["side"]) for row in found["rows"]]
     offline = [(case, side) for case in ("text", "stops", "chat") for side in ("llm", "async")]
-    assert sides == [*offline, ("chat", "http")]
-    assert all(row["microseconds"] > 0 for row in found["rows"])
+    assert sides == [*offline, ("chat", "http"), ("chat", "late")]
+    for row in found["rows"]:
+        assert row["microseconds"] > 0
+        assert row["tokens_per_second"] > 0
