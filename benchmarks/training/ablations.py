@@ -30,6 +30,8 @@ BASE = (
     "validation_documents=1024",
     "warmup_steps=50",
     "elements_per_segment=131072",  # all of a step's elements at once: the models are small
+    "selector_rank=null",  # the paper's method has neither
+    "dpace=null",
 )
 LONG, SHORT = 588, 192
 """Tokens of the longest conversations, and the length that short ones are cut to."""

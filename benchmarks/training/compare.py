@@ -34,6 +34,8 @@ EAGLE3 = {
     "mask_token_id": None,
     "num_hidden_layers": 1,
     "intermediate_size": None,
+    "selector_rank": None,
+    "dpace": None,
 }
 """Keys in which recipes/demo/eagle3.yaml differs from peagle.yaml."""
 WIDE = {"intermediate_size": 896}

@@ -120,7 +120,7 @@ def test_trace_tells_drafts_from_target_tokens(client: OpenAI, offline: LLM):
     cycles = [c.choices[0].model_extra["speculation"] for c in chunks]
     assert [t for cycle in cycles for t in cycle["token_ids"]] == list(wanted.token_ids)
     assert "".join(text for cycle in cycles for text in cycle["texts"]) == wanted.text
-    accepted = [cycle["accepted"] for cycle in cycles[1:-1]]  # without prefill and the cut end
+    accepted = [sum(cycle["drafted"]) for cycle in cycles[1:-1]]  # not prefill, nor the cut end
     assert accepted == wanted.speculation.accepted_per_cycle[: len(accepted)]
 
 

@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 import tiny
+from plain_drafter import plain_drafter
 
 from peagle.bench.prompts import load_prompts
 from peagle.config import SamplingParams
@@ -112,7 +113,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Trial]:
         made[case.name] = Trial(chosen, root / case.name, case.method == "peagle", case.k)
     pair = bundled_subject()
     for method, k in BUNDLED.items():
-        made[f"bundled-{method}"] = Trial(pair, bundled(method), method == "peagle", k)
+        made[f"bundled-{method}"] = Trial(pair, plain_drafter(method, root), method == "peagle", k)
     return made
 
 

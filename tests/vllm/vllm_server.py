@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from plain_drafter import plain_drafter
+
 from peagle.pair import bundled
 
 PYTHON = Path(os.environ.get("PEAGLE_VLLM_PYTHON", ".venv-vllm/bin/python")).absolute()
@@ -24,7 +26,7 @@ VLLMS_OWN = ["--engine", "vllm", "--enforce-eager"]
 @contextmanager
 def our_server(place: Path) -> Iterator[str]:
     """The URL of our server."""
-    with _running(OURS, dict(os.environ), place / "ours.log") as url:
+    with _running(OURS, dict(os.environ), place, "ours.log") as url:
         yield url
 
 
@@ -41,17 +43,20 @@ def vllm_server(place: Path) -> Iterator[str]:
         "LD_PRELOAD": str(openmp) if openmp.exists() else "",
         "PYTHONPATH": os.pathsep.join(filter(None, (str(_name_package(place)), given))),
     }
-    with _running(VLLMS_OWN, environment, place / "vllm.log") as url:
+    with _running(VLLMS_OWN, environment, place, "vllm.log") as url:
         yield url
 
 
 @contextmanager
-def _running(flags: Sequence[str], environment: dict[str, str], log: Path) -> Iterator[str]:
+def _running(
+    flags: Sequence[str], environment: dict[str, str], place: Path, name: str
+) -> Iterator[str]:
+    log = place / name
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = {
         "method": "eagle3",
-        "model": str(bundled("peagle")),
+        "model": str(plain_drafter("peagle", place)),
         "num_speculative_tokens": K,
         "parallel_drafting": True,
     }
