@@ -178,11 +178,18 @@ class WritingEngine:
         if len(self._running) < self.waits_for:
             time.sleep(1e-4)
             return []
-        time.sleep(self._pause)
-        begun, self.waits_for = time.thread_time(), 0
-        outputs = [self._write(*item) for item in list(self._running.values())]
+        count, self.waits_for = self._wait(), 0
+        begun = time.thread_time()
+        outputs = [
+            self._write(*item) for _ in range(count) for item in list(self._running.values())
+        ]
         self.seconds += time.thread_time() - begun
         return outputs
+
+    def _wait(self) -> int:
+        """Take as long as a device; returns how many steps it made."""
+        time.sleep(self._pause)
+        return 1
 
     def _write(self, request: Request, answer: Sequence[int]) -> RequestOutput:
         new = answer[request.output_length :][: self._tokens]
@@ -199,11 +206,7 @@ class RunningEngine(WritingEngine):
     begun: float | None = None
     steps = 0
 
-    def step(self) -> list[RequestOutput]:
-        if len(self._running) < self.waits_for:
-            time.sleep(1e-4)
-            return []
-        self.waits_for = 0
+    def _wait(self) -> int:
         self.begun = self.begun or time.perf_counter()
         behind = self.begun + (self.steps + 1) * self._pause - time.perf_counter()
         if behind > 0:
@@ -212,12 +215,7 @@ class RunningEngine(WritingEngine):
         count = min(max(passed - self.steps, 1), GATHERED)
         self.begun += max(passed - self.steps - GATHERED, 0) * self._pause  # it waited, too
         self.steps += count
-        begun = time.thread_time()
-        outputs = [
-            self._write(*item) for _ in range(count) for item in list(self._running.values())
-        ]
-        self.seconds += time.thread_time() - begun
-        return outputs
+        return count
 
 
 class Apart(LocalEngine):

@@ -17,6 +17,7 @@ from tiny_pair import TinyPair, save_pair
 from peagle import LLM, AsyncLLM, InputError, SamplingParams, SpeculativeConfig
 from peagle.async_llm import EngineClosedError
 from peagle.config import StructuredOutputs
+from peagle.engine.engine import EngineDeadError
 from peagle.engine_client.process import EngineProcess
 from peagle.llm import Completion
 
@@ -133,6 +134,22 @@ def test_who_reads_late_gets_several_steps_at_once(here: LLM, apart: AsyncLLM):
     assert "".join(chunk.text for chunk in chunks) == expected.text
     assert sum((chunk.token_ids for chunk in chunks), ()) == expected.token_ids
     assert exact(chunks[-1].completion) == exact(expected)
+
+
+def test_an_answer_that_was_whole_before_the_engine_died_is_delivered(pair: TinyPair, here: LLM):
+    """Though nobody had read it by then."""
+    how = SamplingParams(max_tokens=8, ignore_eos=True)
+    with contextlib.closing(made(pair, own_process=True)) as llm:
+        engine = llm.engine
+        assert isinstance(engine, EngineProcess)
+        llm.submit(llm.prepare(PROMPTS[0], how))
+        time.sleep(3)  # far more than the answer takes
+        os.kill(engine.pid, signal.SIGKILL)
+        time.sleep(0.5)
+        chunks = llm.step()
+        assert exact(chunks[-1].completion) == exact(*here.generate([PROMPTS[0]], how))
+        with pytest.raises(EngineDeadError, match="killed by SIGKILL"):
+            llm.step()
 
 
 def test_the_facts_are_the_same(here: LLM, apart: AsyncLLM):

@@ -3,6 +3,7 @@
 Configurations travel as JSON in ASCII, which holds any number and any text that Python has.
 """
 
+import contextlib
 import json
 import threading
 from multiprocessing.connection import Connection
@@ -139,10 +140,13 @@ class Channel(Generic[Received]):
         """The next message. Raises `EOFError` or `OSError` when none can come any more."""
         return self._decoder.decode(self._connection.recv_bytes())
 
-    @property
-    def holds_more(self) -> bool:
-        """Whether `receive` would not wait."""
-        return self._connection.poll()
+    def receive_all(self) -> list[Received]:
+        """All messages that have come, at least one. Raises as `receive`, once none is left."""
+        messages = [self.receive()]
+        with contextlib.suppress(EOFError, OSError):  # the next call tells
+            while self._connection.poll():
+                messages.append(self.receive())
+        return messages
 
     def close(self) -> None:
         """Let the other end know that nothing more comes."""

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
@@ -69,6 +70,8 @@ class EngineProcess(EngineClient):
         self._channel: Channel[FromEngine] = Channel(descriptor, FromEngine)
         self._waker, self._woken = socket.socketpair()
         self._waker.setblocking(False)
+        self._come: deque[FromEngine] = deque()
+        """What was read and is to be taken: a failure not before what came ahead of it."""
         self._running: set[str] = set()
         self._calling = threading.Lock()
         self._numbers = itertools.count()
@@ -119,18 +122,20 @@ class EngineProcess(EngineClient):
 
     def step(self) -> list[RequestOutput]:
         """Wait for the outputs of steps, all that have come, or for `wake`, which leaves none."""
-        ready = [key.fileobj for key, _ in self._selector.select()]
-        if self._woken in ready:
-            self._woken.recv(4096)
-        if self._channel not in ready:
-            return []
-        try:
-            outputs = self._take(self._channel.receive())
-            while self._channel.holds_more:
-                outputs += self._take(self._channel.receive())
-            return outputs
-        except (EOFError, OSError):
-            raise EngineDeadError(f"the engine's process ended: {self._end()}") from None
+        if not self._come:
+            ready = [key.fileobj for key, _ in self._selector.select()]
+            if self._woken in ready:
+                self._woken.recv(4096)
+            if self._channel not in ready:
+                return []
+            try:
+                self._come += self._channel.receive_all()
+            except (EOFError, OSError):
+                raise EngineDeadError(f"the engine's process ended: {self._end()}") from None
+        outputs: list[RequestOutput] = []
+        while self._come and not (outputs and isinstance(self._come[0], Failed)):
+            outputs += self._take(self._come.popleft())
+        return outputs
 
     def wake(self) -> None:
         with contextlib.suppress(BlockingIOError):  # it has been woken often enough
