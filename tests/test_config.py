@@ -67,6 +67,11 @@ def test_lookups_are_asked_for_by_vllms_keys(values, lengths: tuple[int, int] | 
     assert SpeculativeConfig(**values).lookup == lengths
 
 
+def _synthetic(rates: list[float], k: int) -> str:
+    how = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
+    return json.dumps({"model": "d", "num_speculative_tokens": k, **how})
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -85,6 +90,13 @@ def test_lookups_are_asked_for_by_vllms_keys(values, lengths: tuple[int, int] | 
         ),
         (json.dumps({"model": "d", "prompt_lookup_min": 0}), "prompt_lookup_min: "),
         (json.dumps({"model": "d", "tokens": 3}), "tokens: no such key"),
+        (
+            json.dumps({"model": "d", "rejection_sample_method": "synthetic"}),
+            "synthetic_acceptance_rates and rejection_sample_method synthetic go together",
+        ),
+        (_synthetic([0.5, 0.25], k=3), "has 2 entries; give one for each of num_speculative"),
+        (_synthetic([0.5, 0.75], k=2), "no rate may be above the one before"),
+        (_synthetic([1.5], k=1), "synthetic_acceptance_rates.0: "),
     ],
 )
 def test_other_json_is_refused(text: str, message: str):

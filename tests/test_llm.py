@@ -499,3 +499,10 @@ def test_drafts_may_be_looked_up_without_a_drafter(pair: TinyPair):
     plain = made(pair, "none").generate(PROMPTS, HOW)
     assert [found.token_ids for found in looked_up] == [found.token_ids for found in plain]
     assert sum(found.speculation.looked_up for found in looked_up) > 0
+
+
+def test_drafts_are_accepted_at_given_rates_for_measuring_time(pair: TinyPair):
+    how = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": (1.0, 0.0)}
+    asked = SpeculativeConfig(model=str(pair.peagle), num_speculative_tokens=2, **how)
+    found = LLM(pair.target, asked, tiny.engine_config()).generate(PROMPTS[:1], HOW)[0]
+    assert found.speculation.acceptance_length == 2.0

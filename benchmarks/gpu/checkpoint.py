@@ -6,9 +6,10 @@
 
 The target is in the shape's published format, MXFP4 and FP8 included. It is made and written layer
 by layer, so that GPT-OSS-120B needs its size on the disk, and a layer of memory. The tokenizer is
-the bundled target's, whose ids are a subset of the shape's.
+the bundled target's, with a word for each further id of the shape.
 """
 
+import json
 import shutil
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +29,8 @@ from peagle.files import replacing_directory
 from peagle.models.saving import save_target
 from peagle.pair import bundled
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+TOKENIZER = "tokenizer.json"
+BESIDE = ("tokenizer_config.json", "generation_config.json")
 
 
 def main(
@@ -61,8 +63,19 @@ def write_target(
     source = shape.target, device, getattr(torch, dtype), weights
     values = config_json(shape.target, dtype, weights.quantization)
     save_target(directory, values, random_ends(*source), random_layers(*source))
-    for name in TOKENIZER:
+    for name in BESIDE:
         shutil.copy(bundled("target") / name, directory / name)
+    text = (bundled("target") / TOKENIZER).read_text()
+    (directory / TOKENIZER).write_text(with_words(text, shape.target.vocab_size))
+
+
+def with_words(tokenizer: str, vocab_size: int) -> str:
+    """A byte-level tokenizer whose further ids, up to a number, are words that it never makes."""
+    values = json.loads(tokenizer)
+    words = values["model"]["vocab"]
+    known = {*words.values(), *(token["id"] for token in values["added_tokens"])}
+    words |= {f"Ġw{number}": number for number in range(vocab_size) if number not in known}
+    return json.dumps(values, ensure_ascii=False)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Configuration: frozen values, checked once when they are made, trusted everywhere below."""
 
+import itertools
 import json
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
@@ -184,6 +185,7 @@ DrafterFormat = Literal["fp8"]
 """What a drafter's weights may be rounded to when they are loaded."""
 
 
+AcceptanceRate = Annotated[float, Field(ge=0, le=1)]
 LookupLength = Annotated[int, Field(ge=1, le=64)]
 SHORTEST_MATCH, LONGEST_MATCH = 3, 16
 """Of lookups, where nothing is said: shorter matches are seldom right, and of longer ones all are
@@ -212,9 +214,15 @@ class SpeculativeConfig(Config):
     """Fewest tokens that must stand earlier in the text for what followed them to be drafted."""
     prompt_lookup_max: LookupLength | None = None
     """Most tokens that are compared."""
+    rejection_sample_method: Literal["standard", "synthetic"] | None = None
+    """synthetic: accept drafts at the rates below, whatever the target says. The text means nothing
+    then; this is for measuring time."""
+    synthetic_acceptance_rates: tuple[AcceptanceRate, ...] | None = None
+    """In which share of cycles draft 1, 2, ... K is accepted, none above the one before."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
+        self._check_synthetic()
         if self.method == "ngram":
             foreign = {"model", "parallel_drafting", "quantization"}
             given = sorted(name for name in foreign if getattr(self, name) is not None)
@@ -230,6 +238,22 @@ class SpeculativeConfig(Config):
                 f"prompt_lookup_min {lengths[0]} is above prompt_lookup_max {lengths[1]}"
             )
         return self
+
+    def _check_synthetic(self) -> None:
+        rates = self.synthetic_acceptance_rates
+        if (rates is not None) != (self.rejection_sample_method == "synthetic"):
+            raise ValueError(
+                "synthetic_acceptance_rates and rejection_sample_method synthetic go together"
+            )
+        if rates is None:
+            return
+        if len(rates) != self.num_speculative_tokens:
+            raise ValueError(
+                f"synthetic_acceptance_rates has {len(rates)} entries; give one for each of "
+                "num_speculative_tokens"
+            )
+        if any(later > rate for rate, later in itertools.pairwise(rates)):
+            raise ValueError("synthetic_acceptance_rates: no rate may be above the one before")
 
     @property
     def lookup(self) -> tuple[int, int] | None:

@@ -43,7 +43,7 @@ class Download:
             return
         self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._host.copy_(tensor, non_blocking=True)
-        self._arrived = torch.cuda.Event()
+        self._arrived = torch.cuda.Event(blocking=True)  # whoever waits leaves its processor idle
         self._arrived.record()
 
     def tolist(self) -> Any:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import tiny
 import torch
-from checkpoint import write_target
+from checkpoint import with_words, write_target
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 from transformers.quantizers import quantizer_finegrained_fp8
 
@@ -25,6 +26,7 @@ from peagle.models.decoder import Decoder
 from peagle.models.spec import ExpertsSpec
 from peagle.models.weights import read_tensors
 from peagle.ops.weight import QuantizedWeight, Weight, weights_of
+from peagle.pair import bundled
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "checkpoint.py"
 E4M3 = torch.float8_e4m3fn
@@ -93,6 +95,14 @@ def bytes_of(weight: Weight) -> torch.Tensor:
 def assert_same_weights(one: Decoder, other: Decoder) -> None:
     for ours, theirs in zip(weights_of(one), weights_of(other), strict=True):
         assert torch.equal(bytes_of(ours), bytes_of(theirs))
+
+
+def test_every_id_is_text():
+    given = (bundled("target") / "tokenizer.json").read_text()
+    wide, plain = (Tokenizer.from_str(text) for text in (with_words(given, 5000), given))
+    assert wide.get_vocab_size() == 5000
+    assert wide.decode([plain.encode("def").ids[0], 4999, 4096]) == "def w4999 w4096"
+    assert wide.encode("a w4999").ids == plain.encode("a w4999").ids
 
 
 def test_the_script_writes_a_pair(tmp_path: Path):

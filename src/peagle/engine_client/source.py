@@ -39,9 +39,12 @@ class EngineSource(Config):
                 check_fusible(read_spec(directory))
         decoder = load_decoder(directory, dtype, device, self.config.max_model_len)
         drafter, k = _load_drafter(self.speculation, decoder)
-        lookup = None if self.speculation is None else Lookup.of(self.speculation, device)
+        lookup = rates = None
+        if self.speculation is not None:
+            lookup = Lookup.of(self.speculation, device)
+            rates = self.speculation.synthetic_acceptance_rates
         ends = end_tokens(directory, tokenizer.eos_token_id)
-        core = Engine(decoder, drafter, k, self.config, ends, lookup=lookup)
+        core = Engine(decoder, drafter, k, self.config, ends, rates, lookup)
         return local_engine(core, tokenizer)
 
 
