@@ -40,6 +40,7 @@ from peagle.engine.block_groups import WHOLE
 from peagle.engine.engine import Engine
 from peagle.engine.host.attention import HostCache
 from peagle.engine.kv_cache import KVCache
+from peagle.engine.repeats import MOST_REPEATS, Repeats
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import BlockUpdate, Step
@@ -328,6 +329,14 @@ def engine(
         return Engine(target, drafter, k, config, lookup=lookup)
 
 
+class MostRepeats(Repeats):
+    """Cycles without drafts are repeated as often as they may be."""
+
+    @property
+    def wanted(self) -> int:
+        return MOST_REPEATS
+
+
 class GivenLengths:
     """In `DraftLength`'s place: lengths in a given order, again and again."""
 
@@ -335,11 +344,14 @@ class GivenLengths:
         self._given = itertools.cycle(lengths)
         self._next = next(self._given)
 
-    def choose(self, requests: int) -> int:
+    def choose(self, requests: int, followed: int) -> int:
         return self._next
 
-    def launched(self, requests: int, drafts: int) -> None:
+    def launched(self, requests: int, followed: int, drafts: int) -> None:
         self._next = next(self._given)
+
+    def pays(self, requests: int) -> bool:
+        return True
 
     def verified(self, cycle: object) -> None:
         """Learns nothing."""

@@ -35,7 +35,7 @@ from peagle.cli.script import run
 from peagle.errors import InputError
 
 NAME = "model"
-START_SECONDS = 400.0
+START_SECONDS, REPORT_SECONDS = 400.0, 60.0
 MEDIAN, SPREAD, LONGEST = 400, 1.0, 6000
 """Characters of a prompt: their median, the deviation of their logarithm, the most."""
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -198,9 +198,14 @@ def _bench(servers: Sequence[Server], flags: Sequence[Any]) -> None:
     """Load the servers in turns; exits if that fails."""
     urls = itertools.chain.from_iterable(("--url", f"{s.name}={s.url}") for s in servers)
     command = [sys.executable, "-m", "peagle", "bench", "--chat", "--no-ignore-eos", *urls]
-    done = subprocess.run([*command, *map(str, flags)], check=False)
-    if done.returncode:
-        sys.exit(f"peagle bench ended with {done.returncode}")
+    process = subprocess.Popen([*command, *map(str, flags)])
+    try:
+        process.wait()
+    except KeyboardInterrupt:  # it got the same signal, and writes its report
+        process.wait(REPORT_SECONDS)
+        raise
+    if process.returncode:
+        sys.exit(f"peagle bench ended with {process.returncode}")
 
 
 def _tokens(runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -171,7 +171,8 @@ class _Live:
         self.drafted += [place < output.accepted for place in range(len(new))]
         self.logprobs += output.logprobs
         if output.cycle:
-            self.speculation.record(output.drafted, output.verified, output.looked_up)
+            did = output.drafted, output.verified, output.looked_up
+            self.speculation.record(*did, repeats=max(len(new), 1))
         if output.beginning is not None:
             self.beginning = output.beginning
 

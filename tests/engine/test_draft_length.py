@@ -31,8 +31,8 @@ def draft_length(seconds: Seconds) -> DraftLength:
 
 def chosen_for(length: DraftLength, requests: int) -> int:
     """The drafts of a cycle that is launched."""
-    drafts = length.choose(requests)
-    length.launched(requests, drafts)
+    drafts = length.choose(requests, requests)
+    length.launched(requests, requests, drafts)
     return drafts
 
 
@@ -40,7 +40,7 @@ def settled(length: DraftLength, requests: int, rate: float, verifications: int 
     """What is chosen once drafts were accepted at a rate."""
     for lot in lots([rate] * 7, verifications):
         length.verified([drawn(chosen_for(length, requests), lot)])
-    return length.choose(requests)
+    return length.choose(requests, requests)
 
 
 def lots(rates: list[float], count: int) -> list[int]:
@@ -192,6 +192,31 @@ def test_a_drafter_that_is_always_right_is_never_out_of_use(costs, requests: int
     run = Run(costs, requests, running).go_on(4000, 0.9)
     looks = sum(drafts == 0 for _, drafts in run.chosen)
     assert looks <= (2 + len(run.chosen) / 256 + 1 if running else 0)
+
+
+@pytest.mark.parametrize(("rate", "again"), [(0.8, True), (0.1, False)])
+def test_drafts_come_back_as_requests_do_that_were_left(rate: float, again: bool):
+    """64 in flight, of 300 tokens each; while drafts do not pay, eight have a drafter."""
+    length, draw = DraftLength(7, MeasuredTimes({64: MANY}), may_stop=True), random.Random(1)
+    left, followed = [draw.randrange(300) for _ in range(64)], [True] * 64
+    used = []
+    for cycle in range(4000):
+        right = 0.0 if cycle < 2000 else rate
+        drafts = length.choose(64, sum(followed))
+        length.launched(64, sum(followed), drafts)
+        made = [drafts * one for one in followed]
+        hits = [[*(draw.random() < right for _ in range(n)), False].index(False) for n in made]
+        length.verified(list(zip(made, hits, strict=True)))
+        used.append((drafts > 0, sum(followed)))
+        for place, hit in enumerate(hits):
+            left[place] -= 1 + hit
+            if left[place] <= 0:
+                followed[place] = False
+                left[place], followed[place] = 300, length.pays(64) or sum(followed) < 8
+    assert {count for _, count in used[1500:2000]} == {8}
+    assert sum(drafts for drafts, _ in used[1500:2000]) < 20
+    assert all(drafts for drafts, _ in used[2600:]) == again
+    assert all(count == 64 for _, count in used[2800:]) == again
 
 
 def test_times_are_those_of_the_nearest_load():

@@ -315,10 +315,10 @@ def test_prompts_without_memory_come_in_smaller_chunks(targets, trained, monkeyp
     engine = engine_of(targets, trained, "peagle", True, enable_prefix_caching=False)
     run = Prefill.run
 
-    def short_of_memory(self: Prefill, chunks: list) -> object:
+    def short_of_memory(self: Prefill, chunks: list, followed: bool) -> object:
         if sum(item.rows for item in chunks) > 30:
             raise torch.OutOfMemoryError
-        return run(self, chunks)
+        return run(self, chunks, followed)
 
     monkeypatch.setattr(Prefill, "run", short_of_memory)
     with pytest.warns(UserWarning, match="no memory for"):

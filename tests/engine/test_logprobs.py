@@ -155,9 +155,9 @@ class TestPrompts:
         captured: list[int] = []
         fit = PromptGraphs.fit
 
-        def noted(self: PromptGraphs, chunks: list[Chunk]) -> object:
+        def noted(self: PromptGraphs, chunks: list[Chunk], followed: bool) -> object:
             captured.append(sum(chunk.rows for chunk in chunks))
-            return fit(self, chunks)
+            return fit(self, chunks, followed)
 
         monkeypatch.setattr(PromptGraphs, "fit", noted)
         engine = engine_of(targets, trained, resident=True)
@@ -358,10 +358,10 @@ class TestIsolation:
 def test_prompts_without_memory_are_scored_in_smaller_chunks(targets, trained, monkeypatch):
     run = Prefill.run
 
-    def short_of_memory(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
+    def short_of_memory(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
         if sum(item.rows for item in chunks) > 30:
             raise torch.OutOfMemoryError
-        return run(self, chunks)
+        return run(self, chunks, followed)
 
     monkeypatch.setattr(Prefill, "run", short_of_memory)
     engine = engine_of(targets, trained, resident=True, enable_prefix_caching=False)

@@ -12,6 +12,7 @@ from peagle.engine.device import worker as on_device
 from peagle.engine.engine import Engine
 from peagle.engine.host import worker as on_host
 from peagle.engine.request import Request
+from peagle.engine.scheduler import SCOUTS
 from peagle.engine.step import CycleTime, Outcome, Step
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
@@ -158,7 +159,7 @@ def clocked(engine: Engine, seconds: dict[int, float]) -> Engine:
         outcome = exchange(step)
         if outcome.time is None:
             return outcome
-        _, drafts, _ = vars(outcome.time).values()
+        drafts = outcome.time.drafts
         return replace(outcome, time=CycleTime(len(step.cycles), drafts, seconds[drafts]))
 
     engine.worker.exchange = timed  # type: ignore[method-assign]
@@ -178,6 +179,58 @@ def test_a_cpu_drafts_where_that_is_faster(targets, trained, tmp_path, useful: b
     (last,) = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=100))
     did = last.speculation
     assert (did.cycles > 0.8 * (did.cycles + did.pauses)) == useful
+
+
+class Worthless(tiny.GivenLengths):
+    """Drafts that do not pay."""
+
+    def pays(self, requests: int) -> bool:
+        return False
+
+
+@DEVICES
+@METHODS
+def test_where_drafts_do_not_pay_few_are_followed(
+    engine_with, plain, monkeypatch, method: str, device: bool
+):
+    """By those it is known when they do. The drafter never sees the others."""
+    few_unseen(monkeypatch, 12)
+    engine = engine_with(method, device, [0], max_num_seqs=16)
+    engine.scheduler.draft_length = Worthless([0])
+    prompts = [[(7 * i + j) % tiny.MASK for j in range(9 + i)] for i in range(SCOUTS + 3)]
+    ways = [WAYS[i % 3] for i in range(len(prompts))]
+    requests = tiny.run(engine, prompts, ways)
+    assert [request.speculates for request in requests] == [True] * SCOUTS + [False] * 3
+    assert written(requests) == written(plain(prompts, ways))
+    assert [request.drafter_computed for request in requests[SCOUTS:]] == [
+        request.computed for request in requests[SCOUTS:]
+    ]
+    engine.scheduler.draft_length = tiny.GivenLengths(PAUSES)
+    again = tiny.run(engine, prompts, ways)
+    assert all(request.speculates and request.speculation.drafted for request in again)
+    assert written(again) == written(requests)
+
+
+@DEVICES
+def test_those_that_were_left_draft_nothing_beside_others(engine_with, plain, device: bool):
+    engine = engine_with("peagle", device, PAUSES, max_num_seqs=16)
+    engine.scheduler.draft_length = Worthless(PAUSES)
+    prompts = [[(7 * i + j) % tiny.MASK for j in range(9 + i)] for i in range(SCOUTS + 2)]
+    requests = tiny.run(engine, prompts, WAYS[0])
+    assert written(requests) == written(plain(prompts, [WAYS[0]] * len(prompts)))
+    drafted = [request.speculation.drafted > 0 for request in requests]
+    assert drafted == [True] * SCOUTS + [False] * 2
+
+
+def test_who_asks_for_drafts_is_followed(engine_with):
+    engine = engine_with("peagle", False, [0], max_num_seqs=16)
+    engine.scheduler.draft_length = Worthless([0])
+    tiny.run(engine, PROMPTS * 2, SamplingParams(max_tokens=2))
+    for i in range(SCOUTS):
+        engine.add(f"scout {i}", PROMPTS[0], SamplingParams(max_tokens=2))
+    asked = engine.add("asked", PROMPTS[0], SamplingParams(num_speculative_tokens=2))
+    assert asked.speculates
+    assert not engine.add("another", PROMPTS[0], SamplingParams()).speculates
 
 
 def test_fixed_always_drafts(targets, trained):

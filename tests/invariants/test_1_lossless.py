@@ -69,7 +69,8 @@ class Case:
     drafter: bool = True
     """Whether there is one."""
     pauses: bool = False
-    """Whether most cycles draft nothing, and leave the drafter behind."""
+    """Whether most cycles draft nothing, and leave the drafter behind; on the device they come
+    several to a step."""
 
 
 @st.composite
@@ -125,6 +126,8 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
     )
     if case.pauses:
         engine.scheduler.draft_length = tiny.GivenLengths([case.k] + 8 * [0])
+        if engine.scheduler.repeats is not None:
+            engine.scheduler.repeats = tiny.MostRepeats()
     return engine
 
 

@@ -62,26 +62,40 @@ class DraftLength:
         self._accepted[0], self._tried[0] = PRIOR_RATE * PRIOR_COUNT, float(PRIOR_COUNT)
         self._credit = MOST_CREDIT
 
-    def choose(self, requests: int) -> int:
-        """Drafts of the next cycle, which has `requests` requests. Changes nothing."""
+    def choose(self, requests: int, followed: int) -> int:
+        """Drafts of the next cycle of `requests` requests. Changes nothing.
+
+        followed: for how many of them there is a drafter.
+        """
         costs = self._times.seconds(requests)
         if self._look is not None:
             return self._look
         if not costs:
             return self._chosen
+        share = followed / requests
         if self._chosen:
-            return self._best(costs) if self._cycles >= MIN_CYCLES or self._broke else self._chosen
+            too_soon = self._cycles < MIN_CYCLES and not self._broke
+            return self._chosen if too_soon else self._best(costs, share)
         probe = min(drafts for drafts in costs if drafts)
-        probes = self._credit >= self._price(costs, probe)
-        return self._best(costs) or (probe if probes else 0)
+        probes = followed > 0 and self._credit >= self._price(costs, probe)
+        return self._best(costs, share) or (probe if probes else 0)
 
-    def launched(self, requests: int, drafts: int) -> None:
+    def pays(self, requests: int) -> bool:
+        """Whether drafts for all of so many requests would be faster than none, as far as known."""
+        costs = self._times.seconds(requests)
+        if not self._may_stop or not costs:
+            return True
+        speeds = self._speeds(costs, 1.0)
+        return max(speeds, key=lambda drafts: speeds[drafts]) > 0
+
+    def launched(self, requests: int, followed: int, drafts: int) -> None:
         """Note a cycle with drafts as they were chosen."""
         looks, costs = self._look is not None, self._times.seconds(requests)
         self._launched += 1
         if looks or not costs:
             return
-        probes = drafts > 0 and not self._chosen and drafts != self._best(costs)
+        best = self._best(costs, followed / requests)
+        probes = drafts > 0 and not self._chosen and drafts != best
         self._credit += ALLOWANCE if not drafts else -self._price(costs, drafts)
         self._probed = probes
         if not probes:
@@ -116,14 +130,18 @@ class DraftLength:
     def _broke(self) -> bool:
         return self._may_stop and self._credit < 0
 
-    def _best(self, costs: dict[int, float]) -> int:
+    def _best(self, costs: dict[int, float], share: float) -> int:
         """The fastest length, if it is enough faster than the chosen one; none without credit."""
         if self._chosen and self._broke:
             return 0
-        tokens = self._tokens()
-        speeds = {drafts: tokens[drafts] / seconds for drafts, seconds in costs.items()}
+        speeds = self._speeds(costs, share)
         best = max(speeds, key=lambda drafts: speeds[drafts])
         return best if speeds[best] > MIN_GAIN * speeds[self._chosen] else self._chosen
+
+    def _speeds(self, costs: dict[int, float], share: float) -> dict[int, float]:
+        """Tokens per request and second of every length, where a share of requests has drafts."""
+        tokens = self._tokens()
+        return {d: (1 + share * (tokens[d] - 1)) / seconds for d, seconds in costs.items()}
 
     def _price(self, costs: dict[int, float], drafts: int) -> float:
         """What drafts add to a cycle, in cycles without them.

@@ -12,6 +12,7 @@ from peagle.engine.cycle_times import cycle_times
 from peagle.engine.draft_length import DraftLength, candidate_lengths
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.plan import NOTHING, Plan
+from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.scheduler import Scheduler
 from peagle.engine.worker import open_worker
@@ -121,10 +122,11 @@ class Engine:
         if (costs := self.worker.cycle_seconds) is not None:
             times = cycle_times(lengths, costs)
             draft_length = DraftLength(k, times, self.worker.pauses)
-        self.scheduler = Scheduler(
-            self.blocks, capacity, config, self.worker.runs_ahead, draft_length
-        )
+        ahead = self.worker.runs_ahead
+        repeats = Repeats() if ahead and lookup is None else None
+        self.scheduler = Scheduler(self.blocks, capacity, config, ahead, draft_length, repeats)
         self.max_num_seqs = capacity.num_seqs
+        self._looks_up = lookup is not None
         self._seed = config.seed
         self._added = 0
 
@@ -181,7 +183,9 @@ class Engine:
         self.facts.check(prompt, params)
         k = self.k if params.num_speculative_tokens is None else params.num_speculative_tokens
         seed = self._seed + self._added if params.seed is None else params.seed
-        how = seed & MAX_SEED, k, constraint, self.drafter is not None
+        drafter = self.drafter is not None
+        may_be_left = drafter and not self._looks_up and params.num_speculative_tokens is None
+        how = seed & MAX_SEED, k, constraint, drafter, may_be_left
         request = Request(request_id, list(prompt), params, *how)
         ends = () if params.ignore_eos else self.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))

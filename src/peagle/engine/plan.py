@@ -40,6 +40,11 @@ class Share:
         """Position after its last row."""
         return self.start + self.rows
 
+    @property
+    def tokens(self) -> int:
+        """The fewest that it brings."""
+        return self.rows - self.drafts if self.decodes else int(self.completes)
+
 
 class Passed(NamedTuple):
     """Blocks of one group that none of a request's next rows sees."""
@@ -60,6 +65,8 @@ class Plan:
     """Running requests that give their blocks back, in this order."""
     drafts: int | None = None
     """Most drafts of a request, as they were chosen; None: each its own K."""
+    repeats: int = 1
+    """How often cycles run."""
 
     @property
     def hosted(self) -> bool:
@@ -83,6 +90,8 @@ class Limits:
     drafts: int | None
     """Most drafts of a request; None: its own K."""
     prefix_caching: bool
+    repeats: int = 1
+    """How often cycles of requests on the device run; more than once only without drafts."""
 
 
 class Planner:
@@ -115,7 +124,7 @@ class Planner:
         if waiting and free_rows and not self._preempted:
             self._admit_from(waiting, staying, free_rows)
         parts = tuple(self._work), tuple(self._passed), tuple(self._preempted)
-        return Plan(*parts, self._limits.drafts)
+        return Plan(*parts, self._limits.drafts, self._limits.repeats)
 
     def _grow(self, request: Request, staying: list[Request]) -> None:
         """A share for a running request, for whose blocks the last ones may not stay."""
@@ -201,7 +210,8 @@ class Planner:
         limits = self._limits
         k = request.k if limits.drafts is None else min(request.k, limits.drafts)
         if request.on_device:
-            return _cycle(request, k, start)
+            share = _cycle(request, k, start)
+            return share if limits.repeats == 1 else replace(share, rows=limits.repeats)
         known = request.total - start
         decodes = known == 1 and request.output_length > 0
         left = self._rows_left(decodes)

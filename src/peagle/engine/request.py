@@ -73,13 +73,18 @@ class Speculation:
             sum(part.looked_up_accepted for part in parts),
         )
 
-    def record(self, drafted: int, accepted: int, looked_up: bool = False) -> None:
-        """Count one cycle. looked_up: whether its drafts were."""
+    def record(
+        self, drafted: int, accepted: int, looked_up: bool = False, repeats: int = 1
+    ) -> None:
+        """Count one cycle.
+
+        looked_up: whether its drafts were; repeats: how often it ran, if without drafts.
+        """
         if looked_up:
             self.looked_up += drafted
             self.looked_up_accepted += accepted
         if not drafted:
-            self.pauses += 1
+            self.pauses += repeats
         else:
             self.drafted += drafted
             self.accepted_per_cycle.append(accepted)
@@ -104,9 +109,11 @@ class Request:
         k: int,
         constraint: Constraint | None = None,
         from_features: bool = True,
+        may_be_left: bool = False,
     ) -> None:
-        """from_features: whether its drafts need the target's features of the last position."""
-        self.id, self._from_features = request_id, from_features
+        """from_features: whether its drafts need the target's features of the last position;
+        may_be_left: whether it may go without drafts all its life."""
+        self.id, self._from_features, self.may_be_left = request_id, from_features, may_be_left
         self.prompt_length = len(prompt)
         self.tokens = list(prompt)
         self.params = params
@@ -268,15 +275,15 @@ class Request:
             self.admitted, self.cached = time.perf_counter(), computed
         return Begin(row, self.settings, tuple(self.tokens), self.prompt_length)
 
-    def launch(self, rows: int, completes: bool) -> None:
+    def launch(self, rows: int, tokens: int) -> None:
         """Note a step that was launched and whose outcome is not known yet."""
         self.ahead += rows
-        self.promised += completes
+        self.promised += tokens
 
-    def land(self, rows: int, completes: bool) -> None:
+    def land(self, rows: int, tokens: int) -> None:
         """Note that the outcome of such a step is known; `computed` and `tokens` follow."""
         self.ahead -= rows
-        self.promised -= completes
+        self.promised -= tokens
 
     def beginning(self) -> "Beginning":
         """What the first output with tokens, or an end, tells once."""

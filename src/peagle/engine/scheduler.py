@@ -12,12 +12,15 @@ from peagle.engine.block_groups import BlockGroups, GroupBlock
 from peagle.engine.capacity import Capacity
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.plan import Limits, Passed, Plan, Planner, Share
+from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request, RequestOutput, Status
 from peagle.engine.row_pool import RowPool
 from peagle.engine.step import Begin, Chunk, Cycle, Outcome, Result, Step
 
 SMALLEST_CHUNK = 16
 """Fewest prompt tokens in one pass that a GPU must have memory for."""
+SCOUTS = 8
+"""Requests that the drafter follows where drafts do not pay, so that it is known when they do."""
 NAN_LOGITS = "the target's logits are NaN; its weights may be broken, or need another dtype"
 
 
@@ -51,13 +54,16 @@ class Scheduler:
         config: EngineConfig,
         runs_ahead: bool,
         draft_length: DraftLength | None,
+        repeats: Repeats | None = None,
     ) -> None:
+        """repeats: None where a step has each cycle once."""
         self.groups, self.rows = groups, RowPool(capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the
         next step before the outcome of this one is known."""
         self.draft_length = draft_length
         """Chooses the drafts of requests that decode; None: always K."""
+        self.repeats = repeats
         self._capacity, self._prefix_caching = capacity, config.enable_prefix_caching
         self.max_prompt_tokens = capacity.prompt_tokens
         """Most rows of prompts in a step; fewer once the device had no memory for them."""
@@ -99,19 +105,29 @@ class Scheduler:
         return sum(request.on_device for request in self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
+        """Queue a request; drafts may be made for it where they pay, or where few others have them.
+
+        To follow one costs a drafter a pass over all its tokens, drafts or none.
+        """
+        if request.may_be_left and not self._follows_next():
+            request.k = 0
         self.requests[request.id] = request
         bisect.insort_right(self.waiting, request, key=_priority)
 
     def plan(self) -> Plan:
         """The next step; empty where all that is left is in flight. Changes nothing."""
-        decoding, chooser = sum(map(self._decodes, self.running)), self.draft_length
+        decoding = [request for request in self.running if self._decodes(request)]
+        followed = sum(request.speculates for request in decoding)
+        drafts = None
+        if self.draft_length is not None and decoding:
+            drafts = self.draft_length.choose(len(decoding), followed)
         limits = Limits(
             max_length=self._capacity.max_length,
             rows=self._capacity.batched_tokens,
             prompt_rows=self.max_prompt_tokens,
-            drafts=chooser.choose(decoding) if chooser and decoding else None,
+            drafts=drafts,
             prefix_caching=self._prefix_caching,
+            repeats=self._repeats_of(decoding, drafts),
         )
         planner = Planner(self.groups, limits)
         return planner.plan(self.running, self.waiting, self.rows.free_rows)
@@ -133,7 +149,8 @@ class Scheduler:
         self._caught_up.clear()
         self._steps += 1
         self._note(plan, len(cycles))
-        return Step(self._steps, left, caught_up, cleared, begun, blocks, cycles, chunks)
+        changes = left, caught_up, cleared, begun, blocks
+        return Step(self._steps, *changes, cycles, plan.repeats, chunks)
 
     def commit(self, outcome: Outcome) -> list[RequestOutput]:
         """Apply what a worker answered; what each request got by it."""
@@ -183,6 +200,24 @@ class Scheduler:
         request.forget_cache()
         bisect.insort_left(self.waiting, request, key=_priority)
 
+    def _follows_next(self) -> bool:
+        """Whether the drafter is to follow one request more."""
+        if self.draft_length is None:
+            return True
+        requests = min(len(self.requests) + 1, self._capacity.num_seqs)
+        if self.draft_length.pays(requests):
+            return True
+        return sum(request.speculates for request in self.requests.values()) < SCOUTS
+
+    def _repeats_of(self, decoding: Sequence[Request], drafts: int | None) -> int:
+        """How often the next step repeats its cycle, of these requests with so many drafts."""
+        if self.repeats is None or drafts or (wanted := self.repeats.wanted) == 1:
+            return 1
+        if any((drafts is None and request.k) or request.needs_host for request in decoding):
+            return 1
+        furthest = max((request.furthest for request in decoding), default=0)
+        return max(min(wanted, self._capacity.max_length - furthest), 1)
+
     def _decodes(self, request: Request) -> bool:
         """Whether a running request is past its prompt, so that drafts may be made for it."""
         if self.runs_ahead:
@@ -226,9 +261,11 @@ class Scheduler:
         if not plan.work:
             return
         if self.draft_length and plan.drafts is not None and cycles:
-            self.draft_length.launched(cycles, plan.drafts)
+            followed = sum(s.request.speculates for s in plan.work if self._is_cycle(s))
+            for _ in range(plan.repeats):
+                self.draft_length.launched(cycles, followed, plan.drafts)
         for share in plan.work:
-            share.request.launch(share.rows, share.completes)
+            share.request.launch(share.rows, share.tokens)
             share.request.on_device |= share.completes and self.runs_ahead
         admissions = tuple(share.request.admissions for share in plan.work)
         launched = Launched(self._steps, plan.work, admissions, prompts_alone=not cycles)
@@ -242,7 +279,7 @@ class Scheduler:
             request = share.request
             if request.status is not Status.RUNNING or request.admissions != admissions:
                 continue
-            request.land(share.rows, share.completes)
+            request.land(share.rows, share.tokens)
             if request.row in results:
                 if share.decodes:
                     verified.append((share.drafts, results[request.row].accepted))
@@ -251,6 +288,8 @@ class Scheduler:
             self.draft_length.verified(verified)
             if outcome.time:
                 self.draft_length.took(outcome.time)
+        if self.repeats is not None and outcome.time:
+            self.repeats.took(outcome.time)
         return outputs
 
     def _advance(self, share: Share, result: Result) -> RequestOutput:
@@ -259,7 +298,8 @@ class Scheduler:
         request.computed += share.rows - share.drafts + result.accepted
         request.drafter_computed = request.computed - result.pending
         if share.decodes:
-            request.speculation.record(result.drafted, result.accepted, result.looked_up)
+            did = result.drafted, result.accepted, result.looked_up
+            request.speculation.record(*did, repeats=len(result.tokens))
         new, reason = _until_end(request, result.tokens, self._capacity.max_length)
         scores = result.prompt_logprobs
         if scores and any(math.isnan(entry.chosen) for entry in scores):

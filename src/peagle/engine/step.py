@@ -131,6 +131,8 @@ class Step:
     begun: tuple[Begin, ...] = ()
     blocks: tuple[BlockUpdate, ...] = ()
     cycles: tuple[Cycle, ...] = ()
+    repeats: int = 1
+    """How often these run, one after the other; more than once only without drafts or the host."""
     chunks: tuple[Chunk, ...] = ()
 
     @property
@@ -183,6 +185,8 @@ class CycleTime:
     requests: int
     drafts: int
     seconds: float
+    host: float = 0.0
+    """Seconds of the host from one outcome until the step behind it was launched; 0: not known."""
 
 
 @dataclass(frozen=True)

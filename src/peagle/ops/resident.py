@@ -30,7 +30,7 @@ class ResidentState:
     """[table rows] positions whose keys the target has: the newest token's position."""
     pending: Tensor
     """[table rows] positions before `computed` that the drafter has not seen: 1 to K + 1 after a
-    cycle with drafts, and one more after each without."""
+    cycle with drafts, and one more after each without; of requests that accept none always 1."""
     emitted: Tensor
     """[table rows, most pending] the tokens after those positions; the last is the newest."""
     features: Tensor
@@ -203,7 +203,8 @@ def settle(
 ) -> None:
     """Accept each request's longest confirmed prefix, and make it the state of the next cycle.
 
-    Where a cycle without drafts has features, the drafter still has to see those before.
+    Where a cycle without drafts has features, the drafter still has to see those before, but of
+    requests that accept none.
 
     drafts: [requests, drafts], K or fewer; chosen: [requests, drafts + 1], what the target takes
     after each prefix, -1 for NaN logits; features: [requests * (drafts + 1), hidden_size],
@@ -237,7 +238,7 @@ def _settle_reference(
         emitted = torch.cat((proposed[:accepted], taken[accepted : accepted + 1]))
         state.results[row, 0] = accepted
         state.results[row, 1 : accepted + 2] = emitted
-        waits = features is not None and not len(proposed)
+        waits = features is not None and not len(proposed) and bool(state.ks[row] > 0)
         first = int(state.pending[row]) if waits else 0
         state.emitted[row, first : first + accepted + 1] = emitted.clamp(min=0)
         lives = bool(state.limits[row] > 0)

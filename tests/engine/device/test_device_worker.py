@@ -248,9 +248,9 @@ def begun(monkeypatch) -> list[list[str]]:
         found.append([])
         return exchange(self, step)
 
-    def noted_fill(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
+    def noted_fill(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
         found[-1] += [f"row {chunk.row}" for chunk in chunks]
-        return fill(self, chunks)
+        return fill(self, chunks, followed)
 
     def noted_cycle(self: CycleGraphs, rows: list[int], shape: CycleShape) -> bool:
         found[-1].append(f"cycle of {len(rows)}")
@@ -313,9 +313,9 @@ def out_of_memory_above(most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]
         if rows > most:
             raise torch.OutOfMemoryError
 
-    def noted_fill(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
+    def noted_fill(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
         note(sum(chunk.rows for chunk in chunks))
-        return fill(self, chunks)
+        return fill(self, chunks, followed)
 
     def noted_verify(target: Decoder, tokens: torch.Tensor, *more: Any) -> Verification:
         note(len(tokens))
@@ -346,7 +346,7 @@ def test_prompts_too_large_for_the_memory_come_in_smaller_chunks(
 def test_no_memory_for_the_smallest_chunk_is_an_error(targets, trained, monkeypatch):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
 
-    def none(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
+    def none(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
         raise torch.OutOfMemoryError
 
     neighbour = engine.add("zero", PROMPTS[1], SamplingParams(max_tokens=30))
@@ -369,11 +369,11 @@ def test_a_later_chunk_without_memory_keeps_the_earlier_one(targets, trained, mo
     engine = engine_of(targets["easy"], drafter, True, max_num_batched_tokens=40)
     run, calls = Prefill.run, []
 
-    def second_time_short(self: Prefill, chunks: list[Chunk]) -> PromptEnds:
+    def second_time_short(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
         calls.append(sum(item.rows for item in chunks))
         if len(calls) == 2:
             raise torch.OutOfMemoryError
-        return run(self, chunks)
+        return run(self, chunks, followed)
 
     monkeypatch.setattr(Prefill, "run", second_time_short)
     with pytest.warns(UserWarning, match="no memory for 40 prompt tokens"):
@@ -461,10 +461,10 @@ class Drawn(DraftLength):
         self._drawn = itertools.cycle(lengths)
         self._next = next(self._drawn)
 
-    def choose(self, requests: int) -> int:
+    def choose(self, requests: int, followed: int) -> int:
         return self._next
 
-    def launched(self, requests: int, drafts: int) -> None:
+    def launched(self, requests: int, followed: int, drafts: int) -> None:
         self._next = next(self._drawn)
 
 

@@ -1,6 +1,7 @@
 """Prompts in passes of fixed sizes, uncaptured: the same keys and tokens as launched one by one."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -36,8 +37,8 @@ def passes(monkeypatch) -> list[bool]:
     found: list[bool] = []
     fit = PromptGraphs.fit
 
-    def noted(self, chunks):
-        graph = fit(self, chunks)
+    def noted(self, chunks, followed):
+        graph = fit(self, chunks, followed)
         found.append(graph is not None)
         return graph
 
@@ -114,10 +115,13 @@ def table_of(max_length: int) -> RequestTable:
 
 def graphs_of(most: int, max_length: int) -> PromptGraphs:
     """Passes that are not run."""
-    return PromptGraphs(None, table_of(max_length), spare=1, max_batched_tokens=most)
+    cycle = SimpleNamespace(drafter=None)
+    return PromptGraphs(cycle, table_of(max_length), spare=1, max_batched_tokens=most)
 
 
-def caches_after(target, drafter, ends: list[int]) -> tuple[torch.Tensor, ...]:
+def caches_after(
+    target, drafter, ends: list[int], followed: bool = True
+) -> tuple[torch.Tensor, ...]:
     """The target's and the drafter's cache of a prompt that came in chunks with these ends."""
     specs, table = (target.spec, drafter.model.config.transformer), table_of(64)
     caches = tuple(KVCache(spec, table, SLOTS, torch.float32) for spec in specs)
@@ -128,8 +132,9 @@ def caches_after(target, drafter, ends: list[int]) -> tuple[torch.Tensor, ...]:
         last = stop == ends[-1]
         chunk = Chunk(0, start, tuple(tokens[start:stop]), tokens[stop - last], completes=last)
         with torch.inference_mode():
-            left = graphs.fit([chunk]).run([chunk])
+            left = graphs.fit([chunk], followed).run([chunk])
         assert left.logits.shape == (chunk.completes, target.spec.vocab_size)
+        assert (left.features is not None) == followed
     return tuple(cache.tensor for cache in caches)
 
 
@@ -138,6 +143,14 @@ def test_only_the_rows_of_requests_write_keys(targets, trained):
         for layer in cache.flatten(0, 1):
             written = layer.flatten(1).any(dim=1).nonzero().flatten().tolist()
             assert written == [*range(16, 19), *range(32, 48)]
+
+
+def test_a_drafter_that_does_not_follow_writes_nothing(targets, trained):
+    pair = targets["easy"].decoder, trained["peagle"].drafter
+    followed, alone = (caches_after(*pair, [19], followed) for followed in (True, False))
+    torch.testing.assert_close(alone[0], followed[0])
+    assert not alone[1].any()
+    assert followed[1].any()
 
 
 def test_keys_are_those_of_one_chunk_however_a_prompt_is_cut(targets, trained):
@@ -169,13 +182,13 @@ def chunk_of(rows: int, start: int = 0) -> Chunk:
     ],
 )
 def test_short_chunks_that_see_little_fit(chunks, fits: bool):
-    assert (graphs_of(8192, 8192).fit(chunks) is not None) == fits
+    assert (graphs_of(8192, 8192).fit(chunks, False) is not None) == fits
 
 
 def test_no_size_is_above_what_a_step_may_have():
     graphs = graphs_of(100, 96)
-    assert graphs.fit([chunk_of(64)]) is not None
-    assert graphs.fit([chunk_of(65)]) is None
+    assert graphs.fit([chunk_of(64)], False) is not None
+    assert graphs.fit([chunk_of(65)], False) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

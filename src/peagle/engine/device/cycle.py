@@ -170,8 +170,9 @@ class DeviceCycle:
             self.texts.record(rivals[0], drafts, chosen, rivals[1])
         settle(state, requests, drafts, chosen, verified.features, self.synthetic)
 
-    def fill(self, prompts: PromptRows, attention: Attention) -> PromptEnds:
-        """Write the keys and values of prompt rows into both caches.
+    def fill(self, prompts: PromptRows, attention: Attention, followed: bool = True) -> PromptEnds:
+        """Write the keys and values of prompt rows into both caches; the target's alone where the
+        drafter follows none of the requests.
 
         The drafter's at a prompt's last row are wrong, since its next token is not known yet: the
         first cycle overwrites them before it reads them.
@@ -179,7 +180,7 @@ class DeviceCycle:
         target, ends = self.target, prompts.ends
         x = target.scaled(target.embed(prompts.tokens))
         first = residual.normed(x, self.layers.layers[0].input_norm)
-        taps = self.taps(len(x))
+        taps = self.taps(len(x)) if followed else None
         tapped = taps is not None and len(self.layers.layers) in taps.layers
         to_the_end = tapped or prompts.scored is not None
         reads = None if to_the_end else ends

@@ -28,14 +28,14 @@ class Prefill:
     def __init__(self, cycle: DeviceCycle, table: RequestTable, graphs: PromptGraphs) -> None:
         self._cycle, self._table, self._graphs = cycle, table, graphs
 
-    def run(self, chunks: Sequence[Chunk]) -> PromptEnds:
-        """The target and the drafter over some chunks.
+    def run(self, chunks: Sequence[Chunk], followed: bool) -> PromptEnds:
+        """The target over some chunks, and the drafter where it follows one of them.
 
         Long chunks from position 0 should come first, equal ones adjacent. Captured passes read the
         ends of prompts alone, so that those to be scored run outside of them.
         """
         scored = scored_rows(chunks)
-        graph = None if scored else self._graphs.fit(chunks)
+        graph = None if scored else self._graphs.fit(chunks, followed)
         if graph is not None:
             return graph.run(chunks)
         device = self._table.slots.device
@@ -48,7 +48,7 @@ class Prefill:
         spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
         attention = prompt_attention(self._table, spans, padding)
         rows = PromptRows(*(upload(values, device) for values in given))
-        return self._cycle.fill(rows, attention)
+        return self._cycle.fill(rows, attention, followed)
 
     def show_drafter(self, state: ResidentState, spans: Sequence[Span]) -> None:
         """The drafter alone over positions that wait for it: the first ones of each row's."""

@@ -32,8 +32,12 @@ MOST_PAIRS = 1 << 20
 class PromptGraph:
     """The pass of one size, which reads all its inputs from one tensor."""
 
-    def __init__(self, cycle: DeviceCycle, table: RequestTable, spare: int, size: int) -> None:
+    def __init__(
+        self, cycle: DeviceCycle, table: RequestTable, spare: int, size: int, followed: bool
+    ) -> None:
+        """followed: whether the drafter sees these rows, where there is one."""
         self._cycle, self._table, self._spare, self._size = cycle, table, spare, size
+        self._followed = followed
         self._inputs = upload(self._packed_inputs(()), table.slots.device)
         self._replayed: tuple[torch.cuda.CUDAGraph, PromptEnds] | None = None
 
@@ -90,31 +94,37 @@ class PromptGraph:
             writes=slots[owners, positions].where(positions < limits[owners], -1),
             most=TILE,
         )
-        return self._cycle.fill(PromptRows(tokens, following, ends), _attention(rows))
+        prompts = PromptRows(tokens, following, ends)
+        return self._cycle.fill(prompts, _attention(rows), self._followed)
 
 
 class PromptGraphs:
-    """Passes of every size; on a CPU without graphs."""
+    """Passes of every size, with the drafter and without; on a CPU without graphs."""
 
     def __init__(
         self, cycle: DeviceCycle, table: RequestTable, spare: int, max_batched_tokens: int
     ) -> None:
         self._sizes = [size for size in SIZES if size <= max_batched_tokens]
-        self._graphs = [PromptGraph(cycle, table, spare, size) for size in self._sizes]
+        ways = [False] if cycle.drafter is None else [False, True]
+        self._graphs = {
+            followed: [PromptGraph(cycle, table, spare, size, followed) for size in self._sizes]
+            for followed in ways
+        }
 
     def capture(self, pool: Any) -> None:
         """Capture every size."""
-        for graph in reversed(self._graphs):
-            graph.capture(pool)
+        for graphs in self._graphs.values():
+            for graph in reversed(graphs):
+                graph.capture(pool)
 
-    def fit(self, chunks: Sequence[Chunk]) -> PromptGraph | None:
+    def fit(self, chunks: Sequence[Chunk], followed: bool) -> PromptGraph | None:
         """The smallest pass that holds the chunks; None where they are too long together."""
         rows = sum(chunk.rows + -chunk.rows % TILE for chunk in chunks)
         pairs = rows * max(chunk.stop for chunk in chunks)
         place = bisect.bisect_left(self._sizes, rows)
         if place == len(self._sizes) or pairs > MOST_PAIRS:
             return None
-        return self._graphs[place]
+        return self._graphs[followed][place]
 
 
 def _attention(rows: PassRows) -> Attention:

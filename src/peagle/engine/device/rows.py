@@ -53,20 +53,24 @@ class DeviceRows:
         """How a request's tokens are chosen."""
         return self._begun[row].settings
 
+    def followed(self, row: int) -> bool:
+        """Whether the drafter sees a request's positions: not of one that never drafts."""
+        return self._follows and self._begun[row].settings.k > 0
+
     def next_shape(self, rows: Sequence[int], drafts: int) -> CycleShape:
         """The shape of the next cycle of some requests, which leaves up to `drafts` + 1 pending."""
         shape = CycleShape(drafts, max(self._pending[row] for row in rows))
-        for row in rows if self._follows else ():
+        for row in filter(self.followed, rows):
             self._pending[row] = drafts + 1 if drafts else self._pending[row] + 1
         return shape
 
-    def behind(self, rows: Sequence[int], drafts: int) -> list[int]:
-        """Those of some rows whose drafter has to catch up before their next cycle.
+    def behind(self, rows: Sequence[int], drafts: int, repeats: int) -> list[int]:
+        """Those of some rows whose drafter has to catch up before their next cycles.
 
         Where one has to, others that will soon do so too, in the same pass.
         """
         least = self._usual if drafts else self._most // 2
-        most = self._usual if drafts else self._most - 1
+        most = self._usual if drafts else self._most - repeats
         if all(self._pending[row] <= most for row in rows):
             return []
         return [row for row in rows if self._pending[row] > least]
@@ -82,7 +86,7 @@ class DeviceRows:
         else:
             self._computed[row] += emitted
             self._unseen[row] = emitted if drafts else self._unseen[row] + emitted
-        return self._unseen[row] if self._follows else 0
+        return self._unseen[row] if self.followed(row) else 0
 
     def missed(self, row: int) -> Span:
         """The positions that the drafter has not seen, once all outcomes are known."""

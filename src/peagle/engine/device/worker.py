@@ -1,5 +1,6 @@
 """The worker on a GPU: steps are launched, and their outcome is read one step behind."""
 
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, Span
 from peagle.drafters.lookup import Lookup
-from peagle.drafters.resident import CycleShape, resident_drafter
+from peagle.drafters.resident import resident_drafter
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.graphs import CycleGraphs
@@ -20,6 +21,7 @@ from peagle.engine.device.texts import DeviceTexts
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
+from peagle.engine.repeats import MOST_REPEATS
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import (
     MOST_UNSEEN,
@@ -54,17 +56,18 @@ def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
 
 @dataclass(frozen=True)
 class LaunchedCycle:
-    """A captured cycle in flight, and the events that time it."""
+    """A captured cycle in flight, run once or more often, and the events that time it."""
 
     requests: int
     drafts: int
+    repeats: int
     started: torch.cuda.Event
     ended: torch.cuda.Event
 
     @property
-    def time(self) -> CycleTime:
-        """How long it took; only after it has ended."""
-        return CycleTime(self.requests, self.drafts, self.started.elapsed_time(self.ended) / 1e3)
+    def seconds(self) -> float:
+        """How long it took each time; only after it has ended."""
+        return self.started.elapsed_time(self.ended) / 1e3 / self.repeats
 
 
 @dataclass(frozen=True)
@@ -78,7 +81,11 @@ class Flight:
     """Of its cycle."""
     results: Download
     """[table rows, K + 3]"""
+    repeated: Download | None
+    """[table rows, repeats] what a cycle chose each time; None: it ran once."""
     cycle: LaunchedCycle | None
+    host: float
+    """As in `CycleTime`."""
     logits: Mapping[int, Tensor]
     """[rows, vocab] by table row, of those that want log-probabilities."""
     prompts: PromptLogprobs | None
@@ -135,6 +142,10 @@ class DeviceWorker:
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
         self._flight: Flight | None = None
+        self._chosen = self._rows.state.results.new_zeros(len(table.limits), MOST_REPEATS)
+        """[table rows, most repeats] what a cycle that is repeated chooses each time."""
+        self._landed = 0.0
+        """When the newest results came."""
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -197,7 +208,7 @@ class DeviceWorker:
         if not (self.pauses and self._follows and step.cycles):
             return []
         drafts = self._graphs.length_for(max(cycle.drafts for cycle in step.cycles))
-        return self._rows.behind([cycle.row for cycle in step.cycles], drafts)
+        return self._rows.behind([cycle.row for cycle in step.cycles], drafts, step.repeats)
 
     def _update(self, step: Step) -> None:
         self._table.update(step)
@@ -213,23 +224,27 @@ class DeviceWorker:
         logits: dict[int, Tensor] = {}
         drafts = max((cycle.drafts for cycle in step.cycles), default=0)
         drafts = self._graphs.length_for(drafts)
-        cycle = self._cycle(step.cycles, drafts, logits) if step.cycles else None
+        repeated, cycle = None, None
+        if step.cycles:
+            cycle = self._cycle(step.cycles, drafts, step.repeats, logits)
+            repeated = Download(self._chosen[:, : step.repeats]) if step.repeats > 1 else None
         # after the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
         chunks, prompts = self._start(step.chunks, logits)
         refused = () if chunks else tuple(chunk.row for chunk in step.chunks)
         results = Download(self._rows.state.results)
         work: tuple[Cycle | Chunk, ...] = (*step.cycles, *chunks)
-        flight = Flight(step.number, work, drafts, results, cycle, logits, prompts)
+        host = time.perf_counter() - self._landed if self._flight is not None else 0.0
+        flight = Flight(step.number, work, drafts, results, repeated, cycle, host, logits, prompts)
         return flight, refused
 
     def _cycle(
-        self, cycles: Sequence[Cycle], drafts: int, logits: dict[int, Tensor]
+        self, cycles: Sequence[Cycle], drafts: int, repeats: int, logits: dict[int, Tensor]
     ) -> LaunchedCycle | None:
         """Run a cycle; its times are known only where the host takes no part in it."""
         rows = [cycle.row for cycle in cycles]
-        shape = self._rows.next_shape(rows, drafts)
         if not any(cycle.hosted for cycle in cycles):
-            return self._timed(rows, shape)
+            return self._timed(rows, drafts, repeats)
+        shape = self._rows.next_shape(rows, drafts)
         proposed = Download(self._graphs.draft(rows, shape).flatten())
         verified = self._graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
         self._edit(cycles, drafts, verified.logits, proposed, logits)
@@ -247,7 +262,9 @@ class DeviceWorker:
             return (), None
         chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, -chunk.rows))
         try:
-            ends = self._prefill.run(chunks)
+            ends = self._prefill.run(
+                chunks, any(self._rows.followed(chunk.row) for chunk in chunks)
+            )
             prompts = None if ends.scores is None else PromptLogprobs(chunks, ends.scores)
             last = [chunk for chunk in chunks if chunk.completes]
             if last:
@@ -277,21 +294,32 @@ class DeviceWorker:
                 kept[item.row] = share.clone()
         self._processor.edit(rows, choices, proposed)
 
-    def _timed(self, rows: list[int], shape: CycleShape) -> LaunchedCycle | None:
+    def _timed(self, rows: list[int], drafts: int, repeats: int) -> LaunchedCycle | None:
         """Run and time a cycle; None if it was not captured, since its time is not typical then."""
         if not self._rows.state.computed.is_cuda:
-            self._graphs.run(rows, shape)
+            self._repeat(rows, drafts, repeats)
             return None
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        replayed = self._graphs.run(rows, shape)
+        replayed = self._repeat(rows, drafts, repeats)
         ended.record()
-        cycle = LaunchedCycle(len(rows), shape.drafts, started, ended)
+        cycle = LaunchedCycle(len(rows), drafts, repeats, started, ended)
         return cycle if replayed else None
+
+    def _repeat(self, rows: list[int], drafts: int, repeats: int) -> bool:
+        """Run a cycle so often, and keep what it chooses; whether it was captured."""
+        replayed = True
+        for turn in range(repeats):
+            replayed &= self._graphs.run(rows, self._rows.next_shape(rows, drafts))
+            if repeats > 1:
+                self._chosen[:, turn].copy_(self._rows.state.results[:, 1])
+        return replayed
 
     def _land(self, flight: Flight) -> Outcome:
         """Read what a step brought; waits for it."""
         found = flight.results.tolist()
+        self._landed = time.perf_counter()
+        repeated = None if flight.repeated is None else flight.repeated.tolist()
         tokens: dict[int, tuple[int, ...]] = {}
         pending: dict[int, int] = {}
         cycles = [item for item in flight.work if isinstance(item, Cycle)]
@@ -303,7 +331,10 @@ class DeviceWorker:
         }
         for item in flight.work:
             accepted, *emitted = found[item.row]
-            tokens[item.row] = tuple(emitted[: accepted + 1]) if item.completes else ()
+            if repeated is not None and isinstance(item, Cycle):
+                tokens[item.row] = tuple(repeated[item.row])
+            else:
+                tokens[item.row] = tuple(emitted[: accepted + 1]) if item.completes else ()
             pending[item.row] = self._rows.land(item, len(tokens[item.row]), flight.drafts)
         scores = self._scores(flight.logits, tokens)
         prompts = {} if flight.prompts is None else flight.prompts.by_row()
@@ -311,7 +342,7 @@ class DeviceWorker:
             Result(
                 row,
                 new,
-                accepted=max(len(new) - 1, 0),
+                accepted=max(len(new) - 1, 0) if flight.drafts else 0,
                 drafted=drafted.get(row, 0),
                 looked_up=row in looked_up,
                 pending=pending[row],
@@ -320,8 +351,10 @@ class DeviceWorker:
             )
             for row, new in tokens.items()
         )
-        timed = flight.cycle if self.cycle_seconds is not None else None
-        return Outcome(flight.number, results, None if timed is None else timed.time)
+        cycle, timed = flight.cycle, None
+        if cycle is not None:
+            timed = CycleTime(cycle.requests, cycle.drafts, cycle.seconds, flight.host)
+        return Outcome(flight.number, results, timed)
 
     def _scores(
         self, logits: Mapping[int, Tensor], tokens: Mapping[int, tuple[int, ...]]

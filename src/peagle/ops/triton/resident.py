@@ -318,9 +318,10 @@ def _settle(
     index, place = tl.program_id(0), tl.program_id(1)
     mine = tl.load(requests + index).to(tl.int64)
     first = tl.zeros([], tl.int64)
+    most = tl.load(ks + mine).to(tl.int32)
     if FEATURES:
         if COUNT == 1:  # without drafts, the drafter still has to see those before
-            first = tl.load(pending + mine)
+            first = tl.where(most > 0, tl.load(pending + mine), 0).to(tl.int64)
         column = tl.arange(0, HIDDEN)
         inside = column < hidden
         at = (index * COUNT + place).to(tl.int64) * hidden + column
@@ -338,7 +339,7 @@ def _settle(
         drawn = (cycle * STRIDE + mine * OFFSET) % TURNS
         below = tl.load(synthetic + step, mask=step < COUNT - 1, other=0)
         agreed = tl.sum((drawn < below).to(tl.int32), 0)
-    accepted = tl.minimum(agreed, tl.load(ks + mine).to(tl.int32))
+    accepted = tl.minimum(agreed, most)
     token = tl.where(step < accepted, proposed, taken)
     shown = step <= accepted
     tl.store(results + mine * results_width, accepted.to(tl.int64))
