@@ -125,7 +125,8 @@ def _command(
 
 def choices(log: str) -> list[str]:
     """What vLLM's log says that it chose: kernels and backends, each once."""
-    return list(dict.fromkeys(CHOICE.findall(log)))
+    found = dict.fromkeys(CHOICE.findall(log))
+    return [line for line in found if "cache" not in line]  # where files are
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from peagle.config import SamplingParams
 from peagle.engine.block_groups import BlockGroup, BlockGroups, HeldBlocks
 from peagle.engine.block_pool import BlockPool, block_hash
 from peagle.engine.capacity import Capacity
+from peagle.engine.pace import Pace
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
 from peagle.engine.scheduler import Scheduler
@@ -162,7 +163,8 @@ def run(plan: Plan, longest: int) -> tuple[Book, Scheduler]:
         prompt_tokens=plan.prompt_tokens,
     )
     config = tiny.engine_config(enable_prefix_caching=plan.caching)
-    scheduler = Scheduler(capacity.groups(), capacity, config, plan.late, None)
+    pace = Pace(None, None, capacity.max_length, capacity.num_seqs)
+    scheduler = Scheduler(capacity.groups(), capacity, config, plan.late, pace)
     table = RequestTable(
         plan.num_seqs,
         longest,

@@ -287,7 +287,7 @@ def test_draft_lengths_learn_from_them(targets, trained):
 
     engine = engine_of(targets, trained, "peagle", True, draft_length="auto")
     times = MeasuredTimes({4: {1: 1.0, 3: 1.5, 4: 1.6}})
-    engine.scheduler.draft_length = Seeing(4, times, may_stop=False)
+    engine.scheduler.pace.draft_length = Seeing(4, times, may_stop=False)
     how = SamplingParams(max_tokens=30, logprobs=0)
     requests = tiny.run(engine, PROMPTS, how)
     done = [request.speculation for request in requests]

@@ -11,8 +11,8 @@ from peagle.config import SamplingParams
 from peagle.engine.device import worker as on_device
 from peagle.engine.engine import Engine
 from peagle.engine.host import worker as on_host
+from peagle.engine.pace import SCOUTS
 from peagle.engine.request import Request
-from peagle.engine.scheduler import SCOUTS
 from peagle.engine.step import CycleTime, Outcome, Step
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
@@ -34,7 +34,7 @@ def engine_with(targets, trained) -> Callable[..., Engine]:
     def make(method: str, device: bool, lengths: Sequence[int], **room) -> Engine:
         config = tiny.engine_config(draft_length="auto", **room)
         engine = tiny.engine(targets["easy"].decoder, trained[method].drafter, 4, device, config)
-        engine.scheduler.draft_length = tiny.GivenLengths(lengths)
+        engine.scheduler.pace.draft_length = tiny.GivenLengths(lengths)
         return engine
 
     return make
@@ -134,7 +134,7 @@ def test_texts_that_were_never_drafted_are_cached(targets, trained, engine_with,
     """With the drafter's keys, so that drafts after them are as good."""
     engine = engine_with("peagle", device, [0], block_size=4)
     (first,) = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=30))
-    engine.scheduler.draft_length = tiny.GivenLengths(PAUSES)
+    engine.scheduler.pace.draft_length = tiny.GivenLengths(PAUSES)
     (again,) = tiny.run(engine, [first.tokens], SamplingParams(max_tokens=30))
     assert again.cached >= first.total - 5
     drafter, target = trained["peagle"].drafter, targets["easy"].decoder
@@ -196,7 +196,7 @@ def test_where_drafts_do_not_pay_few_are_followed(
     """By those it is known when they do. The drafter never sees the others."""
     few_unseen(monkeypatch, 12)
     engine = engine_with(method, device, [0], max_num_seqs=16)
-    engine.scheduler.draft_length = Worthless([0])
+    engine.scheduler.pace.draft_length = Worthless([0])
     prompts = [[(7 * i + j) % tiny.MASK for j in range(9 + i)] for i in range(SCOUTS + 3)]
     ways = [WAYS[i % 3] for i in range(len(prompts))]
     requests = tiny.run(engine, prompts, ways)
@@ -205,7 +205,7 @@ def test_where_drafts_do_not_pay_few_are_followed(
     assert [request.drafter_computed for request in requests[SCOUTS:]] == [
         request.computed for request in requests[SCOUTS:]
     ]
-    engine.scheduler.draft_length = tiny.GivenLengths(PAUSES)
+    engine.scheduler.pace.draft_length = tiny.GivenLengths(PAUSES)
     again = tiny.run(engine, prompts, ways)
     assert all(request.speculates and request.speculation.drafted for request in again)
     assert written(again) == written(requests)
@@ -214,7 +214,7 @@ def test_where_drafts_do_not_pay_few_are_followed(
 @DEVICES
 def test_those_that_were_left_draft_nothing_beside_others(engine_with, plain, device: bool):
     engine = engine_with("peagle", device, PAUSES, max_num_seqs=16)
-    engine.scheduler.draft_length = Worthless(PAUSES)
+    engine.scheduler.pace.draft_length = Worthless(PAUSES)
     prompts = [[(7 * i + j) % tiny.MASK for j in range(9 + i)] for i in range(SCOUTS + 2)]
     requests = tiny.run(engine, prompts, WAYS[0])
     assert written(requests) == written(plain(prompts, [WAYS[0]] * len(prompts)))
@@ -224,7 +224,7 @@ def test_those_that_were_left_draft_nothing_beside_others(engine_with, plain, de
 
 def test_who_asks_for_drafts_is_followed(engine_with):
     engine = engine_with("peagle", False, [0], max_num_seqs=16)
-    engine.scheduler.draft_length = Worthless([0])
+    engine.scheduler.pace.draft_length = Worthless([0])
     tiny.run(engine, PROMPTS * 2, SamplingParams(max_tokens=2))
     for i in range(SCOUTS):
         engine.add(f"scout {i}", PROMPTS[0], SamplingParams(max_tokens=2))

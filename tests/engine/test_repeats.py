@@ -21,8 +21,8 @@ WAYS = [
 
 
 def repeating(engine: Engine) -> Engine:
-    assert engine.scheduler.repeats is not None
-    engine.scheduler.repeats = tiny.MostRepeats()
+    assert engine.scheduler.pace.repeats is not None
+    engine.scheduler.pace.repeats = tiny.MostRepeats()
     return engine
 
 
@@ -106,7 +106,7 @@ def test_drafts_behind_them_are_as_good(make, plain, monkeypatch, method: str, m
     prompt, how = PROMPTS[0], SamplingParams(max_tokens=100)
     found = []
     for engine in (repeating(make(method)), make(method)):
-        engine.scheduler.draft_length = tiny.GivenLengths([0, 0, 0, 0, 4])
+        engine.scheduler.pace.draft_length = tiny.GivenLengths([0, 0, 0, 0, 4])
         (request,) = tiny.run(engine, [prompt], how)
         assert [request.output] == plain([prompt], how)
         found.append(request.speculation.accepted_per_cycle[:12])

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import msgspec
 import pytest
 import tiny
 
@@ -47,6 +48,8 @@ def leaves(value: object) -> Iterator[object]:
     """What a value is made of."""
     if is_dataclass(value):
         value = tuple(getattr(value, field.name) for field in fields(value))
+    if isinstance(value, msgspec.Struct):
+        value = msgspec.structs.astuple(value)
     if isinstance(value, tuple):
         for part in value:
             yield from leaves(part)

@@ -45,7 +45,7 @@ def test_on_a_device_lookups_may_pause(targets):
     how = SamplingParams(max_tokens=NEW)
     prompts = [REPEATS, list(range(30))]
     engine = engine_of(targets, True, draft_length="auto")
-    engine.scheduler.draft_length = tiny.GivenLengths([0, 4])
+    engine.scheduler.pace.draft_length = tiny.GivenLengths([0, 4])
     requests = tiny.run(engine, prompts, how)
     assert tiny.outputs(requests) == plain(targets, prompts, how)
     assert all(request.speculation.pauses > NEW / 8 for request in requests)

@@ -125,9 +125,9 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
         Lookup(1, 4, torch.device("cpu")) if case.lookup else None,
     )
     if case.pauses:
-        engine.scheduler.draft_length = tiny.GivenLengths([case.k] + 8 * [0])
-        if engine.scheduler.repeats is not None:
-            engine.scheduler.repeats = tiny.MostRepeats()
+        engine.scheduler.pace.draft_length = tiny.GivenLengths([case.k] + 8 * [0])
+        if engine.scheduler.pace.repeats is not None:
+            engine.scheduler.pace.repeats = tiny.MostRepeats()
     return engine
 
 

@@ -11,6 +11,7 @@ from peagle.engine.constraint import Constraint
 from peagle.engine.cycle_times import cycle_times
 from peagle.engine.draft_length import DraftLength, candidate_lengths
 from peagle.engine.logits_processor import LogitsProcessor
+from peagle.engine.pace import Pace
 from peagle.engine.plan import NOTHING, Plan
 from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request, RequestOutput
@@ -124,7 +125,8 @@ class Engine:
             draft_length = DraftLength(k, times, self.worker.pauses)
         ahead = self.worker.runs_ahead
         repeats = Repeats() if ahead and lookup is None else None
-        self.scheduler = Scheduler(self.blocks, capacity, config, ahead, draft_length, repeats)
+        pace = Pace(draft_length, repeats, self.max_length, capacity.num_seqs)
+        self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         self.max_num_seqs = capacity.num_seqs
         self._looks_up = lookup is not None
         self._seed = config.seed

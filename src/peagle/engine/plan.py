@@ -2,8 +2,11 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from peagle.engine.block_groups import WHOLE, BlockGroups, GroupBlock, HeldBlocks
 from peagle.engine.request import Request
@@ -13,8 +16,7 @@ WORTH_WAITING = 256
 take a GPU about as long as the step that it waits for."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Struct, frozen=True):
     """A request's part of a step."""
 
     request: Request
@@ -259,8 +261,7 @@ class Planner:
 
     def _will_end(self, request: Request) -> bool:
         """Whether what is already launched will bring a request to its last token."""
-        room = self._limits.max_length - request.total
-        left = min(request.params.max_tokens - request.output_length, room)
+        left = min(request.longest, self._limits.max_length) - request.total
         return 0 < request.promised >= left
 
     def _blocks_for(self, length: int) -> int:

@@ -115,11 +115,16 @@ class Request:
         may_be_left: whether it may go without drafts all its life."""
         self.id, self._from_features, self.may_be_left = request_id, from_features, may_be_left
         self.prompt_length = len(prompt)
+        self.longest = len(prompt) + params.max_tokens
+        """Tokens at which it ends, if the context holds them."""
         self.tokens = list(prompt)
         self.params = params
         self.seed = seed
         self.k = k
         self.constraint = constraint
+        asked = bool(params.logit_bias) or params.logprobs is not None
+        self._hosted = asked or constraint is not None
+        """Whether the host takes part in the choice of all its tokens."""
         self.status = Status.WAITING
         self.finish_reason: str | None = None
         self.failure: str | None = None
@@ -212,8 +217,7 @@ class Request:
     @property
     def needs_host(self) -> bool:
         """Whether the host changes or reads the logits of its next tokens."""
-        asked = bool(self.params.logit_bias) or self.params.logprobs is not None
-        return self.missing > 0 or asked or self.constraint is not None
+        return self._hosted or self.missing > 0
 
     @property
     def missing(self) -> int:

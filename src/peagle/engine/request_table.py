@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,7 +54,6 @@ class RequestTable:
         self._tables = whole, *self.windows.values()
         """By group."""
         self.limits = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._offsets = torch.arange(block_size, device=device)
         self._first_blocks: list[int | None] = [None] * rows
 
     def update(self, step: Step) -> None:
@@ -94,14 +94,24 @@ class RequestTable:
             self._first_blocks[row] = first if in_order else None
 
     def _write(self, table: SlotTable, updates: Iterable[BlockUpdate]) -> None:
-        """In one copy, however many requests have grown."""
-        found = [
-            (row, place, -1 if block is None else block * self.block_size)
-            for _, row, place, block in updates
-        ]
-        rows, places, firsts = upload(found, table.slots.device).unbind(1)
-        positions = places[:, None] * self.block_size + self._offsets
-        slots = (firsts[:, None] + self._offsets).where(firsts[:, None] >= 0, table.null_slot)
-        table.slots[rows[:, None], positions] = slots
+        """In one copy, however many requests have grown.
+
+        What a GPU would take several launches for is worked out here: each costs the host more.
+        """
+        size, (_, width) = self.block_size, table.slots.shape
+        found = np.array(
+            [
+                (row, place * size, -1 if block is None else block * size)
+                for _, row, place, block in updates
+            ]
+        )
+        rows, firsts, slots = found.T
+        offsets = np.arange(size)
+        places = (rows * width + firsts)[:, None] + offsets
+        held = np.where(slots[:, None] < 0, table.null_slot, slots[:, None] + offsets)
+        numbers = places.ravel(), held.ravel(), rows, firsts + size
+        flat = upload(torch.from_numpy(np.concatenate(numbers)), table.slots.device)
+        at, values, owners, limits = flat.split([len(part) for part in numbers])
+        table.slots.view(-1).index_copy_(0, at, values)
         if table.slots is self.slots:
-            self.limits.scatter_reduce_(0, rows, positions[:, -1] + 1, "amax")
+            self.limits.scatter_reduce_(0, owners, limits, "amax")

@@ -10,17 +10,14 @@ from dataclasses import dataclass
 from peagle.config import EngineConfig
 from peagle.engine.block_groups import BlockGroups, GroupBlock
 from peagle.engine.capacity import Capacity
-from peagle.engine.draft_length import DraftLength
+from peagle.engine.pace import Pace
 from peagle.engine.plan import Limits, Passed, Plan, Planner, Share
-from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request, RequestOutput, Status
 from peagle.engine.row_pool import RowPool
 from peagle.engine.step import Begin, Chunk, Cycle, Outcome, Result, Step
 
 SMALLEST_CHUNK = 16
 """Fewest prompt tokens in one pass that a GPU must have memory for."""
-SCOUTS = 8
-"""Requests that the drafter follows where drafts do not pay, so that it is known when they do."""
 NAN_LOGITS = "the target's logits are NaN; its weights may be broken, or need another dtype"
 
 
@@ -53,17 +50,13 @@ class Scheduler:
         capacity: Capacity,
         config: EngineConfig,
         runs_ahead: bool,
-        draft_length: DraftLength | None,
-        repeats: Repeats | None = None,
+        pace: Pace,
     ) -> None:
-        """repeats: None where a step has each cycle once."""
         self.groups, self.rows = groups, RowPool(capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the
         next step before the outcome of this one is known."""
-        self.draft_length = draft_length
-        """Chooses the drafts of requests that decode; None: always K."""
-        self.repeats = repeats
+        self.pace = pace
         self._capacity, self._prefix_caching = capacity, config.enable_prefix_caching
         self.max_prompt_tokens = capacity.prompt_tokens
         """Most rows of prompts in a step; fewer once the device had no memory for them."""
@@ -105,11 +98,8 @@ class Scheduler:
         return sum(request.on_device for request in self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a request; drafts may be made for it where they pay, or where few others have them.
-
-        To follow one costs a drafter a pass over all its tokens, drafts or none.
-        """
-        if request.may_be_left and not self._follows_next():
+        """Queue a request; one that may be left without drafts is where they do not pay."""
+        if request.may_be_left and not self.pace.follows_one_more(self.requests.values()):
             request.k = 0
         self.requests[request.id] = request
         bisect.insort_right(self.waiting, request, key=_priority)
@@ -117,17 +107,14 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step; empty where all that is left is in flight. Changes nothing."""
         decoding = [request for request in self.running if self._decodes(request)]
-        followed = sum(request.speculates for request in decoding)
-        drafts = None
-        if self.draft_length is not None and decoding:
-            drafts = self.draft_length.choose(len(decoding), followed)
+        drafts = self.pace.drafts(decoding)
         limits = Limits(
             max_length=self._capacity.max_length,
             rows=self._capacity.batched_tokens,
             prompt_rows=self.max_prompt_tokens,
             drafts=drafts,
             prefix_caching=self._prefix_caching,
-            repeats=self._repeats_of(decoding, drafts),
+            repeats=self.pace.cycles(decoding, drafts),
         )
         planner = Planner(self.groups, limits)
         return planner.plan(self.running, self.waiting, self.rows.free_rows)
@@ -142,13 +129,14 @@ class Scheduler:
         for share in plan.work:
             if share.fresh:
                 self._grow(share)
-        cycles = tuple(_cycle(share) for share in plan.work if self._is_cycle(share))
+        shares = [share for share in plan.work if self._is_cycle(share)]
+        cycles = tuple(map(_cycle, shares))
         chunks = tuple(_chunk(share) for share in plan.work if not self._is_cycle(share))
         left, blocks = self.rows.news()
         caught_up, cleared = tuple(self._caught_up), tuple(self._cleared)
         self._caught_up.clear()
         self._steps += 1
-        self._note(plan, len(cycles))
+        self._note(plan, [share.request for share in shares])
         changes = left, caught_up, cleared, begun, blocks
         return Step(self._steps, *changes, cycles, plan.repeats, chunks)
 
@@ -200,24 +188,6 @@ class Scheduler:
         request.forget_cache()
         bisect.insort_left(self.waiting, request, key=_priority)
 
-    def _follows_next(self) -> bool:
-        """Whether the drafter is to follow one request more."""
-        if self.draft_length is None:
-            return True
-        requests = min(len(self.requests) + 1, self._capacity.num_seqs)
-        if self.draft_length.pays(requests):
-            return True
-        return sum(request.speculates for request in self.requests.values()) < SCOUTS
-
-    def _repeats_of(self, decoding: Sequence[Request], drafts: int | None) -> int:
-        """How often the next step repeats its cycle, of these requests with so many drafts."""
-        if self.repeats is None or drafts or (wanted := self.repeats.wanted) == 1:
-            return 1
-        if any((drafts is None and request.k) or request.needs_host for request in decoding):
-            return 1
-        furthest = max((request.furthest for request in decoding), default=0)
-        return max(min(wanted, self._capacity.max_length - furthest), 1)
-
     def _decodes(self, request: Request) -> bool:
         """Whether a running request is past its prompt, so that drafts may be made for it."""
         if self.runs_ahead:
@@ -256,14 +226,11 @@ class Scheduler:
         for group, fresh in enumerate(self.groups.grow(request.blocks, share.fresh)):
             self.rows.append(request.row, group, held, fresh)
 
-    def _note(self, plan: Plan, cycles: int) -> None:
-        """Write down a plan that the worker gets."""
+    def _note(self, plan: Plan, cycles: Sequence[Request]) -> None:
+        """Write down a plan that the worker gets. cycles: those who take part in its cycles."""
         if not plan.work:
             return
-        if self.draft_length and plan.drafts is not None and cycles:
-            followed = sum(s.request.speculates for s in plan.work if self._is_cycle(s))
-            for _ in range(plan.repeats):
-                self.draft_length.launched(cycles, followed, plan.drafts)
+        self.pace.launched(cycles, plan.drafts, plan.repeats)
         for share in plan.work:
             share.request.launch(share.rows, share.tokens)
             share.request.on_device |= share.completes and self.runs_ahead
@@ -284,12 +251,7 @@ class Scheduler:
                 if share.decodes:
                     verified.append((share.drafts, results[request.row].accepted))
                 outputs.append(self._advance(share, results[request.row]))
-        if self.draft_length:
-            self.draft_length.verified(verified)
-            if outcome.time:
-                self.draft_length.took(outcome.time)
-        if self.repeats is not None and outcome.time:
-            self.repeats.took(outcome.time)
+        self.pace.landed(verified, outcome.time)
         return outputs
 
     def _advance(self, share: Share, result: Result) -> RequestOutput:
@@ -442,12 +404,11 @@ def _until_end(
 
     Those of a prompt after which nothing is to be generated are none, and end it.
     """
-    allowed = min(request.params.max_tokens - request.output_length, max_length - request.total)
+    allowed = min(request.longest, max_length) - request.total
     for index, token in enumerate(tokens[:allowed]):
         if token < 0:
             return tokens[:index], "error"
-        enough = request.output_length + index + 1 > request.params.min_tokens
-        if token in request.stop_ids and enough:
+        if token in request.stop_ids and request.output_length + index >= request.params.min_tokens:
             return tokens[: index + 1], "stop"
     return tokens[:allowed], "length" if tokens and len(tokens) >= allowed else None
 

@@ -1,10 +1,13 @@
 """What the scheduler asks of a worker, and what comes back: plain values, no requests, no tensors.
 
 A request is its *table row* here, which is its own from `Begin` until a step names it in `left`.
+What is made for every request in every step is a msgspec struct: that takes a fraction of the time.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import msgspec
 
 MOST_UNSEEN = 256
 """Most positions with the target's keys that wait for a drafter while a request goes on without
@@ -47,8 +50,7 @@ class Begin:
     prompt_length: int
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(msgspec.Struct, frozen=True):
     """Consecutive known tokens of one request, whose keys are to be computed."""
 
     row: int
@@ -84,8 +86,7 @@ class Chunk:
         return (*self.tokens[1:], self.next_token)
 
 
-@dataclass(frozen=True)
-class Cycle:
+class Cycle(msgspec.Struct, frozen=True):
     """One draft and one verification for a request whose newest token alone lacks its keys."""
 
     row: int
@@ -157,8 +158,7 @@ class TokenLogprobs:
     """(token id, log-probability), most likely first."""
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(msgspec.Struct, frozen=True):
     """What a step did for one request."""
 
     row: int

@@ -477,7 +477,7 @@ def test_cycles_of_changing_length_emit_the_same(targets, trained, method: str, 
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, how))
     engine = engine_of(targets["easy"], drafter, True, draft_length="auto")
     lengths = [4, 1, 3, 1, 4, 4, 3, 3]
-    engine.scheduler.draft_length = Drawn(lengths)
+    engine.scheduler.pace.draft_length = Drawn(lengths)
     requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(PROMPTS[:3])]
     for _ in range(4):
         engine.step()
@@ -502,7 +502,7 @@ def test_lengths_are_chosen_by_what_was_accepted(targets, trained):
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, params))
     engine = engine_of(targets["easy"], drafter, True, draft_length="auto")
     times = MeasuredTimes({4: {1: 1.0, 3: 1.5, 4: 1.6}})
-    engine.scheduler.draft_length = Seeing(4, times, may_stop=False)
+    engine.scheduler.pace.draft_length = Seeing(4, times, may_stop=False)
     requests = tiny.run(engine, PROMPTS, params)
     assert tiny.outputs(requests) == plain
     assert seen[0][0] == 4
@@ -519,7 +519,7 @@ def test_cycles_of_changing_length_draft_as_from_scratch(targets, trained, metho
     target, drafter = targets["easy"].decoder, trained[method].drafter
     engine = engine_of(targets["easy"], drafter, True, draft_length="auto")
     lengths = [4, 1, 3, 1, 4, 4, 3, 3]
-    engine.scheduler.draft_length = Drawn(lengths)
+    engine.scheduler.pace.draft_length = Drawn(lengths)
     request = tiny.run(engine, PROMPTS[:1], SamplingParams(max_tokens=50))[0]
     known, hits = request.prompt_length + 1, 0
     pairs = zip(itertools.cycle(lengths), request.speculation.accepted_per_cycle, strict=False)

@@ -320,41 +320,35 @@ class DeviceWorker:
         found = flight.results.tolist()
         self._landed = time.perf_counter()
         repeated = None if flight.repeated is None else flight.repeated.tolist()
-        tokens: dict[int, tuple[int, ...]] = {}
-        pending: dict[int, int] = {}
-        cycles = [item for item in flight.work if isinstance(item, Cycle)]
-        looked_up = {item.row for item in cycles if found[item.row][-1]}
-        drafted = {
-            item.row: item.drafts
-            for item in cycles
-            if self._follows or item.row in looked_up or found[item.row][0]
-        }
-        for item in flight.work:
-            accepted, *emitted = found[item.row]
-            if repeated is not None and isinstance(item, Cycle):
-                tokens[item.row] = tuple(repeated[item.row])
-            else:
-                tokens[item.row] = tuple(emitted[: accepted + 1]) if item.completes else ()
-            pending[item.row] = self._rows.land(item, len(tokens[item.row]), flight.drafts)
-        scores = self._scores(flight.logits, tokens)
+        tokens = {item.row: _tokens(item, found[item.row], repeated) for item in flight.work}
+        scores = self._scores(flight.logits, tokens) if flight.logits else {}
         prompts = {} if flight.prompts is None else flight.prompts.by_row()
         results = tuple(
-            Result(
-                row,
-                new,
-                accepted=max(len(new) - 1, 0) if flight.drafts else 0,
-                drafted=drafted.get(row, 0),
-                looked_up=row in looked_up,
-                pending=pending[row],
-                logprobs=scores.get(row, ()),
-                prompt_logprobs=prompts.get(row, ()),
-            )
-            for row, new in tokens.items()
+            self._result(item, flight.drafts, tokens[item.row], found[item.row], scores, prompts)
+            for item in flight.work
         )
         cycle, timed = flight.cycle, None
         if cycle is not None:
             timed = CycleTime(cycle.requests, cycle.drafts, cycle.seconds, flight.host)
         return Outcome(flight.number, results, timed)
+
+    def _result(
+        self,
+        item: Cycle | Chunk,
+        drafts: int,
+        new: tuple[int, ...],
+        found: Sequence[int],
+        scores: Mapping[int, tuple[TokenLogprobs, ...]],
+        prompts: Mapping[int, tuple[TokenLogprobs, ...]],
+    ) -> Result:
+        """What a step of so many drafts did for a request. found: its row of the results."""
+        row, pending = item.row, self._rows.land(item, len(new), drafts)
+        drafted, looked_up, accepted = 0, False, max(len(new) - 1, 0) if drafts else 0
+        if drafts and isinstance(item, Cycle):
+            looked_up = found[-1] > 0
+            drafted = item.drafts if self._follows or looked_up or found[0] else 0
+        scored = scores.get(row, ()), prompts.get(row, ())
+        return Result(row, new, accepted, drafted, looked_up, pending, *scored)
 
     def _scores(
         self, logits: Mapping[int, Tensor], tokens: Mapping[int, tuple[int, ...]]
@@ -366,6 +360,15 @@ class DeviceWorker:
             tops, [logits[row] for row in asked], [tokens[row] for row in asked]
         )
         return dict(zip(asked, scores, strict=True))
+
+
+def _tokens(
+    item: Cycle | Chunk, found: Sequence[int], repeated: Sequence[Sequence[int]] | None
+) -> tuple[int, ...]:
+    """What a request got. found: its row of the results; repeated: all rows of a repeated cycle."""
+    if isinstance(item, Cycle) and repeated is not None:
+        return tuple(repeated[item.row])
+    return tuple(found[1 : found[0] + 2]) if item.completes else ()
 
 
 def _passes(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:

@@ -1,0 +1,71 @@
+"""How the next step's cycles go: for whom there are drafts, how many, and how often they run."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from peagle.engine.draft_length import DraftLength
+from peagle.engine.repeats import Repeats
+from peagle.engine.request import Request
+from peagle.engine.step import CycleTime
+
+SCOUTS = 8
+"""Requests that the drafter follows where drafts do not pay, so that it is known when they do."""
+
+
+@dataclass
+class Pace:
+    """What is chosen by load and by what came of earlier cycles; never a token depends on it."""
+
+    draft_length: DraftLength | None
+    """Chooses the drafts of requests that decode; None: always K."""
+    repeats: Repeats | None
+    """Chooses how often a step has its cycle; None: once."""
+    max_length: int
+    """Longest prompt + output in tokens."""
+    max_num_seqs: int
+    """Most requests that run at once."""
+
+    def follows_one_more(self, requests: Collection[Request]) -> bool:
+        """Whether the drafter is to follow a request beside these.
+
+        To follow one costs a drafter a pass over all its tokens, drafts or none.
+        """
+        if self.draft_length is None:
+            return True
+        if self.draft_length.pays(min(len(requests) + 1, self.max_num_seqs)):
+            return True
+        return sum(request.speculates for request in requests) < SCOUTS
+
+    def drafts(self, decoding: Sequence[Request]) -> int | None:
+        """Most drafts of each of these; None: its own K."""
+        if self.draft_length is None or not decoding:
+            return None
+        return self.draft_length.choose(len(decoding), _followed(decoding))
+
+    def cycles(self, decoding: Sequence[Request], drafts: int | None) -> int:
+        """How often the next step has the cycle of these requests with so many drafts."""
+        if self.repeats is None or drafts or (wanted := self.repeats.wanted) == 1:
+            return 1
+        if any((drafts is None and request.k) or request.needs_host for request in decoding):
+            return 1
+        furthest = max((request.furthest for request in decoding), default=0)
+        return max(min(wanted, self.max_length - furthest), 1)
+
+    def launched(self, cycles: Sequence[Request], drafts: int | None, repeats: int) -> None:
+        """Note the cycles of a step, with drafts as they were chosen."""
+        if self.draft_length is not None and drafts is not None and cycles:
+            for _ in range(repeats):
+                self.draft_length.launched(len(cycles), _followed(cycles), drafts)
+
+    def landed(self, verified: Sequence[tuple[int, int]], time: CycleTime | None) -> None:
+        """Learn from a step: the drafts of each request, how many were accepted, and its time."""
+        if self.draft_length is not None:
+            self.draft_length.verified(verified)
+            if time is not None:
+                self.draft_length.took(time)
+        if self.repeats is not None and time is not None:
+            self.repeats.took(time)
+
+
+def _followed(requests: Collection[Request]) -> int:
+    return sum(request.speculates for request in requests)
