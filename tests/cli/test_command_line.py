@@ -47,7 +47,10 @@ def test_the_installed_command_is_this_one():
 
 def test_no_command_waits_for_torchs_compiler():
     """Which takes two seconds to import, and which only training and rare shapes need."""
-    script = "import peagle.llm, peagle.server.app, sys; print('torch._dynamo' in sys.modules)"
+    script = (
+        "import peagle.llm, peagle.server.app, peagle.train.trainer, sys; "
+        "print('torch._dynamo' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
 

@@ -158,7 +158,6 @@ class ContextAttend(DocumentAttend):
         super().__init__(batch, device)
         self.recorded: list[tuple[Tensor, Tensor]] = []
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
@@ -222,7 +221,6 @@ class SegmentAttend:
         self._reach, self._shared = reach, shared
         self._masked = Masked(reach.visibility, device)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
     ) -> Tensor:
@@ -249,7 +247,10 @@ def _compiled() -> LayerCall:
     """Calls layers with their elementwise work fused, and attention unchanged.
 
     First, middle and last layers, at depth 0 and deeper, with and without gradients: more variants
-    than the compiler makes by default before it gives up.
+    than the compiler makes by default before it gives up. Whoever runs without a GPU does not wait
+    for the compiler's import, 1.6 s, so that attention is kept from it here.
     """
+    for attend in (ContextAttend, SegmentAttend):
+        attend.__call__ = torch.compiler.disable(attend.__call__)  # type: ignore[method-assign]
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
     return torch.compile(call_plainly, dynamic=True)
