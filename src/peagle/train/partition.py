@@ -73,7 +73,7 @@ class ParallelPass:
         self._model, self._batch, self._features = model, batch, features
         self._chains, self._limit = chains, limit
         self._device = features.tapped.device
-        self._call = _compiled() if self._device.type == "cuda" else call_plainly
+        self._call = compiled() if self._device.type == "cuda" else call_plainly
         self._first_call = partial(_recomputed, self._call) if recompute else self._call
 
     def passes(self) -> Iterator[Pass]:
@@ -243,7 +243,7 @@ def _recomputed(call: LayerCall, *arguments: Any) -> Tensor:
 
 
 @cache
-def _compiled() -> LayerCall:
+def compiled(backend: str = "inductor") -> LayerCall:
     """Calls layers with their elementwise work fused, and attention unchanged.
 
     First, middle and last layers, at depth 0 and deeper, with and without gradients: more variants
@@ -253,4 +253,4 @@ def _compiled() -> LayerCall:
     for attend in (ContextAttend, SegmentAttend):
         attend.__call__ = torch.compiler.disable(attend.__call__)  # type: ignore[method-assign]
     torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, VARIANTS)
-    return torch.compile(call_plainly, dynamic=True)
+    return torch.compile(call_plainly, dynamic=True, backend=backend)
