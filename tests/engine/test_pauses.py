@@ -6,14 +6,17 @@ from dataclasses import replace
 
 import pytest
 import tiny
+from torch import Tensor
 
 from peagle.config import SamplingParams
 from peagle.engine.device import worker as on_device
+from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.engine import Engine
 from peagle.engine.host import worker as on_host
 from peagle.engine.pace import SCOUTS
 from peagle.engine.request import Request
 from peagle.engine.step import CycleTime, Outcome, Step
+from peagle.ops.drafts import Drafts
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 WAYS = [
@@ -188,14 +191,11 @@ class Worthless(tiny.GivenLengths):
         return False
 
 
-@DEVICES
 @METHODS
-def test_where_drafts_do_not_pay_few_are_followed(
-    engine_with, plain, monkeypatch, method: str, device: bool
-):
+def test_where_drafts_do_not_pay_few_are_followed(engine_with, plain, monkeypatch, method: str):
     """By those it is known when they do. The drafter never sees the others."""
     few_unseen(monkeypatch, 12)
-    engine = engine_with(method, device, [0], max_num_seqs=16)
+    engine = engine_with(method, True, [0], max_num_seqs=16)
     engine.scheduler.pace.draft_length = Worthless([0])
     prompts = [[(7 * i + j) % tiny.MASK for j in range(9 + i)] for i in range(SCOUTS + 3)]
     ways = [WAYS[i % 3] for i in range(len(prompts))]
@@ -211,9 +211,8 @@ def test_where_drafts_do_not_pay_few_are_followed(
     assert written(again) == written(requests)
 
 
-@DEVICES
-def test_those_that_were_left_draft_nothing_beside_others(engine_with, plain, device: bool):
-    engine = engine_with("peagle", device, PAUSES, max_num_seqs=16)
+def test_those_that_were_left_draft_nothing_beside_others(engine_with, plain):
+    engine = engine_with("peagle", True, PAUSES, max_num_seqs=16)
     engine.scheduler.pace.draft_length = Worthless(PAUSES)
     prompts = [[(7 * i + j) % tiny.MASK for j in range(9 + i)] for i in range(SCOUTS + 2)]
     requests = tiny.run(engine, prompts, WAYS[0])
@@ -223,14 +222,52 @@ def test_those_that_were_left_draft_nothing_beside_others(engine_with, plain, de
 
 
 def test_who_asks_for_drafts_is_followed(engine_with):
-    engine = engine_with("peagle", False, [0], max_num_seqs=16)
+    engine = engine_with("peagle", True, [0], max_num_seqs=16)
     engine.scheduler.pace.draft_length = Worthless([0])
-    tiny.run(engine, PROMPTS * 2, SamplingParams(max_tokens=2))
     for i in range(SCOUTS):
         engine.add(f"scout {i}", PROMPTS[0], SamplingParams(max_tokens=2))
     asked = engine.add("asked", PROMPTS[0], SamplingParams(num_speculative_tokens=2))
     assert asked.speculates
     assert not engine.add("another", PROMPTS[0], SamplingParams()).speculates
+
+
+def test_nothing_is_learnt_from_drafts_for_those_that_were_left(engine_with, monkeypatch):
+    """Which come of a drafter that has not seen their text."""
+    known: list[list[bool]] = []
+    record = DraftTemperatures.record
+
+    def noted(self: DraftTemperatures, drafts: Drafts, chosen: Tensor) -> None:
+        if drafts.alternatives is not None and drafts.tokens.shape[1]:
+            known.append((drafts.alternatives[:, 0, 0] >= 0).tolist())
+        record(self, drafts, chosen)
+
+    monkeypatch.setattr(DraftTemperatures, "record", noted)
+    engine = engine_with("peagle", True, [4], max_num_seqs=16)
+    engine.scheduler.pace.draft_length = Worthless([4])
+    tiny.run(engine, PROMPTS[:1] * (SCOUTS + 2), SamplingParams(max_tokens=9, temperature=0.8))
+    assert max(map(sum, known)) == SCOUTS
+    assert max(map(len, known)) > SCOUTS
+
+
+def test_who_was_left_finds_what_a_drafter_has_seen(engine_with, plain):
+    """A conversation goes on, and so does a prompt that others began with."""
+    engine = engine_with("peagle", True, [0], max_num_seqs=16, block_size=4)
+    (first,) = tiny.run(engine, [PROMPTS[3]], WAYS[0])
+    for i in range(SCOUTS):
+        engine.add(f"scout {i}", PROMPTS[0], SamplingParams(max_tokens=2))
+    engine.scheduler.pace.draft_length = Worthless([0])
+    for turn in (first.tokens, [*first.tokens, *PROMPTS[1]]):
+        request = engine.add("again", turn, SamplingParams(max_tokens=30))
+        assert not request.speculates
+        while request.id in engine.scheduler.requests:
+            engine.step()
+        for i in range(SCOUTS):
+            engine.add(f"scout {i} of {len(turn)}", PROMPTS[0], SamplingParams(max_tokens=2))
+        assert request.cached >= len(first.tokens) - 5
+        assert [request.output] == [
+            r.output for r in plain([turn], [SamplingParams(max_tokens=30)])
+        ]
+    tiny.finish(engine)
 
 
 def test_fixed_always_drafts(targets, trained):

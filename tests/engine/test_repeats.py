@@ -131,6 +131,13 @@ def test_a_step_has_as_much_as_the_host_takes_time_for():
         assert repeats.wanted == wanted
 
 
+def test_one_long_wait_says_little():
+    repeats = Repeats()
+    for host in [0.5e-3] * 50 + [3.0] + [0.5e-3] * 20:
+        repeats.took(CycleTime(64, 0, 1e-3, host))
+    assert repeats.wanted == 1
+
+
 def test_cycles_with_drafts_and_the_first_ones_say_nothing():
     repeats = Repeats()
     repeats.took(CycleTime(64, 4, 1e-3, 9e-3))

@@ -99,6 +99,10 @@ class BlockGroups:
         """How many hold a block."""
         return self._groups[group].pool.references(block)
 
+    def knows(self, digest: bytes) -> bool:
+        """Whether a block is known by a hash."""
+        return self._groups[WHOLE].pool.find(digest) is not None
+
     def match(self, hashes: Sequence[bytes]) -> HeldBlocks:
         """The longest known prefix for a chain of hashes; it takes nothing."""
         whole = self._groups[WHOLE].pool.match(hashes)

@@ -7,6 +7,7 @@ import torch
 
 from peagle.config import EngineConfig
 from peagle.engine.kv_cache import kv_bytes_by_window, kv_bytes_per_token
+from peagle.engine.repeats import MOST_REPEATS
 from peagle.engine.step import MOST_UNSEEN
 from peagle.models.spec import DecoderSpec
 
@@ -76,7 +77,7 @@ class CacheShape:
 
         The prefix cache knows a block when the drafter has seen the token after it.
         """
-        behind, ahead = max(window, self._unseen + 1), FLIGHTS * (self._k + 1)
+        behind, ahead = max(window, self._unseen + 1), FLIGHTS * max(self._k + 1, MOST_REPEATS)
         return min(self.blocks(behind + ahead) + 1, self.blocks(self.longest))
 
     def needed(self, num_seqs: int, tokens: int) -> int:

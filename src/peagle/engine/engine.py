@@ -124,11 +124,14 @@ class Engine:
             times = cycle_times(lengths, costs)
             draft_length = DraftLength(k, times, self.worker.pauses)
         ahead = self.worker.runs_ahead
-        repeats = Repeats() if ahead and lookup is None else None
+        without_drafts = lengths[0] == 0
+        repeats = Repeats() if ahead and without_drafts and lookup is None else None
         pace = Pace(draft_length, repeats, self.max_length, capacity.num_seqs)
         self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         self.max_num_seqs = capacity.num_seqs
-        self._looks_up = lookup is not None
+        self._may_leave = ahead and drafter is not None and lookup is None
+        """Whether requests may go without drafts: on a CPU the cost of a cycle depends on how many
+        of its requests do."""
         self._seed = config.seed
         self._added = 0
 
@@ -186,7 +189,7 @@ class Engine:
         k = self.k if params.num_speculative_tokens is None else params.num_speculative_tokens
         seed = self._seed + self._added if params.seed is None else params.seed
         drafter = self.drafter is not None
-        may_be_left = drafter and not self._looks_up and params.num_speculative_tokens is None
+        may_be_left = self._may_leave and params.num_speculative_tokens is None
         how = seed & MAX_SEED, k, constraint, drafter, may_be_left
         request = Request(request_id, list(prompt), params, *how)
         ends = () if params.ignore_eos else self.end_tokens

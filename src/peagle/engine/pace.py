@@ -34,22 +34,17 @@ class Pace:
             return True
         if self.draft_length.pays(min(len(requests) + 1, self.max_num_seqs)):
             return True
-        return sum(request.speculates for request in requests) < SCOUTS
+        return _followed(requests) < SCOUTS
 
-    def drafts(self, decoding: Sequence[Request]) -> int | None:
-        """Most drafts of each of these; None: its own K."""
-        if self.draft_length is None or not decoding:
-            return None
-        return self.draft_length.choose(len(decoding), _followed(decoding))
+    def choose(self, decoding: Sequence[Request]) -> tuple[int | None, int]:
+        """Most drafts of each of these, None for its own K; how often the next step has the cycle.
 
-    def cycles(self, decoding: Sequence[Request], drafts: int | None) -> int:
-        """How often the next step has the cycle of these requests with so many drafts."""
-        if self.repeats is None or drafts or (wanted := self.repeats.wanted) == 1:
-            return 1
-        if any((drafts is None and request.k) or request.needs_host for request in decoding):
-            return 1
-        furthest = max((request.furthest for request in decoding), default=0)
-        return max(min(wanted, self.max_length - furthest), 1)
+        Changes nothing.
+        """
+        drafts = None
+        if self.draft_length is not None and decoding:
+            drafts = self.draft_length.choose(len(decoding), _followed(decoding))
+        return drafts, self._repeats(decoding, drafts)
 
     def launched(self, cycles: Sequence[Request], drafts: int | None, repeats: int) -> None:
         """Note the cycles of a step, with drafts as they were chosen."""
@@ -66,6 +61,15 @@ class Pace:
         if self.repeats is not None and time is not None:
             self.repeats.took(time)
 
+    def _repeats(self, decoding: Sequence[Request], drafts: int | None) -> int:
+        if self.repeats is None or drafts or (wanted := self.repeats.wanted) == 1:
+            return 1
+        if any((drafts is None and request.k) or request.needs_host for request in decoding):
+            return 1
+        furthest = max((request.furthest for request in decoding), default=0)
+        return max(min(wanted, self.max_length - furthest), 1)
+
 
 def _followed(requests: Collection[Request]) -> int:
+    """For how many of some requests a drafter works."""
     return sum(request.speculates for request in requests)

@@ -21,7 +21,8 @@ class Share(Struct, frozen=True):
 
     request: Request
     rows: int
-    """Target rows: a chunk of known tokens, or the newest one and the drafts."""
+    """Target rows: a chunk of known tokens, or the newest one and the drafts; of a cycle that runs
+    several times one each."""
     drafts: int
     """At most K; 0 for a chunk."""
     start: int
@@ -185,7 +186,13 @@ class Planner:
         return [] if request.output_length else self._hashes(request)[request.remembered :]
 
     def _hashes(self, request: Request) -> list[bytes]:
-        return request.prefix_hashes(self._block_size) if self._limits.prefix_caching else []
+        """What the cache may know the beginning of a request by."""
+        if not self._limits.prefix_caching:
+            return []
+        own, knows = request.prefix_hashes(self._block_size), self._groups.knows
+        others = request.followed_prefix_hashes(self._block_size)
+        better = [other if knows(other) else mine for mine, other in zip(own, others, strict=False)]
+        return better + own[len(better) :]
 
     def _admit(self, request: Request, prefix: HeldBlocks) -> bool:
         """A share for a waiting request after its cached prefix; False when there is no room."""

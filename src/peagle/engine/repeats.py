@@ -36,5 +36,6 @@ class Repeats:
         if time.drafts or not time.host:
             return
         weight = SMOOTHING if self._device else 1.0
-        self._host += (time.host - self._host) * weight
+        host = min(time.host, MOST_REPEATS * time.seconds)
+        self._host += (host - self._host) * weight
         self._device += (time.seconds - self._device) * weight

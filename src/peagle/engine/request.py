@@ -134,8 +134,8 @@ class Request:
         self.drafter_computed = 0
         """Positions whose drafter KV is in the cache."""
         self.blocks = NO_BLOCKS
-        self._hashes: list[bytes] = []
-        """Content hashes of the full blocks so far known."""
+        self._hashes: tuple[list[bytes], list[bytes]] = [], []
+        """Content hashes of the full blocks so far known: without a drafter, and with one."""
         self.remembered = 0
         """Blocks that the pool knows by their hash."""
         self.row = -1
@@ -231,13 +231,17 @@ class Request:
         A drafter's keys at position p depend on token p + 1, so where a drafter works the hash
         covers one token past the block, and its blocks are kept apart from those without.
         """
-        ahead = int(self.speculates)
+        return self._chain(count, size, int(self.speculates))
+
+    def _chain(self, count: int, size: int, ahead: int) -> list[bytes]:
+        """As `block_hashes`. ahead: 1 with a drafter, else 0."""
+        hashes = self._hashes[ahead]
         count = min(count, (self.total - ahead) // size)
-        for index in range(len(self._hashes), count):
-            parent = self._hashes[index - 1] if index else bytes([ahead]) + self.salt
+        for index in range(len(hashes), count):
+            parent = hashes[index - 1] if index else bytes([ahead]) + self.salt
             tokens = self.tokens[index * size : (index + 1) * size + ahead]
-            self._hashes.append(block_hash(parent, tokens))
-        return self._hashes[:count]
+            hashes.append(block_hash(parent, tokens))
+        return hashes[:count]
 
     def prefix_hashes(self, size: int) -> list[bytes]:
         """Those of the blocks that need not be computed where their keys are known.
@@ -245,10 +249,22 @@ class Request:
         At least one token is left to compute, and all of a prompt that is still to be scored, whose
         rows have to be run.
         """
-        if self.distrusts_cache:
+        return self.block_hashes(self._cacheable(size), size)
+
+    def followed_prefix_hashes(self, size: int) -> list[bytes]:
+        """By which others know the same blocks with a drafter's keys, where it has no drafter.
+
+        They hold the target's keys, which it needs, as well.
+        """
+        if self.speculates or not self._from_features:
             return []
+        return self._chain(self._cacheable(size), size, 1)
+
+    def _cacheable(self, size: int) -> int:
+        """Blocks that need not be computed where their keys are known."""
         left = self.unscored
-        return self.block_hashes((left.start if left else self.total - 1) // size, size)
+        tokens = left.start if left else self.total - 1
+        return 0 if self.distrusts_cache else tokens // size
 
     @property
     def settings(self) -> Settings:

@@ -98,7 +98,7 @@ class Scheduler:
         return sum(request.on_device for request in self.running)
 
     def add(self, request: Request) -> None:
-        """Queue a request; one that may be left without drafts is where they do not pay."""
+        """Queue a request. Where drafts do not pay, it goes without them if it may."""
         if request.may_be_left and not self.pace.follows_one_more(self.requests.values()):
             request.k = 0
         self.requests[request.id] = request
@@ -107,14 +107,14 @@ class Scheduler:
     def plan(self) -> Plan:
         """The next step; empty where all that is left is in flight. Changes nothing."""
         decoding = [request for request in self.running if self._decodes(request)]
-        drafts = self.pace.drafts(decoding)
+        drafts, repeats = self.pace.choose(decoding)
         limits = Limits(
             max_length=self._capacity.max_length,
             rows=self._capacity.batched_tokens,
             prompt_rows=self.max_prompt_tokens,
             drafts=drafts,
             prefix_caching=self._prefix_caching,
-            repeats=self.pace.cycles(decoding, drafts),
+            repeats=repeats,
         )
         planner = Planner(self.groups, limits)
         return planner.plan(self.running, self.waiting, self.rows.free_rows)

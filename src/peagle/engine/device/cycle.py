@@ -165,10 +165,29 @@ class DeviceCycle:
         penalize(logits, drafts, state.penalties, requests)
         chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
         chosen = chosen.view(len(requests), drafts.shape[1] + 1)
-        temperatures.record(verified.drafts, chosen)
-        if self.texts is not None and rivals is not None:
-            self.texts.record(rivals[0], drafts, chosen, rivals[1])
+        self._learn(state.ks.index_select(0, requests) > 0, verified, chosen, temperatures, rivals)
         settle(state, requests, drafts, chosen, verified.features, self.synthetic)
+
+    def _learn(
+        self,
+        followed: Tensor,
+        verified: Verified,
+        chosen: Tensor,
+        temperatures: DraftTemperatures,
+        rivals: tuple[Found, Tensor] | None,
+    ) -> None:
+        """Learn from drafts, but not from those of requests that the drafter does not follow.
+
+        followed: [requests]
+        """
+        drafts, others = verified.drafts, verified.drafts.alternatives
+        if others is not None:
+            drafts = replace(drafts, alternatives=others.where(followed[:, None, None], -1))
+        temperatures.record(drafts, chosen)
+        if self.texts is not None and rivals is not None:
+            found, own = rivals
+            found = replace(found, lengths=found.lengths.where(followed, 0))
+            self.texts.record(found, drafts.tokens, chosen, own)
 
     def fill(self, prompts: PromptRows, attention: Attention, followed: bool = True) -> PromptEnds:
         """Write the keys and values of prompt rows into both caches; the target's alone where the

@@ -31,7 +31,7 @@ class DeviceRows:
         follows: bool = True,
     ) -> None:
         """width: of projected features; most_unseen: positions that may wait for the drafter;
-        follows: whether there is one, which sees all positions."""
+        follows: whether there is one."""
         self._follows = follows
         weight, rows = target.embed.weight, len(table.limits)
         self._usual, self._most = most_drafts + 1, max(most_unseen, most_drafts + 1)

@@ -142,10 +142,10 @@ class DeviceWorker:
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
         self._flight: Flight | None = None
-        self._chosen = self._rows.state.results.new_zeros(len(table.limits), MOST_REPEATS)
+        self._repeated = self._rows.state.results.new_zeros(len(table.limits), MOST_REPEATS)
         """[table rows, most repeats] what a cycle that is repeated chooses each time."""
         self._landed = 0.0
-        """When the newest results came."""
+        """When the newest results came, while the step behind them was in flight; else 0."""
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -180,7 +180,7 @@ class DeviceWorker:
     @torch.inference_mode()
     def forget(self) -> None:
         """Forget all requests and what is in flight; raises where the device is lost."""
-        self._flight = None
+        self._flight, self._landed = None, 0.0
         self._table.forget()
 
     def _catch_up(self, step: Step) -> Outcome:
@@ -227,13 +227,15 @@ class DeviceWorker:
         repeated, cycle = None, None
         if step.cycles:
             cycle = self._cycle(step.cycles, drafts, step.repeats, logits)
-            repeated = Download(self._chosen[:, : step.repeats]) if step.repeats > 1 else None
+            repeated = Download(self._repeated[:, : step.repeats]) if step.repeats > 1 else None
         # after the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
         chunks, prompts = self._start(step.chunks, logits)
         refused = () if chunks else tuple(chunk.row for chunk in step.chunks)
         results = Download(self._rows.state.results)
         work: tuple[Cycle | Chunk, ...] = (*step.cycles, *chunks)
-        host = time.perf_counter() - self._landed if self._flight is not None else 0.0
+        if self._flight is None:
+            self._landed = 0.0
+        host = time.perf_counter() - self._landed if self._landed else 0.0
         flight = Flight(step.number, work, drafts, results, repeated, cycle, host, logits, prompts)
         return flight, refused
 
@@ -312,7 +314,7 @@ class DeviceWorker:
         for turn in range(repeats):
             replayed &= self._graphs.run(rows, self._rows.next_shape(rows, drafts))
             if repeats > 1:
-                self._chosen[:, turn].copy_(self._rows.state.results[:, 1])
+                self._repeated[:, turn].copy_(self._rows.state.results[:, 1])
         return replayed
 
     def _land(self, flight: Flight) -> Outcome:
@@ -324,7 +326,7 @@ class DeviceWorker:
         scores = self._scores(flight.logits, tokens) if flight.logits else {}
         prompts = {} if flight.prompts is None else flight.prompts.by_row()
         results = tuple(
-            self._result(item, flight.drafts, tokens[item.row], found[item.row], scores, prompts)
+            self._result(item, flight, tokens[item.row], found[item.row], scores, prompts)
             for item in flight.work
         )
         cycle, timed = flight.cycle, None
@@ -335,20 +337,28 @@ class DeviceWorker:
     def _result(
         self,
         item: Cycle | Chunk,
-        drafts: int,
+        flight: Flight,
         new: tuple[int, ...],
         found: Sequence[int],
         scores: Mapping[int, tuple[TokenLogprobs, ...]],
         prompts: Mapping[int, tuple[TokenLogprobs, ...]],
     ) -> Result:
-        """What a step of so many drafts did for a request. found: its row of the results."""
-        row, pending = item.row, self._rows.land(item, len(new), drafts)
-        drafted, looked_up, accepted = 0, False, max(len(new) - 1, 0) if drafts else 0
-        if drafts and isinstance(item, Cycle):
-            looked_up = found[-1] > 0
-            drafted = item.drafts if self._follows or looked_up or found[0] else 0
-        scored = scores.get(row, ()), prompts.get(row, ())
-        return Result(row, new, accepted, drafted, looked_up, pending, *scored)
+        """What a step did for a request. found: its row of the results."""
+        drafted, looked_up, accepted = 0, False, 0
+        if isinstance(item, Cycle) and flight.repeated is None:
+            accepted = found[0]
+            looked_up = flight.drafts > 0 and found[-1] > 0
+            drafted = item.drafts if self._follows or looked_up or accepted else 0
+        return Result(
+            item.row,
+            new,
+            accepted,
+            drafted,
+            looked_up,
+            pending=self._rows.land(item, len(new), flight.drafts),
+            logprobs=scores.get(item.row, ()),
+            prompt_logprobs=prompts.get(item.row, ()),
+        )
 
     def _scores(
         self, logits: Mapping[int, Tensor], tokens: Mapping[int, tuple[int, ...]]
