@@ -180,13 +180,14 @@ class Result(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class CycleTime:
-    """How long a captured cycle took."""
+    """How long a captured cycle took, each time that the step had it."""
 
     requests: int
     drafts: int
     seconds: float
     host: float = 0.0
-    """Seconds of the host from one outcome until the step behind it was launched; 0: not known."""
+    """Seconds of the host for the whole step, from the outcome before its plan until it was launched;
+    0: not known."""
 
 
 @dataclass(frozen=True)
