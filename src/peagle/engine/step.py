@@ -186,8 +186,8 @@ class CycleTime:
     drafts: int
     seconds: float
     host: float = 0.0
-    """Seconds of the host for the whole step, from the outcome before its plan until it was launched;
-    0: not known."""
+    """Seconds of the host for the whole step, from the outcome before its plan until its launch; 0:
+    not known."""
 
 
 @dataclass(frozen=True)
