@@ -203,8 +203,11 @@ class TestProcesses:
             "INFO 11-26 04:16:38 [loader.py:12] Loading weights took 3 seconds\n"
             "Using none of vLLM's loggers\n"
             "INFO 11-26 04:16:39 [mxfp4.py:352] Using 'TRITON' Mxfp4 MoE backend.\n"
+            "INFO 11-26 04:16:40 [backends.py:9] Using cache directory: /home/me/.cache/vllm\n"
+            "INFO 11-26 04:16:41 [cuda.py:3] Using fp8 data type to store kv cache.\n"
         )
         chosen = ["Using 'TRITON' Mxfp4 MoE backend.", "Selected SomeKernel for Fp8LinearMethod"]
+        chosen += ["Using fp8 data type to store kv cache."]
         assert choices(log) == chosen
 
     def test_a_failure_is_told_until_another_run_has_its_figures(self):

@@ -144,6 +144,14 @@ def test_a_lookup_alone_runs_beside_none(peagle, pair, tmp_path):
     assert "n-gram" in result.out
 
 
+def test_given_acceptance_is_not_measured(peagle, pair):
+    rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5]}
+    asked = json.dumps({"model": str(pair.peagle), "num_speculative_tokens": 1, **rates})
+    result = peagle("bench", pair.target, "--speculative-config", asked)
+    assert result.code == 2
+    assert "leave out synthetic_acceptance_rates, or give --shape" in result.err
+
+
 def test_a_target_without_a_drafter_runs_alone(peagle, pair):
     size = ["--limit", 1, "--max-tokens", 4, "--json", "-"]
     assert runs(peagle("bench", pair.target, *size)) == [("none", 0)]

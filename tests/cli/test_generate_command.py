@@ -203,6 +203,13 @@ def option(name):
     return "--" + name.replace("_", "-")
 
 
+def test_given_acceptance_is_a_warning(generate, pair):
+    rates = {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": [0.5]}
+    asked = json.dumps({"model": str(pair.peagle), "num_speculative_tokens": 1, **rates})
+    result = generate("--prompt", PROMPT, "--speculative-config", asked)
+    assert result.err.startswith("peagle: warning: SYNTHETIC: drafts are accepted by given rates")
+
+
 def test_k_beyond_training_is_a_warning(generate, pair):
     result = generate("--prompt", PROMPT, "--drafter", pair.peagle, "--k", 9)
     assert result.code == 0

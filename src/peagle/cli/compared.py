@@ -49,6 +49,11 @@ class Compared:
             raise InputError(BOTH_FORMS)
         if self._one() is not None and (self.eagle3, self.peagle) != (None, None):
             raise InputError("give either one drafter, or --eagle3 and --peagle to compare two")
+        if (one := self._one()) is not None and one.synthetic_acceptance_rates is not None:
+            raise InputError(
+                "models are measured with the acceptance that they have; leave out "
+                "synthetic_acceptance_rates, or give --shape with --synthetic-acceptance"
+            )
 
     def _one(self) -> SpeculativeConfig | None:
         """What is compared with no speculation, where it is one thing."""

@@ -63,12 +63,18 @@ def load_llm(
     chat: ChatConfig | None = None,
     own_process: bool = False,
 ) -> "LLM":
-    """`target` or the bundled one, perhaps with a drafter; warns of a K beyond its training."""
+    """`target` or the bundled one, perhaps with a drafter.
+
+    Warns of a K beyond its training, and of acceptance that is given.
+    """
     from peagle.llm import LLM
 
     llm = LLM(target or bundled("target"), speculation, config, chat, own_process)
     if llm.beyond_training:
         typer.echo(f"peagle: warning: {llm.beyond_training}", err=True)
+    if speculation is not None and speculation.synthetic_acceptance_rates is not None:
+        told = "drafts are accepted by given rates, and the text means nothing"
+        typer.echo(f"peagle: warning: SYNTHETIC: {told}", err=True)
     return llm
 
 

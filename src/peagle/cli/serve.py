@@ -252,8 +252,6 @@ def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
     ours = speculation.model == str(bundled("peagle"))
     method = "P-EAGLE" if drafter.parallel else "EAGLE-3"
     also = "" if speculation.lookup is None else ", or drafts looked up in the text"
-    if speculation.synthetic_acceptance_rates is not None:
-        also += "; SYNTHETIC: drafts are accepted by given rates, and the text means nothing"
     return f"{'the bundled one' if ours else speculation.model} ({method}), K = {llm.k}{also}"
 
 

@@ -49,8 +49,9 @@ class Pace:
     def launched(self, cycles: Sequence[Request], drafts: int | None, repeats: int) -> None:
         """Note the cycles of a step, with drafts as they were chosen."""
         if self.draft_length is not None and drafts is not None and cycles:
+            followed = _followed(cycles)
             for _ in range(repeats):
-                self.draft_length.launched(len(cycles), _followed(cycles), drafts)
+                self.draft_length.launched(len(cycles), followed, drafts)
 
     def landed(self, verified: Sequence[tuple[int, int]], time: CycleTime | None) -> None:
         """Learn from a step: the drafts of each request, how many were accepted, and its time."""

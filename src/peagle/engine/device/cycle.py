@@ -165,13 +165,15 @@ class DeviceCycle:
         penalize(logits, drafts, state.penalties, requests)
         chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
         chosen = chosen.view(len(requests), drafts.shape[1] + 1)
-        self._learn(state.ks.index_select(0, requests) > 0, verified, chosen, temperatures, rivals)
+        if drafts.shape[1]:
+            followed = state.ks.index_select(0, requests) > 0
+            self._learn(followed, verified.drafts, chosen, temperatures, rivals)
         settle(state, requests, drafts, chosen, verified.features, self.synthetic)
 
     def _learn(
         self,
         followed: Tensor,
-        verified: Verified,
+        drafts: Drafts,
         chosen: Tensor,
         temperatures: DraftTemperatures,
         rivals: tuple[Found, Tensor] | None,
@@ -180,7 +182,7 @@ class DeviceCycle:
 
         followed: [requests]
         """
-        drafts, others = verified.drafts, verified.drafts.alternatives
+        others = drafts.alternatives
         if others is not None:
             drafts = replace(drafts, alternatives=others.where(followed[:, None, None], -1))
         temperatures.record(drafts, chosen)
