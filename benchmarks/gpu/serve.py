@@ -4,9 +4,10 @@
 
 Starts both, each with its defaults and a share of the card's memory, and lets `peagle bench --url`
 load them in turns: tokens per second, latencies, acceptance. Prompts are pieces of the given files,
-of random lengths, most short and few long; answers end where the model ends them. The directory
-holds bench.json and report/ of that command, and servers.json: what ran, and the processor time of
-each server's processes, idle turns included.
+of random lengths, most short and few long; answers end where the model ends them. With `--burst`,
+so many prompts then come at once, of which all but a fifth is a beginning that they share, and want
+eight tokens each: burst.json. The directory holds bench.json and report/ of that command, and
+servers.json: what ran, and the processor time of each server's processes, idle turns included.
 """
 
 import itertools
@@ -36,8 +37,12 @@ from peagle.errors import InputError
 
 NAME = "model"
 START_SECONDS, REPORT_SECONDS = 400.0, 60.0
-MEDIAN, SPREAD, LONGEST = 400, 1.0, 6000
-"""Characters of a prompt: their median, the deviation of their logarithm, the most."""
+SPREAD = 1.0
+"""Deviation of the logarithm of a prompt's length."""
+CHARACTERS, BURST_CHARACTERS = (400, 6000), (1600, 6000)
+"""The median length of a prompt, and the most."""
+SHARED = 0.8
+"""How much of each prompt of a burst all of them begin with."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -65,6 +70,7 @@ def main(
     requests: Annotated[int, typer.Option(help="Requests of each number, in a round.")] = 256,
     max_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
     rounds: Annotated[int, typer.Option(help="Rounds, in turns.")] = 2,
+    burst: Annotated[int, typer.Option(help="Prompts that come at once, at the end.")] = 0,
     temperature: Annotated[str, typer.Option(help="As in peagle bench.")] = "0",
     speculative_config: Annotated[str, typer.Option(help="vLLM's JSON, for both.")] = "",
     memory: Annotated[float, typer.Option(help="Share of the card's memory for each.")] = 0.42,
@@ -76,15 +82,16 @@ def main(
     if out.exists():
         raise InputError(f"{out} exists; give another directory")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
-    texts = pieces(prompts, requests, seed)
     out.mkdir(parents=True)
-    drawn = out / "prompts.jsonl"
-    drawn.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    _write_prompts(out / "prompts.jsonl", pieces(prompts, requests, CHARACTERS, seed))
+    _write_prompts(out / "burst.jsonl", pieces(prompts, burst, BURST_CHARACTERS, seed, SHARED))
     vllm = Vllm(vllm_python, vllm_path)
     commands = _commands(model, speculative_config, memory, vllm)
-    flags = ["--concurrency", concurrency, "--rounds", rounds, "--max-tokens", max_tokens]
+    flags = ["--concurrency", concurrency, "--max-tokens", max_tokens, "--rounds", rounds]
     flags += ["--temperature", temperature, "--json", out / "bench.json"]
-    flags += ["--report", out / "report", "--prompts", drawn]
+    flags += ["--report", out / "report", "--prompts", out / "prompts.jsonl"]
+    at_once = ["--concurrency", burst, "--max-tokens", 8, "--rounds", rounds]
+    at_once += ["--json", out / "burst.json", "--prompts", out / "burst.jsonl"]
     asked = {"model": Path(model).name, "memory": memory, "speculation": speculative_config}
     about = machine() | {"card": card.reading()} | asked
     with ExitStack() as running:
@@ -101,6 +108,8 @@ def main(
             }
             if (out / "bench.json").exists():
                 _write(out, about, spent)
+        if burst:
+            _bench(servers, at_once)
 
 
 def _write(out: Path, about: Mapping[str, Any], spent: "Mapping[Server, Sequence[float]]") -> None:
@@ -120,16 +129,32 @@ def _write(out: Path, about: Mapping[str, Any], spent: "Mapping[Server, Sequence
     (out / "servers.json").write_text(json.dumps({**about, "servers": rows}, indent=1) + "\n")
 
 
-def pieces(files: Sequence[Path], count: int, seed: int) -> list[str]:
-    """Texts of random lengths, cut at random places from the prompts of some files."""
+def pieces(
+    files: Sequence[Path],
+    count: int,
+    characters: tuple[int, int],
+    seed: int,
+    shared: float = 0.0,
+) -> list[str]:
+    """Texts of random lengths, cut at random places from the prompts of some files.
+
+    characters: their median, and the most; shared: how much of each is the files' beginning.
+    """
     text = "\n\n".join(prompt.text for file in files for prompt in load_prompts(str(file)))
     draw = random.Random(seed)
     found = []
     for _ in range(count):
-        length = min(int(MEDIAN * draw.lognormvariate(0, SPREAD)) + 1, LONGEST, len(text))
+        length = int(characters[0] * draw.lognormvariate(0, SPREAD)) + 1
+        length = min(length, characters[1], len(text))
+        alike = int(shared * length)
         begin = draw.randrange(len(text) - length + 1)
-        found.append(text[begin : begin + length].strip() or "Hello")
+        own = text[begin : begin + length - alike].strip()
+        found.append((text[:alike] + own) or "Hello")
     return found
+
+
+def _write_prompts(file: Path, texts: Sequence[str]) -> None:
+    file.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
 
 
 def _commands(

@@ -1,5 +1,6 @@
 """Both servers on one machine, with ours in vLLM's place, too."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -7,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from serve import LONGEST, MEDIAN, pieces
+from serve import pieces
 
 from peagle.pair import bundled
 
@@ -23,23 +24,31 @@ exec {python} -m peagle serve "$@" --device cpu --max-num-seqs 2
 def prompts(tmp_path: Path) -> Path:
     """Two prompts to cut pieces from."""
     place = tmp_path / "own.jsonl"
-    texts = ["def add(a, b):\n    return a + b\n" * 200, "class Stack:\n    pass\n" * 200]
+    texts = ["def add(a, b):\n    return a + b\n" * 60, "class Stack:\n    pass\n" * 60]
     place.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
     return place
 
 
 def test_pieces_have_random_lengths_and_are_the_same_each_time(prompts: Path):
-    found = pieces([prompts], 300, 1)
-    assert found == pieces([prompts], 300, 1)
-    assert found != pieces([prompts], 300, 2)
+    found = pieces([prompts], 300, (400, 6000), 1)
+    assert found == pieces([prompts], 300, (400, 6000), 1)
+    assert found != pieces([prompts], 300, (400, 6000), 2)
     lengths = sorted(map(len, found))
-    assert 0 < lengths[0] < lengths[-1] <= LONGEST
-    assert 0.7 * MEDIAN < lengths[150] < 1.3 * MEDIAN
+    assert 0 < lengths[0] < lengths[-1] <= 6000
+    assert 280 < lengths[150] < 520
+
+
+def test_pieces_of_a_burst_begin_alike(prompts: Path):
+    found = sorted(pieces([prompts], 20, (400, 2000), 1, shared=0.8), key=len)
+    for shorter, longer in itertools.pairwise(found):
+        assert longer.startswith(shorter[: int(0.75 * len(shorter))])
+    assert len({text[int(0.8 * len(text)) :] for text in found}) > 15
 
 
 def asked(prompts: Path, python: Path, out: Path) -> "subprocess.CompletedProcess[str]":
     """What the script does with a pair of the bundled target's servers."""
     sizes = ["--requests", 4, "--max-tokens", 8, "--rounds", 1, "--concurrency", "1,2"]
+    sizes += ["--burst", 3]
     given = [bundled("target"), "--prompts", prompts, *sizes, "--vllm-python", python, "--out", out]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), *map(str, given)]
@@ -62,6 +71,8 @@ def test_both_servers_are_measured_in_one_report(prompts: Path, tmp_path: Path):
         assert 0 < rows[name]["in_the_first_process"] <= rows[name]["microseconds_per_token"]
         assert rows[name]["start_seconds"] > 0.5
     assert "vllm" in (out / "report" / "index.html").read_text()
+    burst = json.loads((out / "burst.json").read_text())["runs"]
+    assert [(run["concurrency"], run["failed"]) for run in burst] == [(3, 0), (3, 0)]
 
 
 def test_a_server_that_does_not_start_is_told(prompts: Path, tmp_path: Path):
