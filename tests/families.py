@@ -1,9 +1,9 @@
 """Markers of the families, on tokenizers small enough for tests, and answers as they write them.
 
-The markers are each family's own, special or not as in its tokenizer; all other text is bytes and
-a few merges. Templates are ours: they say about markers and calls what the families' own say, and
-show answers as those do, or not: earlier thoughts are left out, Llama 3.1 takes one call at a time,
-and GPT-OSS is shown calls in another order than it writes them.
+The added tokens are each family's own, special or not as in its tokenizer; all other text is bytes
+and a few merges. Templates are ours: they say about markers and calls what the families' own say,
+and show answers as those do, or not: earlier thoughts are left out, Llama 3.1 takes one call at a
+time, and GPT-OSS is shown calls in another order than it writes them.
 """
 
 import json
@@ -144,8 +144,27 @@ def _harmony(thoughts: str, content: str, calls: Calls) -> str:
 
 
 CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
-QWEN = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
-LLAMA = ("<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>")
+SEEN = (
+    *("<|object_ref_start|>", "<|object_ref_end|>", "<|box_start|>", "<|box_end|>"),
+    *("<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
+    *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"),
+)
+"""Of Qwen3's table, for pictures."""
+FILLED = (
+    *("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>"),
+    *("<|repo_name|>", "<|file_sep|>"),
+)
+"""Of Qwen3's table, for code with gaps."""
+QWEN = (
+    *("<tool_call>", "</tool_call>", *FILLED, "<tool_response>", "</tool_response>"),
+    *("<think>", "</think>"),
+)
+LLAMA = (
+    *("<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>"),
+    *("<|reserved_special_token_1|>", "<|finetune_right_pad_id|>", "<|reserved_special_token_2|>"),
+    *("<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>", "<|python_tag|>"),
+    *(f"<|reserved_special_token_{number}|>" for number in range(3, 248)),
+)
 LLAMA_CALL = (
     "{# dictionary of argument name #}{% if message.tool_calls %}"
     "{% if message.tool_calls | length > 1 %}{{ raise_exception('one call at a time') }}{% endif %}"
@@ -166,14 +185,11 @@ HEADERS = (
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
 HARMONY = (
-    "<|endoftext|>",
-    "<|start|>",
-    "<|message|>",
-    "<|channel|>",
-    "<|constrain|>",
-    "<|end|>",
-    "<|return|>",
-    "<|call|>",
+    *("<|startoftext|>", "<|endoftext|>", "<|reserved_200000|>", "<|reserved_200001|>"),
+    *("<|return|>", "<|constrain|>", "<|reserved_200004|>", "<|channel|>", "<|start|>", "<|end|>"),
+    *("<|message|>", "<|reserved_200009|>", "<|reserved_200010|>", "<|reserved_200011|>"),
+    *("<|call|>", *(f"<|reserved_{number}|>" for number in range(200_013, 200_018))),
+    "<|endofprompt|>",
 )
 GPT_OSS = (
     "{% for message in messages %}{% if message.role == 'assistant' %}"
@@ -188,7 +204,10 @@ GPT_OSS = (
     "{% else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-GEMMA = ("<eos>", "<|turn>", "<turn|>", "<|tool_response>", "<|channel>", "<channel|>")
+GEMMA = (
+    *("<eos>", "<bos>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>"),
+    *("<tool_response|>", '<|"|>', "<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"),
+)
 GEMMA4 = (
     LAST_QUESTION + "{% for message in messages %}"
     "<|turn>{{ 'model' if message.role == 'assistant' else message.role }}\n"
@@ -203,21 +222,21 @@ GEMMA4 = (
 )
 FAMILIES = {
     "qwen3": Family(
-        CHATML_TOKENS,
+        (*CHATML_TOKENS, *SEEN),
         QWEN,
         ("<|im_end|>",),
         chatml(HERMES, THINK),
         _hermes,
     ),
     "qwen3-thinking": Family(
-        CHATML_TOKENS,
+        (*CHATML_TOKENS, *SEEN),
         QWEN,
         ("<|im_end|>",),
         chatml(HERMES, THINK, begun="<think>\n"),
         _inside_thoughts,
     ),
     "qwen3-coder": Family(
-        CHATML_TOKENS,
+        (*CHATML_TOKENS, *SEEN),
         QWEN,
         ("<|im_end|>",),
         chatml(CODER),
@@ -225,7 +244,7 @@ FAMILIES = {
         thinks=False,
     ),
     "llama3.1": Family(
-        (*LLAMA, "<|python_tag|>", "<|eom_id|>", "<|eot_id|>"),
+        LLAMA,
         (),
         ("<|eom_id|>", "<|eot_id|>"),
         HEADERS.replace("CALLS", LLAMA_CALL),
@@ -234,7 +253,7 @@ FAMILIES = {
         talks=False,
     ),
     "llama3.2": Family(
-        (*LLAMA, "<|python_tag|>", "<|eom_id|>", "<|eot_id|>"),
+        LLAMA,
         (),
         ("<|eot_id|>",),
         HEADERS.replace("CALLS", PYTHONIC),
@@ -243,7 +262,7 @@ FAMILIES = {
         talks=False,
     ),
     "gemma4": Family(
-        (*GEMMA, "<|tool_call>", "<tool_call|>", '<|"|>'),
+        GEMMA,
         (),
         ("<eos>", "<turn|>"),
         GEMMA4,

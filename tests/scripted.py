@@ -75,11 +75,16 @@ class ScriptedDrafter:
         return Drafts(torch.tensor(wanted, dtype=drafts.tokens.dtype))
 
 
-def scripted_llm(name: str, directory: Path) -> tuple[LLM, Script]:
-    """A tiny engine over a family's tokenizer, and what decides its words."""
+def scripted_llm(
+    name: str, directory: Path, listed: Sequence[str] | None = None
+) -> tuple[LLM, Script]:
+    """A tiny engine over a family's tokenizer, and what decides its words.
+
+    listed: the end tokens of the target's configuration; None: the family's.
+    """
     own = tokenizer(name)
     size = len(own)
-    ends = [own.convert_tokens_to_ids(end) for end in FAMILIES[name].ends]
+    ends = [own.convert_tokens_to_ids(end) for end in listed or FAMILIES[name].ends]
     target = tiny.load_target(tiny.save_target(directory, vocab_size=size, eos_token_id=ends[0]))
     config = tiny.drafter_config(True, vocab_size=size, draft_vocab=size)
     script = Script(end=ends[-1])

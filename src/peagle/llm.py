@@ -395,7 +395,7 @@ class LLM:
         chat: that the prompt is a conversation. Raises `InputError` for a request that cannot run
         as asked.
         """
-        params = self._with_stop_tokens(params)
+        params = self._with_stop_tokens(params, chat)
         tokens = self._truncated(self.encode(prompt), params)
         self.engine.facts.check(tokens, params)
         wanted = params.structured_outputs
@@ -421,9 +421,14 @@ class LLM:
         self.engine.compile(form)
         return form
 
-    def _with_stop_tokens(self, params: SamplingParams) -> SamplingParams:
-        """Parameters that stop at the special tokens named in `stop`, which no text may show."""
+    def _with_stop_tokens(self, params: SamplingParams, chat: ChatTurn | None) -> SamplingParams:
+        """Parameters that stop at the special tokens named in `stop`, which no text may show, and
+        where the dialect's answers end."""
         ids = [self._special_tokens[text] for text in params.stop if text in self._special_tokens]
+        if chat is not None and not params.ignore_eos:
+            facts = self.engine.facts
+            others = set(self.dialect.ends(chat.use)).difference(facts.end_tokens)
+            ids += [token for token in sorted(others) if token < facts.vocab_size]
         if not ids:
             return params
         return params.model_copy(update={"stop_token_ids": (*params.stop_token_ids, *ids)})

@@ -113,8 +113,8 @@ def test_the_sentence_names_the_fastest_only_where_it_is_clear():
         "Fastest on this machine: P-EAGLE, 2.50 times as fast as no speculation (2.40-2.60)."
     )
     assert verdict_sentence(Verdict(peagle, none, Ratio(1.03, 0.98, 1.09))) == (
-        "No clear winner on this machine: P-EAGLE was 1.03 times as fast as no speculation "
-        "(0.98-1.09)."
+        "No clear winner on this machine: P-EAGLE may be 0.98 to 1.09 times as fast as no "
+        "speculation."
     )
     assert verdict_sentence(Verdict(peagle, none, Ratio(2.5, 0.0, math.inf))) == (
         "No clear winner on this machine: P-EAGLE was 2.50 times as fast as no speculation, "

@@ -23,6 +23,8 @@ from peagle.cli.unknown_flags import with_effect
         ("--target t generate", "(it comes after the command, as in peagle demo --target)"),
         ("serve t --tensor-parallel-size 2", "peagle serve --engine vllm)"),
         ("generate --tensor-parallel-size 2", "peagle serve --engine vllm)"),
+        ("serve t --enforce-eager", "--enforce-eager (a flag of vLLM's needs --engine vllm)"),
+        ("serve t --generation-config vllm", "(a flag of vLLM's needs --engine vllm)"),
         ("bench --limt 2", "no such option: --limt (did you mean --limit?)"),
         ("generate -k 3", "no such option: -k (did you mean --k?)"),
     ],

@@ -94,7 +94,7 @@ def whole(answer: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("k", [0, 7])
+@pytest.mark.parametrize("k", [0, 1, 7])
 @pytest.mark.parametrize(("fields", "content", "calls"), CASES)
 def test_clients_read_what_the_target_writes(
     served: Served, fields: dict[str, Any], content: str, calls: list[Any], k: int
@@ -117,12 +117,19 @@ def test_clients_read_what_the_target_writes(
         assert details["accepted_prediction_tokens"] > 0
 
 
-def test_a_limit_cuts_thoughts_content_and_calls_alike_whole_and_streamed(served: Served):
+@pytest.mark.parametrize(
+    ("fields", "content", "calls"),
+    [(AUTO, "It is 4.", []), (AUTO, "", [CALL]), (REQUIRED, "", [CALL]), (BOTH, '{"x": 3}', [])],
+)
+def test_a_limit_cuts_thoughts_content_and_calls_alike_whole_and_streamed(
+    served: Served, fields: dict[str, Any], content: str, calls: list[Any]
+):
     family = FAMILIES[served.name]
-    for content, calls in (("It is 4.", []), ("", [CALL])):
-        text = family.write("Hm." if family.thinks else "", content, calls)
-        for most in range(1, 60, 7):
-            how = {**AUTO, "max_tokens": most}
+    text = family.write("Hm." if family.thinks else "", content, calls)
+    for k in (0, 7):
+        for most in range(1, 60, 14):
+            speculation = {"num_speculative_tokens": k}
+            how = {**fields, "max_tokens": most, "speculation": speculation}
             read = whole(ask(served, text, **how))
             assert folded(ask(served, text, **how, stream=True)) == read
             assert read["finish_reason"] in ("length", "tool_calls", "stop")

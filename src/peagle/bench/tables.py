@@ -67,11 +67,14 @@ def verdict_sentence(verdict: Verdict) -> str:
         "no speculation" if run.case.method == "none" else run.case.name
         for run in (verdict.first, verdict.second)
     )
-    times = f"{verdict.lead.median:.2f} times as fast as {second}{_interval(verdict.lead)}"
+    lead = verdict.lead
+    times = f"{lead.median:.2f} times as fast as {second}{_interval(lead)}"
     if verdict.clear:
         return f"Fastest on this machine: {first}, {times}."
-    few = "" if verdict.lead.bounded else ", in too few rounds to say so"
-    return f"No clear winner on this machine: {first} was {times}{few}."
+    if lead.bounded:  # medians of rounds and of their ratios may point to different sides
+        times = f"{lead.low:.2f} to {lead.high:.2f} times as fast as {second}"
+        return f"No clear winner on this machine: {first} may be {times}."
+    return f"No clear winner on this machine: {first} was {times}, in too few rounds to say so."
 
 
 def k_text(case: Case) -> str:

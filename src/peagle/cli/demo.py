@@ -30,8 +30,8 @@ ROUNDS, PATIENCE = 12, 40.0
 PROMPT, DRAFTED, OWN = "dim", "green", "bold yellow"
 """Styles: the prompt, accepted drafts, and tokens that the target chose itself."""
 WHY = (
-    "Fewer right guesses can be faster: EAGLE-3 guesses one token after the other, K passes of its "
-    "drafter; P-EAGLE guesses all K in one."
+    "As many right guesses, or fewer, can be faster: EAGLE-3 guesses one token after the other, K "
+    "passes of its drafter; P-EAGLE guesses all K in one."
 )
 FIXED = (
     f"K = {K} is fixed: on these prompts, and two CPU cores, neither method is faster with 3 or 7. "

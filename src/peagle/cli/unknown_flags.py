@@ -22,6 +22,7 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
 }
 """Our flags, each under its names in vLLM and in other commands of ours."""
 MANY_DEVICES = "peagle's engine uses one device; vLLM's flags go through peagle serve --engine vllm"
+BY_VLLM = "a flag of vLLM's needs --engine vllm"
 ONLY_IN_VLLM: Mapping[str, str] = {
     "--tensor-parallel-size": MANY_DEVICES,
     "--pipeline-parallel-size": MANY_DEVICES,
@@ -72,6 +73,7 @@ def unknown_flag(context: typer.Context, word: str) -> str:
         or ONLY_IN_VLLM.get(flag)
         or _elsewhere(context, flag)
         or _near(context, flag)
+        or (BY_VLLM if context.info_name == "serve" else None)
     )
     return f"no such option: {flag}" + (f" ({hint})" if hint else "")
 

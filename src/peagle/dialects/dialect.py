@@ -20,6 +20,10 @@ class Dialect(Protocol):
         """The markers of an answer; without `use` those of calls are ordinary tokens."""
         ...
 
+    def ends(self, use: ToolUse | None) -> tuple[int, ...]:
+        """Tokens that end an answer, whether or not the target's configuration lists them."""
+        ...
+
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> Parser:
         """A parser of the answer to a rendered prompt, in the state that the prompt leaves."""
         ...

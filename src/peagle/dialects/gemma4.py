@@ -30,6 +30,7 @@ class Gemma4Calls:
     inner: ClassVar[tuple[str, ...]] = (QUOTE,)
     bare: ClassVar[str] = ""
     separator: ClassVar[str] = "WS?"
+    handover: ClassVar[str] = "<|tool_response>"
 
     def reader(self, use: ToolUse, marked: bool) -> "Gemma4Reader":
         """A reader of one call."""

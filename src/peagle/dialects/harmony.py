@@ -134,6 +134,11 @@ class HarmonyDialect:
         """The same with and without tools: without markers no channel can be told from another."""
         return self._markers
 
+    def ends(self, use: ToolUse | None) -> tuple[int, ...]:
+        """The ends of a call and of the last message."""
+        ids = self._markers.ids
+        return tuple(token for token, marker in ids.items() if marker in (CALL, RETURN))
+
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> HarmonyParser:
         """A parser in the state that the prompt's last message leaves."""
         parser = HarmonyParser(calls=use is not None)

@@ -18,6 +18,7 @@ class HermesCalls:
     inner: ClassVar[tuple[str, ...]] = ()
     bare: ClassVar[str] = ""
     separator: ClassVar[str] = "WS?"
+    handover: ClassVar[str] = ""
 
     def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
         """A reader of one section."""

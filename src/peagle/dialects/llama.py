@@ -18,6 +18,7 @@ class LlamaCalls:
     inner: ClassVar[tuple[str, ...]] = ()
     bare: ClassVar[str] = "{"
     separator: ClassVar[str] = '"; "'
+    handover: ClassVar[str] = ""
 
     def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
         """A reader of one section. Without a marker, an object that names no tool is content."""

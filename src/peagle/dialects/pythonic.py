@@ -28,6 +28,7 @@ class PythonicCalls:
     inner: ClassVar[tuple[str, ...]] = ()
     bare: ClassVar[str] = r"\["
     separator: ClassVar[str] = ""
+    handover: ClassVar[str] = ""
 
     def reader(self, use: ToolUse, marked: bool) -> "PythonicReader":
         """A reader of one section. Without a marker, a list of other calls is content."""

@@ -37,6 +37,7 @@ class Qwen3CoderCalls:
     inner: ClassVar[tuple[str, ...]] = ()
     bare: ClassVar[str] = ""
     separator: ClassVar[str] = "WS?"
+    handover: ClassVar[str] = ""
 
     def reader(self, use: ToolUse, marked: bool) -> "TaggedCalls":
         """A reader of one section."""

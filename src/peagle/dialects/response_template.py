@@ -108,6 +108,10 @@ class ResponseTemplateDialect:
         """All added tokens."""
         return self._markers
 
+    def ends(self, use: ToolUse | None) -> tuple[int, ...]:
+        """Those of the dialect that the template looks like."""
+        return self._like.ends(use)
+
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> ResponseTemplateParser:
         """A parser in the state that the prompt leaves."""
         tools = [

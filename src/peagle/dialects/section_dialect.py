@@ -27,6 +27,8 @@ class SectionDialect:
         self._without_calls = Markers.of(tokenizer, thoughts)
         self._with_calls = Markers.of(tokenizer, (*thoughts, *filter(None, others)))
         self._turns = frozenset(Markers.of(tokenizer, TURNS).ids)
+        handover = calls.handover if calls is not None else ""
+        self._handover = tuple(Markers.of(tokenizer, [handover]).ids)
 
     @property
     def description(self) -> str:
@@ -37,6 +39,10 @@ class SectionDialect:
     def markers(self, use: ToolUse | None) -> Markers:
         """The markers of an answer."""
         return self._without_calls if use is None else self._with_calls
+
+    def ends(self, use: ToolUse | None) -> tuple[int, ...]:
+        """The token by which a model hands over to its tools."""
+        return () if use is None else self._handover
 
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> Parser:
         """A parser in the state that the prompt leaves."""

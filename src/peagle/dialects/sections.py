@@ -72,6 +72,8 @@ class CallFormat(Protocol):
     expression; empty where calls have markers."""
     separator: ClassVar[str]
     """What stands between two calls, in Lark; empty where one section holds all of them."""
+    handover: ClassVar[str]
+    """The token after which the model waits for what its calls return; empty where none is."""
 
     def reader(self, use: ToolUse, marked: bool) -> CallReader:
         """A reader of one section; `marked`: whether a marker opened it."""

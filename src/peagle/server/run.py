@@ -87,7 +87,7 @@ def serve(
         timeout_graceful_shutdown=FAREWELL,
     )
     service: Service = app.state.service
-    server = DrainingServer(config, service, announce or partial(_log_start, settings))
+    server = DrainingServer(config, service, announce or partial(_log_start, llm, settings))
     _warn(llm, settings, listener.getsockname()[0])
     try:
         server.run(sockets=[listener])
@@ -107,8 +107,8 @@ def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
             log.warning(f"--chat-template with a plain question: {error}")
 
 
-def _log_start(settings: ServerSettings, url: str) -> None:
-    log.info(f"serving {settings.model_names[0]} on {url}")
+def _log_start(llm: AsyncLLM, settings: ServerSettings, url: str) -> None:
+    log.info(f"serving {settings.model_names[0]} on {url}, {llm.llm.dialect.description}")
 
 
 class DrainingServer(uvicorn.Server):
