@@ -29,6 +29,7 @@ from peagle.bench.shapes import random_prompts
 from peagle.bench.synthetic import SyntheticWorkload
 from peagle.cli.script import run
 from peagle.config import SamplingParams
+from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
 
 WARM_UP_STEPS = 16
@@ -65,6 +66,9 @@ def main(
     shape: Annotated[str, typer.Option(help="A shape of peagle bench.")] = "qwen3-8b",
     method: Annotated[str, typer.Option(help="none, peagle or eagle3.")] = "peagle",
     k: Annotated[int | None, typer.Option(help="Tokens to draft.", show_default="7 or 3")] = None,
+    drafts: Annotated[
+        int | None, typer.Option(help="Drafts of each cycle, as if chosen by load.", min=0)
+    ] = None,
     acceptance: Annotated[float | None, typer.Option(help="Acceptance length.")] = None,
     concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
     prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512,
@@ -79,17 +83,33 @@ def main(
         torch.cuda.empty_cache()
         print(f"{torch.cuda.get_device_name()} reads {rate / TERA:.2f} TB/s")
         usual = METHODS[method]
-        drafts = usual[0] if k is None else k
+        most = usual[0] if k is None else k
         length = acceptance or usual[1]
         workload = SyntheticWorkload(shape, length, prompt_tokens, ROOM)
-        engine = workload.open(Setup(method, drafts, "fixed"), max(levels)).engine.core
+        setup = Setup(method, most, "fixed" if drafts is None else "auto")
+        engine = workload.open(setup, max(levels)).engine.core
+        if drafts is not None:
+            engine.scheduler.pace.draft_length = Always(drafts)
         cycles = [measure(engine, level, prompt_tokens, steps, rate) for level in levels]
         for cycle in cycles:
-            print(f"\n{shape}, {method}, K = {drafts}, {cycle.requests} in flight")
+            told = "" if drafts is None else f", {drafts} drafts"
+            print(f"\n{shape}, {method}, K = {most}{told}, {cycle.requests} in flight")
             print(breakdown(cycle, top))
-        asked = {"shape": shape, "method": method, "k": drafts, "acceptance_length": length}
+        asked = {"shape": shape, "method": method, "k": most, "drafts": drafts}
+        asked["acceptance_length"] = length
         found = {"bytes_per_second": rate, "cycles": [asdict(cycle) for cycle in cycles]}
         write(machine() | hardware("auto", "auto") | asked | found)
+
+
+class Always(DraftLength):
+    """Chooses the same number for all cycles."""
+
+    def __init__(self, drafts: int) -> None:
+        super().__init__(drafts)
+        self._drafts = drafts
+
+    def choose(self, requests: int, followed: int | None = None) -> int:
+        return self._drafts
 
 
 def read_rate() -> float:

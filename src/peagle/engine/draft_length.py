@@ -21,6 +21,11 @@ MIN_CYCLES = 16
 """Cycles between two changes: the first cycle after a change to fewer drafts is not captured."""
 MIN_GAIN = 1.02
 """Speed-up that a change must promise."""
+MOST_CATCHING_UP = 1.5
+"""Cycles without drafts for which a drafter that catches up counts at most: one that is right again
+would be found too late."""
+SMOOTHING = 1 / 4
+"""Weight of the newest time of catching up in the moving average."""
 LEAST_PRICE = 0.1
 """Of a cycle with drafts, in cycles without; measured times may say less by chance."""
 ALLOWANCE = 0.005
@@ -61,6 +66,8 @@ class DraftLength:
         self._accepted, self._tried = ([0.0] * k for _ in range(2))
         self._accepted[0], self._tried[0] = PRIOR_RATE * PRIOR_COUNT, float(PRIOR_COUNT)
         self._credit = MOST_CREDIT
+        self._catching_up = 0.0
+        """Seconds for which the drafter catches up before a probe."""
 
     def choose(self, requests: int, followed: int) -> int:
         """Drafts of the next cycle of `requests` requests. Changes nothing.
@@ -120,6 +127,8 @@ class DraftLength:
     def took(self, time: CycleTime) -> None:
         """Learn from the time of a cycle."""
         self._times.took(time)
+        if time.catching_up and time.drafts:
+            self._catching_up += (time.catching_up - self._catching_up) * SMOOTHING
 
     @property
     def _look(self) -> int | None:
@@ -150,8 +159,10 @@ class DraftLength:
         """
         if not self._may_stop:
             return 0.0
-        passes = 1 if self._chosen or self._probed else 2
-        return passes * max(costs[drafts] / costs[0] - 1, LEAST_PRICE)
+        price = max(costs[drafts] / costs[0] - 1, LEAST_PRICE)
+        if self._chosen or self._probed:
+            return price
+        return price + max(min(self._catching_up / costs[0], MOST_CATCHING_UP), price)
 
     def _change_to(self, drafts: int) -> None:
         if drafts == self._chosen:

@@ -188,6 +188,8 @@ class CycleTime:
     host: float = 0.0
     """Seconds of the host for the whole step, from the outcome before its plan until its launch; 0:
     not known."""
+    catching_up: float = 0.0
+    """Seconds before it in which the drafter saw what it had missed, and nothing else ran."""
 
 
 @dataclass(frozen=True)

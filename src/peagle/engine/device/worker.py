@@ -86,6 +86,8 @@ class Flight:
     cycle: LaunchedCycle | None
     host: float
     """As in `CycleTime`."""
+    catching_up: float
+    """As in `CycleTime`."""
     logits: Mapping[int, Tensor]
     """[rows, vocab] by table row, of those that want log-probabilities."""
     prompts: PromptLogprobs | None
@@ -146,6 +148,8 @@ class DeviceWorker:
         """[table rows, most repeats] what a cycle that is repeated chooses each time."""
         self._landed = 0.0
         """When the newest results came, while the step behind them was in flight; else 0."""
+        self._catching_up = 0.0
+        """As in `CycleTime`, of the step that is about to be launched."""
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -189,11 +193,12 @@ class DeviceWorker:
         This needs the outcome of what is in flight, which is returned then: what a cycle accepted
         says where the next positions are.
         """
-        behind = self._behind(step)
+        behind, self._catching_up = self._behind(step), 0.0
         if not behind and not step.caught_up:
             return Outcome()
         landed = Outcome() if self._flight is None else self._land(self._flight)
         self._flight = None
+        began = time.perf_counter()
         missed = [self._rows.missed(row) for row in step.caught_up]
         for row in behind:
             span = self._rows.missed(row)
@@ -202,6 +207,8 @@ class DeviceWorker:
             self._prefill.show_drafter(self._rows.state, spans)
         if behind:
             self._rows.catch_up(behind)
+        # what is launched kernel by kernel takes the host longer than the device
+        self._catching_up = time.perf_counter() - began
         return landed
 
     def _behind(self, step: Step) -> list[int]:
@@ -236,7 +243,18 @@ class DeviceWorker:
         if self._flight is None:
             self._landed = 0.0
         host = time.perf_counter() - self._landed if self._landed else 0.0
-        flight = Flight(step.number, work, drafts, results, repeated, cycle, host, logits, prompts)
+        flight = Flight(
+            number=step.number,
+            work=work,
+            drafts=drafts,
+            results=results,
+            repeated=repeated,
+            cycle=cycle,
+            host=host,
+            catching_up=self._catching_up,
+            logits=logits,
+            prompts=prompts,
+        )
         return flight, refused
 
     def _cycle(
@@ -331,7 +349,8 @@ class DeviceWorker:
         )
         cycle, timed = flight.cycle, None
         if cycle is not None:
-            timed = CycleTime(cycle.requests, cycle.drafts, cycle.seconds, flight.host)
+            times = cycle.seconds, flight.host, flight.catching_up
+            timed = CycleTime(cycle.requests, cycle.drafts, *times)
         return Outcome(flight.number, results, timed)
 
     def _result(
