@@ -23,7 +23,7 @@ from peagle import (
     async_llm,
 )
 from peagle.async_llm import EngineClosedError
-from peagle.llm import Chunk
+from peagle.completion import Chunk
 
 PROMPTS = ["def name(self):", "for item in items:\n", "é世🙂", "x"]
 END = 0

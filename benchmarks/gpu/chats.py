@@ -23,7 +23,8 @@ from peagle.bench.shapes import random_prompts
 from peagle.cli.script import run
 from peagle.config import ChatConfig, SamplingParams
 from peagle.dialects import Tool, ToolUse
-from peagle.llm import LLM, ChatTurn
+from peagle.live_request import ChatTurn
+from peagle.llm import LLM
 
 PROMPT_TOKENS = 256
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")

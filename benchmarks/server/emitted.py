@@ -34,7 +34,7 @@ from peagle.config import ChatConfig
 from peagle.engine.engine import EngineFacts, EngineStats
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine_client.local import LocalEngine
-from peagle.llm import ChatTurn
+from peagle.live_request import ChatTurn
 from peagle.models.tokenizer import load_tokenizer
 from peagle.pair import bundled
 from peagle.server.app import create_app

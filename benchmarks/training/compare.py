@@ -23,8 +23,8 @@ from peagle.bench.environment import machine
 from peagle.bench.prompts import Prompt, load_prompts
 from peagle.bench.result_file import result_file
 from peagle.cli.script import new_app
+from peagle.completion import check_finished
 from peagle.config import EngineConfig
-from peagle.llm import check_finished
 from peagle.pair import bundled
 from peagle.train.recipe import Recipe
 

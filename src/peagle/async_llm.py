@@ -9,9 +9,11 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 
+from peagle.completion import Chunk, Completion
 from peagle.config import SamplingParams
 from peagle.engine.engine import EngineDeadError
-from peagle.llm import LLM, ChatTurn, Chunk, Completion, Prepared, Prompt
+from peagle.live_request import ChatTurn, Prepared
+from peagle.llm import LLM, Prompt
 
 SHORT_PROMPT = 4096
 """Below this many characters or tokens, encoding takes less time than switching threads."""

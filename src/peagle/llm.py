@@ -5,11 +5,11 @@ import functools
 import itertools
 import operator
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Self
 
+from peagle.completion import Chunk, Completion
 from peagle.config import (
     ChatConfig,
     EngineConfig,
@@ -18,29 +18,18 @@ from peagle.config import (
     StructuredOutputs,
 )
 from peagle.detokenizer import detokenizers
-from peagle.dialects import (
-    Content,
-    Dialect,
-    Event,
-    Message,
-    PlainText,
-    Reader,
-    Section,
-    Tool,
-    ToolUse,
-    find_dialect,
-)
+from peagle.dialects import Dialect, PlainText, Reader, Tool, ToolUse, find_dialect
 from peagle.dialects.dialect import needs_grammar
 from peagle.dialects.markers import Markers
 from peagle.engine.engine import Engine
-from peagle.engine.request import Beginning, RequestOutput, Speculation
-from peagle.engine.step import TokenLogprobs
+from peagle.engine.request import RequestOutput
 from peagle.engine_client.client import EngineClient
 from peagle.engine_client.form import Form, written
 from peagle.engine_client.process import EngineProcess
 from peagle.engine_client.source import EngineSource, local_engine
 from peagle.errors import InputError
 from peagle.grammar import lark_rule, refuse_added_tokens
+from peagle.live_request import ChatTurn, LiveRequest, Prepared
 from peagle.models.chat_template import render_chat
 from peagle.models.generation_config import sampling_defaults
 from peagle.models.tokenizer import load_tokenizer
@@ -50,153 +39,6 @@ from peagle.stop_strings import StopStrings
 from peagle.token_rules import endings_of
 
 Prompt = str | Sequence[int]
-NO_BEGINNING = Beginning(0.0, 0, ())
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A finished request."""
-
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    token_ids: tuple[int, ...]
-    message: Message
-    """What they say: of a completion content only, of a chat also thoughts and tool calls."""
-    finish_reason: str
-    """stop, length, abort or error."""
-    speculation: Speculation
-    logprobs: tuple[TokenLogprobs, ...]
-    token_times: tuple[float, ...]
-    """Seconds from the request's arrival to each output token."""
-    queued: float
-    """Seconds from arrival until it first ran."""
-    cached_tokens: int
-    """Tokens of the prompt that the prefix cache already held."""
-    sections: tuple[Section, ...] = ()
-    """What each of `token_ids` belongs to."""
-    events: tuple[Event, ...] = ()
-    """The same as `message`, in the order in which it was said."""
-    stop_string: str | None = None
-    """The stop string that ended it."""
-    failure: str | None = None
-    """Why it failed, where `finish_reason` is error."""
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] = ()
-    """One for each of `prompt_token_ids`, if requested: None for the first, which follows nothing.
-    Fewer where the request ended within its prompt."""
-
-    @property
-    def text(self) -> str:
-        """The content."""
-        return self.message.content
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """What one step, or several whose outputs came together, added to one request."""
-
-    request_id: str
-    events: tuple[Event, ...]
-    """What became readable."""
-    token_ids: tuple[int, ...]
-    sections: tuple[Section, ...]
-    """What each of `token_ids` belongs to."""
-    drafted: tuple[bool, ...]
-    """Which of `token_ids` are accepted drafts."""
-    logprobs: tuple[TokenLogprobs, ...]
-    """One for each of `token_ids`, if requested."""
-    prompt_logprobs: tuple[TokenLogprobs | None, ...]
-    """As in `Completion`, in a request's first chunk; none in the others."""
-    completion: Completion | None
-    """The whole request, once finished."""
-
-    @property
-    def accepted(self) -> int:
-        """How many of `token_ids` are accepted drafts; of one step's they are the first."""
-        return sum(self.drafted)
-
-    @property
-    def text(self) -> str:
-        """What was added to the content."""
-        return "".join(event.text for event in self.events if isinstance(event, Content))
-
-
-@dataclass(frozen=True)
-class ChatTurn:
-    """That a prompt is a rendered conversation, whose answer is read by the target's dialect."""
-
-    use: ToolUse | None = None
-    """The tools that the answer may call."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request that is encoded but not yet queued."""
-
-    tokens: list[int]
-    params: SamplingParams
-    form: Form | None
-    chat: ChatTurn | None = None
-
-
-class _Live:
-    """A request that runs: what outputs have brought, and what is read of it."""
-
-    def __init__(self, prepared: Prepared, reader: Reader, most: int, followed: bool) -> None:
-        params = prepared.params
-        asked = params.num_speculative_tokens
-        self.prepared, self.reader, self.followed = prepared, reader, followed
-        self.shows_end = params.include_stop_str_in_output and prepared.chat is None
-        """Whether a token that ends the output is part of its text."""
-        self.speculation = Speculation([0] * (most if asked is None else asked))
-        self.arrived = time.perf_counter()
-        self.beginning = NO_BEGINNING
-        self.tokens: list[int] = []
-        self.logprobs: list[TokenLogprobs] = []
-        self.times: list[float] = []
-        """When each token came."""
-        self.read = 0
-        """Tokens that were read, to a stop string at most."""
-        self.at_its_end = not followed and not params.stop
-        """Whether all is read at once, when the last token has come."""
-        self.told = 0
-        """Tokens that chunks have brought."""
-        self.drafted: list[bool] = []
-        """Which tokens are accepted drafts."""
-
-    def add(self, output: RequestOutput, now: float) -> None:
-        """Take in what a step has brought."""
-        new = output.new_tokens
-        self.tokens += new
-        self.times += [now - self.arrived] * len(new)
-        self.drafted += [place < output.accepted for place in range(len(new))]
-        self.logprobs += output.logprobs
-        if output.cycle:
-            did = output.drafted, output.verified, output.looked_up
-            self.speculation.record(*did, repeats=max(len(new), 1))
-        if output.beginning is not None:
-            self.beginning = output.beginning
-
-    @property
-    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
-        """As in `Completion`."""
-        if self.prepared.params.prompt_logprobs is None:
-            return ()
-        return None, *self.beginning.prompt_logprobs
-
-    def chunk(self, request_id: str, completion: Completion | None) -> Chunk:
-        """What was read since the last one."""
-        known, read = self.told, self.read
-        self.told = read
-        return Chunk(
-            request_id,
-            self.reader.fresh(),
-            tuple(self.tokens[known:read]),
-            tuple(self.reader.sections[known:]),
-            tuple(self.drafted[known:read]),
-            tuple(self.logprobs[known:read]),
-            () if known else self.prompt_logprobs,
-            completion,
-        )
 
 
 class LLM:
@@ -249,7 +91,7 @@ class LLM:
         """Sampling parameters that the model's generation config suggests."""
         self._detokenizers = functools.cache(functools.partial(detokenizers, tokenizer))
         self._ids = itertools.count()
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveRequest] = {}
         self._kept: list[Chunk] = []
         """Chunks of requests that other callers wait for."""
 
@@ -458,7 +300,7 @@ class LLM:
         """
         request_id, params = str(next(self._ids)), prepared.params
         self.engine.add(request_id, prepared.tokens, params, prepared.form)
-        self._live[request_id] = _Live(prepared, self._reader(prepared), self.k, followed)
+        self._live[request_id] = LiveRequest(prepared, self._reader(prepared), self.k, followed)
         return request_id
 
     def _reader(self, prepared: Prepared) -> Reader:
@@ -511,54 +353,15 @@ class LLM:
         output, live = outputs[-1], self._live[outputs[-1].request_id]
         for each in outputs:
             live.add(each, now)
-        tokens, reason, reader = live.tokens[live.read :], output.finish_reason, live.reader
-        if reason is None and (live.at_its_end or not tokens):
-            return None
-        ended = reason == "stop"
-        hidden = int(ended and not live.shows_end)
-        stopped = reader.extend(tokens[: len(tokens) - hidden] if hidden else tokens)
-        live.read += len(tokens) if stopped is None else stopped
-        if stopped is not None:
-            reason = "stop"
-            self.engine.abort(output.request_id, reason)
-        elif reason is not None:
-            reader.skip(hidden)
-            reader.finish(ended)
-            if reader.stopped and reason == "length":
-                reason = "stop"
-        completion = self._complete(live, output, reason) if reason is not None else None
+        completion, reason = None, live.read(output.finish_reason)
+        if live.reader.stop_string is not None:  # of which the engine knows nothing
+            self.engine.abort(output.request_id, "stop")
+        if reason is not None:
+            completion = live.completion(output, reason)
+            del self._live[output.request_id]
         if not live.followed and completion is None:
             return None
         return live.chunk(output.request_id, completion)
-
-    def _complete(self, live: _Live, output: RequestOutput, reason: str) -> Completion:
-        """The finished request, less the tokens after a stop string."""
-        del self._live[output.request_id]
-        kept = live.read
-        return Completion(
-            request_id=output.request_id,
-            prompt_token_ids=tuple(live.prepared.tokens),
-            token_ids=tuple(live.tokens[:kept]),
-            message=live.reader.message,
-            finish_reason=reason,
-            speculation=live.speculation,
-            logprobs=tuple(live.logprobs[:kept]),
-            token_times=tuple(live.times[:kept]),
-            queued=live.beginning.queued,
-            cached_tokens=live.beginning.cached,
-            sections=tuple(live.reader.sections),
-            events=live.reader.events,
-            stop_string=live.reader.stop_string,
-            failure=output.failure if reason == "error" else None,
-            prompt_logprobs=live.prompt_logprobs,
-        )
-
-
-def check_finished(completions: Iterable[Completion]) -> None:
-    """Raise `InputError` for the first completion that ended with an error."""
-    for index, completion in enumerate(completions, start=1):
-        if completion.failure is not None:
-            raise InputError(f"prompt {index} ended with an error: {completion.failure}")
 
 
 def _per_prompt(

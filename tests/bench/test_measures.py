@@ -13,8 +13,8 @@ from peagle.bench.measures import (
     percentiles,
     token_gaps,
 )
+from peagle.completion import Completion
 from peagle.engine.request import Speculation
-from peagle.llm import Completion
 
 
 def completion(times, accepted=(), k=3):

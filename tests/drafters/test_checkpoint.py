@@ -11,7 +11,8 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
-from peagle.drafters.checkpoint import load_drafter, read_drafter_config, save_drafter
+from peagle.drafters.checkpoint import load_drafter, save_drafter
+from peagle.drafters.config_file import read_drafter_config
 from peagle.drafters.model import DraftModel, default_taps
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError

@@ -16,10 +16,10 @@ from tiny_pair import TinyPair, save_pair
 
 from peagle import LLM, AsyncLLM, InputError, SamplingParams, SpeculativeConfig
 from peagle.async_llm import EngineClosedError
+from peagle.completion import Completion
 from peagle.config import StructuredOutputs
 from peagle.engine.engine import EngineDeadError
 from peagle.engine_client.process import EngineProcess
-from peagle.llm import Completion
 
 PROMPTS = ["def name(self):", "for item in items:\n", "é世🙂", "x"]
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)

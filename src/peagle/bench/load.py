@@ -9,9 +9,10 @@ from typing import Any, Protocol
 from peagle.bench.case import Case, Setup
 from peagle.bench.measures import measure
 from peagle.bench.runs import Run
+from peagle.completion import Completion, check_finished
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.llm import LLM, Completion, check_finished
+from peagle.llm import LLM
 
 WARM_UP_TOKENS = 16
 

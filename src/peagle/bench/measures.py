@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from peagle.completion import Completion
 from peagle.engine.request import Speculation
-from peagle.llm import Completion
 
 MS = 1_000.0
 """Milliseconds in a second."""

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from peagle.bench.prompts import Prompt
     from peagle.bench.runs import Run
     from peagle.bench.workload import PromptWorkload
-    from peagle.llm import LLM, Chunk
+    from peagle.completion import Chunk
+    from peagle.llm import LLM
 
 EXAMPLE = """\b
 Example:

@@ -46,8 +46,8 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> Engi
 
     from peagle import LLM, SamplingParams, SpeculativeConfig
     from peagle.bench.measures import acceptance_length
+    from peagle.completion import check_finished
     from peagle.config import EngineConfig
-    from peagle.llm import check_finished
 
     if not prompts:
         raise InputError("no held-out conversation has a prompt")

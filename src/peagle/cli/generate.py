@@ -26,7 +26,9 @@ from peagle.errors import InputError
 
 if TYPE_CHECKING:
     from peagle.bench.prompts import Prompt
-    from peagle.llm import LLM, ChatTurn, Completion
+    from peagle.completion import Completion
+    from peagle.live_request import ChatTurn
+    from peagle.llm import LLM
 
 EXAMPLE = """\b
 Examples:
@@ -87,7 +89,7 @@ def generate(
         raise InputError("--logprobs needs --json, which prints them")
     if as_json and target is not None and target.endswith((".json", ".jsonl")):
         raise InputError(f"--json takes no file here: leave out {target} and redirect stdout to it")
-    from peagle.llm import check_finished
+    from peagle.completion import check_finished
 
     given = _read_prompts(prompt or [], prompts, target)
     speculation = choose_speculation(target, drafting)
@@ -193,7 +195,7 @@ def _heading(prompt: "Prompt", number: int, count: int) -> str:
 
 def _turn(llm: "LLM", prompts: "Sequence[Prompt]") -> "ChatTurn | None":
     """Whether the answers are those of conversations, in which thoughts are told from content."""
-    from peagle.llm import ChatTurn
+    from peagle.live_request import ChatTurn
 
     return ChatTurn() if all(prompt.is_chat(llm.tokenizer) for prompt in prompts) else None
 

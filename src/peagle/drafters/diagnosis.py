@@ -16,15 +16,14 @@ from peagle.drafters.checkpoint import (
     MASK_HIDDEN,
     T2D,
     attach_vocabulary,
-    config_problems,
     drafter_rules,
     effective_config,
     method_problems,
     normalised,
-    read_drafter_config,
     shared_tensors,
     vocabulary_doubts,
 )
+from peagle.drafters.config_file import config_problems, read_drafter_config
 from peagle.drafters.correction import FOLDER, selector_problems, selector_tensors
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.errors import InputError

@@ -5,9 +5,10 @@ from typing import Any
 
 from peagle import dialects
 from peagle.async_llm import AsyncLLM
+from peagle.completion import Completion
 from peagle.config import SamplingParams
 from peagle.errors import ContextLengthError, InputError
-from peagle.llm import ChatTurn, Completion
+from peagle.live_request import ChatTurn
 from peagle.models.chat_template import render_chat
 from peagle.regenerate.answers import Answer, NoAnswerError
 from peagle.train.samples import Message

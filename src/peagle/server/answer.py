@@ -7,8 +7,8 @@ from typing import Protocol
 
 from fastapi import Request, Response
 
+from peagle.completion import Chunk, Completion
 from peagle.engine.request import Speculation
-from peagle.llm import Chunk, Completion
 from peagle.server.delivery import WAITING, Json, deliver, event
 from peagle.server.errors import APIError
 from peagle.server.middleware import GIVEN_ID

@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from peagle.completion import Chunk, Completion
 from peagle.dialects import (
     CallArguments,
     CallBegin,
@@ -18,7 +19,7 @@ from peagle.dialects import (
 )
 from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
-from peagle.llm import ChatTurn, Chunk, Completion
+from peagle.live_request import ChatTurn
 from peagle.server.answer import answer
 from peagle.server.delivery import Json
 from peagle.server.errors import APIError

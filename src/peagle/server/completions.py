@@ -7,8 +7,8 @@ from typing import Any
 
 from fastapi import Request, Response
 
+from peagle.completion import Chunk, Completion
 from peagle.engine.step import TokenLogprobs
-from peagle.llm import Chunk, Completion
 from peagle.server.answer import answer
 from peagle.server.delivery import Json
 from peagle.server.errors import APIError

@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
-from peagle.llm import Chunk, Completion
+from peagle.completion import Chunk, Completion
 from peagle.server.errors import CLIENT_GONE, APIError, as_api_error
 from peagle.server.service import Job
 

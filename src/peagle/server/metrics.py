@@ -22,8 +22,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from peagle.completion import Chunk, Completion
 from peagle.engine.engine import EngineStats
-from peagle.llm import Chunk, Completion
 
 disable_created_metrics()
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from peagle.async_llm import AsyncLLM, Batch
 from peagle.config import SamplingParams
-from peagle.llm import LLM, ChatTurn, Prepared, Prompt
+from peagle.live_request import ChatTurn, Prepared
+from peagle.llm import LLM, Prompt
 from peagle.server.errors import APIError, closing
 from peagle.server.metrics import Metrics, Watch
 from peagle.server.settings import ServerSettings

@@ -5,8 +5,8 @@ import functools
 import re
 from typing import Any
 
+from peagle.completion import Chunk, Completion
 from peagle.detokenizer import LETTERS, UNFINISHED
-from peagle.llm import Chunk, Completion
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What stands for a space in the vocabulary of SentencePiece's tokenizers."""

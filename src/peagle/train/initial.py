@@ -7,7 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from peagle.drafters.checkpoint import config_problems, read_drafter, read_drafter_config
+from peagle.drafters.checkpoint import read_drafter
+from peagle.drafters.config_file import config_problems, read_drafter_config
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from peagle.llm import Chunk, Completion
+from peagle.completion import Chunk, Completion
 from peagle.server.answer import usage
 from peagle.server.anthropic.blocks import ContentBlock
 from peagle.server.delivery import Json, event

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 
-from peagle.llm import Chunk, Completion
+from peagle.completion import Chunk, Completion
 from peagle.server.answer import usage
 from peagle.server.delivery import WAITING, Json, event
 from peagle.server.errors import APIError
