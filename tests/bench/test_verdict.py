@@ -160,6 +160,17 @@ def test_a_speed_up_above_the_acceptance_length_is_doubted():
     assert "EAGLE-3 at K = 5 emits 4.34 tokens" in doubt
 
 
+def test_a_speed_up_is_compared_with_its_own_rounds_tokens_a_cycle():
+    """By load: most cycles of the median round drafted nothing, and the machine was slow before."""
+    none = replace(run("none", 100.0, 1.0), rounds=(90.0, 100.0))
+    found = replace(run("peagle", 104.0), rounds=(99.0, 104.0))
+    rare = replace(found.measures, acceptance_length=1.0, tokens_per_cycle=1.05)
+    assert not list(doubts([none, replace(found, measures=rare)]))
+    fewer = replace(rare, tokens_per_cycle=1.01)
+    (doubt,) = doubts([none, replace(found, measures=fewer)])
+    assert "1.04 cannot be" in doubt
+
+
 def test_a_busy_machine_is_named():
     (doubt,) = doubts(
         [quiet("none", 300.0, 1.0, core_share=0.4), quiet("peagle", 490.0, core_share=0.6)]
@@ -229,6 +240,20 @@ def test_what_is_not_clearly_faster_than_no_speculation_is_not_advised():
     faster = grid(0.01, 0, FLAT | {("none", 0): 600.0})
     assert advise(faster).choice.case.method == "none"
     assert advise(faster).gain is None
+
+
+def test_in_too_few_rounds_the_fastest_is_named_and_not_sure():
+    few = [replace(one, rounds=one.rounds[:4]) for one in grid(0.01, 0, FLAT)]
+    found = advise(few)
+    assert found.choice is found.fastest
+    assert found.choice.case.method != "none"
+    assert not found.clear
+
+
+def test_a_server_may_be_called_none():
+    ours, theirs = (replace(quiet(name, 90.0), case=Case(name, None, 1)) for name in ("a", "none"))
+    assert speed_up(theirs, [ours, theirs]) == compare(theirs, ours)
+    assert theirs.case.label == "none"
 
 
 def test_a_method_alone_has_no_verdict_but_a_best_k():

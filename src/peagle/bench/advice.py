@@ -30,17 +30,17 @@ class Advice:
 
     @property
     def choice(self) -> Run:
-        """What to use: the fastest, unless its reference is not clearly slower."""
-        if self.reference is None or self.clear:
+        """What to use: the fastest, unless rounds enough say that its reference may be as fast."""
+        if self.reference is None or self.clear or (self.gain and not self.gain.bounded):
             return self.fastest
         return self.reference
 
     @property
     def compared(self) -> list[Run]:
-        """The choice and its reference."""
-        if self.reference is None or self.reference is self.choice:
-            return [self.choice]
-        return [self.choice, self.reference]
+        """The choice, its reference, and the fastest, each once."""
+        wanted = [self.choice, self.reference, self.fastest]
+        found = {id(run): run for run in wanted if run is not None}
+        return list(found.values())
 
 
 def advise(runs: Sequence[Run]) -> Advice:

@@ -71,6 +71,11 @@ class Case:
         return self.k is None
 
     @property
+    def undrafted(self) -> bool:
+        """Whether it is no speculation, with which everything else under its load is compared."""
+        return self.method == "none" and not self.is_server
+
+    @property
     def name(self) -> str:
         """Its method as people write it, or its server."""
         return self.method if self.is_server else NAMES.get(self.method, self.method)
@@ -79,7 +84,7 @@ class Case:
     def label(self) -> str:
         """What is compared: "P-EAGLE, K = 7"."""
         if not self.k:
-            return "no speculation" if self.method == "none" else self.name
+            return "no speculation" if self.undrafted else self.name
         sign = "=" if self.draft_length == "fixed" else "≤"
         return f"{self.name}, K {sign} {self.k}"
 

@@ -64,7 +64,7 @@ def ratio_text(ratio: Ratio) -> str:
 def verdict_sentence(verdict: Verdict) -> str:
     """Which method is the fastest and by how much, or that this cannot be told."""
     first, second = (
-        "no speculation" if run.case.method == "none" else run.case.name
+        "no speculation" if run.case.undrafted else run.case.name
         for run in (verdict.first, verdict.second)
     )
     lead = verdict.lead

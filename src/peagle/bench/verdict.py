@@ -84,7 +84,7 @@ def reference(run: Run, runs: Sequence[Run]) -> Run | None:
     """What a run is compared with: no speculation under its load, or of servers the first."""
     same = [other for other in runs if other.case.load == run.case.load]
     first = same[0] if same and run.case.is_server else None
-    return next((other for other in same if other.case.method == "none"), first)
+    return next((other for other in same if other.case.undrafted), first)
 
 
 def speed_up(run: Run, runs: Sequence[Run]) -> Ratio | None:
@@ -134,17 +134,19 @@ def doubts(runs: Sequence[Run]) -> Iterator[str]:
 
 
 def _impossible(run: Run, runs: Sequence[Run]) -> str | None:
-    """What is wrong with a speed-up over no speculation that is above the acceptance length."""
-    other, length = reference(run, runs), run.measures.acceptance_length
-    if other is None or other.case.is_server or length is None:
+    """What is wrong with a speed-up over no speculation above the tokens of its round's cycles."""
+    other, measures = reference(run, runs), run.measures
+    length = measures.tokens_per_cycle or measures.acceptance_length
+    turn = run.rounds.index(measures.otps)
+    if other is None or other.case.is_server or length is None or turn >= len(other.rounds):
         return None
-    ratio = compare(run, other)
-    if ratio.median <= EQUAL * length:
+    gain = measures.otps / other.rounds[turn]
+    if gain <= EQUAL * length:
         return None
     what = run.case.label.replace(", ", " at ")
     return (
-        f"a speed-up of {ratio.median:.2f} cannot be: a cycle of {what} emits "
-        f"{length:.2f} tokens and takes longer than one token does without it"
+        f"a speed-up of {gain:.2f} cannot be: a cycle of {what} emits {length:.2f} tokens and "
+        "takes longer than one token does without it"
     )
 
 

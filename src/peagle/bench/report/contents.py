@@ -80,6 +80,11 @@ def _decision(one: Advice) -> Decision:
         told = f"{speed}, the fastest."
     elif one.clear:
         told = f"{speed}, {ratio_text(one.gain)} over {one.reference.case.label}."
+    elif not one.gain.bounded:
+        told = (
+            f"{speed}, {ratio_text(one.gain)} over {one.reference.case.label}: the fastest, in too "
+            "few rounds to be sure."
+        )
     else:
         told = f"{speed}; no gain is sure: {one.fastest.case.label} was {ratio_text(one.gain)}."
     return Decision(_sentence(one.load.words), chosen.case.label, told + equal, one.clear)
