@@ -150,7 +150,7 @@ def run(words: list[str], path: list[str]) -> None:
     else:
         sys.argv = [how, *words]
         module = ModuleType("__main__")
-        module.__file__ = how
+        module.__file__ = os.path.abspath(how)
         with open(how, "rb") as file:
             execute(file.read(), module, how)
 
