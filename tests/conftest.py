@@ -1,9 +1,11 @@
 """Shared by all tests: one thread, fixed randomness, tiny models made once a session."""
 
 import functools
+import gc
 import os
 import random
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 import tiny
 import torch
 from filelock import FileLock
+from forks import Zygote
 from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
@@ -26,6 +29,7 @@ from peagle.train.snapshot import Progress
 from peagle.train.trainer import Report, Trainer
 
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # in processes, too: two threads on busy cores take minutes
 logging.disable_progress_bar()
 settings.register_profile(
     "peagle",
@@ -35,6 +39,12 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("peagle")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported and collected stays: the garbage collector need not search it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @dataclass(frozen=True)
@@ -50,6 +60,20 @@ class Target:
 def _seeded() -> None:
     torch.manual_seed(0)
     random.seed(0)
+
+
+@pytest.fixture(scope="session")
+def zygote() -> Iterator[Zygote]:
+    with Zygote.started() as zygote:
+        yield zygote
+
+
+@pytest.fixture
+def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of this Python have imported what commands import; for tests of other things."""
+    if sys.platform == "linux":
+        fork_exec = request.getfixturevalue("zygote").fork_exec
+        monkeypatch.setattr("subprocess._fork_exec", fork_exec)
 
 
 @pytest.fixture(scope="session")

@@ -87,6 +87,8 @@ def test_command(page: str, command: str, tmp_path: Path, request: pytest.Fixtur
         assert dry.returncode == 0, f"{page}: {dry.stderr}"
         return
     assert program == "peagle", f"{page}: {command}"
+    if page != "README.md":  # whose commands are processes in every way
+        request.getfixturevalue("forked")
     done = run("-m", "peagle", *arguments, cwd=tmp_path)
     assert done.returncode == 0, f"{page}: {done.stderr}"
     assert done.stdout.strip()
@@ -98,6 +100,8 @@ def test_python_block(
 ) -> None:
     if f":{PORT}" in source:
         source = source.replace(f":{PORT}", f":{request.getfixturevalue('port')}")
+    if page != "README.md":
+        request.getfixturevalue("forked")
     done = run("-c", source, cwd=tmp_path)
     assert done.returncode == 0, f"{page}: {done.stderr}"
 

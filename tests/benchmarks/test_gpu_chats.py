@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "chats.py"
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def test_chats_with_and_without_tools_have_their_rows(tmp_path: Path):

@@ -55,6 +55,7 @@ TENSORS = {
     },
 }
 """Some of each file's, as published files name and shape them."""
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def small(name: str) -> Shape:

@@ -33,6 +33,7 @@ found = dict(environment=dict(versions=dict(vllm="0.0")), runs=runs)
 {then}
 json.dump(found, open(sys.argv[3], "w"))
 """
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def fake_vllm(directory: Path, then: str = "") -> str:

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "equal.py"
 FAKE = """#!{python}
 import json, sys
@@ -19,6 +21,7 @@ count = job["max_tokens"]
 found = [[1] * count, [2] * 3 + [4 if parallel else 2] * (count - 3)]
 json.dump(found, open(sys.argv[3], "w"))
 """
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def test_both_sides_are_counted(tmp_path: Path):

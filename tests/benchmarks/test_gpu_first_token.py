@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "first_token.py"
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def test_a_row_for_each_length_and_cached_prefix(tmp_path: Path):

@@ -4,7 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu" / "hosted.py"
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def test_every_way_has_its_row(tmp_path: Path):

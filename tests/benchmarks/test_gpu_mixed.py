@@ -23,6 +23,7 @@ assert [len(asked) for asked in lists] == [5, 5, 5]
 assert all(len(prompt) <= 40 and count <= 20 for asked in lists for prompt, count in asked)
 json.dump([100.0, 200.0], open(sys.argv[3], "w"))
 """
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def test_lengths_are_drawn_around_their_median_and_the_same_each_time():

@@ -75,6 +75,7 @@ def test_both_servers_are_measured_in_one_report(prompts: Path, tmp_path: Path):
     assert [(run["concurrency"], run["failed"]) for run in burst] == [(3, 0), (3, 0)]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_server_that_does_not_start_is_told(prompts: Path, tmp_path: Path):
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho no such card\nexit 3\n")

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "server" / "emitted.py"
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def test_a_row_for_each_case_and_side(tmp_path: Path):

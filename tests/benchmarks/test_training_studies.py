@@ -28,6 +28,7 @@ TOKENS = tuple((7 * i) % tiny.MASK for i in range(40))
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = BENCHMARKS / "training"
 RECIPES = BENCHMARKS.parent / "recipes" / "demo"
+pytestmark = pytest.mark.usefixtures("forked")
 
 
 def small(pair: TinyPair) -> list[str]:

@@ -354,6 +354,7 @@ def slow(stub, tmp_path):
     return write(tmp_path / "slow.jsonl", *lines)
 
 
+@pytest.mark.usefixtures("forked")
 def test_killed_at_any_moment_it_continues_with_none_lost_and_none_twice(slow, stub, tmp_path):
     out = tmp_path / "out.jsonl"
     for lines in (5, 20, 40):
@@ -376,6 +377,7 @@ def test_killed_at_any_moment_it_continues_with_none_lost_and_none_twice(slow, s
         assert [turn["content"] for turn in line["messages"][1::2]] == answers
 
 
+@pytest.mark.usefixtures("forked")
 def test_ctrl_c_keeps_what_is_written_and_ends_with_130(slow, stub, tmp_path):
     out = tmp_path / "out.jsonl"
     process = begin(slow, stub, out, 4)

@@ -13,6 +13,7 @@ def run(*arguments, **options):
     return subprocess.run([sys.executable, "-m", "peagle", *map(str, arguments)], **options)
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("how", [["--prompt", "x"], ["--prompt", "x", "--json"]])
 def test_a_disk_full_of_text_is_one_line(pair, how):
     with open("/dev/full", "w") as full:

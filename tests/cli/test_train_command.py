@@ -166,7 +166,7 @@ class TestDryRun:
 
 
 class TestLog:
-    def test_a_run_is_written_down(self, peagle, recipe):
+    def test_a_run_is_written_down_and_shown(self, peagle, recipe):
         result = peagle("train", recipe)
         assert (result.code, result.out) == (0, "")
         found = entries(recipe)
@@ -188,18 +188,16 @@ class TestLog:
             "metrics.jsonl",
             "recipe.yaml",
         }
-
-    def test_it_is_shown(self, peagle, recipe):
-        lines = peagle("train", recipe).err.splitlines()
+        lines, last = result.err.splitlines(), found[-1]
         assert lines[0].startswith("64 documents")
-        last = entries(recipe)[-1]
         drawn = f"({last['drawn_acceptance_length']:.3f} at temperature 1)"
         length = f"AL {last['acceptance_length']:.3f} {drawn}"
         assert lines[-3].startswith(f"step 30  loss {last['loss']:.4f}  {length}  accuracy per de")
         assert lines[-2].startswith(f"{recipe.parent / 'out'}: best estimated AL ")
 
     def test_another_run_begins_another_log(self, peagle, recipe):
-        peagle("train", recipe)
+        peagle("train", recipe, "steps=20")
+        assert [entry["step"] for entry in entries(recipe)] == [10, 20]
         shutil.rmtree(recipe.parent / "out")
         peagle("train", recipe, "steps=10")
         assert [entry["step"] for entry in entries(recipe)] == [10]
@@ -221,7 +219,7 @@ class TestLog:
 
     def test_other_ranks_are_silent(self, peagle, recipe, monkeypatch):
         monkeypatch.setenv("RANK", "1")
-        result = peagle("train", recipe)
+        result = peagle("train", recipe, "steps=10")
         assert (result.code, result.out, result.err) == (0, "", "")
         assert (recipe.parent / "out" / "model.safetensors").exists()
         assert not (recipe.parent / "out.run").exists()
@@ -249,21 +247,17 @@ class TestEngineLength:
         path.write_text(yaml.safe_dump(given.model_dump(mode="json", exclude_defaults=True)))
         return path
 
-    def test_it_is_near_the_estimate(self, peagle, recipe):
-        lines = peagle("train", recipe).err.splitlines()
+    def test_it_is_near_the_estimate_and_what_it_means_follows(self, peagle, recipe):
+        *lines, meaning, following = peagle("train", recipe).err.splitlines()
         logged = entries(recipe)[-1]
         length = logged["engine_acceptance_length"]
         assert logged.keys() == {"step", "engine_acceptance_length", "seconds", "time"}
-        assert lines[-3] == (
+        assert lines[-1] == (
             f"the engine's AL {length:.3f} (8 held-out prompts, greedy, 128 tokens at most)"
         )
         estimated = max(e["acceptance_length"] or 0 for e in entries(recipe)[:-1])
         assert length == pytest.approx(estimated, rel=0.15)
         assert length > 1.3, "too weak a drafter to show anything"
-
-    def test_a_verdict_and_the_next_command_follow(self, peagle, recipe):
-        *_, meaning, following = peagle("train", recipe).err.splitlines()
-        length = entries(recipe)[-1]["engine_acceptance_length"]
         assert meaning.startswith(f"AL {length:.2f} of at most 5: ")
         assert following.startswith("next: peagle ")
         assert str(recipe.parent / "target") in following
@@ -285,7 +279,8 @@ class TestEngineLength:
 
         monkeypatch.setattr("peagle.train.prepare.prepare", prepared)
         monkeypatch.setattr("peagle.cli.engine_length.measure_engine", measured)
-        assert peagle("train", recipe).err.endswith("the engine's AL was not measured: enough\n")
+        result = peagle("train", recipe, "steps=10")
+        assert result.err.endswith("the engine's AL was not measured: enough\n")
 
     def test_data_without_prompts(self, peagle, recipe, tmp_path: Path):
         path = tmp_path / "text.jsonl"

@@ -26,6 +26,8 @@ LONG = SamplingParams(max_tokens=400, ignore_eos=True)
 PATIENCE = 30.0
 """Seconds, far more than anything here takes on an idle machine."""
 
+pytestmark = pytest.mark.usefixtures("forked")  # all but `apart`, which is made before
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> TinyPair:

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="re
 
 
 @pytest.fixture
-def process() -> Iterator[Process]:
+def process(forked: None) -> Iterator[Process]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     running = Process(port, "--log-format", "json", module=("-c", AS_ON_A_GPU))
@@ -117,6 +117,7 @@ def test_only_an_engine_on_a_gpu_has_its_own(gpu: bool, monkeypatch: pytest.Monk
     assert not wants_own_process(EngineConfig(device="cpu"))
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_cannot_be_loaded_ends_in_one_line():
     """As the engine's process found out."""
     target = str(bundled("target"))

@@ -33,7 +33,7 @@ def port() -> int:
 
 
 @pytest.fixture
-def process(port: int) -> Iterator[Process]:
+def process(port: int, forked: None) -> Iterator[Process]:
     running = Process(port, "--log-format", "json", "--drain-seconds", "20")
     running.wait()
     yield running
@@ -152,6 +152,7 @@ def listens(port: int) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -257,6 +258,7 @@ def test_a_variable_holds_one_key(
     assert given[0].api_keys == keys
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_taken_port_is_told_before_loading(port: int):
     with socket.create_server(("127.0.0.1", port)):
         failed = Process(port)

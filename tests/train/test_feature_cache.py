@@ -242,6 +242,7 @@ prepare(Recipe(**json.loads(sys.argv[1])))
 """
 
 
+@pytest.mark.usefixtures("forked")
 def test_what_was_killed_goes_on(cached, tmp_path: Path):
     """SIGKILL in the middle of a file."""
     recipe = json.dumps(cached().model_dump())

@@ -81,6 +81,7 @@ assert steps[0] > 10, steps
 save_file(trainer.model.state_dict(), out)
 """
 
+pytestmark = pytest.mark.usefixtures("forked")
 TwoRanks = Callable[..., list[dict[str, Tensor]]]
 
 
