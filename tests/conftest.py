@@ -4,7 +4,6 @@ import functools
 import gc
 import os
 import random
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import pytest
 import tiny
 import torch
 from filelock import FileLock
-from forks import Zygote
+from forks import Zygote, can_fork
 from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
@@ -70,8 +69,12 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of this Python have imported what commands import; for tests of other things."""
-    if sys.platform == "linux":
+    """Processes of this Python have imported what commands import; for tests of other things.
+
+    How `subprocess` starts them is private, so that other versions of Python than this was written
+    for start whole ones.
+    """
+    if can_fork():
         fork_exec = request.getfixturevalue("zygote").fork_exec
         monkeypatch.setattr("subprocess._fork_exec", fork_exec)
 

@@ -23,6 +23,11 @@ _libc = ctypes.CDLL(None)
 _fork_exec = subprocess._fork_exec  # type: ignore[attr-defined]
 
 
+def can_fork() -> bool:
+    """Whether this is a system and a version of Python for which `Call` holds."""
+    return sys.platform == "linux" and sys.version_info[:2] == (3, 11)
+
+
 class Call(NamedTuple):
     """What `subprocess` passes to the function that starts a program, as far as it matters here."""
 

@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 ROOT = Path(__file__).parent.parent
 PORT = "8000"
@@ -122,13 +124,13 @@ def test_recipe_keys_in_the_pages_exist() -> None:
     assert {line.split(":")[0] for line in lines} <= Recipe.model_fields.keys()
 
 
-def printed_commands() -> list[tuple[str, list[str]]]:
+def printed_commands(program: str = r"\S*peagle [a-z]") -> list[tuple[str, list[str]]]:
     """(page, words) of commands in blocks that are not run: they need models or machines."""
     found = []
     for page, text in blocks("text"):
         lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
         for number, line in enumerate(lines):
-            if re.match(r"\S*peagle [a-z]", line):
+            if re.match(program, line):
                 found.append((page, first_command(lines[number:])))
     return found
 
@@ -155,13 +157,22 @@ def test_speculative_configs_in_the_pages_are_valid() -> None:
         assert asked.model or asked.lookup, page
 
 
-def test_printed_commands_exist() -> None:
+def test_printed_commands_exist_and_take_their_flags() -> None:
     from peagle.cli.app import app
 
-    known = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    asked = {words[1] for _, words in printed_commands()}
-    assert asked
-    assert asked <= known
+    known: Any = typer.main.get_command(app)
+    assert len(printed_commands()) > 10
+    for page, (_, name, *words) in printed_commands():
+        assert name in known.commands, page
+        with pytest.raises(typer.Exit), known.commands[name].make_context(name, [*words, "--help"]):
+            """Help is shown once all flags are known."""
+
+
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize(("page", "words"), printed_commands(r"python (benchmarks|recipes)/"))
+def test_printed_scripts_exist_and_take_their_flags(page: str, words: list[str]) -> None:
+    done = run(*words[1:], "--help", cwd=ROOT)
+    assert done.returncode == 0, f"{page}: {done.stderr}"
 
 
 def test_readme_is_read_in_two_minutes() -> None:

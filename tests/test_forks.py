@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from forks import can_fork
 
 PROGRAM = """
 import json, os, signal, subprocess, sys
@@ -32,7 +33,7 @@ print("told", file=sys.stderr)
 sys.exit(7)
 """
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are never forks there")
+pytestmark = pytest.mark.skipif(not can_fork(), reason="processes are never forks here")
 
 
 def run(how: list[str], place: Path, **options: Any) -> dict[str, Any]:
