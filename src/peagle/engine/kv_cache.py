@@ -1,5 +1,8 @@
 """One model's keys and values, in blocks of slots."""
 
+import math
+import mmap
+import sys
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -26,6 +29,15 @@ def kv_bytes_by_window(spec: DecoderSpec, dtype: torch.dtype) -> dict[int | None
     return found
 
 
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, of which a CPU takes no memory before they are written."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or sys.platform == "win32" or not size:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(*shape)
+
+
 class KVCache:
     """Every layer's keys and values; layers that are alike in these share a tensor.
 
@@ -49,13 +61,8 @@ class KVCache:
         kinds = [(self._group(each.window), each.num_kv_heads, each.head_dim) for each in attention]
         sizes = [slots, *(window.null_slot for window in self._windows.values())]
         self._tensors = {
-            kind: torch.zeros(
-                kinds.count(kind),
-                2,
-                sizes[kind[0]] + 1,
-                *kind[1:],
-                dtype=dtype,
-                device=table.slots.device,
+            kind: zeros(
+                (kinds.count(kind), 2, sizes[kind[0]] + 1, *kind[1:]), dtype, table.slots.device
             )
             for kind in dict.fromkeys(kinds)
         }
