@@ -175,10 +175,20 @@ def check_gradients(found: dict[str, Tensor], expected: dict[str, Tensor]) -> No
 @pytest.mark.parametrize("run", SHAPES, indirect=True)
 @pytest.mark.parametrize("segments", [2, 5])
 def test_what_comes_out_is_that_of_one_pass(run: Run, segments: int):
-    whole, parts = (
-        torch.cat([part.hidden for part in run.through(count).passes()]) for count in (1, segments)
-    )
-    torch.testing.assert_close(parts, whole, atol=1e-4, rtol=1e-4)
+    whole, parts = (streams(run.through(count).passes()) for count in (1, segments))
+    assert parts.keys() == whole.keys()
+    for element, stream in whole.items():
+        torch.testing.assert_close(parts[element], stream, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("run", SHAPES, indirect=True)
+def test_passes_have_whole_chains(run: Run):
+    """D-PACE weighs a depth by those before it: of a part without depth 0 it made no numbers."""
+    for part in run.through(5).passes():
+        chains: dict[int, list[int]] = {}
+        for anchor, depth in zip(*map(Tensor.tolist, vars(part.elements).values()), strict=True):
+            chains.setdefault(anchor, []).append(depth)
+        assert all(sorted(depths) == [*range(len(depths))] for depths in chains.values())
 
 
 @pytest.mark.parametrize("segments", [1, 2, 4, 8])

@@ -77,11 +77,11 @@ class ParallelPass:
         self._first_call = partial(_recomputed, self._call) if recompute else self._call
 
     def passes(self) -> Iterator[Pass]:
-        """All passes, in one graph: the plain twin of `backward`."""
+        """Passes of whole chains, in one graph: the plain twin of `backward`."""
         first, shared = self._context()
-        yield first
-        for elements in self._segments():
-            yield self._segment(elements, shared)
+        for rows, elements in self._shares(first.elements):
+            part = Pass(first.elements[rows], first.hidden[rows])
+            yield part.joined(self._segment(elements, shared)) if len(elements) else part
 
     def backward(self, loss_of: PassLoss) -> Tensor:
         """Add the gradient of the summed losses to the parameters'; returns that sum.
