@@ -262,11 +262,12 @@ def test_an_answer_that_fails_is_an_error_whole_and_streamed(qwen: Served):
     """Its grammar turns out too complex."""
     schema = {"type": "string", "pattern": "^((a{100}){100}){100}$"}
     body = {"input": "?", "text": {"format": {"type": "json_schema", "schema": schema}}}
+    begun = '"aaaaaaaa'  # so that it does not begin to think
     key = {"authorization": "Bearer sesame"}
-    answer = qwen.post("/v1/responses", body, "x", **key)
+    answer = qwen.post("/v1/responses", body, begun, **key)
     assert answer.status_code == 500
     why = answer.json()["error"]["message"]
-    *_, last = named_events(qwen.post("/v1/responses", {**body, "stream": True}, "x", **key))
+    *_, last = named_events(qwen.post("/v1/responses", {**body, "stream": True}, begun, **key))
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
     assert last["response"]["error"]["message"] == why
 
