@@ -242,11 +242,12 @@ def test_drafts_come_back_as_requests_do_that_were_left(rate: float, again: bool
 
 def test_times_are_those_of_the_nearest_load():
     times = RunningTimes([0, 2, 4])
-    for requests, drafts, seconds in ((2, 0, 1.0), (2, 4, 2.0), (9, 0, 3.0), (9, 2, 4.0)):
+    for requests, drafts, seconds in 3 * [(2, 0, 1.0), (2, 4, 2.0), (9, 0, 3.0), (9, 2, 4.0)]:
         times.took(CycleTime(requests, drafts, seconds))
     unknown = "nobody knows what four drafts cost for nine"
     assert times.seconds(9) == {0: 1.0, 2: 1.5, 4: 2.0}, unknown
-    times.took(CycleTime(9, 4, 9.0))
+    for _ in range(3):
+        times.took(CycleTime(9, 4, 9.0))
     assert times.seconds(7) == {0: 3.0, 2: 4.0, 4: 9.0}
     assert times.seconds(3) == {0: 1.0, 2: 1.5, 4: 2.0}
 
@@ -273,4 +274,19 @@ def test_a_moment_in_which_the_machine_was_busy_is_forgotten():
     for seconds in (30.0, 1.0, 1.1, 0.9, 25.0):
         times.took(CycleTime(1, 0, seconds))
         times.took(CycleTime(1, 4, 2 * seconds))
-    assert times.seconds(1) == {0: 1.1, 4: 2.2}
+    assert times.seconds(1) == {0: 0.9, 4: 1.8}
+
+
+def test_other_programs_on_the_machine_stop_no_drafts():
+    """A browser that shows the text, say: every third cycle takes three times as long."""
+    for seed in range(20):
+        lengths, draw = sorted(ON_A_CPU), random.Random(seed)
+        length, used = DraftLength(7, RunningTimes(lengths), may_stop=True), 0
+        for _ in range(1000):
+            drafts = chosen_for(length, 1)
+            used += drafts > 0
+            held_up = 3.0 if draw.random() < 0.33 else 1.0
+            length.took(CycleTime(1, drafts, held_up * ON_A_CPU[drafts]))
+            right = [*(draw.random() < 0.75 for _ in range(drafts)), False].index(False)
+            length.verified([(drafts, right)])
+        assert used > 940

@@ -1,6 +1,5 @@
 """How long a cycle takes, by its number of requests and of drafts."""
 
-import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -11,10 +10,10 @@ from peagle.engine.step import CycleTime
 
 SMOOTHING = 1 / 32
 """Weight of the newest cycle in the moving average of the overhead."""
-KEPT = 5
-"""Latest times of a kind of cycle whose median counts."""
-LOOKS = 2
-"""Cycles of each length at the start, to be timed."""
+KEPT = 7
+"""Latest times of a kind of cycle of which the least counts: other programs only add to them."""
+LOOKS = 3
+"""Cycles of each length at the start, to be timed; as many of none and most make a load known."""
 LOOK_EVERY = 64
 """Of all later cycles, one in so many has the next length, to be timed again."""
 
@@ -84,11 +83,15 @@ class RunningTimes:
     def seconds(self, requests: int) -> dict[int, float]:
         """As `CycleTimes`."""
         ends = {self._lengths[0], self._lengths[-1]}
-        known = [size for size, times in self._times.items() if ends <= times.keys()]
+        known = [
+            size
+            for size, times in self._times.items()
+            if all(len(times.get(drafts, ())) >= LOOKS for drafts in ends)
+        ]
         if not known:
             return {}
         nearest = self._times[min(known, key=lambda size: abs(size - requests))]
-        ran = {drafts: statistics.median_low(times) for drafts, times in sorted(nearest.items())}
+        ran = {drafts: min(times) for drafts, times in sorted(nearest.items())}
         between = np.interp(self._lengths, list(ran), list(ran.values()))
         return dict(zip(self._lengths, between.tolist(), strict=True))
 

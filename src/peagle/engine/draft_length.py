@@ -21,9 +21,9 @@ MIN_CYCLES = 16
 """Cycles between two changes: the first cycle after a change to fewer drafts is not captured."""
 MIN_GAIN = 1.02
 """Speed-up that a change must promise."""
-MOST_CATCHING_UP = 1.5
-"""Cycles without drafts for which a drafter that catches up counts at most: one that is right again
-would be found too late."""
+MOST_PRICE = 1.75
+"""What a try counts at most, in cycles without drafts: the times may say more by chance, and a
+drafter that is right again must be found."""
 SMOOTHING = 1 / 4
 """Weight of the newest time of catching up in the moving average."""
 LEAST_PRICE = 0.1
@@ -162,7 +162,7 @@ class DraftLength:
         price = max(costs[drafts] / costs[0] - 1, LEAST_PRICE)
         if self._chosen or self._probed:
             return price
-        return price + max(min(self._catching_up / costs[0], MOST_CATCHING_UP), price)
+        return min(price + max(self._catching_up / costs[0], price), MOST_PRICE)
 
     def _change_to(self, drafts: int) -> None:
         if drafts == self._chosen:
