@@ -30,8 +30,9 @@ from peagle.cli.script import run
 from peagle.pair import bundled
 
 K, JOBS = 7, 200
-SETTLE_SECONDS = 60
-"""Seconds after which memory is compared: by then every buffer has reached its largest size."""
+SETTLE_SECONDS = 150
+"""Seconds after which memory is compared: by then every buffer has reached its largest size, and
+every block of the cache was written."""
 COUNTED = {
     "prompt_tokens_total": ("prompt_tokens",),
     "spec_decode_num_drafts_total": ("speculation", "cycles"),
