@@ -8,6 +8,7 @@ the imports are not its own, nor what they read from the environment.
 import ctypes
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -76,6 +77,7 @@ class Call(NamedTuple):
             "cwd": os.path.abspath(os.fsdecode(self.cwd or ".")),
             "places": [0, 1, 2, *self._others()],
             "new_session": bool(self.new_session),
+            "interrupted": signal.getsignal(signal.SIGINT) != signal.SIG_IGN,
         }
 
     def descriptors(self) -> list[int]:

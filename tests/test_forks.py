@@ -87,7 +87,8 @@ def asked_help(how: list[str], place: Path, **options: Any) -> tuple[int, str, s
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_signals_end_it(number: signal.Signals):
-    program = "import time; print(flush=True); time.sleep(60)"
+    handled = "import signal as s, time; s.signal(s.SIGINT, s.default_int_handler)"
+    program = f"{handled}; print(flush=True); time.sleep(60)"
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None

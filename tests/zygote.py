@@ -111,7 +111,8 @@ def become(description: int, *descriptors: int) -> dict[str, Any]:
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["environment"])
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    interrupted = signal.default_int_handler if asked["interrupted"] else signal.SIG_IGN
+    signal.signal(signal.SIGINT, interrupted)
     return asked
 
 

@@ -49,7 +49,9 @@ class LiveRequest:
         """When each token came."""
         self.read_tokens = 0
         """Tokens that were read, to a stop string at most."""
-        self.at_its_end = not followed and not params.stop
+        self.may_stop = bool(params.stop)
+        """Whether its text may end it."""
+        self.at_its_end = not followed and not self.may_stop
         """Whether all is read at once, when the last token has come."""
         self.told = 0
         """Tokens that chunks have brought."""

@@ -350,10 +350,14 @@ class LLM:
 
     def _read(self, outputs: Sequence[RequestOutput], now: float) -> Chunk | None:
         """Read what steps gave a request; what it adds for those who follow it."""
-        output, live = outputs[-1], self._live[outputs[-1].request_id]
-        for each in outputs:
-            live.add(each, now)
-        completion, reason = None, live.read(output.finish_reason)
+        live = self._live[outputs[0].request_id]
+        completion = reason = None
+        for output in outputs:
+            live.add(output, now)
+            if live.may_stop or output is outputs[-1]:
+                reason = live.read(output.finish_reason)
+            if reason is not None:  # what came behind a stop string is none of its cycles
+                break
         if live.reader.stop_string is not None:  # of which the engine knows nothing
             self.engine.abort(output.request_id, "stop")
         if reason is not None:
