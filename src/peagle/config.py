@@ -297,6 +297,9 @@ class EngineConfig(Config):
     pass of its own, with as many rows as its requests need. Unset is 8,192 on a GPU and 2,048 on a
     CPU, of which prompts may take 1,024; prompts may take all of a number that is given."""
     enable_prefix_caching: bool = True
+    quantize_activations: bool = True
+    """Of a target in FP8 whose files ask for it, on a Hopper GPU: products of more than 128 rows
+    round their inputs to FP8 as well. False keeps them in 16 bits, as fewer rows always are."""
     draft_length: DraftLengthMode = "auto"
     """auto: a cycle drafts the number of tokens, from none up to K, that gives the most tokens per
     second at the current load; fixed: always K."""

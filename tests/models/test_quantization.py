@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,12 +12,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from test_families import change_config
 
-from peagle.config import SamplingParams
+from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.engine import Engine
+from peagle.engine_client import source
+from peagle.engine_client.source import EngineSource
 from peagle.errors import InputError
 from peagle.models import loading
+from peagle.models.decoder import Decoder
 from peagle.models.families import decoder_rules, read_family, read_values
-from peagle.models.loading import check_decoder, load_layers, stored_bytes
+from peagle.models.loading import check_decoder, load_decoder, load_layers, stored_bytes
 from peagle.models.quantization import read_quantization
 from peagle.models.weights import disassemble
 from peagle.ops.weight import Fp8Weight, weights_of
@@ -26,9 +30,12 @@ TOKENS = list(range(3, 60))
 Settings = dict[str, Any]
 
 
-def of_group(strategy: str, **more: Any) -> Settings:
+def of_group(
+    strategy: str, activations: Any = MappingProxyType({"dynamic": True}), **more: Any
+) -> Settings:
     weights = {"num_bits": 8, "type": "float", "strategy": strategy, **more}
-    return {"targets": ["Linear"], "weights": weights, "input_activations": {"dynamic": True}}
+    given = None if activations is None else dict(activations)
+    return {"targets": ["Linear"], "weights": weights, "input_activations": given}
 
 
 def compressed(strategy: str, **more: Any) -> Settings:
@@ -134,6 +141,63 @@ def test_every_layout_gives_what_its_dequantised_twin_gives(
     check_decoder(directory)
     found = tiny.run_target(decoder, TOKENS)[0]
     torch.testing.assert_close(found, logits(twin), atol=1e-4, rtol=1e-4)
+
+
+DYNAMIC = {
+    "fp8 in blocks",
+    "fp8 whole",
+    "compressed, tensor",
+    "compressed, channel",
+    "compressed, block",
+    "modelopt, channel",
+}
+
+
+@pytest.mark.parametrize("layout", PUBLISHED)
+def test_whether_activations_may_be_rounded_too_is_the_files_word(directory: Path, layout: str):
+    """And one setting keeps them as they are, whatever the files say."""
+    quantize(directory, layout)
+    assert activations(load_decoder(directory, torch.float32, tiny.CPU)) == {layout in DYNAMIC}
+    kept = load_decoder(directory, torch.float32, tiny.CPU, quantize_activations=False)
+    assert activations(kept) == {False}
+
+
+@pytest.mark.parametrize(
+    ("layout", "change"),
+    [
+        ("fp8 in blocks", {"activation_scheme": "static"}),
+        ("compressed, channel", {"config_groups": {"a": of_group("channel", activations=None)}}),
+        ("compressed, tensor", {"config_groups": {"a": of_group("tensor", activations={})}}),
+    ],
+)
+def test_scales_of_activations_that_are_not_found_as_they_come(
+    directory: Path, layout: str, change: Settings
+):
+    quantize(directory, layout)
+    change_config(directory, lambda config: config["quantization_config"].update(change))
+    assert activations(load_decoder(directory, torch.float32, tiny.CPU)) == {False}
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_an_engine_tells_how_activations_are_kept(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, told: bool
+):
+    quantize(directory, "fp8 in blocks")
+    loaded: list[Decoder] = []
+
+    def load(*given: Any) -> Decoder:
+        loaded.append(load_decoder(*given))
+        return loaded[0]
+
+    monkeypatch.setattr(source, "load_decoder", load)
+    config = EngineConfig(quantize_activations=told, device="cpu", kv_cache_memory=1 << 20)
+    tokenizer = SimpleNamespace(eos_token_id=1)
+    EngineSource(target=str(directory), speculation=None, config=config).load(tokenizer)
+    assert activations(loaded[0]) == {told}
+
+
+def activations(decoder: Decoder) -> set[bool]:
+    return {w.dynamic_activations for w in weights_of(decoder) if isinstance(w, Fp8Weight)}
 
 
 def test_qwen3s_sizes_whose_parts_end_within_a_block(tmp_path: Path):

@@ -187,7 +187,7 @@ class RandomWeights:
             part.copy_(noise * E4M3_STD)
         blocks = [-(-size // high) for size, high in zip(shape[-2:], BLOCK, strict=True)]
         scales = torch.full((*shape[:-2], *blocks), std / E4M3_STD, device=self._device)
-        return Fp8Weight.of(numbers, scales, BLOCK)
+        return Fp8Weight.of(numbers, scales, BLOCK, dynamic_activations=True)
 
     def _mxfp4(self, shape: tuple[int, ...], std: float) -> Mxfp4Weight:
         of_blocks = *shape[:-1], shape[-1] // Mxfp4Weight.block

@@ -25,6 +25,7 @@ from peagle.llm import LLM
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_spec
 from peagle.models.loading import load_decoder
+from peagle.ops.weight import keep_activations
 
 CONTEXT = 4096
 CPU_WEIGHTS = 1 << 30
@@ -95,6 +96,7 @@ class SyntheticWorkload:
     max_tokens: int
     dtype: DType = "auto"
     device: str = "auto"
+    quantize_activations: bool = True
     routing: str | None = None
     """How alike rows choose experts, a key of `OVERLAPS`; None: as the shape has it."""
     checkpoint: Path | None = None
@@ -172,8 +174,12 @@ class SyntheticWorkload:
         device, shape = resolve_device(self.device), shape_of(self.shape)
         dtype = resolve_dtype(self.dtype, device)
         if self.checkpoint is not None:
-            return load_decoder(self.checkpoint, dtype, device)
-        return random_target(shape.target, device, dtype, shape.weights.routed(self.routing))
+            decoder = load_decoder(self.checkpoint, dtype, device)
+        else:
+            decoder = random_target(shape.target, device, dtype, shape.weights.routed(self.routing))
+        if not self.quantize_activations:
+            keep_activations(decoder)
+        return decoder
 
     def requests(self, case: Case, tokenizer: Any) -> list[Request]:
         """One for each in flight: greedy, and never ending early."""

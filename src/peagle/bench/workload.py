@@ -28,6 +28,7 @@ class PromptWorkload:
     """Of every request; the temperature and K are its case's, the stop texts its prompt's."""
     dtype: DType = "auto"
     device: str = "auto"
+    quantize_activations: bool = True
     comparable: bool = True
 
     def requests(self, case: Case, tokenizer: Any) -> list[Request]:
@@ -79,7 +80,12 @@ class PromptWorkload:
 
     @property
     def _config(self) -> EngineConfig:
-        return EngineConfig(dtype=self.dtype, device=self.device, enable_prefix_caching=False)
+        return EngineConfig(
+            dtype=self.dtype,
+            device=self.device,
+            quantize_activations=self.quantize_activations,
+            enable_prefix_caching=False,
+        )
 
     @cached_property
     def _target(self) -> SharedTarget:

@@ -37,7 +37,8 @@ class EngineSource(Config):
         if device.type == "cuda":
             with about(directory):
                 check_fusible(read_spec(directory))
-        decoder = load_decoder(directory, dtype, device, self.config.max_model_len)
+        sizes = self.config.max_model_len, self.config.quantize_activations
+        decoder = load_decoder(directory, dtype, device, *sizes)
         drafter, k = _load_drafter(self.speculation, decoder)
         lookup = rates = None
         if self.speculation is not None:

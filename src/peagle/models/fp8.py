@@ -24,6 +24,9 @@ class Fp8:
     """What shares a scale: a "tensor", a "channel", which is an output, or a "block"."""
     block: tuple[int, int] = (1, 1)
     """Outputs and inputs of a block, where blocks share scales."""
+    dynamic_activations: bool = False
+    """Whether it was made for inputs that are rounded to FP8 too, with scales found as they come:
+    one for each row and block of inputs, or for each row."""
 
     def as_stored(self, rule: TensorRule, names: Container[str]) -> TensorRule:
         """The rule for the same parameter in a file with these tensors: not all are quantized."""
@@ -87,7 +90,8 @@ class Fp8Rule(TensorRule):
         pairs = zip(scales, self.sizes, strict=True)
         joined = torch.cat([self._scales(*pair, high) for pair in pairs])
         joined = joined.view(*ours[:-2], -(-ours[-2] // high), -1)
-        return Fp8Weight.of(numbers.view(E4M3), joined, block)
+        dynamic = self.kind.dynamic_activations
+        return Fp8Weight.of(numbers.view(E4M3), joined, block, dynamic)
 
     def split(self, ours: Weight) -> Sequence[Tensor]:
         assert isinstance(ours, Fp8Weight)

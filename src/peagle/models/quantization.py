@@ -57,9 +57,10 @@ def _fp8(given: Values) -> Fp8:
     if numbers != "e4m3":
         raise InputError(f"fp8 weights of fmt {numbers} are not supported; {SUPPORTED}")
     block = given.get("weight_block_size")
+    dynamic = given.get("activation_scheme", "dynamic") == "dynamic"
     if block is None:
-        return Fp8("weight_scale_inv", "tensor")
-    return Fp8("weight_scale_inv", "block", _block(block))
+        return Fp8("weight_scale_inv", "tensor", dynamic_activations=dynamic)
+    return Fp8("weight_scale_inv", "block", _block(block), dynamic)
 
 
 def _compressed_tensors(given: Values) -> Fp8:
@@ -67,7 +68,7 @@ def _compressed_tensors(given: Values) -> Fp8:
     if kind != "float-quantized":
         raise InputError(f"compressed-tensors of format {kind} are not supported; {SUPPORTED}")
     groups = _mapping(given.get("config_groups")).values()
-    found = {_of_group(_mapping(_mapping(group).get("weights"))) for group in groups}
+    found = {_of_group(_mapping(group)) for group in groups}
     if len(found) != 1:
         raise InputError(
             f"compressed-tensors with {len(found)} different groups of weights are not supported, "
@@ -76,15 +77,17 @@ def _compressed_tensors(given: Values) -> Fp8:
     return found.pop()
 
 
-def _of_group(weights: Values) -> Fp8:
+def _of_group(group: Values) -> Fp8:
+    weights = _mapping(group.get("weights"))
+    dynamic = _mapping(group.get("input_activations") or {}).get("dynamic") is True
     bits, kind = weights.get("num_bits"), weights.get("type")
     if (bits, kind) != (8, "float"):
         raise InputError(f"compressed-tensors of {bits}-bit {kind} are not supported; {SUPPORTED}")
     strategy = weights.get("strategy")
     if strategy in ("tensor", "channel"):
-        return Fp8("weight_scale", str(strategy))
+        return Fp8("weight_scale", str(strategy), dynamic_activations=dynamic)
     if strategy == "block":
-        return Fp8("weight_scale", "block", _block(weights.get("block_structure")))
+        return Fp8("weight_scale", "block", _block(weights.get("block_structure")), dynamic)
     raise InputError(f"compressed-tensors of strategy {strategy} are not supported; {SUPPORTED}")
 
 
@@ -93,7 +96,7 @@ def _modelopt(given: Values) -> Fp8:
     algorithm = given.get("quant_algo")
     known = {
         "FP8": Fp8("weight_scale", "tensor"),
-        "FP8_PER_CHANNEL_PER_TOKEN": Fp8("weight_scale", "channel"),
+        "FP8_PER_CHANNEL_PER_TOKEN": Fp8("weight_scale", "channel", dynamic_activations=True),
         "FP8_PB_WO": Fp8("weight_scale", "block", (128, 128)),
     }
     if algorithm not in known:

@@ -85,25 +85,43 @@ class Fp8Weight(QuantizedWeight):
     run = 64
 
     def __init__(
-        self, shape: tuple[int, ...], numbers: Tensor, scales: Tensor, block: tuple[int, int]
+        self,
+        shape: tuple[int, ...],
+        numbers: Tensor,
+        scales: Tensor,
+        block: tuple[int, int],
+        dynamic_activations: bool = False,
     ) -> None:
         """As `of` makes it."""
         super().__init__(shape, numbers, scales)
-        self.block = block
+        self.block, self.dynamic_activations = block, dynamic_activations
 
     @classmethod
-    def of(cls, values: Tensor, factors: Tensor, block: tuple[int, int]) -> Self:
+    def of(
+        cls,
+        values: Tensor,
+        factors: Tensor,
+        block: tuple[int, int],
+        dynamic_activations: bool = False,
+    ) -> Self:
         """From float8_e4m3fn [..., outputs, depth] and float32 [..., blocks, blocks].
 
-        block: its outputs and inputs. The last ones may be smaller.
+        block: its outputs and inputs. The last ones may be smaller. dynamic_activations: whether
+        products of many rows may round their inputs to FP8, too, with scales found as they come.
         """
         numbers = values.view(torch.uint8)
-        numbers = F.pad(numbers, (0, -numbers.shape[-1] % cls.run)).unflatten(-1, (-1, 2, 32))
-        numbers = numbers.transpose(-1, -2).contiguous().flatten(-3)
-        return cls(tuple(values.shape), numbers, factors.contiguous(), block)
+        numbers = cls.ordered(F.pad(numbers, (0, -numbers.shape[-1] % cls.run)))
+        shape = tuple(values.shape)
+        return cls(shape, numbers, factors.contiguous(), block, dynamic_activations)
+
+    @classmethod
+    def ordered(cls, inputs: Tensor) -> Tensor:
+        """Whole runs of inputs [..., depth] in the order in which the numbers for them lie."""
+        return inputs.unflatten(-1, (-1, 2, 32)).transpose(-1, -2).contiguous().flatten(-3)
 
     def __getitem__(self, index: int) -> "Fp8Weight":
-        return Fp8Weight(self.shape[1:], self.numbers[index], self.factors[index], self.block)
+        own = self.numbers[index], self.factors[index]
+        return Fp8Weight(self.shape[1:], *own, self.block, self.dynamic_activations)
 
     @property
     def values(self) -> Tensor:
@@ -280,6 +298,13 @@ def weight_at(module: nn.Module, name: str) -> Weight:
     weight = getattr(module.get_submodule(owner), own)
     assert isinstance(weight, Weight)
     return weight
+
+
+def keep_activations(module: nn.Module) -> None:
+    """Let no product of a module round its inputs, whatever its weights are made for."""
+    for weight in weights_of(module):
+        if isinstance(weight, Fp8Weight):
+            weight.dynamic_activations = False
 
 
 def weights_of(*modules: nn.Module) -> Iterator[Weight]:

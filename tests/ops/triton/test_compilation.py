@@ -173,6 +173,10 @@ for rows, blocks, flags in (
     sizes |= {"ROWS": rows, "LINES": 64, "DEPTH": 128, "SPLITS": 1, "PARTS": 64, **FLAGS}
     off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS"), False)
     compiled("quantized_product", "_product", types, {**sizes, **off, **flags}, num_stages=4)
+types = {"x": BF16, "numbers": "*fp8e4nv", "scales": F32}
+for group, width, groups in ((128, 128, 16), (4096, 4096, 1)):
+    sizes = {"LARGEST": 448.0, "LEAST": 1e-12, "GROUP": group, "WIDTH": width, "GROUPS": groups}
+    compiled("quantized_activations", "_quantize", types, sizes)
 types = dict.fromkeys(("stream", "outputs", "weight", "total", "out"), BF16)
 compiled("moe", "_add_kernel", types, {"TOP_K": 8, "BLOCK": 2048, "OVERLAP": True}, num_warps=8)
 types = {"draft": BF16, "target": BF16, "which": INT, "weights": F32, "losses": F32}

@@ -4,9 +4,15 @@ import pytest
 import torch
 
 from peagle.ops import moe as reference
+from peagle.ops.linear import Linear
 from peagle.ops.moe import Clamped
 from peagle.ops.norm import rms_norm
-from peagle.ops.weight import Fp8Weight, Mxfp4Weight, QuantizedWeight
+from peagle.ops.products.choice import choose
+from peagle.ops.products.normed import Normed
+from peagle.ops.products.product import Epilogue
+from peagle.ops.products.quantized_activations import QuantizedActivations
+from peagle.ops.quantized_activations import E4M3, quantize
+from peagle.ops.weight import Fp8Weight, Mxfp4Weight, QuantizedWeight, replace_weight
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DEPTHS = [128, 320, 192]
@@ -89,6 +95,83 @@ def test_a_product_in_bfloat16(device: torch.device, rows: int, block: tuple[int
     gate, up = wanted.bfloat16().float().chunk(2, dim=-1)
     wanted = (torch.nn.functional.silu(gate) * up).bfloat16()
     torch.testing.assert_close(kernels.gated(x, None, 1e-5, weight), wanted, atol=2e-3, rtol=2e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 16, 21])
+@pytest.mark.parametrize(("depth", "group"), [(512, 128), (384, 128), (320, 320)])
+def test_activations_are_rounded_as_by_the_reference(
+    device: torch.device, rows: int, depth: int, group: int
+):
+    from peagle.ops.triton import quantized_activations as kernels
+
+    x = torch.randn(rows, depth) * torch.rand(rows, 1) * 50
+    x[0, :group] = 0.0
+    wanted = quantize(x, group)
+    numbers, scales = kernels.quantize(x.to(device), group)
+    assert numbers.shape == (-(-rows // 16) * 16, depth)
+    assert scales.T.is_contiguous()
+    torch.testing.assert_close(scales.cpu(), wanted.scales)
+    ours, theirs = numbers.cpu().float(), wanted.numbers.float()
+    if device.type == "cpu":
+        # the interpreter halves what is rounded up to a power of two
+        power = wanted.numbers.view(torch.uint8) & 7 == 0
+        ours = torch.where(power & (ours * 2 == theirs), theirs, ours)
+    # a number halfway between two may go either way, a step of 1/8 at most
+    torch.testing.assert_close(ours, theirs, atol=0, rtol=0.13)
+    assert (ours == theirs).float().mean() > 0.99
+    assert not ours[rows:].any()
+
+
+@pytest.mark.parametrize("group", [128, 512])
+def test_rounded_activations_lie_in_the_order_of_a_weights_numbers(group: int):
+    """Numbers times numbers, each with its scales, are nearly the product that is meant."""
+    weight = fp8_weight(32, 512, block=None)
+    x = torch.randn(20, 512)
+    rounded = quantize(x, group)
+    repeated = rounded.scales.repeat_interleave(group, 1)
+    found = (rounded.numbers.float() * repeated) @ weight.numbers.view(E4M3).float().T
+    wanted = x @ weight.dense().T
+    error = (found[:20] * weight.factors.T - wanted).norm() / wanted.norm()
+    assert error < 0.05
+
+
+@on_a_gpu
+@pytest.mark.parametrize("rows", [129, 512, 1003])
+@pytest.mark.parametrize("block", [None, (128, 128)])
+def test_a_product_of_rounded_activations(
+    device: torch.device, rows: int, block: tuple[int, int] | None
+):
+    layer, x = dynamic_layer(1024, 4096, block).to(device), torch.randn(rows, 4096).to(device)
+    given = Normed(x.bfloat16(), None, 1e-5)
+    kernel = choose(given, layer, Epilogue.NONE)
+    assert isinstance(kernel, QuantizedActivations)
+    rounded = quantize(given.x, 128 if block else 4096)
+    inputs = rounded.numbers.float() * rounded.scales.repeat_interleave(128 if block else 4096, 1)
+    ordered = Fp8Weight.ordered(layer.weight.dense())
+    wanted = (inputs @ ordered.T)[:rows]
+    found = kernel.linear(given, layer)
+    torch.testing.assert_close(found, wanted.bfloat16(), atol=5e-3, rtol=2e-2)
+
+
+def test_few_rows_keep_their_activations(device: torch.device):
+    """And so do weights that no one said are made for it."""
+    layer = dynamic_layer(128, 512, (128, 128)).to(device)
+    few, many = (
+        Normed(torch.randn(rows, 512).to(device, torch.bfloat16), None, 1e-5) for rows in (128, 129)
+    )
+    assert not isinstance(choose(few, layer, Epilogue.NONE), QuantizedActivations)
+    on_hopper = device.type == "cuda" and torch.cuda.get_device_capability()[0] == 9
+    assert isinstance(choose(many, layer, Epilogue.NONE), QuantizedActivations) == on_hopper
+    layer.weight.dynamic_activations = False
+    assert not isinstance(choose(many, layer, Epilogue.NONE), QuantizedActivations)
+
+
+def dynamic_layer(outputs: int, depth: int, block: tuple[int, int] | None) -> Linear:
+    layer = Linear(depth, outputs)
+    weight = fp8_weight(outputs, depth, block=block)
+    weight.dynamic_activations = True
+    replace_weight(layer, "weight", weight)
+    return layer
 
 
 def expert_weights(form: str, experts: int, hidden: int, inner: int) -> list[QuantizedWeight]:

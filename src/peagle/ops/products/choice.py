@@ -9,11 +9,19 @@ from peagle.ops.products.kernel import Kernel
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.plain import Plain
 from peagle.ops.products.product import Epilogue, Product
+from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.products.weight_only import WeightOnly
 from peagle.ops.products.wide_gate import WideGate
 from peagle.ops.weight import format_of
 
-KERNELS: tuple[Kernel, ...] = (WeightOnly(), FewRows(), WideGate(), CuBLAS(), Plain())
+KERNELS: tuple[Kernel, ...] = (
+    QuantizedActivations(),
+    WeightOnly(),
+    FewRows(),
+    WideGate(),
+    CuBLAS(),
+    Plain(),
+)
 """The last one takes every product."""
 
 
