@@ -2,9 +2,10 @@
 
     python benchmarks/gpu/equal.py --dtype bfloat16 --vllm-python vllm/bin/python --out equal.json
 
-The bundled pair completes the same prompts without a drafter and with each, here and in vLLM. In
-float32 all outputs are equal; in bfloat16 a verification of K + 1 rows rounds differently from a
-single row, and a near-tie may flip. From there on both texts are the target's own.
+A pair, the bundled one unless another is named, completes the same prompts without a drafter and
+with each, here and in vLLM. In float32 all outputs are equal; in bfloat16 a verification of K + 1
+rows rounds differently from a single row, and a near-tie may flip, unless `--batch-invariant` is
+given. From there on both texts are the target's own.
 """
 
 import itertools
@@ -37,22 +38,31 @@ Outputs = Sequence[Sequence[int]]
 
 
 def main(
+    target: Annotated[str | None, typer.Argument(help="As in peagle bench.")] = None,
+    eagle3: Annotated[str | None, typer.Option(help="As in peagle bench.")] = None,
+    peagle: Annotated[str | None, typer.Option(help="As in peagle bench.")] = None,
     prompts: Annotated[str, typer.Option(help="As in peagle bench.")] = "bundled",
     limit: Annotated[int, typer.Option(help="Number of prompts.")] = 32,
     max_tokens: Annotated[int, typer.Option(help="Tokens per output.")] = 128,
     k: Annotated[int, typer.Option("--k", help="Tokens to draft.")] = 7,
     concurrency: Annotated[int, typer.Option(help="Requests in flight.")] = 8,
     dtype: Annotated[str, typer.Option(help="Dtype of weights and activations.")] = "bfloat16",
+    batch_invariant: Annotated[
+        bool, typer.Option("--batch-invariant", help="Of ours: sums that no load changes.")
+    ] = False,
     vllm_python: Annotated[Path, typer.Option(help="vLLM's interpreter.")] = Path(sys.executable),
     vllm_path: Annotated[Path | None, typer.Option(help="Directory of vLLM's packages.")] = None,
     timeout: Annotated[float, typer.Option(help="Seconds allowed per process of vLLM.")] = 400,
     out: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
 ) -> None:
     """Print, for each side and drafter, how many outputs equal those without one."""
-    pair = choose_pair(METHODS, None, {})
+    pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
     given = tuple(replace(prompt, stop=()) for prompt in load_prompts(prompts, limit))
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
-    workload = PromptWorkload(pair, {"bundled": given}, params, cast(DType, dtype))
+    kind = cast(DType, dtype)
+    workload = PromptWorkload(
+        pair, {"bundled": given}, params, kind, batch_invariant=batch_invariant
+    )
     cases = Grid([concurrency]).cases(METHODS, {method: [k] for method in METHODS})
     with result_file(out) as write:
         spawning = multiprocessing.get_context("spawn")
@@ -65,6 +75,7 @@ def main(
         equal = {side: _equal(counts, max_tokens) for side, counts in kept.items()}
         print(json.dumps({"equal": equal, "of": len(given), "dtype": dtype}))
         facts = environment(workload) | {"k": k, "concurrency": concurrency}
+        facts["batch_invariant"] = batch_invariant
         write(facts | {"equal": equal, "kept": kept})
 
 

@@ -300,6 +300,9 @@ class EngineConfig(Config):
     quantize_activations: bool = True
     """Of a target in FP8 whose files ask for it, on a Hopper GPU: products of more than 128 rows
     round their inputs to FP8 as well. False keeps them in 16 bits, as fewer rows always are."""
+    batch_invariant: bool = False
+    """On a GPU: a request's text depends, to the last bit, neither on drafts nor on what else is in
+    flight. Slower; without it a near-tie may be decided either way in 16 bits."""
     draft_length: DraftLengthMode = "auto"
     """auto: a cycle drafts the number of tokens, from none up to K, that gives the most tokens per
     second at the current load; fixed: always K."""

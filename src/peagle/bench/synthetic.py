@@ -96,6 +96,7 @@ class SyntheticWorkload:
     max_tokens: int
     dtype: DType = "auto"
     device: str = "auto"
+    batch_invariant: bool = False
     quantize_activations: bool = True
     routing: str | None = None
     """How alike rows choose experts, a key of `OVERLAPS`; None: as the shape has it."""
@@ -179,6 +180,8 @@ class SyntheticWorkload:
             decoder = random_target(shape.target, device, dtype, shape.weights.routed(self.routing))
         if not self.quantize_activations:
             keep_activations(decoder)
+        if self.batch_invariant:
+            decoder.make_batch_invariant()
         return decoder
 
     def requests(self, case: Case, tokenizer: Any) -> list[Request]:

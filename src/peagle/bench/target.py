@@ -31,6 +31,8 @@ class SharedTarget:
         dtype = resolve_dtype(config.dtype, device)
         rounded = config.quantize_activations
         self._decoder = load_decoder(directory, dtype, device, quantize_activations=rounded)
+        if config.batch_invariant:
+            self._decoder.make_batch_invariant()
         self.tokenizer = load_tokenizer(directory)
         self._draft_models: dict[tuple[str, bool | None, DrafterFormat | None], DraftModel] = {}
         self._ends = end_tokens(directory, self.tokenizer.eos_token_id)

@@ -28,6 +28,7 @@ class PromptWorkload:
     """Of every request; the temperature and K are its case's, the stop texts its prompt's."""
     dtype: DType = "auto"
     device: str = "auto"
+    batch_invariant: bool = False
     quantize_activations: bool = True
     comparable: bool = True
 
@@ -83,6 +84,7 @@ class PromptWorkload:
         return EngineConfig(
             dtype=self.dtype,
             device=self.device,
+            batch_invariant=self.batch_invariant,
             quantize_activations=self.quantize_activations,
             enable_prefix_caching=False,
         )

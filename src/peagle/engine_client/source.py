@@ -39,6 +39,8 @@ class EngineSource(Config):
                 check_fusible(read_spec(directory))
         sizes = self.config.max_model_len, self.config.quantize_activations
         decoder = load_decoder(directory, dtype, device, *sizes)
+        if self.config.batch_invariant:
+            decoder.make_batch_invariant()
         drafter, k = _load_drafter(self.speculation, decoder)
         lookup = rates = None
         if self.speculation is not None:

@@ -60,11 +60,14 @@ class Attention(Part):
         self.sinks = nn.Parameter(torch.zeros(spec.num_heads)) if spec.sinks else None
         sizes = spec.num_heads, spec.num_kv_heads, spec.head_dim
         self._heads = AttentionHeads(*sizes, spec.window, scale=spec.scale)
+        self.batch_invariant = False
 
     @property
     def heads(self) -> AttentionHeads:
         """What attention over these heads has to know."""
-        return self._heads if self.sinks is None else replace(self._heads, sinks=self.sinks)
+        if self.sinks is None and not self.batch_invariant:
+            return self._heads
+        return replace(self._heads, sinks=self.sinks, batch_invariant=self.batch_invariant)
 
     def forward(
         self, x: Tensor, rotation: Rotation, layer: int, attend: Attend, kept: Tensor | None = None
@@ -220,8 +223,16 @@ class Decoder(nn.Module):
         factor = spec.embedding_scale
         scale = None if factor is None else torch.tensor(factor, device="cpu")
         self.register_buffer("embedding_scale", scale, persistent=False)
+        self.batch_invariant = False
 
     embedding_scale: Tensor | None
+
+    def make_batch_invariant(self) -> None:
+        """On a GPU, let no row's results depend on what other rows a pass has: slower."""
+        self.batch_invariant = True
+        for module in self.modules():
+            if isinstance(module, Linear | Experts | Attention):
+                module.batch_invariant = True
 
     def forward(
         self, tokens: Tensor, positions: Tensor, attend: Attend, taps: tuple[int, ...] = ()

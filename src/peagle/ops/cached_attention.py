@@ -26,6 +26,8 @@ class AttentionHeads:
     """[num_heads] logits that take a share of every row's softmax and add no value."""
     scale: float | None = None
     """What scores are multiplied by; None: head_dim ** -0.5."""
+    batch_invariant: bool = False
+    """On a GPU, whether a row's result must not depend on what other rows there are."""
 
     @property
     def softmax_scale(self) -> float:
@@ -97,7 +99,9 @@ def divided(rows: PassRows, spec: QKVSpec, cache: Tensor) -> PassRows:
     """The same rows with their contexts divided among programs, where a kernel wants that done once
     a pass. spec, cache: any layer's.
     """
-    if on_hopper(cache) and kernels("hopper_attention").takes(spec, cache, rows):
+    if spec.batch_invariant or not on_hopper(cache):
+        return rows
+    if kernels("hopper_attention").takes(spec, cache, rows):
         return replace(rows, shares=kernels("hopper_attention").shares_of(rows, spec))
     return rows
 
@@ -152,7 +156,7 @@ def attend_product(
     settled: `rows` and older keys were written before an earlier launch that waited for everything,
     so a kernel may read them before its own wait (`ops/triton/launch`).
     """
-    if has_kernels(qkv):
+    if has_kernels(qkv) and not spec.batch_invariant:
         fast = on_hopper(qkv) and kernels("hopper_attention").takes(spec, cache, rows)
         name = "hopper_attention" if fast else "product_attention"
         attended: Tensor = kernels(name).attend_product(qkv, spec, cache, rows, settled)

@@ -14,6 +14,7 @@ class Linear(Packable):
     """`x @ weight.T + bias`. After `pack()` a CPU uses a weight laid out for few rows.
 
     packed: what computes in place of torch's product; a trainer's optimizer puts its own there.
+    batch_invariant: on a GPU, whether a row's product must not depend on the number of rows.
     """
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
@@ -21,6 +22,7 @@ class Linear(Packable):
         self.weight: Weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self.packed: Callable[[Tensor], Tensor] | None = None
+        self.batch_invariant = False
 
     def forward(self, x: Tensor) -> Tensor:
         if self.packed is None:

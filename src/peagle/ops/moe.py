@@ -13,8 +13,6 @@ from peagle.ops.swiglu import swiglu
 from peagle.ops.triton import has_kernels, kernels
 from peagle.ops.weight import Weight, multiply
 
-Mixture = Callable[..., Tensor]
-"""What `moe` is, in torch or in Triton."""
 ALPHA = 1.702
 """In GPT-OSS's gate, x * sigmoid(ALPHA * x), near GELU (openai/gpt-oss, torch/model.py)."""
 
@@ -101,7 +99,10 @@ def route(
 
 
 class Experts(Part):
-    """`moe` with its learned weights, by Triton kernels on a GPU. limit: makes it `Clamped`."""
+    """`moe` with its learned weights, by Triton kernels on a GPU. limit: makes it `Clamped`.
+
+    batch_invariant: as in `Linear`.
+    """
 
     def __init__(
         self,
@@ -117,14 +118,17 @@ class Experts(Part):
         self.gate_up: Weight = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
         self.down: Weight = nn.Parameter(torch.empty(experts, hidden, inner))
         self.top_k, self.normalize, self.limit = top_k, normalize, limit
+        self.batch_invariant = False
         if limit is not None:
             self.router_bias = nn.Parameter(torch.empty(experts))
             self.gate_up_bias = nn.Parameter(torch.empty(experts, 2 * inner))
             self.down_bias = nn.Parameter(torch.empty(experts, hidden))
 
     def forward(self, x: Tensor) -> Tensor:
-        mixture: Mixture = kernels("moe").moe if self.has_kernels() else moe
-        return mixture(x, *self.form())
+        if not self.has_kernels():
+            return moe(x, *self.form())
+        mixed: Tensor = kernels("moe").moe(x, *self.form(), self.batch_invariant)
+        return mixed
 
     def has_kernels(self) -> bool:
         """Whether Triton's kernels cover these weights, where they are."""

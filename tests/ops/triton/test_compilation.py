@@ -177,6 +177,10 @@ types = {"x": BF16, "numbers": "*fp8e4nv", "scales": F32}
 for group, width, groups in ((128, 128, 16), (4096, 4096, 1)):
     sizes = {"LARGEST": 448.0, "LEAST": 1e-12, "GROUP": group, "WIDTH": width, "GROUPS": groups}
     compiled("quantized_activations", "_quantize", types, sizes)
+types = dict.fromkeys(("x", "weight", "bias", "out"), BF16) | {"partial": F32, "arrivals": "*i32"}
+for rows, shared in ((16, True), (128, False)):
+    sizes = {"ROWS": rows, "LINES": 64, "DEPTH": 128, "SPLITS": 4, "SHARED": shared, "BIAS": True}
+    compiled("batch_invariant", "_product", types, {**sizes, **FLAGS}, num_stages=3)
 types = dict.fromkeys(("stream", "outputs", "weight", "total", "out"), BF16)
 compiled("moe", "_add_kernel", types, {"TOP_K": 8, "BLOCK": 2048, "OVERLAP": True}, num_warps=8)
 types = {"draft": BF16, "target": BF16, "which": INT, "weights": F32, "losses": F32}

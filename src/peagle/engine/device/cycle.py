@@ -138,9 +138,9 @@ class DeviceCycle:
         embedding, tokens = self.target.embed.weight, drafts.tokens
         rows, x, normed = verify_inputs(state, requests, tokens, embedding, norm.weight, norm.eps)
         first = Normed(normed, None, norm.eps)
-        if self.target.embedding_scale is not None:
+        if self.target.embedding_scale is not None or self.target.batch_invariant:
             x = self.target.scaled(x)
-            first = residual.normed(x, norm)
+            first = residual.normed(x, norm)  # as a prompt's rows begin
         taps = self.taps(len(x))
         _, last = self.layers(x, first, self.open_target(rows), taps)
         logits = self._logits(last)

@@ -50,7 +50,7 @@ def prompt_attention(table: RequestTable, spans: Sequence[Span], padding: int = 
         tiles = functools.cache(lambda window: cache.rows_for(window, whole()))
 
         def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
-            if spec.full and spec.scale is None:
+            if spec.full and spec.scale is None and not spec.batch_invariant:
                 return layout.attend(qkv, spec, cache.layers[layer])
             own, rows = qkv[: len(qkv) - padding], tiles(spec.window)
             attended = store_attend(own, spec, cache.layers[layer], rows)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from peagle.ops.linear import Linear
+from peagle.ops.products.batch_invariant import BatchInvariant
 from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.few_rows import FewRows
 from peagle.ops.products.kernel import Kernel
@@ -15,6 +16,7 @@ from peagle.ops.products.wide_gate import WideGate
 from peagle.ops.weight import format_of
 
 KERNELS: tuple[Kernel, ...] = (
+    BatchInvariant(),
     QuantizedActivations(),
     WeightOnly(),
     FewRows(),

@@ -31,16 +31,24 @@ WIDE_NUMBERS = 32 * 512
 """Most numbers of a program's rows, where heads are wider than 128."""
 MOST_PARTS = 8
 """Most parts of one request's context: merging takes longer with each."""
+FIXED_ROWS = 16
+"""Rows of a request that a program has room for where results must not depend on their number."""
+FIXED_NUMBERS = 64 * 128
+"""Most numbers of a program's rows then."""
 
 
 def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -> Tensor:
     """As the reference."""
     requests, most = len(rows.requests), triton.next_power_of_2(rows.most)
-    group = heads_together(requests, most, spec)
+    if spec.batch_invariant:  # one division, whatever the load
+        most = max(most, FIXED_ROWS)
+        group = fixed_group(spec)
+    else:
+        group = heads_together(requests, most, spec)
     sets = spec.num_heads // group
     padded = triton.next_power_of_2(group)
     queries = max(most, triton.cdiv(16, padded))
-    parts = _parts(requests * sets, rows.slots.shape[1])
+    parts = 1 if spec.batch_invariant else _parts(requests * sets, rows.slots.shape[1])
     out = query.new_empty(len(query), spec.num_heads * spec.head_dim)
     partial = torch.empty(
         requests * sets * parts * queries * padded * (spec.head_dim + 2) if parts > 1 else 1,
@@ -99,6 +107,14 @@ def heads_together(requests: int, most: int, spec: AttentionHeads) -> int:
         return few or (spec.head_dim > 128 and group * most * spec.head_dim > WIDE_NUMBERS)
 
     while group % 2 == 0 and group * most > 16 and too_many():
+        group //= 2
+    return group
+
+
+def fixed_group(spec: AttentionHeads) -> int:
+    """The same where results must not depend on the load: as many as four warps have room for."""
+    group = spec.num_heads // spec.num_kv_heads
+    while group % 2 == 0 and group * FIXED_ROWS * spec.head_dim > FIXED_NUMBERS:
         group //= 2
     return group
 

@@ -70,14 +70,17 @@ def moe(
     top_k: int,
     normalize: bool,
     clamped: Clamped | None = None,
+    batch_invariant: bool = False,
 ) -> Tensor:
     """The same as `peagle.ops.moe.moe`, with every sum taken in float32.
+
+    batch_invariant: whether a row's result must not depend on the number of rows, to the last bit.
 
     x, result: [rows, hidden] in bfloat16, float16 or float32; router_weight: [experts, hidden];
     gate_up: [experts, 2 * inner, hidden], gate before up; down: [experts, hidden, inner]. The
     weights must be contiguous.
     """
-    router = _router(router_weight, top_k, normalize, clamped)
+    router = _router(router_weight, top_k, normalize, clamped, batch_invariant)
     outputs = _outputs(Normed(x.contiguous(), None, 0.0), router, gate_up, down, clamped)
     return outputs.view(len(x), top_k, x.shape[1]).sum(dim=1)
 
@@ -93,9 +96,10 @@ def add(
     top_k: int,
     normalize: bool,
     clamped: Clamped | None = None,
+    batch_invariant: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """`stream + moe(x)`, and that normed: [rows, hidden] both."""
-    router = _router(router_weight, top_k, normalize, clamped)
+    router = _router(router_weight, top_k, normalize, clamped, batch_invariant)
     outputs = _outputs(x, router, gate_up, down, clamped)
     total, out = torch.empty_like(stream), torch.empty_like(stream)
     rows, width = stream.shape
@@ -116,8 +120,11 @@ def add(
     return total, out
 
 
-def _router(weight: Tensor, top_k: int, normalize: bool, clamped: Clamped | None) -> Router:
-    return Router(weight, None if clamped is None else clamped.router, top_k, normalize)
+def _router(
+    weight: Tensor, top_k: int, normalize: bool, clamped: Clamped | None, batch_invariant: bool
+) -> Router:
+    bias = None if clamped is None else clamped.router
+    return Router(weight, bias, top_k, normalize, batch_invariant)
 
 
 def _outputs(
@@ -125,7 +132,8 @@ def _outputs(
 ) -> Tensor:
     """What every pair's expert makes of it, weighed: [pairs, hidden]."""
     rows, (experts, hidden, inner) = len(x.x), down.shape
-    tiles = tiles_for(rows * router.top_k / experts, x.x.dtype)
+    pairs = 0.0 if router.batch_invariant else rows * router.top_k / experts
+    tiles = tiles_for(pairs, x.x.dtype)
     routing = route(x, router, tiles.block)
     activated = x.x.new_empty(rows * router.top_k, inner)
     outputs = x.x.new_empty(rows * router.top_k, hidden)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.ops.products.normed import Normed
+from peagle.ops.triton import batch_invariant
 from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
 
 FEW = 16
@@ -32,6 +33,8 @@ class Router:
     """[experts]"""
     top_k: int
     normalize: bool
+    batch_invariant: bool = False
+    """Whether a row's experts must not depend on the number of rows, to the last bit."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ def route(x: Normed, router: Router, block: int) -> Routing:
     blocks = order.new_empty(most_blocks(pairs, experts, block), 3)
     scales = None if x.squares is None else x.squares.new_empty(rows)
     routing = Routing(weights, scales, order, blocks, order.new_empty(1), router.top_k, block)
-    if rows <= FEW:
+    if rows <= FEW and not router.batch_invariant:
         _route_few(x, router, routing)
     else:
         _route_many(x, router, routing)
@@ -113,8 +116,9 @@ def _route_many(x: Normed, router: Router, routing: Routing) -> None:
     bias = None
     if x.squares is None:  # the product is rounded once, with its bias
         bias, form["BIAS"] = router.bias, False
+    product = batch_invariant.linear if router.batch_invariant else F.linear
     _route_kernel[(triton.cdiv(rows, ROUTED),)](
-        F.linear(x.x, router.weight, bias),
+        product(x.x, router.weight, bias),
         chosen,
         *_behind(x, router, routing),
         routing.weights,

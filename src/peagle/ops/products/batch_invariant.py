@@ -1,0 +1,32 @@
+"""Products whose rows do not depend on what other rows there are, for layers that ask for it."""
+
+from torch import Tensor
+
+from peagle.ops.linear import Linear
+from peagle.ops.products.cublas import CuBLAS
+from peagle.ops.products.normed import Normed
+from peagle.ops.products.product import Product
+from peagle.ops.triton import has_kernels, kernels
+from peagle.ops.weight import Fp8Weight
+
+
+class BatchInvariant(CuBLAS):
+    """Every product of such a layer on a GPU; what is around it has launches of its own."""
+
+    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+        if not layer.batch_invariant or x.squares is not None or not has_kernels(x.x):
+            return False
+        weight = layer.weight
+        if isinstance(weight, Fp8Weight):
+            return kernels("quantized_product").takes(weight, weight.device)
+        return product.dense
+
+    def linear(self, x: Normed, layer: Linear) -> Tensor:
+        weight = layer.weight
+        if isinstance(weight, Fp8Weight):
+            fast = kernels("quantized_product")
+            return fast.linear(x.x, None, x.eps, weight, layer.bias)
+        return kernels("batch_invariant").linear(x.x, weight, layer.bias)
+
+    def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
+        return kernels("swiglu").swiglu(self.linear(x, layer))
