@@ -291,7 +291,7 @@ class EngineConfig(Config):
     """Share of the GPU's memory that may be in use, other processes' included."""
     max_num_seqs: PositiveInt | None = None
     """Most requests that run at once; unset is 64 on a CPU, and on a GPU 64 to 512, as many as the
-    KV cache holds 1,024 tokens of each."""
+    KV cache holds 512 tokens of each."""
     max_num_batched_tokens: PositiveInt | None = None
     """Most target rows in one pass; longer prompts are prefilled in chunks. A captured cycle is a
     pass of its own, with as many rows as its requests need. Unset is 8,192 on a GPU and 2,048 on a

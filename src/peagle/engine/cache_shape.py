@@ -11,7 +11,7 @@ from peagle.engine.repeats import MOST_REPEATS
 from peagle.engine.step import MOST_UNSEEN
 from peagle.models.spec import DecoderSpec
 
-SEQ_TOKENS = 1024
+SEQ_TOKENS = 512
 """Tokens of each request that the KV cache must hold, where no more is known of their lengths."""
 FLIGHTS = 2
 """Steps whose rows may lie between a window and what comes next: one in flight, one launched."""
