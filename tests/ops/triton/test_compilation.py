@@ -50,6 +50,11 @@ product(64, ADDS=True, OVERLAP=True, SPLITS=2)
 norm = {"x": BF16, "stream": BF16, "weight": BF16, "total": BF16, "out": BF16, "eps": "fp32"}
 compiled("residual", "_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
 compiled("residual", "_add_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
+norm |= {"product": BF16, "own_weight": BF16, "norm_weight": BF16, "scalar": BF16}
+norm |= {"next_eps": "fp32"}
+for scalar in (False, True):
+    sizes = {"BLOCK": 8192, "SCALAR": scalar, **FLAGS}
+    compiled("sandwich", "_add_normed", norm, sizes, num_warps=8)
 compiled("swiglu", "_swiglu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048})
 
 heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
