@@ -55,7 +55,8 @@ norm |= {"next_eps": "fp32"}
 for scalar in (False, True):
     sizes = {"BLOCK": 8192, "SCALAR": scalar, **FLAGS}
     compiled("sandwich", "_add_normed", norm, sizes, num_warps=8)
-compiled("swiglu", "_swiglu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048})
+for gelu in (False, True):
+    compiled("swiglu", "_glu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048, "GELU": gelu})
 
 heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
 types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}
