@@ -13,7 +13,7 @@ from peagle.ops import residual, sandwich
 from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
-from peagle.ops.norm import RMSNorm, normalized
+from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.residual import BlockWeights
 
@@ -82,7 +82,6 @@ class FusedLayers:
         qkv: Tensor | None = self._first_qkv(first)
         for index, spec in enumerate(self.specs):
             assert qkv is not None
-            self._norm_values(index, qkv)
             attended = attend(index, qkv, spec)
             if reads is not None and index == len(self.layers) - 1:
                 attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
@@ -93,13 +92,6 @@ class FusedLayers:
             if taps is not None:
                 taps.keep(index + 1, stream)
         return stream, x
-
-    def _norm_values(self, index: int, qkv: Tensor) -> None:
-        """Norm the values of a layer's q, k, v product in place, where the layer does."""
-        attention = self.layers[index].attention
-        if attention.spec.v_norm:
-            values = qkv[:, -attention.spec.kv_width :].unflatten(1, (-1, attention.spec.head_dim))
-            values.copy_(normalized(values, attention.eps))
 
     def _first_qkv(self, first: Normed) -> Tensor:
         return residual.linear(first, self.layers[0].attention.qkv)
@@ -145,6 +137,7 @@ def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
         rotations=table,
         norm_weight=None if norm is None else norm.weight,
         eps=layer.input_norm.eps,
+        v_norm=layer.attention.spec.v_norm,
     )
 
 

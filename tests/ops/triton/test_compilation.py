@@ -61,12 +61,12 @@ for gelu in (False, True):
 heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
 types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}
 types |= {"norm_weight": BF16, "eps": "fp32"}
-store = {**FLAGS, "TOTAL": 64, "NORM": True}
+store = {**FLAGS, "TOTAL": 64, "NORM": True, "V_NORM": False}
 compiled("cached_attention", "_store", types, {**heads, **store})
 GEMMA = (16, 256), (4, 512)  # heads of keys and their sizes, in the 31B
 for kv_heads, size in GEMMA:
     wide = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}
-    compiled("cached_attention", "_store", types, {**wide, **store})
+    compiled("cached_attention", "_store", types, {**wide, **store, "V_NORM": True})
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32"}
@@ -76,7 +76,7 @@ for rows, switch in ((16, False), (32, True), (64, False)):
     flags = {"WINDOW": switch, "SINKS": switch}
     compiled("cached_attention", "_attend", types, {**heads, **FLAGS, **sizes, **flags})
     sizes["ROWS"] = 16
-    flags |= {"NORM": not switch, "SETTLED": not switch}
+    flags |= {"NORM": not switch, "V_NORM": switch, "SETTLED": not switch}
     compiled("product_attention", "_attend_product", types, {**heads, **FLAGS, **sizes, **flags})
 for kv_heads, size in GEMMA:
     heads, group = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}, min(32 // kv_heads, 4)
