@@ -16,7 +16,7 @@ GROUPS = {
         r"|^_(write_newest|search|follow|weigh)$"
     ),
     "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",
-    "norms, elementwise": r"^_add_kernel|norm|silu|elementwise|reduce",
+    "norms, elementwise": r"^_add_kernel|norm|glu$|silu|elementwise|reduce",
 }
 """In order: a kernel belongs to the first group whose pattern its name contains."""
 OTHER = "other"

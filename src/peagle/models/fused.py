@@ -9,11 +9,11 @@ from torch import Tensor
 from peagle.errors import InputError
 from peagle.models.decoder import MLP, Attention, Decoder, SandwichLayer
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
-from peagle.ops import residual
+from peagle.ops import residual, sandwich
 from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts
-from peagle.ops.norm import RMSNorm, normalized
+from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.residual import BlockWeights
 
@@ -82,7 +82,6 @@ class FusedLayers:
         qkv: Tensor | None = self._first_qkv(first)
         for index, spec in enumerate(self.specs):
             assert qkv is not None
-            self._norm_values(index, qkv)
             attended = attend(index, qkv, spec)
             if reads is not None and index == len(self.layers) - 1:
                 attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
@@ -94,13 +93,6 @@ class FusedLayers:
                 taps.keep(index + 1, stream)
         return stream, x
 
-    def _norm_values(self, index: int, qkv: Tensor) -> None:
-        """Norm the values of a layer's q, k, v product in place, where the layer does."""
-        attention = self.layers[index].attention
-        if attention.spec.v_norm:
-            values = qkv[:, -attention.spec.kv_width :].unflatten(1, (-1, attention.spec.head_dim))
-            values.copy_(normalized(values, attention.eps))
-
     def _first_qkv(self, first: Normed) -> Tensor:
         return residual.linear(first, self.layers[0].attention.qkv)
 
@@ -111,8 +103,7 @@ class FusedLayers:
         layer, norm, qkv = self.layers[index], self._next_norms[index], self._next_qkvs[index]
         attention, mlp = layer.attention, layer.mlp
         if isinstance(layer, SandwichLayer):
-            stream = _after_sandwich(layer, attended, stream)
-            x = residual.normed(stream, norm)
+            stream, x = _after_sandwich(layer, attended, stream, norm)
             return stream, x, None if qkv is None else residual.linear(x, qkv)
         if isinstance(mlp, MLP):
             block = BlockWeights(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
@@ -122,17 +113,20 @@ class FusedLayers:
         return stream, x, None if qkv is None else residual.linear(x, qkv)
 
 
-def _after_sandwich(layer: SandwichLayer, attended: Tensor, stream: Tensor) -> Tensor:
-    """The stream after a layer that norms what it adds. attended: [rows, heads * head_dim]."""
+def _after_sandwich(
+    layer: SandwichLayer, attended: Tensor, stream: Tensor, norm: RMSNorm
+) -> tuple[Tensor, Normed]:
+    """The stream after a layer that norms what it adds, and the same under the next norm.
 
-    def product(x: Tensor, linear: Linear, norm: RMSNorm) -> Tensor:
-        return residual.normed(residual.linear(Normed(x, None, norm.eps), linear), norm).x
-
+    attended: [rows, heads * head_dim].
+    """
     mlp = layer.mlp
     assert isinstance(mlp, MLP)
-    stream = stream + product(attended, layer.attention.out, layer.attention_norm)
-    inner = mlp.gated(residual.linear(residual.normed(stream, layer.post_norm), mlp.gate_up))
-    return (stream + product(inner, mlp.down, layer.mlp_norm)) * layer.scalar
+    product = residual.linear(Normed(attended, None, norm.eps), layer.attention.out)
+    stream, x = sandwich.add(product, layer.attention_norm, stream, layer.post_norm)
+    inner = mlp.gated(residual.linear(x, mlp.gate_up))
+    product = residual.linear(Normed(inner, None, norm.eps), mlp.down)
+    return sandwich.add(product, layer.mlp_norm, stream, norm, layer.scalar)
 
 
 def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
@@ -143,6 +137,7 @@ def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
         rotations=table,
         norm_weight=None if norm is None else norm.weight,
         eps=layer.input_norm.eps,
+        v_norm=layer.attention.spec.v_norm,
     )
 
 

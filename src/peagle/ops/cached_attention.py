@@ -1,4 +1,4 @@
-"""From a layer's q, k, v product to attended values: QK norm, rotation, cache write, attention.
+"""From a layer's q, k, v product to attended values: norms, rotation, cache write, attention.
 
 `store` comes before `attend`: all keys are in the cache before a row looks at any.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from peagle.ops.norm import rms_norm
+from peagle.ops.norm import normalized, rms_norm
 from peagle.ops.rope import apply_rope, rotation_at
 from peagle.ops.triton import has_kernels, kernels, on_hopper
 
@@ -54,6 +54,8 @@ class QKVSpec(AttentionHeads):
     norm_weight: Tensor | None
     """[2 * head_dim]: QK norm of queries and of keys; None where a model has none."""
     eps: float
+    v_norm: bool = False
+    """Whether values are normed as well, without a weight."""
 
 
 @dataclass(frozen=True)
@@ -171,12 +173,14 @@ def store_attend(qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows) -> T
 
 
 def rotate(qkv: Tensor, positions: Tensor, spec: QKVSpec) -> tuple[Tensor, Tensor, Tensor]:
-    """Normed and rotated queries [rows, heads, head_dim] and keys, and the values."""
+    """Queries [rows, heads, head_dim] and keys, normed and rotated, and values, perhaps normed."""
     both = qkv.unflatten(-1, (-1, spec.head_dim))
     query, key, value = both.split((spec.num_heads, spec.num_kv_heads, spec.num_kv_heads), dim=1)
     if spec.norm_weight is not None:
         of_query, of_key = spec.norm_weight.view(2, -1)
         query, key = rms_norm(query, of_query, spec.eps), rms_norm(key, of_key, spec.eps)
+    if spec.v_norm:
+        value = normalized(value, spec.eps)
     last = len(spec.rotations) - 1
     rotation = rotation_at(spec.rotations, positions.clamp(max=last))
     rotated = (apply_rope(x, rotation).to(qkv.dtype) for x in (query, key))

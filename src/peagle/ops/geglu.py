@@ -1,7 +1,10 @@
 """GEGLU, the gate of Gemma's MLPs."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from peagle.ops.triton import has_kernels, kernels
 
 
 def geglu(gate_up: Tensor) -> Tensor:
@@ -9,5 +12,8 @@ def geglu(gate_up: Tensor) -> Tensor:
 
     GELU is approximated by tanh.
     """
+    if has_kernels(gate_up) and not torch.is_grad_enabled():  # the kernel has no gradient
+        fast: Tensor = kernels("swiglu").geglu(gate_up)
+        return fast
     gate, up = gate_up.chunk(2, dim=-1)
     return F.gelu(gate, approximate="tanh") * up

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from paged_rows import KV_HEADS, LENGTH, SIZE, close, on, pass_rows, spec_of
@@ -11,10 +13,11 @@ def _seed() -> None:
 
 
 @pytest.mark.parametrize("norm", [True, False])
-def test_store(device: torch.device, norm: bool) -> None:
+@pytest.mark.parametrize("v_norm", [True, False])
+def test_store(device: torch.device, norm: bool, v_norm: bool) -> None:
     from peagle.ops.triton import cached_attention as kernel
 
-    spec = spec_of() if norm else spec_of(norm_weight=None)
+    spec = replace(spec_of() if norm else spec_of(norm_weight=None), v_norm=v_norm)
     rows = pass_rows([3, 60], [2, 5], 5)
     qkv, cache = torch.randn(7, 8 * SIZE), torch.randn(2, 2 * LENGTH, KV_HEADS, SIZE)
     ours, theirs = cache.clone().to(device), cache.clone()

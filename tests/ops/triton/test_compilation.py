@@ -50,17 +50,23 @@ product(64, ADDS=True, OVERLAP=True, SPLITS=2)
 norm = {"x": BF16, "stream": BF16, "weight": BF16, "total": BF16, "out": BF16, "eps": "fp32"}
 compiled("residual", "_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
 compiled("residual", "_add_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
-compiled("swiglu", "_swiglu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048})
+norm |= {"product": BF16, "own_weight": BF16, "norm_weight": BF16, "scalar": BF16}
+norm |= {"next_eps": "fp32"}
+for scalar in (False, True):
+    sizes = {"BLOCK": 8192, "SCALAR": scalar, **FLAGS}
+    compiled("sandwich", "_add_normed", norm, sizes, num_warps=8)
+for gelu in (False, True):
+    compiled("swiglu", "_glu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048, "GELU": gelu})
 
 heads = {"HEADS": 32, "KV_HEADS": 8, "SIZE": 128}
 types = {"qkv": BF16, "cache": BF16, "positions": INT, "writes": INT, "rotations": F32}
 types |= {"norm_weight": BF16, "eps": "fp32"}
-store = {**FLAGS, "TOTAL": 64, "NORM": True}
+store = {**FLAGS, "TOTAL": 64, "NORM": True, "V_NORM": False}
 compiled("cached_attention", "_store", types, {**heads, **store})
 GEMMA = (16, 256), (4, 512)  # heads of keys and their sizes, in the 31B
 for kv_heads, size in GEMMA:
     wide = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}
-    compiled("cached_attention", "_store", types, {**wide, **store})
+    compiled("cached_attention", "_store", types, {**wide, **store, "V_NORM": True})
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32"}
@@ -70,7 +76,7 @@ for rows, switch in ((16, False), (32, True), (64, False)):
     flags = {"WINDOW": switch, "SINKS": switch}
     compiled("cached_attention", "_attend", types, {**heads, **FLAGS, **sizes, **flags})
     sizes["ROWS"] = 16
-    flags |= {"NORM": not switch, "SETTLED": not switch}
+    flags |= {"NORM": not switch, "V_NORM": switch, "SETTLED": not switch}
     compiled("product_attention", "_attend_product", types, {**heads, **FLAGS, **sizes, **flags})
 for kv_heads, size in GEMMA:
     heads, group = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}, min(32 // kv_heads, 4)

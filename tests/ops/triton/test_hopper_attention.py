@@ -10,13 +10,18 @@ from paged_rows import on, pass_rows, spec_of
 
 
 def taken(
-    rows: int, requests: int = 2, dtype: torch.dtype = torch.bfloat16, size: int = 128
+    rows: int,
+    requests: int = 2,
+    dtype: torch.dtype = torch.bfloat16,
+    size: int = 128,
+    v_norm: bool = False,
 ) -> bool:
     from peagle.ops.triton import hopper_attention
 
     counts = [rows] * requests
     placed = pass_rows([64] * requests, counts, rows)
-    return bool(hopper_attention.takes(spec_of(8, size), torch.zeros(1, dtype=dtype), placed))
+    spec = spec_of(8, size, v_norm=v_norm)
+    return bool(hopper_attention.takes(spec, torch.zeros(1, dtype=dtype), placed))
 
 
 def test_few_rows_of_half_precision_are_taken() -> None:
@@ -27,6 +32,7 @@ def test_few_rows_of_half_precision_are_taken() -> None:
     assert not taken(8, dtype=torch.float32)
     assert not taken(8, size=32)
     assert not taken(17, requests=40)
+    assert not taken(1, v_norm=True)
 
 
 def test_many_rows_are_where_there_are_several_requests() -> None:

@@ -16,6 +16,7 @@ HEADS = {
     "window": {"window": 70},
     "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 0.0])},
     "three heads share, scaled": {"num_heads": 6, "scale": 0.4},
+    "values normed": {"v_norm": True},
 }
 BATCHES = {
     "no older keys": ([0, 5], [3, 4]),

@@ -37,6 +37,13 @@ def normed_rotated(at, mask, own, crossed, eps, SIZE: tl.constexpr, NORM: tl.con
 
 
 @triton.jit
+def normed_values(v, eps, SIZE: tl.constexpr):
+    """Rows of values normed without a weight, in their own type."""
+    x = v.to(tl.float32)
+    return (x * tl.rsqrt(tl.sum(x * x, 1) / SIZE + eps)[:, None]).to(v.dtype)
+
+
+@triton.jit
 def keys_at(
     cache, table, position, known, kv_head, side_stride, KV_HEADS: tl.constexpr, SIZE: tl.constexpr
 ):

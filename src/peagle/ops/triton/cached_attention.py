@@ -1,4 +1,4 @@
-"""Attention of decoding: QK norm, rotation and KV write in one launch, split KV in another.
+"""Attention of decoding: norms, rotation and KV write in one launch, split KV in another.
 
 A program of `attend` takes one request, query heads that share a key-value head and a part of the
 context; all rows of the request share its keys. Whichever program of a request and
@@ -17,6 +17,7 @@ from peagle.ops.triton.attention_parts import (
     keys_at,
     merged,
     normed_rotated,
+    normed_values,
     turns,
     weighed,
     write,
@@ -239,6 +240,7 @@ def store(
         SIZE=spec.head_dim,
         TOTAL=triton.next_power_of_2(total),
         NORM=norm is not None,
+        V_NORM=spec.v_norm,
         **overlap(qkv),
         num_warps=8,
     )
@@ -263,6 +265,7 @@ def _store(
     SIZE: tl.constexpr,
     TOTAL: tl.constexpr,
     NORM: tl.constexpr,
+    V_NORM: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
@@ -278,9 +281,13 @@ def _store(
     x = x.to(cache.dtype.element_ty)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     v = tl.load(qkv + at + lane, mask=is_value, other=0.0)
+    if V_NORM:
+        v = normed_values(v, eps, SIZE)
     # every element is read before any is overwritten
     tl.debug_barrier()
     tl.store(qkv + at + lane, x, mask=turned)
+    if V_NORM:
+        tl.store(qkv + at + lane, v, mask=is_value)
     write = tl.load(writes + row).to(tl.int64)
     kept = write >= 0
     key_at = (write * KV_HEADS + head - HEADS) * SIZE + lane

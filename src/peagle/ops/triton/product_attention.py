@@ -17,6 +17,7 @@ from peagle.ops.triton.attention_parts import (
     keys_at,
     merged,
     normed_rotated,
+    normed_values,
     turns,
     weighed,
     write,
@@ -87,6 +88,7 @@ def attend_product(
         KEYS=KEYS,
         PARTS=parts + 1,
         NORM=norm is not None,
+        V_NORM=spec.v_norm,
         WINDOW=spec.window is not None,
         SINKS=spec.sinks is not None,
         SETTLED=settled,
@@ -138,6 +140,7 @@ def _attend_product(
     KEYS: tl.constexpr,
     PARTS: tl.constexpr,
     NORM: tl.constexpr,
+    V_NORM: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
     SETTLED: tl.constexpr,
@@ -192,6 +195,8 @@ def _attend_product(
     width: tl.constexpr = (HEADS + 2 * KV_HEADS) * SIZE
     own_at = qkv + ((first + own) * width + (HEADS + kv_head) * SIZE)[:, None]
     own_v = tl.load(own_at + KV_HEADS * SIZE + lane, mask=is_own[:, None], other=0.0)
+    if V_NORM:
+        own_v = normed_values(own_v, eps, SIZE)
     own_k = normed_rotated(own_at, is_own[:, None], k_turns, k_crossed, eps, SIZE, NORM)
     own_k = own_k.to(k.dtype)
     query_at = qkv + ((first + row) * width + head * SIZE)[:, None]

@@ -1,4 +1,5 @@
-"""SwiGLU and its gradient, each of which reads and writes everything once, and GPT-OSS's form."""
+"""SwiGLU and its gradient, each of which reads and writes everything once; Gemma's and GPT-OSS's
+forms of it."""
 
 import triton
 import triton.language as tl
@@ -9,10 +10,19 @@ BLOCK = 1024
 
 def swiglu(gate_up: Tensor) -> Tensor:
     """As the reference. A plain launch: after it, everything launched before is done."""
+    return _launch(gate_up, gelu=False)
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """As the reference. A plain launch, as `swiglu`."""
+    return _launch(gate_up, gelu=True)
+
+
+def _launch(gate_up: Tensor, gelu: bool) -> Tensor:
     rows, width = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     block = min(2048, triton.next_power_of_2(width))
-    _swiglu[(rows, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block)
+    _glu[(rows, triton.cdiv(width, block))](gate_up, out, width, BLOCK=block, GELU=gelu)
     return out
 
 
@@ -26,13 +36,22 @@ def gradient(gate_up: Tensor, of_result: Tensor) -> Tensor:
 
 
 @triton.jit
-def _swiglu(gate_up, out, width, BLOCK: tl.constexpr):
+def gated(gate, up, GELU: tl.constexpr):
+    """silu(gate) * up, or gelu(gate) * up, with GELU approximated by tanh, in float32."""
+    x = gate
+    if GELU:  # (1 + tanh(x)) / 2 is sigmoid(2 x), which does not overflow
+        x = 1.5957691216057308 * (gate + 0.044715 * gate * gate * gate)  # 2 * sqrt(2 / pi)
+    return gate * tl.sigmoid(x) * up
+
+
+@triton.jit
+def _glu(gate_up, out, width, BLOCK: tl.constexpr, GELU: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     gate = tl.load(gate_up + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
-    result = gate * tl.sigmoid(gate) * up
+    result = gated(gate, up, GELU)
     tl.store(out + row * width + column, result.to(out.dtype.element_ty), mask=inside)
 
 

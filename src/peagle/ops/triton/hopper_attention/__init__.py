@@ -36,12 +36,12 @@ LEAST_PAIRS = 16
 
 
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
-    """Whether the kernel covers these sizes and the type, which rows and cache share, and is faster
-    than Triton's."""
+    """Whether the kernel covers these sizes and the type, which rows and cache share, and values as
+    they are, and is faster than Triton's."""
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
     quicker = lines < LEFT_LINES or (lines == LEFT_LINES and pairs >= LEAST_PAIRS)
     halves = cache.dtype in (torch.bfloat16, torch.float16)
-    return quicker and halves and spec.head_dim in HEAD_DIMS
+    return quicker and halves and spec.head_dim in HEAD_DIMS and not spec.v_norm
 
 
 def shares_of(rows: PassRows, spec: QKVSpec) -> Tensor:

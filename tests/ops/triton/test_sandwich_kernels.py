@@ -1,0 +1,62 @@
+"""A sandwich block's additions against torch's."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from peagle.ops import sandwich
+from peagle.ops.norm import RMSNorm, rms_norm
+
+on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+CLOSE = {"rtol": 1e-5, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(3)
+
+
+def draw(device: torch.device, *shape: int) -> Tensor:
+    return torch.randn(*shape, device="cpu").to(device)
+
+
+def norm_of(width: int, device: torch.device, eps: float = 1e-6) -> RMSNorm:
+    norm = RMSNorm(width, eps).requires_grad_(False)
+    norm.weight.uniform_(0.5, 1.5)
+    return norm.to(device)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("rows", [1, 7])
+@pytest.mark.parametrize("width", [48, 64, 1100])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_addition_under_its_own_norm(
+    device: torch.device,
+    monkeypatch: pytest.MonkeyPatch,
+    fast: bool,
+    rows: int,
+    width: int,
+    scaled: bool,
+):
+    """The norms differ in their eps, which counts where numbers are small."""
+    monkeypatch.setattr(sandwich, "has_kernels", lambda x: fast)
+    product, stream = (draw(device, rows, width) * 1e-2 for _ in range(2))
+    own, norm = norm_of(width, device, 1e-3), norm_of(width, device, 1e-2)
+    scalar = torch.tensor([0.7], device=device) if scaled else None
+    total, under = sandwich.add(product, own, stream, norm, scalar)
+    expected = (stream + rms_norm(product, own.weight, 1e-3)) * (0.7 if scaled else 1)
+    torch.testing.assert_close(total, expected, **CLOSE)
+    torch.testing.assert_close(under.x, rms_norm(expected, norm.weight, 1e-2), **CLOSE)
+    assert under.squares is None
+
+
+@on_a_gpu
+def test_an_addition_in_bfloat16_is_rounded_as_the_reference_is():
+    """Up to the product's norm, which is rounded once where torch rounds it twice."""
+    gpu = torch.device("cuda")
+    product, stream = (draw(gpu, 8, 5376).bfloat16() for _ in range(2))
+    own, norm = (norm_of(5376, gpu).bfloat16() for _ in range(2))
+    scalar = torch.tensor([0.7], device=gpu).bfloat16()
+    total, _ = sandwich.add(product, own, stream, norm, scalar)
+    given = rms_norm(product.float(), own.weight.float(), 1e-6).bfloat16()
+    assert (total == (stream + given) * scalar).float().mean() > 0.99
