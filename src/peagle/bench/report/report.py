@@ -90,7 +90,7 @@ def _flat(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             row |= {f"{name}_{part}": number for part, number in value.items()}
         elif isinstance(value, (tuple, list)):
-            row[name] = " ".join(f"{number:g}" for number in value)
+            row[name] = " ".join(f"{number:.7g}" for number in value)
         else:
             row[name] = value
     ratio = speed_up(run, runs)
