@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from peagle.bench.case import Case
-from peagle.bench.measures import Percentiles, measured
+from peagle.bench.measures import NOT_MEASURED, measured
 from peagle.bench.runs import Run
 
 HERE = Path(__file__).parent
-NOT_MEASURED = Percentiles(0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)

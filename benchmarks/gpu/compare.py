@@ -8,28 +8,35 @@ same number of tokens per cycle. With `--checkpoints` both sides read the target
 which `checkpoint.py` writes; packed targets, and experts whose routing is set, need it. Each match
 is one process of `peagle bench` and one or two of `vllm_peer.py`, one after the other; the side
 that begins alternates, since a warm card may run slower. After every process the directory holds
-the results so far: comparison.json, .md and .png.
+the results so far: comparison.json, and a report as `peagle bench --report` writes it.
 A size that does not fit the card's free memory is refused before anything runs.
 """
 
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-import bars
 import card
+import matplotlib  # noqa: F401 (a long run learns now that it cannot draw)
 import typer
 from matches import DEFAULT, NOT_DUMMY, Match, Side, Work, schedule
-from records import caption, cells, merge, read, table, write
+from records import environment, failures, median_runs, merge, read
+from rich.console import Console
 from sides import Vllm, attempt, target_in
 
+from peagle.bench.advice import Price
 from peagle.bench.environment import machine
+from peagle.bench.report.report import Report
+from peagle.bench.result_file import result_file
 from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import require_room
+from peagle.bench.tables import case_text, full_table
 from peagle.cli.script import new_app, start
+from peagle.cli.tables import print_table
 from peagle.errors import InputError
 from peagle.files import refuse_existing
 
@@ -79,17 +86,19 @@ def run(
         require_room(match.shape, [match.method], work.dtype, "auto", card.free_bytes())
     sides = _sides(only, first, vllm)
     seen = card.reading()
-    environment = machine() | {"device": seen.get("name", "no GPU"), "card": seen}
-    results: dict[str, Any] = {"environment": environment, "work": vars(work), "records": []}
+    where = machine() | {"device": seen.get("name", "no GPU"), "card": seen}
+    results: dict[str, Any] = {"environment": where, "work": vars(work), "records": []}
     out.mkdir(parents=True, exist_ok=True)
-    for trial in schedule(chosen, levels, sides, backends):
-        shape = trial.match.shape
-        target = target_in(checkpoints, shape, work, timeout) if checkpoints else None
-        record = attempt(trial, work, vllm, timeout, target)
-        results["records"].append(record)
-        print(_brief(record), file=sys.stderr, flush=True)
-        _publish(results, out)
-    print(table(results))
+    with result_file(out / RESULTS) as write:
+        for trial in schedule(chosen, levels, sides, backends):
+            shape = trial.match.shape
+            target = target_in(checkpoints, shape, work, timeout) if checkpoints else None
+            record = attempt(trial, work, vllm, timeout, target)
+            results["records"].append(record)
+            print(_brief(record), file=sys.stderr, flush=True)
+            write(results)
+            _report(results, out)
+    _show(results)
     raise typer.Exit(1 if all(record["failure"] for record in results["records"]) else 0)
 
 
@@ -97,11 +106,11 @@ def run(
 def draw(
     files: Annotated[list[Path], typer.Argument(help="comparison.json of several runs.")], out: Out
 ) -> None:
-    """Merge results into one table and one plot; later files replace figures of earlier ones."""
+    """Merge results into one report; later files replace figures of earlier ones."""
     results = merge([read(path) for path in files])
     out.mkdir(parents=True, exist_ok=True)
-    _publish(results, out)
-    print(table(results))
+    _report(results, out)
+    _show(results)
 
 
 def _check_targets(matches: Sequence[Match], checkpoints: Path | None, work: Work) -> None:
@@ -129,10 +138,21 @@ def _brief(record: dict[str, Any]) -> str:
     return json.dumps([*asked, speeds, record["failure"]])
 
 
-def _publish(results: dict[str, Any], out: Path) -> None:
-    write(results, out / RESULTS)
-    (out / "comparison.md").write_text(table(results))
-    bars.draw(cells(results["records"]), caption(results), out / "comparison.png")
+def _report(results: dict[str, Any], out: Path) -> None:
+    """Write the report, once there is a figure."""
+    if runs := median_runs(results["records"]):
+        report = Report(out, Price(), shlex.join(["python", *sys.argv]))
+        report.write(environment(results), runs, [], failures(results["records"]))
+
+
+def _show(results: dict[str, Any]) -> None:
+    """Print the table, and what failed."""
+    if runs := median_runs(results["records"]):
+        table, keys = full_table(runs)
+        print_table(Console(highlight=False), table, keys=keys)
+    print(environment(results)["synthetic"])
+    for failure in failures(results["records"]):
+        print(f"{case_text(failure.case)} failed: {failure.reason}")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,12 @@ def test_prompts_temperatures_and_draft_lengths_are_part_of_it():
     ]
 
 
+def test_beside_other_engines_each_case_names_its_own():
+    none, drafted = Case("none", 0, 1, engine="vLLM"), Case("peagle", 7, 1, engine="peagle")
+    assert (none.label, drafted.label) == ("vLLM: no speculation", "peagle: P-EAGLE, K = 7")
+    assert (none.is_peer, drafted.is_peer, Case("none", 0, 1).is_peer) == (True, False, False)
+
+
 def test_servers_run_under_every_load():
     names = ["ours", "theirs"]
     cases = Grid([1, 8]).servers(names, [])

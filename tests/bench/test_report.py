@@ -14,12 +14,13 @@ from selenium.webdriver.chrome.service import Service
 
 from peagle.bench.advice import Price
 from peagle.bench.case import Case, Grid
-from peagle.bench.measures import Measures, Percentiles
+from peagle.bench.measures import NOT_MEASURED, Measures, Percentiles
 from peagle.bench.report.report import Report
-from peagle.bench.runs import Run
+from peagle.bench.runs import Failure, Run
 
 TIMES = Percentiles(12.5, 20.0, 1234.5)
 GRID = Grid([1, 8], ["HumanEval", "mt_bench"], draft_lengths=["fixed", "auto"])
+PRICE = Price(3.6, 5000.0)
 CASES = GRID.cases(["none", "peagle"], {"peagle": [3, 7]})
 FACTS = {"date": "2026-11-25T10:00:00", "cpu": "made <up>", "versions": {"peagle": "0.1.0"}}
 
@@ -35,9 +36,9 @@ def run(case, faster=0.0):
 RUNS = [run(case) for case in CASES]
 
 
-def written(place, runs=RUNS, notes=(), price=Price(3.6, 5000.0), facts=FACTS):  # noqa: B008
+def written(place, runs=RUNS, notes=(), price=PRICE, facts=FACTS, failures=()):
     place.mkdir(exist_ok=True)
-    Report(place, price, "peagle bench --k 3,7").write(facts, runs, notes)
+    Report(place, price, "peagle bench --k 3,7").write(facts, runs, notes, failures)
     return {path.name: path.read_text() for path in place.iterdir()}
 
 
@@ -162,6 +163,59 @@ def test_servers_are_reported_too(tmp_path):
     assert ["setting", "2/s", "4/s"] in rows(files["index.html"])
 
 
+def engine_run(engine, otps, concurrency=1, k=7, **others):
+    """In no round both a peer and ours are as fast as their medians."""
+    case = Case("P-EAGLE, AL 3.94", k, concurrency, data="a size", engine=engine, **others)
+    times = NOT_MEASURED if case.is_peer else TIMES
+    found = Measures(otps, None, (), times, times, times, 128)
+    turns = (1.1, 1.0, 0.9) if case.is_peer else (1.0, 0.9, 1.1)
+    return Run(case, found, (), rounds=tuple(otps * turn for turn in turns))
+
+
+LATENCIES = ("setting", "C", "p50", "p95", "p99")
+ENGINES = [
+    engine_run("peagle", 600.0),
+    engine_run("peagle", 900.0, 8),
+    engine_run("peagle", 1000.0, 8, draft_length="auto"),
+    engine_run("peagle", 700.0, k=3),
+    engine_run("vLLM", 400.0),
+    engine_run("vLLM", 600.0, 8),
+    engine_run("vLLM, graphs to 896 rows", 750.0, 8),
+]
+
+
+def test_engines_are_compared_with_a_peers_fastest_setting(tmp_path):
+    files = written(tmp_path, ENGINES, facts={"synthetic": "SYNTHETIC: made up"})
+    found = rows(files["index.html"])
+    assert ["peagle: P-EAGLE, AL 3.94, K = 7", "600 / 1.50x", "900 / 1.20x"] in found
+    assert ["peagle: P-EAGLE, AL 3.94, K ≤ 7", "-", "1,000 / 1.33x"] in found
+    assert ["peagle: P-EAGLE, AL 3.94, K = 3", "700", "-"] in found  # no peer ran it
+    assert ["vLLM: P-EAGLE, AL 3.94, K = 7", "400 / 1.00x", "600 / 0.80x"] in found
+    assert ["vLLM, graphs to 896 rows: P-EAGLE, AL 3.94, K = 7", "-", "750 / 1.00x"] in found
+    page = files["report.md"]
+    assert page.startswith("# Engines measured\n\n**SYNTHETIC: made up**")
+    assert "1,000 tokens/s, 1.33x over vLLM, graphs to 896 rows: P-EAGLE, AL 3.94, K = 7." in page
+    assert "one median over the other" in page
+
+
+def test_what_a_peer_does_not_tell_is_left_out(tmp_path):
+    files = written(tmp_path, ENGINES)
+    latencies = [row for row in rows(files["index.html"]) if len(row) == len(LATENCIES)]
+    assert ["peagle: P-EAGLE, AL 3.94, K = 7", "8", "12.5", "20.0", "1,234"] in latencies
+    assert not [row for row in latencies if row[0].startswith("vLLM")]
+    assert "vLLM: " in files["plot1-speed.svg"]
+    assert "vLLM: " not in files["plot1-user.svg"]
+
+
+def test_what_failed_is_told_with_all_its_lines(tmp_path):
+    why = Failure(CASES[1], "exit status 1\nno <memory>")
+    files = written(tmp_path, failures=[why])
+    name = "P-EAGLE, K = 3, 1 in flight, HumanEval"
+    assert [name, "exit status 1 / no <memory>"] in rows(files["index.html"])
+    assert f"| {name} | exit status 1 · no \\<memory> |" in files["report.md"]
+    assert "What failed" not in written(tmp_path)["report.md"]
+
+
 def test_one_case_alone_has_a_report(tmp_path):
     assert "1 in flight, HumanEval" in written(tmp_path, RUNS[:1])["report.md"]
 
@@ -179,11 +233,12 @@ def browser() -> Iterator[Chrome]:
 
 @pytest.mark.parametrize("width", [400, 1400])
 def test_the_page_and_its_tables_are_no_wider_than_the_screen(files, browser, tmp_path, width):
-    page = tmp_path / "page.html"
-    page.write_text(files["index.html"])
     screen = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
-    browser.get(page.as_uri())
-    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
     wide = "return [...document.querySelectorAll('.wide')].map(e => e.scrollWidth - e.clientWidth)"
-    assert max(browser.execute_script(wide)) <= 0
+    for found in (files, written(tmp_path, ENGINES)):
+        page = tmp_path / "page.html"
+        page.write_text(found["index.html"])
+        browser.get(page.as_uri())
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+        assert max(browser.execute_script(wide)) <= 0

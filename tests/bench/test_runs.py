@@ -74,6 +74,7 @@ def test_a_run_as_json_is_an_entry_of_the_result_file():
     others = ["output_tokens", interval, "tokens_per_cycle", "same_text", "rounds", "failed"]
     assert list(entry) == [*case, *speed, *times, *others]
     assert entry["ttft_ms"] == {"p50": 10.0, "p95": 20.0, "p99": 30.0}
+    assert run(replace(PEAGLE, engine="vLLM")).as_json()["engine"] == "vLLM"
 
 
 @pytest.mark.parametrize("failed", [0, 2])

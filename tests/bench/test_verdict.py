@@ -171,6 +171,15 @@ def test_a_speed_up_is_compared_with_its_own_rounds_tokens_a_cycle():
     assert "1.04 cannot be" in doubt
 
 
+def test_ours_may_be_faster_than_a_peer_without_speculation_too():
+    ours, peer = (
+        replace(quiet("none", otps, 1.0), case=Case("none", 0, 1, engine=engine))
+        for engine, otps in (("peagle", 261.0), ("vLLM", 201.0))
+    )
+    assert speed_up(ours, [ours, peer]) == Ratio(pytest.approx(261 / 201), 0.0, math.inf)
+    assert not list(doubts([ours, peer]))
+
+
 def test_a_busy_machine_is_named():
     (doubt,) = doubts(
         [quiet("none", 300.0, 1.0, core_share=0.4), quiet("peagle", 490.0, core_share=0.6)]

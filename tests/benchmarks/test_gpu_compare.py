@@ -1,4 +1,4 @@
-"""The comparison without a GPU: its orchestration, its table and its plot."""
+"""The comparison without a GPU: its orchestration and its report."""
 
 import json
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from config_json import config_json
 from matches import Match, Trial, Work, bench_flags, peer_job, schedule, trials
-from records import cells, label, merge, table
+from records import environment, failures, median_runs, merge
 from sides import choices, target_in
 from sides import run as run_command
 
@@ -51,7 +51,9 @@ def compare(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def record(side: str, match: Match, speeds: dict[int, float], **others: object) -> dict:
-    runs = [{"concurrency": level, "otps": speed} for level, speed in speeds.items()]
+    runs = [
+        {"concurrency": level, "otps": speed, "rounds": [speed]} for level, speed in speeds.items()
+    ]
     asked = {"side": side, **vars(match), "concurrencies": list(speeds), "captured": None}
     return {**asked, "runs": runs, "failure": None, **others}
 
@@ -134,54 +136,81 @@ class TestMatches:
         assert read_values(values, "written")[1] == shape.target
 
 
+def speeds(*pieces: dict) -> dict[tuple[str, int], float]:
+    """Output tokens per second by label and requests in flight."""
+    runs = median_runs(merge(pieces)["records"])
+    return {(run.case.label, run.case.concurrency): run.measures.otps for run in runs}
+
+
+def report(place: Path, *pieces: dict) -> str:
+    """The Markdown that `compare.py draw` writes of such results."""
+    files = []
+    for number, piece in enumerate(pieces):
+        files.append(place / f"{number}.json")
+        files[-1].write_text(json.dumps(piece))
+    done = compare("draw", *files, "--out", place / "report")
+    assert done.returncode == 0, done.stderr
+    return (place / "report" / "report.md").read_text()
+
+
 class TestRecords:
-    def test_the_faster_of_vllm_s_settings_counts(self):
-        first, second, third = cells(BOTH["records"])
-        assert (first.ours, first.by_load, first.theirs, first.captured) == (500, None, 400, None)
-        assert first.ratio(first.ours) == 1.25
-        assert (second.theirs, second.captured, second.by_load) == (7500.0, 896, 10_500.0)
-        assert [second.ratio(each) for each in (second.ours, second.by_load)] == [1.2, 1.4]
-        assert (third.ours, third.theirs, third.ratio(third.ours)) == (300.0, None, None)
+    def test_ours_stands_beside_each_of_vllm_s_settings(self, tmp_path: Path):
+        page, name = report(tmp_path, BOTH), "P-EAGLE, AL 3.94, K"
+        assert f"| peagle: {name} = 7 | **500 · 1.25x** | 9,000 · 1.20x |" in page
+        assert f"| peagle: {name} ≤ 7 | - | **10,500 · 1.40x** |" in page
+        assert f"| vLLM: {name} = 7 | 400 · 1.00x | 6,000 · 0.80x |" in page
+        assert f"| vLLM, graphs to 896 rows: {name} = 7 | - | 7,500 · 1.00x |" in page
+        assert "| peagle: EAGLE-3, AL 2.6, K = 3 | 300 | - |" in page
 
-    def test_table(self):
-        lines = table(BOTH).splitlines()
-        assert "SYNTHETIC" in lines[0]
-        assert lines[0].endswith("2026-01-02; peagle 1, vllm 2.")
-        name = "| qwen3-8b | P-EAGLE, K = 7, AL 3.94 |"
-        assert lines[4] == f"{name} 1 | 500 | - | 400 | **1.25** | - | its own choice |"
-        second = f"{name} 64 | 9,000 | 10,500 | 7,500 | **1.20** | **1.40** | graphs to 896 rows |"
-        assert lines[5] == second
-        assert lines[6] == "| qwen3-8b | EAGLE-3, K = 3, AL 2.6 | 1 | 300 | - | - | - | - | - |"
-        assert lines[-3:-1] == ["exit status 1", "no memory"]
-        assert label(NONE) == "no speculation"
-        routed = {**BOTH, "work": {**BOTH["work"], "routing": "half"}}
-        assert "512 output tokens, half routing, greedy" in table(routed)
+    def test_a_page_says_what_it_is_of(self, tmp_path: Path):
+        page = report(tmp_path, {**BOTH, "work": {**BOTH["work"], "routing": "half"}})
+        assert page.startswith("# Engines measured, 2026-01-02\n\n**SYNTHETIC: random weights")
+        told = {"device": "a card", "versions: peagle": "1", "versions: vllm": "2"}
+        told |= {"max tokens": "512", "routing": "half"}
+        assert all(f"| {name} | {value} |" in page for name, value in told.items())
+        assert "## qwen3-8b" in page
 
-    def test_the_faster_of_vllm_s_backends_counts_and_is_named(self):
+    def test_backends_of_experts_are_settings(self):
         both = [
             record("vllm", NONE, {1: 100.0}),
             record("vllm", NONE, {1: 120.0}, moe_backend="marlin"),
         ]
-        [cell] = cells(both)
-        assert (cell.theirs, cell.moe_backend) == (120.0, "marlin")
-        assert "| marlin |" in table(results(*both))
+        found = speeds(results(*both))
+        assert found == {
+            ("vLLM: no speculation", 1): 100.0,
+            ("vLLM, marlin: no speculation", 1): 120.0,
+        }
 
     def test_later_pieces_replace_earlier_ones(self):
         later = results(record("peagle", PEAGLE, {1: 600.0}), record("vllm", EAGLE3, {1: 200.0}))
-        found = cells(merge([BOTH, later])["records"])
-        assert [cell.ours for cell in found] == [600.0, 9000.0, 300.0]
-        assert found[2].ratio(found[2].ours) == 1.5
+        before, found = speeds(BOTH), speeds(BOTH, later)
+        assert found == before | {
+            ("peagle: P-EAGLE, AL 3.94, K = 7", 1): 600.0,
+            ("vLLM: EAGLE-3, AL 2.6, K = 3", 1): 200.0,
+        }
 
-    def test_a_merged_page_says_when_all_of_it_was_measured(self):
-        before = {"date": "2025-12-31T23:00:00", "versions": {}}
-        earlier = results(record("peagle", NONE, {1: 200.0}, environment=before))
-        assert ", 2026-01-02; " in table(BOTH)
-        assert ", 2025-12-31 to 2026-01-02; " in table(merge([earlier, BOTH]))
+    def test_a_merged_page_says_when_and_where_all_of_it_was_measured(self):
+        before = {"date": "2025-12-31T23:00:00", "cores": 16, "versions": {"torch": "0"}}
+        later = {"date": "2026-01-02T03:04:05", "cores": 32, "versions": {"torch": "1"}}
+        pieces = [
+            results(record("peagle", NONE, {1: 200.0}, environment=each))
+            for each in (before, later)
+        ]
+        assert environment(pieces[1])["date"] == "2026-01-02"
+        told = environment(merge(pieces))
+        assert (told["date"], told["cores"]) == ("2025-12-31 to 2026-01-02", "16, 32")
+        assert told["versions"]["torch"] == "0, 1"
 
     @pytest.mark.parametrize("change", [{"work": {}}, {"environment": {"device": "another"}}])
     def test_pieces_of_different_work_do_not_merge(self, change: dict):
         with pytest.raises(InputError, match="do not belong together"):
             merge([BOTH, {**BOTH, **change}])
+
+    def test_a_failure_is_told_until_another_run_has_its_figures(self, tmp_path: Path):
+        name = "vLLM: EAGLE-3, AL 2.6, K = 3, 1 in flight, qwen3-8b"
+        assert f"| {name} | exit status 1 · no memory |" in report(tmp_path, BOTH)
+        later = results(record("vllm", EAGLE3, {1: 200.0}))
+        assert not failures(merge([BOTH, later])["records"])
 
 
 class TestProcesses:
@@ -211,11 +240,6 @@ class TestProcesses:
         chosen += ["Using fp8 data type to store kv cache."]
         assert choices(log) == chosen
 
-    def test_a_failure_is_told_until_another_run_has_its_figures(self):
-        assert "no memory" in table(BOTH)
-        later = results(record("vllm", EAGLE3, {1: 200.0}))
-        assert "no memory" not in table(merge([BOTH, later]))
-
     def test_failures_say_why(self):
         ended = run_command([sys.executable, "-c", "print('oh'); exit(3)"], os.environ, 30)
         assert (ended.failure, ended.log) == ("exit status 3\noh", "oh\n")
@@ -235,10 +259,15 @@ class TestCompare:
         assert found["records"][1]["runs"][0]["rounds"] == [1.0, 2.0, 3.0]
         emitted = found["records"][0]["runs"][0]["acceptance_length"]
         assert 1.0 < emitted <= 3.0  # in two cycles; random weights by themselves give 1
-        assert done.stdout.count("| tiny |") == 1
+        assert "vLLM: P-EAGLE, AL 1.5" in done.stdout
+        assert "SYNTHETIC" in done.stdout
         merged = compare("draw", out / "comparison.json", "--out", tmp_path / "all")
-        assert merged.stdout == done.stdout == (tmp_path / "all/comparison.md").read_text() + "\n"
-        assert (tmp_path / "all/comparison.png").read_bytes().startswith(b"\x89PNG")
+        assert merged.stdout == done.stdout
+        for name in ("index.html", "figures.csv"):
+            pages = [place / name for place in (out, tmp_path / "all")]
+            first, second = (page.read_text().partition("Made by")[0] for page in pages)
+            assert first == second
+            assert "vLLM" in first
 
     def test_both_sides_read_one_checkpoint(self, tmp_path: Path):
         look = "assert json.load(open(job['checkpoint'] + '/config.json'))['hidden_size'] == 64; "
@@ -284,7 +313,8 @@ class TestCompare:
         assert done.returncode == 1  # nothing was measured
         records = json.loads((tmp_path / "comparison.json").read_text())["records"]
         assert [(each["failure"], each["runs"]) for each in records] == [(failure, [])] * 2
-        assert done.stdout.count(f"```text\n{failure}\n```") == 2
+        assert done.stdout.count(f"1 in flight, tiny failed: {failure}\n") == 2
+        assert [file.name for file in tmp_path.glob("*.*")] == ["comparison.json"]
 
     def test_without_vllm_ours_runs_alone(self, tmp_path: Path):
         given = ["--matches", "tiny:none", "--out", tmp_path, *TINY_RUN]

@@ -1,54 +1,55 @@
-"""README's figures against vLLM are those of the records, by the rule that measure.md states."""
+"""README's figures against vLLM are those of the reports, and these are of the kept records."""
 
+import csv
+import re
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from records import match_of, read
+from records import environment, failures, median_runs, merge, read
+
+from peagle.bench.advice import Price
+from peagle.bench.report.contents import contents
+from peagle.bench.report.report import figures
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "gpu" / "results"
+REPORTS = [RESULTS / name for name in ("comparison_2026-11-25", "packed_2026-11-27")]
+RECORDS = [path for path in sorted(RESULTS.glob("*.json")) if '"records"' in path.read_text()]
 PLAIN = str.maketrans({"*": None, "\u2013": "-", "\u00d7": "x"})
 README = (ROOT / "README.md").read_text().translate(PLAIN)
 SHOWN = {
-    ("qwen3-8b", "none", 0),
-    ("qwen3-8b", "eagle3", 3),
-    ("qwen3-8b", "peagle", 7),
-    ("qwen3-30b-a3b", "peagle", 7),
+    ("qwen3-8b", "none"): ["fixed"],
+    ("qwen3-8b", "EAGLE-3, AL 2.6"): ["fixed"],
+    ("qwen3-8b", "P-EAGLE, AL 3.94"): ["fixed", "auto"],
+    ("qwen3-30b-a3b", "none"): ["fixed"],
+    ("qwen3-30b-a3b", "P-EAGLE, AL 3.94"): ["fixed"],
+    ("gpt-oss-20b", "P-EAGLE, AL 3.94"): ["auto"],
+    ("gpt-oss-120b", "P-EAGLE, AL 3.15"): ["auto"],
 }
+"""With more than one request, what README shows of a shape and method: K fixed, or by load."""
 
 
-def measured(name: str) -> dict[tuple[Any, ...], dict[str, list[float]]]:
-    """Rounds by match and requests in flight, then by side and setting; the last run counts."""
-    found: dict[tuple[Any, ...], dict[str, list[float]]] = {}
-    for record in read(RESULTS / name)["records"]:
-        match = match_of(record)
-        setting = record["captured"] if record["side"] == "vllm" else record["draft_length"]
-        for run in record["runs"]:
-            cell = found.setdefault((match.shape, match.method, match.k, run["concurrency"]), {})
-            cell[f"{record['side']} {setting}"] = run["rounds"]
-    return found
+def shown() -> Iterator[str]:
+    for report in REPORTS:
+        for row in csv.DictReader((report / "figures.csv").open()):
+            modes = SHOWN.get((row["data"], row["method"]), [])
+            modes = modes if row["concurrency"] != "1" else ["fixed"]
+            if row["engine"] == "peagle" and row["draft_length"] in modes:
+                yield figure(row)
 
 
-def figures() -> Iterator[str]:
-    for name in ("comparison_2026-11-23.json", "experts_2026-11-25.json"):
-        for (*match, requests), sides in measured(name).items():
-            theirs = [statistics.median(rounds) for side, rounds in sides.items() if "vllm" in side]
-            if tuple(match) not in SHOWN or not theirs:
-                continue
-            ours = ["fixed"] if match[1] != "peagle" or "30b" in match[0] else ["fixed", "auto"]
-            for setting in ours if requests > 1 else ["fixed"]:
-                rounds = sides[f"peagle {setting}"]
-                middle = statistics.median(rounds)
-                spread = f"{min(rounds):,.0f}-{max(rounds):,.0f}"
-                yield f"{middle:,.0f} ({spread}), {middle / max(theirs):.2f}x"
+def figure(row: dict[str, str]) -> str:
+    """As README's tables say it."""
+    rounds = [float(speed) for speed in row["rounds"].split()]
+    times = f", {float(row['speed_up']):.2f}x" if row["speed_up"] else ""
+    return f"{float(row['otps']):,.0f} ({min(rounds):,.0f}-{max(rounds):,.0f}){times}"
 
 
-@pytest.mark.parametrize("figure", list(figures()))
+@pytest.mark.parametrize("figure", list(shown()))
 def test_readme_shows_the_median_its_spread_and_its_ratio(figure: str):
-    assert f"| {figure} |" in README
+    assert re.search(rf"\| {re.escape(figure)}( \||, vLLM not done)", README)
 
 
 def test_readme_shows_where_eagle3_wins():
@@ -56,3 +57,21 @@ def test_readme_shows_where_eagle3_wins():
     rounds = run["rounds"]
     shown = f"{statistics.median(rounds):,.0f} ({min(rounds):,.0f}-{max(rounds):,.0f})"
     assert f"| {shown}, vLLM not run |" in README
+
+
+@pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.name)
+def test_the_command_that_a_report_names_draws_it(report: Path):
+    page = (report / "report.md").read_text().replace("\\", "")
+    [command] = re.findall(r"Made by: python benchmarks/gpu/compare.py draw (.+) --out (.+)", page)
+    files, out = command
+    results = merge([read(ROOT / file) for file in files.split()])
+    assert ROOT / out == report
+    assert figures(median_runs(results["records"])) == (report / "figures.csv").read_text()
+
+
+@pytest.mark.parametrize("file", RECORDS, ids=lambda path: path.name)
+def test_all_kept_records_make_a_report(file: Path):
+    results = read(file)
+    runs, failed = median_runs(results["records"]), failures(results["records"])
+    page = contents(environment(results), runs, [], failed, Price(), "a command")
+    assert page.title.startswith("Engines measured, 2026-11-2")

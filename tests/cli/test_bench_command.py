@@ -267,7 +267,7 @@ def test_rows_are_written_as_they_come(bench, tmp_path, monkeypatch):
     assert lines[-1].startswith("round 2, no speculation, 1 in flight")
 
 
-def test_a_case_that_fails_costs_no_other_and_is_told_at_the_end(bench, monkeypatch):
+def test_a_case_that_fails_costs_no_other_and_is_told_at_the_end(bench, tmp_path, monkeypatch):
     from peagle.bench.load import EngineCase
     from peagle.errors import InputError
 
@@ -279,11 +279,13 @@ def test_a_case_that_fails_costs_no_other_and_is_told_at_the_end(bench, monkeypa
         return original(self, on_finish)
 
     monkeypatch.setattr(EngineCase, "run", run)
-    result = bench("--k", 2, "--rounds", 1)
+    result = bench("--k", 2, "--rounds", 1, "--report", tmp_path / "report")
     assert result.code == 2
     complaint = "peagle: EAGLE-3, K = 2, 1 in flight, bundled: out of memory"
     assert result.err.splitlines()[-1] == complaint
     assert "P-EAGLE" in result.out
+    told = "| EAGLE-3, K = 2, 1 in flight, bundled | out of memory |"
+    assert told in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_a_report_is_written_beside_the_table(bench, tmp_path):

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from peagle.bench.pair import NAMES
 from peagle.config import DraftLengthMode
 
+OURS = "peagle"
+"""This engine's name beside others."""
+
 
 @dataclass(frozen=True, order=True)
 class Load:
@@ -54,6 +57,8 @@ class Case:
     data: str = "bundled"
     temperature: float = 0.0
     request_rate: float = 0.0
+    engine: str = ""
+    """Where engines are compared, which one, and its settings: `OURS`, or a peer's."""
 
     @property
     def load(self) -> Load:
@@ -72,21 +77,31 @@ class Case:
 
     @property
     def undrafted(self) -> bool:
-        """Whether it is no speculation, with which everything else under its load is compared."""
+        """Whether it is no speculation."""
         return self.method == "none" and not self.is_server
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether another engine runs it, with which ours is compared."""
+        return self.engine not in ("", OURS)
 
     @property
     def name(self) -> str:
         """Its method as people write it, or its server."""
-        return self.method if self.is_server else NAMES.get(self.method, self.method)
+        method = self.method if self.is_server else NAMES.get(self.method, self.method)
+        return self._by + method
 
     @property
     def label(self) -> str:
         """What is compared: "P-EAGLE, K = 7"."""
         if not self.k:
-            return "no speculation" if self.undrafted else self.name
+            return self._by + "no speculation" if self.undrafted else self.name
         sign = "=" if self.draft_length == "fixed" else "≤"
         return f"{self.name}, K {sign} {self.k}"
+
+    @property
+    def _by(self) -> str:
+        return f"{self.engine}: " if self.engine else ""
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,9 @@ class Percentiles:
     p99: float
 
 
+NOT_MEASURED = Percentiles(0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True)
 class Acceptance:
     """How many drafts were right."""

@@ -29,9 +29,12 @@ class Run:
     """Requests that got no answer and are in no measure."""
 
     def as_json(self) -> dict[str, Any]:
-        """The run as an entry of the result file."""
+        """The run as an entry of the result file; its engine where several are compared."""
+        case = asdict(self.case)
+        if not self.case.engine:
+            del case["engine"]
         others = {"same_text": self.same_text, "rounds": self.rounds, "failed": self.failed}
-        return {**asdict(self.case), **asdict(self.measures), **others}
+        return {**case, **asdict(self.measures), **others}
 
 
 @dataclass(frozen=True)

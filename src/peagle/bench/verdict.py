@@ -76,15 +76,30 @@ def by_load(runs: Sequence[Run]) -> dict[Load, list[Run]]:
 
 def compare(run: Run, other: Run) -> Ratio:
     """How many times as fast `run` is as `other`, round by round, as far as both went."""
-    ratios = [fast / slow for fast, slow in zip(run.rounds, other.rounds, strict=False)]
+    ratios = [fast / slow for fast, slow in zip(_turns(run), _turns(other), strict=False)]
     return Ratio(statistics.median(ratios), *interval(ratios))
 
 
+def _turns(run: Run) -> tuple[float, ...]:
+    """Its speed in each turn; engines take none, so that only their medians are compared."""
+    return (run.measures.otps,) if run.case.engine else run.rounds
+
+
 def reference(run: Run, runs: Sequence[Run]) -> Run | None:
-    """What a run is compared with: no speculation under its load, or of servers the first."""
+    """What a run is compared with: no speculation under its load, or of servers the first.
+
+    Where engines are compared: a peer's fastest setting with the same method and K.
+    """
     same = [other for other in runs if other.case.load == run.case.load]
+    if run.case.engine:
+        peers = [other for other in same if other.case.is_peer and _drafts_alike(other, run)]
+        return max(peers, key=lambda peer: peer.measures.otps, default=None)
     first = same[0] if same and run.case.is_server else None
     return next((other for other in same if other.case.undrafted), first)
+
+
+def _drafts_alike(one: Run, other: Run) -> bool:
+    return (one.case.method, one.case.k) == (other.case.method, other.case.k)
 
 
 def speed_up(run: Run, runs: Sequence[Run]) -> Ratio | None:
@@ -137,8 +152,10 @@ def _impossible(run: Run, runs: Sequence[Run]) -> str | None:
     """What is wrong with a speed-up over no speculation above the tokens of its round's cycles."""
     other, measures = reference(run, runs), run.measures
     length = measures.tokens_per_cycle or measures.acceptance_length
+    if other is None or other.case.is_server or other.case.is_peer or length is None:
+        return None
     turn = run.rounds.index(measures.otps)
-    if other is None or other.case.is_server or length is None or turn >= len(other.rounds):
+    if turn >= len(other.rounds):
         return None
     gain = measures.otps / other.rounds[turn]
     if gain <= EQUAL * length:
@@ -152,9 +169,9 @@ def _impossible(run: Run, runs: Sequence[Run]) -> str | None:
 
 def _relative_speeds(runs: Sequence[Run]) -> list[float]:
     """Each case's median over rounds of its speed, as a multiple of the round's mean speed."""
-    common = min(len(run.rounds) for run in runs)
-    means = [statistics.fmean(run.rounds[turn] for run in runs) for turn in range(common)]
-    return [statistics.median(map(operator.truediv, run.rounds, means)) for run in runs]
+    turns = [_turns(run) for run in runs]
+    means = [statistics.fmean(speeds) for speeds in zip(*turns, strict=False)]
+    return [statistics.median(map(operator.truediv, speeds, means)) for speeds in turns]
 
 
 def spread(run: Run) -> float:

@@ -78,7 +78,7 @@ class Kept:
     write: Callable[[Any], None]
     notes: list[str] = field(default_factory=list)
     """What a reader of the figures must know."""
-    failures: list[str] = field(default_factory=list)
+    failures: "list[Failure]" = field(default_factory=list)
     unwritten: InputError | None = None
 
     def note(self, text: str) -> None:
@@ -101,12 +101,6 @@ class Kept:
         except InputError as error:
             self.unwritten = error
 
-    def fail(self, failure: "Failure") -> None:
-        """Tell why a case is left out from here on."""
-        from peagle.bench.tables import case_text
-
-        self.failures.append(f"{case_text(failure.case)}: {failure.reason}")
-
     def as_json(self) -> dict[str, Any]:
         """The result file."""
         runs = self.results.medians()
@@ -128,15 +122,19 @@ class Kept:
             console.print(self.benchmark.caption)
         if self.outputs.report is not None:
             with writing(self.outputs.report.place, "the table holds what was measured"):
-                self.outputs.report.write(self.benchmark.environment, runs, self.notes)
+                about = self.benchmark.environment
+                self.outputs.report.write(about, runs, self.notes, self.failures)
             console.print(f"The report: {self.outputs.report.page}", soft_wrap=True)
 
     def complain(self) -> None:
         """Raise `InputError` for what went wrong."""
+        from peagle.bench.tables import case_text
+
         if self.unwritten is not None:
             raise self.unwritten
         if self.failures:
-            raise InputError("; ".join(self.failures))
+            told = (f"{case_text(one.case)}: {one.reason}" for one in self.failures)
+            raise InputError("; ".join(told))
 
 
 def _follow(benchmark: Benchmark, kept: Kept) -> None:
@@ -147,7 +145,7 @@ def _follow(benchmark: Benchmark, kept: Kept) -> None:
     with progress_bar("requests", benchmark.requests * benchmark.rounds) as advance:
         for done in benchmark.start(benchmark.rounds, advance, kept.note):
             if isinstance(done, Failure):
-                kept.fail(done)
+                kept.failures.append(done)
             else:
                 turns[done.case] = turns.get(done.case, 0) + 1
                 kept.add(done, turns[done.case])

@@ -5,7 +5,7 @@ from typing import Any
 
 from peagle.bench.advice import Advice, Price, advise
 from peagle.bench.case import Load
-from peagle.bench.measures import Percentiles
+from peagle.bench.measures import NOT_MEASURED
 from peagle.bench.report.document import (
     Block,
     Cell,
@@ -19,18 +19,28 @@ from peagle.bench.report.document import (
     Text,
 )
 from peagle.bench.report.plots import draw_plots
-from peagle.bench.runs import Run
-from peagle.bench.tables import length_text, ratio_text
+from peagle.bench.runs import Failure, Run
+from peagle.bench.tables import case_text, length_text, ratio_text
 from peagle.bench.verdict import bounded, by_load, doubts, reference, speed_up
 
 SHOWN = 3
 """Settings of many that a sentence names."""
-WORDS = (
+SPEEDS = (
     "Speeds are output tokens per second of wall time over all requests, prompts included: the "
-    "median of rounds in which all settings took turns. Speed-ups are medians over rounds, each "
+    "median of rounds"
+)
+TURNS = (
+    " in which all settings took turns. Speed-ups are medians over rounds, each "
     "round's ratio taken by itself; the interval holds the true median with 95 % confidence (sign "
     "test), and needs six rounds. Of many settings the fastest one was also lucky: its gain is "
-    "rather near the interval's lower end. AL, the acceptance length, is the mean number of tokens "
+    "rather near the interval's lower end. "
+)
+PROCESSES = (
+    ". Each engine ran in processes of its own, one after the other. Speed-ups are over the peer's "
+    "fastest setting with the same method and K: one median over the other. "
+)
+TERMS = (
+    "AL, the acceptance length, is the mean number of tokens "
     "of a cycle that drafted, the target's own token included, weighted by tokens (vLLM's "
     "definition); its 95 % interval is a bootstrap over the requests. TTFT is the time to the "
     "first token, ITL the time between tokens (those that came together share their time), E2E the "
@@ -42,13 +52,16 @@ def contents(
     environment: Mapping[str, Any],
     runs: Sequence[Run],
     notes: Sequence[str],
+    failures: Sequence[Failure],
     price: Price,
     command: str,
 ) -> Document:
     """The report on median runs, at least one."""
     advice = [advise(same) for same in by_load(runs).values()]
-    day = str(environment.get("date", ""))[:10]
-    what = "Servers" if runs[0].case.is_server else "Speculative decoding"
+    day = str(environment.get("date", "")).partition("T")[0]
+    first = runs[0].case
+    what = "Servers" if first.is_server else "Engines" if first.engine else "Speculative decoding"
+    synthetic = environment.get("synthetic")
     return Document(
         f"{what} measured{f', {day}' if day else ''}",
         [
@@ -56,15 +69,16 @@ def contents(
                 Text(f"Do not rely on these figures: {doubt}.", warns=True)
                 for doubt in doubts(runs)
             ),
-            *(Text(note, warns=True) for note in notes),
+            *(Text(note, warns=True) for note in (synthetic, *notes) if note),
             Heading("What to use"),
             *map(_decision, advice),
             *_cost(advice, price),
             *_data_sets(runs),
+            *_failed(failures),
             Heading("What ran where"),
             Table(("what", "value"), list(_facts(environment)), prose=True),
             Heading("How it was measured"),
-            Text(WORDS),
+            Text(SPEEDS + (PROCESSES if first.engine else TURNS) + TERMS),
             Text(f"Made by: {command}"),
         ],
     )
@@ -74,11 +88,12 @@ def _decision(one: Advice) -> Decision:
     """What to use under one load."""
     chosen = one.choice
     others = [run.case.label for run in (one.fastest, *one.others) if run is not chosen]
-    equal = f" Not clearly slower: {_few(others)}." if others else ""
+    engines = bool(chosen.case.engine)  # whose ratios have no intervals
+    equal = f" Not clearly slower: {_few(others)}." if others and not engines else ""
     speed = f"{_number(chosen.measures.otps)} tokens/s"
     if one.gain is None or one.reference is None:
         told = f"{speed}, the fastest."
-    elif one.clear:
+    elif one.clear or engines:
         told = f"{speed}, {ratio_text(one.gain)} over {one.reference.case.label}."
     elif not one.gain.bounded:
         told = (
@@ -159,12 +174,12 @@ def _data_sets(runs: Sequence[Run]) -> Iterator[Block]:
         yield _sureness(same)
         if any(run.measures.acceptance_rate_per_position for run in same):
             yield _acceptance(same)
-        yield Tables([_latency(same, *kind) for kind in LATENCIES])
+        yield Tables([table for kind in LATENCIES for table in _latency(same, *kind)])
 
 
 def _grid(runs: Sequence[Run]) -> Table:
     """Settings by loads: tokens/s, speed-up and AL."""
-    loads = list(by_load(runs))
+    loads = sorted(by_load(runs))
     labels = list(dict.fromkeys(run.case.label for run in runs))
     found = {(run.case.label, run.case.load): run for run in runs}
     best = {load: advise(same).fastest for load, same in by_load(runs).items()}
@@ -244,21 +259,24 @@ def _acceptance(runs: Sequence[Run]) -> Table:
 LATENCIES = (("TTFT", "ttft_ms"), ("ITL", "itl_ms"), ("E2E", "e2e_ms"))
 
 
-def _latency(runs: Sequence[Run], name: str, field: str) -> Table:
+def _latency(runs: Sequence[Run], name: str, field: str) -> Iterator[Table]:
+    """Of those for which it was measured, if any."""
+    found = [(run.case, getattr(run.measures, field)) for run in runs]
     rows = [
-        (run.case.label, run.case.load.shown, *_percentiles(getattr(run.measures, field)))
-        for run in runs
+        (case.label, case.load.shown, *map(_number, (times.p50, times.p95, times.p99)))
+        for case, times in found
+        if times != NOT_MEASURED
     ]
-    return Table(("setting", "C", "p50", "p95", "p99"), rows, f"{name}, ms")
+    if rows:
+        yield Table(("setting", "C", "p50", "p95", "p99"), rows, f"{name}, ms")
 
 
-def _percentiles(found: Percentiles) -> list[str]:
-    return [_ms(value) for value in (found.p50, found.p95, found.p99)]
-
-
-def _ms(value: float) -> str:
-    """0 is a time that was not measured."""
-    return _number(value) if value else "-"
+def _failed(failures: Sequence[Failure]) -> Iterator[Block]:
+    """Cases without figures, and why."""
+    if failures:
+        yield Heading("What failed")
+        rows = [(case_text(one.case), Cell(tuple(one.reason.splitlines()))) for one in failures]
+        yield Table(("setting", "why"), rows, prose=True)
 
 
 def _facts(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,19 @@ from peagle.plot_style import STYLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SIZE = (4.4, 3.6)
 """Inches; about as wide as a phone shows, so that letters keep their size there."""
+LEGEND_ROWS, ROW = 3, 0.17
+"""Rows of a legend for which that is high enough, and inches of each more."""
+LONG = 28
+"""Letters of a label beside which another one does not fit."""
 COLOURS = ("#5b666f", "#b3372f", "#39558c", "#2f7d5b", "#8a5aa8", "#b5791f")
 """Of methods, in their order; the first is no speculation's."""
 MARKS = "osD^vP"
+STROKES = {False: ("-", "--", ":", "-."), True: (":", "-.")}
+"""Lines of a method's settings: ours, and a peer's."""
 OWN_STYLE = STYLE | {
     "svg.fonttype": "none",
     "legend.fontsize": 8,
@@ -31,8 +39,10 @@ def draw_plots(runs: Sequence[Run], name: str) -> Iterator[Plot]:
     """What the median runs of one data set and temperature show; name: begins the plots' names."""
     if len({run.case.load for run in runs}) > 1:
         yield _drawn(name, "speed", "Tokens per second by load", _speed, runs)
-        yield _drawn(name, "user", "Speed of one user and of all", _users, runs)
-    if len({run.case.k for run in runs if run.case.k}) > 1:
+        if timed := [run for run in runs if run.measures.itl_ms.p50]:
+            yield _drawn(name, "user", "Speed of one user and of all", _users, timed)
+    drafting = {(run.case.method, run.case.k) for run in runs if run.case.k}
+    if len(drafting) > len({method for method, _ in drafting}):
         yield _drawn(name, "k", "Speed-up by K", _speed_ups, runs)
     if any(run.measures.acceptance_rate_per_position for run in runs):
         yield _drawn(name, "acceptance", "Acceptance by position of the draft", _acceptance, runs)
@@ -49,10 +59,19 @@ def _drawn(
         axes = figure.subplots()
         draw(axes, runs)
         axes.set_title(title)
-        figure.legend(loc="outside lower center", ncols=2)
+        _add_legend(figure, axes)
         sink = io.StringIO()
         figure.savefig(sink, format="svg", metadata={"Date": None})
     return Plot(f"{name}-{kind}.svg", title, sink.getvalue())
+
+
+def _add_legend(figure: "Figure", axes: "Axes") -> None:
+    """Below the plot, which keeps its height."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 1 if any(len(label) > LONG for label in labels) else 2
+    more = max(0, math.ceil(len(labels) / columns) - LEGEND_ROWS)
+    figure.set_figheight(SIZE[1] + more * ROW)
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
 def _speed(axes: "Axes", runs: Sequence[Run]) -> None:
@@ -70,7 +89,7 @@ def _speed(axes: "Axes", runs: Sequence[Run]) -> None:
 def _users(axes: "Axes", runs: Sequence[Run]) -> None:
     """Each point a load: what one user sees, and what all get together."""
     for label, same, style in _lines(runs):
-        own = [1000 / run.measures.itl_ms.p50 if run.measures.itl_ms.p50 else 0.0 for run in same]
+        own = [1000 / run.measures.itl_ms.p50 for run in same]
         axes.plot(own, [run.measures.otps for run in same], label=label, **style)
     axes.set(xlabel="tokens/s of one request (1 / median ITL)", ylabel="tokens/s of all")
     axes.set(xlim=(0, None), ylim=(0, None))
@@ -79,29 +98,29 @@ def _users(axes: "Axes", runs: Sequence[Run]) -> None:
 def _speed_ups(axes: "Axes", runs: Sequence[Run]) -> None:
     """By method and load, with intervals where rounds give any."""
     drafting = [run for run in runs if run.case.k]
-    groups = _grouped(drafting, lambda run: (run.case.method, run.case.load, run.case.draft_length))
+    groups = _grouped(drafting, lambda run: (run.case.name, run.case.load, run.case.draft_length))
     colours = _colours(runs)
     marks = itertools.cycle(MARKS)
-    for (method, load, mode), same in groups.items():
+    for (name, load, mode), same in groups.items():
         found = [(run.case.k or 0, ratio) for run in same if (ratio := speed_up(run, runs))]
         if not found:
             continue
         ratios = [ratio for _, ratio in found]
         below = [ratio.median - ratio.low if ratio.bounded else 0.0 for ratio in ratios]
         above = [ratio.high - ratio.median if ratio.bounded else 0.0 for ratio in ratios]
-        shown = same[0].case.label.partition(",")[0] + (" by load" if mode == "auto" else "")
+        shown = name + (" by load" if mode == "auto" else "")
         axes.errorbar(
             [k for k, _ in found],
             [ratio.median for ratio in ratios],
             (below, above),
             capsize=2,
             label=f"{shown}, {_often(load)}",
-            color=colours[method],
+            color=colours[same[0].case.method],
             marker=next(marks),
             linestyle="--" if mode == "auto" else "-",
         )
     axes.axhline(1.0, color=COLOURS[0], linewidth=1.0)
-    axes.set(xlabel="K, drafts per cycle", ylabel="times no speculation", ylim=(0, None))
+    axes.set(xlabel="K, drafts per cycle", ylabel="speed-up", ylim=(0, None))
     axes.set_xticks(sorted({run.case.k for run in drafting if run.case.k}))
 
 
@@ -122,10 +141,12 @@ def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
 def _lines(runs: Sequence[Run]) -> Iterator[tuple[str, list[Run], dict[str, Any]]]:
     """Each case's label, its runs by load, and how its line looks: a colour for each method."""
     colours = _colours(runs)
-    dashes = {method: itertools.cycle(("-", "--", ":", "-.")) for method in colours}
+    groups = _grouped(runs, lambda run: (run.case.method, run.case.is_peer))
+    strokes = {group: itertools.cycle(STROKES[group[1]]) for group in groups}
     for label, same in _grouped(runs, lambda run: run.case.label).items():
-        method = same[0].case.method
-        look = {"color": colours[method], "linestyle": next(dashes[method]), "marker": "o"}
+        method, peer = same[0].case.method, same[0].case.is_peer
+        look = {"color": colours[method], "linestyle": next(strokes[method, peer]), "marker": "o"}
+        look |= {"markerfacecolor": "white"} if peer else {}
         yield label, sorted(same, key=lambda run: _place(run.case.load)), look
 
 

@@ -13,7 +13,7 @@ from peagle.bench.report.contents import contents
 from peagle.bench.report.document import Document, Plots
 from peagle.bench.report.markdown import markdown_page
 from peagle.bench.report.page import html_page
-from peagle.bench.runs import Run
+from peagle.bench.runs import Failure, Run
 from peagle.bench.verdict import speed_up
 from peagle.errors import InputError
 
@@ -49,10 +49,14 @@ class Report:
                 self.place.rmdir()
 
     def write(
-        self, environment: Mapping[str, Any], runs: Sequence[Run], notes: Sequence[str]
+        self,
+        environment: Mapping[str, Any],
+        runs: Sequence[Run],
+        notes: Sequence[str],
+        failures: Sequence[Failure] = (),
     ) -> None:
         """Write all files of a report on median runs. Raises `OSError`."""
-        document = contents(environment, runs, notes, self.price, self.command)
+        document = contents(environment, runs, notes, failures, self.price, self.command)
         files = {
             "index.html": html_page(document),
             "report.md": markdown_page(document),
@@ -86,7 +90,7 @@ def _flat(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
         if isinstance(value, Mapping):
             row |= {f"{name}_{part}": number for part, number in value.items()}
         elif isinstance(value, (tuple, list)):
-            row[name] = " ".join(f"{number:g}" for number in value)
+            row[name] = " ".join(f"{number:.7g}" for number in value)
         else:
             row[name] = value
     ratio = speed_up(run, runs)
