@@ -249,7 +249,9 @@ class TestProcesses:
 
 class TestCompare:
     def test_both_sides_and_then_merged(self, tmp_path: Path):
-        out, vllm = tmp_path / "out", fake_vllm(tmp_path)
+        out = tmp_path / "out"
+        page = str(out / "report.md")
+        vllm = fake_vllm(tmp_path, f"assert 'vLLM: ' not in open({page!r}).read()  # there so far")
         given = ["--matches", "tiny:peagle:2:1.5", "--vllm-python", vllm, "--out", out]
         done = compare("run", *given, *TINY_RUN)
         assert done.returncode == 0, done.stderr
