@@ -24,6 +24,7 @@ from peagle.ops.norm import HeadNorm, RMSNorm, normalized
 from peagle.ops.packing import Part
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
 from peagle.ops.rows import take
+from peagle.ops.sandwich import Mixture
 from peagle.ops.softcap import softcap
 from peagle.ops.swiglu import swiglu
 
@@ -164,6 +165,11 @@ class MixtureLayer(SandwichLayer):
         self.dense_norm = RMSNorm(hidden_size, self.eps)
         self.experts_input_norm = RMSNorm(hidden_size, self.eps)
         self.experts_norm = RMSNorm(hidden_size, self.eps)
+
+    def mixture(self) -> Mixture:
+        """What follows attention, but for the MLP and its norm."""
+        norms = self.experts_input_norm, self.dense_norm, self.experts_norm, self.mlp_norm
+        return Mixture(self.experts, *norms, self.scalar)
 
     def fed(self, x: Tensor) -> Tensor:
         """What the stream's rows [rows, hidden_size] get from MLP and experts."""
