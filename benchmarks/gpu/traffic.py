@@ -5,7 +5,7 @@ from torch import nn
 from peagle.drafters.model import DraftModel
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.models.decoder import Decoder
-from peagle.ops.moe import Experts
+from peagle.ops.moe import RoutedExperts
 from peagle.ops.weight import weights_of
 
 
@@ -38,7 +38,7 @@ def target_bytes(target: Decoder, rows: int) -> int:
     """
     whole = bytes_of(target.layers, target.norm, target.head)
     for module in target.layers.modules():
-        if isinstance(module, Experts):
+        if isinstance(module, RoutedExperts):
             count = len(module.gate_up)
             idle = 1 - experts_met(count, module.top_k, rows) / count
             whole -= round(idle * (module.gate_up.nbytes + module.down.nbytes))

@@ -68,6 +68,15 @@ class TestBytes:
         assert cycle_bytes(mixture, None, 0, 10**6, 0)["target weights"] == 2 * (rest + 8 * each)
         assert experts_met(8, 2, 2) == pytest.approx(3.5)
 
+    def test_nor_are_those_beside_an_mlp(self):
+        beside = ExpertsSpec(8, 2, 32, 32, norm_topk_prob=True, activation="gelu_tanh")
+        layer = replace(TINY.target.layers[0], sandwich=True, beside=beside)
+        target = random_target(replace(TINY.target, layers=LAYERS * (layer,)), CPU, BF16)
+        one, all_of_them = (
+            cycle_bytes(target, None, 0, rows, 0)["target weights"] for rows in (1, 10**6)
+        )
+        assert all_of_them - one == 2 * 6 * LAYERS * 3 * HIDDEN * 32
+
 
 @pytest.mark.parametrize(
     ("name", "group"),

@@ -28,8 +28,6 @@ FAMILIES = [
     "gemma4_moe",
     "easy",
 ]
-ON_A_CPU = {"gemma4_moe"}
-"""Families that no device runs by itself."""
 SHARED = [[(11 * i + 3 * stream + i * i) % tiny.MASK for i in range(70)] for stream in range(2)]
 Prompt = tuple[int, ...]
 
@@ -93,7 +91,7 @@ def cases(draw: st.DrawFn, family: str) -> Case:
         max_num_batched_tokens=draw(st.sampled_from([1, 5, 24, 2048])),
         max_num_seqs=draw(st.sampled_from([1, 3, 64])),
         prefix_caching=draw(st.booleans()),
-        resident=draw(st.booleans()) and family not in ON_A_CPU,
+        resident=draw(st.booleans()),
         hosted=tuple(draw(st.lists(st.booleans(), min_size=len(batch), max_size=len(batch)))),
         lookup=lookup,
         drafter=draw(st.booleans()) or not lookup,

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -217,8 +218,11 @@ def test_in_bfloat16_embeddings_are_scaled_by_a_rounded_number(tmp_path: Path):
     assert torch.equal(first, decoder.embed.weight[:20] * factor)
 
 
-def test_a_gpu_is_refused_experts_before_anything_is_loaded(tmp_path: Path, monkeypatch):
-    directory = tiny.save_target(tmp_path / "target", "gemma4_moe")
+def test_what_a_gpu_does_not_run_is_refused_before_anything_is_loaded(directory: Path, monkeypatch):
+    """No family has such layers."""
+    spec = read_spec(directory)
+    layers = tuple(replace(layer, sandwich=False) for layer in spec.layers)
+    monkeypatch.setattr(source, "read_spec", lambda _: replace(spec, layers=layers))
     monkeypatch.setattr(source, "resolve_device", lambda _: torch.device("cuda"))
     monkeypatch.setattr(source, "load_decoder", lambda *_: pytest.fail("loaded"))
     with pytest.raises(InputError, match=rf"{directory}: its layers .* run on a CPU only so far"):

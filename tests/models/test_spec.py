@@ -55,6 +55,7 @@ def test_layers_of_several_kinds_give_the_same_in_few_launches(attention: Sequen
     torch.testing.assert_close(run_fused(decoder, tokens), expected, atol=1e-5, rtol=1e-5)
 
 
+BESIDE = replace(EXPERTS, norm_topk_prob=True, activation="gelu_tanh")
 SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), sandwich=True)
 
 
@@ -64,10 +65,11 @@ SANDWICH = LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"), sandwich=True)
         SANDWICH,
         replace(SANDWICH, feed_forward=MLPSpec(48)),
         replace(SANDWICH, attention=replace(NEAR, v_norm=True, scale=1.0)),
+        replace(SANDWICH, beside=BESIDE),
         LayerSpec(replace(WIDE, v_norm=True), MLPSpec(48)),
         LayerSpec(replace(WIDE, scale=0.5), EXPERTS),
     ],
-    ids=["sandwich", "its MLP", "its values and scale", "values", "scale"],
+    ids=["sandwich", "its MLP", "its values and scale", "experts beside", "values", "scale"],
 )
 def test_layers_that_norm_what_they_add_give_the_same_in_few_launches(last: LayerSpec):
     spec = replace(spec_of(WIDE), embedding_scale=8.0)
@@ -99,16 +101,8 @@ def test_layers_that_rotate_alike_share_a_table():
     assert [len(table[0, 0]) for table in tables] == [16, 16, 32, 16]
 
 
-@pytest.mark.parametrize(
-    "last",
-    [
-        LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh")),
-        replace(SANDWICH, beside=replace(EXPERTS, activation="gelu_tanh")),
-    ],
-    ids=["activation", "experts beside"],
-)
-def test_what_few_launches_do_not_compute_yet_is_refused(last: LayerSpec):
-    spec = spec_of(WIDE, NEAR, FAR)
+def test_what_few_launches_do_not_compute_yet_is_refused():
+    spec, last = spec_of(WIDE, NEAR, FAR), LayerSpec(WIDE, MLPSpec(48, activation="gelu_tanh"))
     check_fusible(spec)
     with pytest.raises(InputError, match="run on a CPU only so far"):
         fused_target(random_decoder(replace(spec, layers=(*spec.layers, last))))

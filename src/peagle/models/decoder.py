@@ -19,11 +19,12 @@ from peagle.models.spec import (
 from peagle.ops.cached_attention import AttentionHeads
 from peagle.ops.geglu import geglu
 from peagle.ops.linear import Linear
-from peagle.ops.moe import Experts, ScaledExperts
+from peagle.ops.moe import Experts, RoutedExperts, ScaledExperts
 from peagle.ops.norm import HeadNorm, RMSNorm, normalized
 from peagle.ops.packing import Part
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
 from peagle.ops.rows import take
+from peagle.ops.sandwich import Mixture
 from peagle.ops.softcap import softcap
 from peagle.ops.swiglu import swiglu
 
@@ -168,6 +169,11 @@ class MixtureLayer(SandwichLayer):
         self.experts_input_norm = RMSNorm(hidden_size, self.eps)
         self.experts_norm = RMSNorm(hidden_size, self.eps)
 
+    def mixture(self) -> Mixture:
+        """What follows attention, but for the MLP and its norm."""
+        norms = self.experts_input_norm, self.dense_norm, self.experts_norm, self.mlp_norm
+        return Mixture(self.experts, *norms, self.scalar)
+
     def fed(self, x: Tensor) -> Tensor:
         """What the stream's rows [rows, hidden_size] get from MLP and experts."""
         mixed = self.experts(self.experts_input_norm(x), normalized(x, self.eps))
@@ -231,7 +237,7 @@ class Decoder(nn.Module):
         """On a GPU, let no row's results depend on what other rows a pass has: slower."""
         self.batch_invariant = True
         for module in self.modules():
-            if isinstance(module, Linear | Experts | Attention):
+            if isinstance(module, Linear | RoutedExperts | Attention):
                 module.batch_invariant = True
 
     def forward(

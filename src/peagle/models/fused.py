@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from peagle.errors import InputError
-from peagle.models.decoder import MLP, Attention, Decoder, SandwichLayer
+from peagle.models.decoder import MLP, Attention, Decoder, MixtureLayer, SandwichLayer
 from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops import residual, sandwich
 from peagle.ops.cached_attention import QKVSpec
@@ -120,13 +120,23 @@ def _after_sandwich(
 
     attended: [rows, heads * head_dim].
     """
+    product = residual.linear(Normed(attended, None, norm.eps), layer.attention.out)
+    given = product, layer.attention_norm, stream, layer.post_norm
+    if isinstance(layer, MixtureLayer):
+        mixture = layer.mixture()
+        stream, inputs = sandwich.add_before_mixture(*given, mixture)
+        dense = _dense(layer, inputs.dense)
+        return sandwich.add_mixture(dense, inputs, mixture, stream, norm)
+    stream, x = sandwich.add(*given)
+    return sandwich.add(_dense(layer, x), layer.mlp_norm, stream, norm, layer.scalar)
+
+
+def _dense(layer: SandwichLayer, x: Normed) -> Tensor:
+    """What a layer's MLP gives: [rows, hidden_size]."""
     mlp = layer.mlp
     assert isinstance(mlp, MLP)
-    product = residual.linear(Normed(attended, None, norm.eps), layer.attention.out)
-    stream, x = sandwich.add(product, layer.attention_norm, stream, layer.post_norm)
     inner = mlp.gated(residual.linear(x, mlp.gate_up))
-    product = residual.linear(Normed(inner, None, norm.eps), mlp.down)
-    return sandwich.add(product, layer.mlp_norm, stream, norm, layer.scalar)
+    return residual.linear(Normed(inner, None, x.eps), mlp.down)
 
 
 def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
@@ -145,16 +155,14 @@ def check_fusible(spec: DecoderSpec) -> None:
     """Raise `InputError` for a target that only `Decoder.forward` computes so far."""
     if not all(map(_fusible, spec.layers)):
         raise InputError(
-            "its layers (experts beside the MLP, or GEGLU without norms after it) run on a CPU "
-            "only so far; set device to cpu, or serve it with vLLM"
+            "its layers (GEGLU without norms after it) run on a CPU only so far; set device to "
+            "cpu, or serve it with vLLM"
         )
 
 
 def _fusible(layer: LayerSpec) -> bool:
     mlp = layer.feed_forward
-    return layer.beside is None and (
-        layer.sandwich or not isinstance(mlp, MLPSpec) or mlp.activation == "silu"
-    )
+    return layer.sandwich or not isinstance(mlp, MLPSpec) or mlp.activation == "silu"
 
 
 def fused_target(decoder: Decoder) -> FusedLayers:

@@ -1,5 +1,6 @@
 """A mixture of experts: every row goes through the few MLPs that the router gives most weight."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -98,11 +99,35 @@ def route(
     return weights.to(x.dtype), experts
 
 
-class Experts(Part):
-    """`moe` with its learned weights, by Triton kernels on a GPU. limit: makes it `Clamped`.
+class RoutedExperts(Part, ABC):
+    """A router, and the weights of the experts that it chooses from.
 
     batch_invariant: as in `Linear`.
     """
+
+    def __init__(self, hidden: int, inner: int, experts: int, top_k: int) -> None:
+        super().__init__()
+        self.router = nn.Parameter(torch.empty(experts, hidden))
+        self.gate_up: Weight = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
+        self.down: Weight = nn.Parameter(torch.empty(experts, hidden, inner))
+        self.top_k, self.batch_invariant = top_k, False
+
+    @abstractmethod
+    def mixed(self, x: Tensor) -> Tensor:
+        """Rows through experts that are chosen by the same rows: [rows, hidden] both."""
+
+    def has_kernels(self) -> bool:
+        """Whether Triton's kernels cover these weights, where they are."""
+        return has_kernels(self.router) and kernels("moe").takes(self.gate_up, self.down)
+
+    def warm_up(self, most_rows: int) -> None:
+        """Compile a GPU's kernels now, which the first large pass would else stand still for."""
+        if self.has_kernels():
+            kernels("moe").warm_up(self, most_rows)
+
+
+class Experts(RoutedExperts):
+    """`moe` with its learned weights, by Triton kernels on a GPU. limit: makes it `Clamped`."""
 
     def __init__(
         self,
@@ -113,12 +138,8 @@ class Experts(Part):
         normalize: bool,
         limit: float | None = None,
     ) -> None:
-        super().__init__()
-        self.router = nn.Parameter(torch.empty(experts, hidden))
-        self.gate_up: Weight = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
-        self.down: Weight = nn.Parameter(torch.empty(experts, hidden, inner))
-        self.top_k, self.normalize, self.limit = top_k, normalize, limit
-        self.batch_invariant = False
+        super().__init__(hidden, inner, experts, top_k)
+        self.normalize, self.limit = normalize, limit
         if limit is not None:
             self.router_bias = nn.Parameter(torch.empty(experts))
             self.gate_up_bias = nn.Parameter(torch.empty(experts, 2 * inner))
@@ -130,14 +151,8 @@ class Experts(Part):
         mixed: Tensor = kernels("moe").moe(x, *self.form(), self.batch_invariant)
         return mixed
 
-    def has_kernels(self) -> bool:
-        """Whether Triton's kernels cover these weights, where they are."""
-        return has_kernels(self.router) and kernels("moe").takes(self.gate_up, self.down)
-
-    def warm_up(self, most_rows: int) -> None:
-        """Compile a GPU's kernels now, which the first large pass would else stand still for."""
-        if self.has_kernels():
-            kernels("moe").warm_up(self, most_rows)
+    def mixed(self, x: Tensor) -> Tensor:
+        return self.forward(x)
 
     def form(self) -> tuple[Tensor, Weight, Weight, int, bool, Clamped | None]:
         """What `moe` takes after its rows."""
@@ -148,24 +163,34 @@ class Experts(Part):
         return self.router, self.gate_up, self.down, self.top_k, self.normalize, clamped
 
 
-class ScaledExperts(Part):
+class ScaledExperts(RoutedExperts):
     """Gemma 4's experts: the router reads the stream in a scale of its own, each expert has a
-    factor, and the gate is GEGLU. In torch alone."""
+    factor, and the gate is GEGLU. By Triton kernels on a GPU."""
 
     def __init__(self, hidden: int, inner: int, experts: int, top_k: int) -> None:
-        super().__init__()
-        self.router = nn.Parameter(torch.empty(experts, hidden))
+        super().__init__(hidden, inner, experts, top_k)
         self.router_scale = nn.Parameter(torch.empty(hidden))
         self.factors = nn.Parameter(torch.empty(experts))
-        self.gate_up: Weight = nn.Parameter(torch.empty(experts, 2 * inner, hidden))
-        self.down: Weight = nn.Parameter(torch.empty(experts, hidden, inner))
-        self.top_k = top_k
 
     def forward(self, x: Tensor, routed: Tensor) -> Tensor:
-        """x, result: [rows, hidden]; routed: what the router reads, like x."""
-        routed = routed * self.router_scale * routed.shape[-1] ** -0.5
+        """x, result: [rows, hidden]; routed: what the router reads before its scale, like x."""
+        return self.summands(x, self.scaled(routed)).sum(dim=1)
+
+    def mixed(self, x: Tensor) -> Tensor:
+        return self.forward(x, x)
+
+    def scaled(self, routed: Tensor) -> Tensor:
+        """What the router multiplies: [rows, hidden] both."""
+        return routed * self.router_scale * routed.shape[-1] ** -0.5
+
+    def summands(self, x: Tensor, routed: Tensor) -> Tensor:
+        """What the result is the sum of: [rows, summands, hidden]. routed: of `scaled`."""
+        if self.has_kernels():
+            form = self.router, self.factors, self.gate_up, self.down, self.top_k
+            parts: Tensor = kernels("moe").scaled(x, routed, *form, self.batch_invariant)
+            return parts
         weights, experts = route(routed, self.router, self.top_k, normalize=True)
-        return _mixed(x, weights * self.factors[experts], experts, self._through)
+        return _mixed(x, weights * self.factors[experts], experts, self._through)[:, None]
 
     def _through(self, expert: int, x: Tensor) -> Tensor:
         return multiply(geglu(multiply(x, self.gate_up[expert])), self.down[expert])

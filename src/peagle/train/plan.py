@@ -24,7 +24,7 @@ from peagle.models.families import read_spec
 from peagle.models.loading import Stored, stored_bytes
 from peagle.models.weights import model_directory
 from peagle.ops.linear import Linear
-from peagle.ops.moe import Experts, ScaledExperts
+from peagle.ops.moe import RoutedExperts
 from peagle.ops.weight import dense
 from peagle.train.cod import Chains, sample_chains
 from peagle.train.conversations import Summary
@@ -359,7 +359,7 @@ def _multiplied(part: nn.Module) -> int:
     """Those of one part itself; of its experts' weights, the share that an element uses."""
     if isinstance(part, Linear):
         return part.weight.numel()
-    if isinstance(part, Experts | ScaledExperts):
+    if isinstance(part, RoutedExperts):
         experts = part.gate_up.numel() + part.down.numel()
         return part.router.numel() + experts * part.top_k // len(part.router)
     return 0

@@ -19,6 +19,7 @@ from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import tile_rows
 from peagle.ops.cached_attention import QKVSpec, store_attend
+from peagle.ops.moe import RoutedExperts
 from peagle.ops.rope import RopeConfig, rope_table
 
 LENGTH, BLOCK = 320, 16
@@ -160,6 +161,19 @@ def test_a_plan_meets_every_shape_of_single_prompts_and_changes_nothing(shapes: 
         qkv = torch.randn(rows, WIDTH)
         prompt_attention(table, [Span(0, 0, rows)])(cache)(0, qkv, SPEC)
     assert shapes == planned
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "gemma4_moe"])
+def test_a_prefill_compiles_its_targets_experts_once(
+    targets: dict, monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    """All layers' kernels are the same."""
+    warmed: list[int] = []
+    monkeypatch.setattr(RoutedExperts, "warm_up", lambda self, most: warmed.append(most))
+    target, table = targets[family].decoder, table_of(1)
+    cycle = DeviceCycle(target, None, (KVCache(target.spec, table, 64, torch.float32), None))
+    Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16)).warm_up(40)
+    assert warmed == [40]
 
 
 def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(

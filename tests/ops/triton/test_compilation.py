@@ -4,6 +4,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import re
 import subprocess
 import sys
 
@@ -51,10 +52,14 @@ norm = {"x": BF16, "stream": BF16, "weight": BF16, "total": BF16, "out": BF16, "
 compiled("residual", "_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
 compiled("residual", "_add_rms_norm", norm, {"BLOCK": 4096, **FLAGS})
 norm |= {"product": BF16, "own_weight": BF16, "norm_weight": BF16, "scalar": BF16}
-norm |= {"next_eps": "fp32"}
-for scalar in (False, True):
-    sizes = {"BLOCK": 8192, "SCALAR": scalar, **FLAGS}
+norm |= dict.fromkeys(("experts_weight", "router_scale", "to_experts", "routed"), BF16)
+norm |= dict.fromkeys(("dense", "summands", "dense_weight"), BF16)
+norm |= {"next_eps": "fp32", "factor": "fp32"}
+for block, scalar in ((8192, True), (8192, False), (4096, False)):  # the 31B's, the 26B-A4B's
+    sizes = {"BLOCK": block, "SCALAR": scalar, "MIXTURE": block == 4096, **FLAGS}
     compiled("sandwich", "_add_normed", norm, sizes, num_warps=8)
+sizes = {"BLOCK": 4096, "COUNT": 8, **FLAGS}
+compiled("sandwich", "_add_mixture_normed", norm, sizes, num_warps=8)
 for gelu in (False, True):
     compiled("swiglu", "_glu", {"gate_up": BF16, "out": BF16}, {"BLOCK": 2048, "GELU": gelu})
 
@@ -142,28 +147,30 @@ experts = {"EXPERTS": 128, "BLOCK_E": 128}
 ints = dict.fromkeys(("order", "blocks", "count", "chosen"), "*i32")
 sizes = {**experts, "BLOCK_M": 64, "CHUNK": 4096, "OVERLAP": True}
 compiled("routing", "_layout_kernel", ints, sizes)
-types = dict.fromkeys(("x", "weight", "logits", "bias", "weights"), BF16) | ints
+types = dict.fromkeys(("x", "weight", "logits", "bias", "factors", "weights"), BF16) | ints
 types |= dict.fromkeys(("squares", "partial", "scales"), F32)
 types |= {"arrivals": "*i32", "eps": "fp32"}
 choice = {**experts, "DEPTH": 2048, "PARTS": 128, "TOP_K": 8, "NORMALIZE": True}
 pieces = {"SPLITS": 8, "SHARE": 256, "COLUMNS": 16, "FEW": 16}
 for form, rows in ((False, 1), (True, 16)):
-    flags = {"SCALED": form, "BIAS": form, "BLOCK_R": rows}
+    flags = {"SCALED": form, "BIAS": form, "FACTORS": not form, "BLOCK_R": rows}
     flags["OVERLAP"] = form
     compiled("routing", "_route_kernel", types, {**choice, **flags})
     compiled("routing", "_route_few_kernel", types, {**choice, **pieces, **flags})
 types = dict.fromkeys(("x", "weight", "bias", "out", "weights"), BF16) | ints | {"scales": F32}
-for form, top_k, columns, depth in ((False, 8, 768, 2048), (True, 4, 2880, 2880)):
+forms = ((False, 8, 768, 2048), (True, 4, 2880, 2880), (False, 8, 704, 2816))
+for form, top_k, columns, depth in forms:
     sizes = {"COLUMNS": columns, "DEPTH": depth, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 128}
-    gates = {"TOP_K": top_k, "SCALED": form, "LIMIT": 7.0, "ALPHA": 1.702}
+    gates = {"TOP_K": top_k, "SCALED": form, "LIMIT": 7.0, "ALPHA": 1.702, "GELU": columns == 704}
     compiled("moe", "_gate_up_kernel", types, {**sizes, "BIAS": form, **gates})
     compiled("moe", "_down_kernel", types, {**sizes, "BIAS": form, "OVERLAP": form})
 packed = {"codes": "*i16", "numbers": "*i16"}
-for mxfp4, lines, step, block in ((True, 64, 256, 16), (True, 128, 128, 64), (False, 64, 128, 16)):
+forms = ((True, 64, 256, 16), (True, 128, 128, 64), (False, 64, 128, 16), (False, 128, 128, 64))
+for mxfp4, lines, step, block in forms:
     depth = 2880 if mxfp4 else 2048
     sizes = {"COLUMNS": 768, "DEPTH": depth, "BLOCK_M": block, "BLOCK_N": lines, "BLOCK_K": step}
     sizes |= {"MXFP4": mxfp4, "HIGH": 128, "WIDE": 128, "BIAS": mxfp4}
-    gates = {"TOP_K": 8, "SCALED": True, "LIMIT": 7.0, "ALPHA": 1.702}
+    gates = {"TOP_K": 8, "SCALED": True, "LIMIT": 7.0, "ALPHA": 1.702, "GELU": block == 64}
     types |= {**packed, "factors": "*u8" if mxfp4 else F32}
     compiled("quantized_experts", "_gate_up_kernel", types, {**sizes, **gates})
     compiled("quantized_experts", "_down_kernel", types, {**sizes, "OVERLAP": True})
@@ -281,6 +288,6 @@ def kernels() -> set[str]:
     for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
         module = importlib.import_module(found.name)
         source = inspect.getsource(module)
-        names = [name for name in vars(module) if name[0] == "_" and f"{name}[(" in source]
+        names = {name for name in re.findall(r"(?<!\w)(_\w+)\[\(", source) if name in vars(module)}
         launched |= {f"{found.name.rpartition('.')[2]} {name}" for name in names}
     return launched

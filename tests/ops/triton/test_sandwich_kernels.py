@@ -5,9 +5,13 @@ import torch
 from torch import Tensor
 
 from peagle.ops import sandwich
+from peagle.ops.moe import ScaledExperts
 from peagle.ops.norm import RMSNorm, rms_norm
+from peagle.ops.products.normed import Normed
+from peagle.ops.sandwich import Mixture, MixtureInputs
 
 on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+EPS = 1e-6
 CLOSE = {"rtol": 1e-5, "atol": 1e-5}
 
 
@@ -20,7 +24,18 @@ def draw(device: torch.device, *shape: int) -> Tensor:
     return torch.randn(*shape, device="cpu").to(device)
 
 
-def norm_of(width: int, device: torch.device, eps: float = 1e-6) -> RMSNorm:
+def norms_of(count: int, width: int, device: torch.device) -> list[RMSNorm]:
+    return [norm_of(width, device) for _ in range(count)]
+
+
+def mixture_of(width: int, device: torch.device) -> Mixture:
+    experts = ScaledExperts(width, 8, 4, 3).requires_grad_(False)
+    experts.router_scale.uniform_(0.5, 1.5)
+    scalar = torch.tensor([0.7], device=device)
+    return Mixture(experts.to(device), *norms_of(4, width, device), scalar)
+
+
+def norm_of(width: int, device: torch.device, eps: float = EPS) -> RMSNorm:
     norm = RMSNorm(width, eps).requires_grad_(False)
     norm.weight.uniform_(0.5, 1.5)
     return norm.to(device)
@@ -48,6 +63,42 @@ def test_an_addition_under_its_own_norm(
     torch.testing.assert_close(total, expected, **CLOSE)
     torch.testing.assert_close(under.x, rms_norm(expected, norm.weight, 1e-2), **CLOSE)
     assert under.squares is None
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(1, 48), (7, 64), (3, 1100)])
+def test_what_a_mixture_reads(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, fast: bool, rows: int, width: int
+):
+    monkeypatch.setattr(sandwich, "has_kernels", lambda x: fast)
+    product, stream = (draw(device, rows, width) for _ in range(2))
+    own, norm, mixture = *norms_of(2, width, device), mixture_of(width, device)
+    total, inputs = sandwich.add_before_mixture(product, own, stream, norm, mixture)
+    expected = stream + rms_norm(product, own.weight, EPS)
+    torch.testing.assert_close(total, expected, **CLOSE)
+    torch.testing.assert_close(inputs.dense.x, rms_norm(expected, norm.weight, EPS), **CLOSE)
+    read = rms_norm(expected, mixture.input_norm.weight, EPS)
+    torch.testing.assert_close(inputs.experts, read, **CLOSE)
+    routed = rms_norm(expected, mixture.experts.router_scale, EPS) / width**0.5
+    torch.testing.assert_close(inputs.router, routed, **CLOSE)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize(("rows", "width"), [(1, 48), (7, 64), (3, 1100)])
+def test_an_addition_of_mlp_and_experts(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, fast: bool, rows: int, width: int
+):
+    monkeypatch.setattr(sandwich, "has_kernels", lambda x: fast)
+    monkeypatch.setattr(ScaledExperts, "summands", lambda self, x, routed: summands)
+    dense, stream, x = (draw(device, rows, width) for _ in range(3))
+    summands, (norm,) = draw(device, rows, 3, width), norms_of(1, width, device)
+    mixture, inputs = mixture_of(width, device), MixtureInputs(Normed(x, None, EPS), x, x)
+    total, under = sandwich.add_mixture(dense, inputs, mixture, stream, norm)
+    given = rms_norm(dense, mixture.dense_norm.weight, EPS)
+    given = given + rms_norm(summands.sum(dim=1), mixture.experts_norm.weight, EPS)
+    expected = (stream + rms_norm(given, mixture.norm.weight, EPS)) * mixture.scalar
+    torch.testing.assert_close(total, expected, **CLOSE)
+    torch.testing.assert_close(under.x, rms_norm(expected, norm.weight, EPS), **CLOSE)
 
 
 @on_a_gpu

@@ -12,7 +12,7 @@ from peagle.engine.logprobs import scored_rows
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Chunk
 from peagle.models.fused import FusedLayers
-from peagle.ops.moe import Experts
+from peagle.ops.moe import RoutedExperts
 from peagle.ops.resident import ResidentState
 from peagle.ops.triton import on_hopper
 from peagle.transfer import upload
@@ -67,14 +67,14 @@ class Prefill:
         16-bit numbers uses them; without cuDNN, attention may have no memory for long prompts.
         """
         cycle = self._cycle
-        mlps = (layer.mlp for layer in cycle.layers.layers)
-        if experts := next((mlp for mlp in mlps if isinstance(mlp, Experts)), None):
+        parts = cycle.target.modules()
+        if experts := next((part for part in parts if isinstance(part, RoutedExperts)), None):
             experts.warm_up(most)
-        parts = [(cycle.layers, cycle.target_cache)]
+        models = [(cycle.layers, cycle.target_cache)]
         if cycle.drafter is not None and cycle.drafter_cache is not None:
-            parts.append((cycle.drafter.layers, cycle.drafter_cache))
+            models.append((cycle.drafter.layers, cycle.drafter_cache))
         longest = min(most, self._table.slots.shape[1])
-        for layers, cache in parts:
+        for layers, cache in models:
             if on_hopper(cache.layers[0]) and cache.layers[0].dtype.itemsize == 2:
                 _plan(layers, cache, longest)
 

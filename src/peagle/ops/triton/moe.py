@@ -15,12 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.moe import ALPHA, Clamped, Experts
+from peagle.ops.moe import ALPHA, Clamped, RoutedExperts
 from peagle.ops.products.normed import Normed
 from peagle.ops.triton import quantized_experts as packed
 from peagle.ops.triton.launch import announce, begin, overlap, wait
 from peagle.ops.triton.routing import Router, Routing, block_of, route
-from peagle.ops.triton.swiglu import clamped_swiglu
+from peagle.ops.triton.swiglu import clamped_swiglu, gated
 from peagle.ops.weight import Weight, dense
 
 
@@ -81,8 +81,29 @@ def moe(
     weights must be contiguous.
     """
     router = _router(router_weight, top_k, normalize, clamped, batch_invariant)
-    outputs = _outputs(Normed(x.contiguous(), None, 0.0), router, gate_up, down, clamped)
+    given = Normed(x.contiguous(), None, 0.0)
+    outputs = _outputs(given, given, router, gate_up, down, clamped)
     return outputs.view(len(x), top_k, x.shape[1]).sum(dim=1)
+
+
+def scaled(
+    x: Tensor,
+    routed: Tensor,
+    router_weight: Tensor,
+    factors: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    top_k: int,
+    batch_invariant: bool = False,
+) -> Tensor:
+    """What `peagle.ops.moe.ScaledExperts` sums: [rows, top_k, hidden].
+
+    x, routed: [rows, hidden], the latter what the router reads; factors: [experts].
+    """
+    router = Router(router_weight, None, top_k, True, batch_invariant, factors)
+    given, read = (Normed(rows.contiguous(), None, 0.0) for rows in (x, routed))
+    outputs = _outputs(given, read, router, gate_up, down, None, gelu=True)
+    return outputs.view(len(x), top_k, x.shape[1])
 
 
 def add(
@@ -100,7 +121,7 @@ def add(
 ) -> tuple[Tensor, Tensor]:
     """`stream + moe(x)`, and that normed: [rows, hidden] both."""
     router = _router(router_weight, top_k, normalize, clamped, batch_invariant)
-    outputs = _outputs(x, router, gate_up, down, clamped)
+    outputs = _outputs(x, x, router, gate_up, down, clamped)
     total, out = torch.empty_like(stream), torch.empty_like(stream)
     rows, width = stream.shape
     block = triton.next_power_of_2(width)
@@ -128,17 +149,24 @@ def _router(
 
 
 def _outputs(
-    x: Normed, router: Router, gate_up: Weight, down: Weight, clamped: Clamped | None
+    x: Normed,
+    routed: Normed,
+    router: Router,
+    gate_up: Weight,
+    down: Weight,
+    clamped: Clamped | None,
+    gelu: bool = False,
 ) -> Tensor:
-    """What every pair's expert makes of it, weighed: [pairs, hidden]."""
-    rows, (experts, hidden, inner) = len(x.x), down.shape
-    pairs = 0.0 if router.batch_invariant else rows * router.top_k / experts
-    tiles = tiles_for(pairs, x.x.dtype)
-    routing = route(x, router, tiles.block)
-    activated = x.x.new_empty(rows * router.top_k, inner)
-    outputs = x.x.new_empty(rows * router.top_k, hidden)
+    """What every pair's expert makes of it, weighed: [pairs, hidden].
+
+    routed: what the router reads, x or its like; gelu: GEGLU, not SwiGLU.
+    """
+    pairs, (experts, hidden, inner) = len(x.x) * router.top_k, down.shape
+    tiles = tiles_for(0.0 if router.batch_invariant else pairs / experts, x.x.dtype)
+    routing = route(routed, router, tiles.block)
+    activated, outputs = x.x.new_empty(pairs, inner), x.x.new_empty(pairs, hidden)
     if isinstance(gate_up, packed.Packed) and isinstance(down, packed.Packed):
-        packed.gate_up(x.x, routing.scales, gate_up, routing, clamped, activated)
+        packed.gate_up(x.x, routing.scales, gate_up, routing, clamped, gelu, activated)
         packed.down(activated, down, routing, clamped, outputs)
         return outputs
     _launch(
@@ -154,6 +182,7 @@ def _outputs(
         SCALED=routing.scales is not None,
         LIMIT=0.0 if clamped is None else clamped.limit,
         ALPHA=ALPHA,
+        GELU=gelu,
     )
     _launch(
         _down_kernel,
@@ -177,14 +206,13 @@ def tiles_for(pairs_an_expert: float, dtype: torch.dtype) -> Tiles:
     return next((tiles for most, tiles in MOST_PAIRS if pairs_an_expert <= most), MANY)
 
 
-def warm_up(experts: Experts, most_rows: int) -> None:
+def warm_up(experts: RoutedExperts, most_rows: int) -> None:
     """Compile what passes of up to `most_rows` rows need, whatever the size of their tiles."""
-    form = experts.form()
-    router_weight, _, _, top_k, *_ = form
+    count, hidden = experts.router.shape
     for pairs_an_expert, _ in MOST_PAIRS:
-        rows = pairs_an_expert * len(router_weight) // top_k + 1
+        rows = pairs_an_expert * count // experts.top_k + 1
         if rows <= most_rows:
-            moe(router_weight.new_zeros(rows, router_weight.shape[1]), *form)
+            experts.mixed(experts.router.new_zeros(rows, hidden))
 
 
 def _launch(
@@ -249,14 +277,15 @@ def _gate_up_kernel(
     BIAS: tl.constexpr,
     LIMIT: tl.constexpr,
     ALPHA: tl.constexpr,
+    GELU: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """silu(x @ gate.T) * (x @ up.T) of a block's pairs. x: [rows, depth]; out: [places, columns]
 
-    SCALED: the products times a number per row; BIAS: with a bias and `clamped_swiglu` instead. A
-    plain launch: after it, everything launched before is done.
+    SCALED: the products times a number per row; GELU: with gelu instead; BIAS: with a bias and
+    `clamped_swiglu` instead. A plain launch: after it, everything launched before is done.
     """
     blocks_there = tl.load(count)
     expert, place, real = block_of(blocks, tl.program_id(1), BLOCK_M)
@@ -286,7 +315,7 @@ def _gate_up_kernel(
         up += tl.load(bias + own + COLUMNS).to(tl.float32)[None, :]
         activated = clamped_swiglu(gate, up, LIMIT, ALPHA)
     else:
-        activated = gate * tl.sigmoid(gate) * up
+        activated = gated(gate, up, GELU)
     out_at = out + place[:, None] * COLUMNS + column[None, :]
     tl.store(out_at, activated, mask=real[:, None] & (column < COLUMNS)[None, :])
 

@@ -18,7 +18,7 @@ from peagle.ops.triton import quantized_product
 from peagle.ops.triton.launch import announce, overlap, wait
 from peagle.ops.triton.quantized_product import halves
 from peagle.ops.triton.routing import Routing, block_of
-from peagle.ops.triton.swiglu import clamped_swiglu
+from peagle.ops.triton.swiglu import clamped_swiglu, gated
 from peagle.ops.triton.widening import e2m1, e4m3, powers, unshifted
 from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight
 
@@ -61,11 +61,12 @@ def gate_up(
     weight: Packed,
     routing: Routing,
     clamped: Clamped | None,
+    gelu: bool,
     out: Tensor,
 ) -> None:
     """Fill out [pairs, inner] in the order of `routing` with every pair's gated product.
 
-    x: [rows, depth]; scales: [rows] what its products are multiplied by.
+    x: [rows, depth]; scales: [rows] what its products are multiplied by; gelu: GEGLU, not SwiGLU.
     """
     _launch(
         _gate_up_kernel,
@@ -79,6 +80,7 @@ def gate_up(
         SCALED=scales is not None,
         LIMIT=0.0 if clamped is None else clamped.limit,
         ALPHA=ALPHA,
+        GELU=gelu,
     )
 
 
@@ -266,6 +268,7 @@ def _gate_up_kernel(
     BIAS: tl.constexpr,
     LIMIT: tl.constexpr,
     ALPHA: tl.constexpr,
+    GELU: tl.constexpr,
     MXFP4: tl.constexpr,
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
@@ -303,7 +306,7 @@ def _gate_up_kernel(
     if BIAS:
         total += tl.load(bias + expert * (2 * COLUMNS) + line).to(tl.float32)[:, None]
     gate, up = halves(total)
-    activated = clamped_swiglu(gate, up, LIMIT, ALPHA) if BIAS else gate * tl.sigmoid(gate) * up
+    activated = clamped_swiglu(gate, up, LIMIT, ALPHA) if BIAS else gated(gate, up, GELU)
     column = tl.program_id(0) * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
     out_at = out + place[None, :] * COLUMNS + column[:, None]
     tl.store(out_at, activated, mask=real[None, :] & (column < COLUMNS)[:, None])

@@ -35,6 +35,8 @@ class Router:
     normalize: bool
     batch_invariant: bool = False
     """Whether a row's experts must not depend on the number of rows, to the last bit."""
+    factors: Tensor | None = None
+    """[experts] what the weights are multiplied by; None: nothing"""
 
 
 @dataclass(frozen=True)
@@ -143,12 +145,13 @@ def _route_many(x: Normed, router: Router, routing: Routing) -> None:
 
 
 def _behind(x: Normed, router: Router, routing: Routing) -> tuple[Any, ...]:
-    """What is applied to the router's product: squares and their sizes, scales to fill, a bias."""
+    """What is applied to the router's product: squares and their sizes, scales to fill, a bias,
+    factors."""
     unused = router.weight
-    bias = unused if router.bias is None else router.bias
+    last = (unused if given is None else given for given in (router.bias, router.factors))
     if x.squares is None:
-        return unused, 0, 0, x.eps, unused, bias
-    return x.squares, *x.squares.shape, x.eps, routing.scales, bias
+        return unused, 0, 0, x.eps, unused, *last
+    return x.squares, *x.squares.shape, x.eps, routing.scales, *last
 
 
 def _form(x: Normed, router: Router) -> dict[str, Any]:
@@ -163,6 +166,7 @@ def _form(x: Normed, router: Router) -> dict[str, Any]:
         "BLOCK_E": max(32, triton.next_power_of_2(experts)),
         "TOP_K": router.top_k,
         "NORMALIZE": router.normalize,
+        "FACTORS": router.factors is not None,
     }
 
 
@@ -202,6 +206,7 @@ def _finished(
 @triton.jit
 def _choose(
     scores,
+    factors,
     weights,
     row,
     rows,
@@ -209,6 +214,7 @@ def _choose(
     BLOCK_E: tl.constexpr,
     TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    FACTORS: tl.constexpr,
 ):
     """Store the weights of some rows' pairs; of [R, BLOCK_E] which are pairs, and their numbers.
 
@@ -230,6 +236,9 @@ def _choose(
     kept = tl.where(choice > 0, scores, 0.0)
     if NORMALIZE:
         kept /= tl.sum(kept, axis=1)[:, None]
+    if FACTORS:
+        own = tl.load(factors + expert, mask=real, other=0.0).to(tl.float32)
+        kept = kept.to(weights.dtype.element_ty).to(tl.float32) * own
     taken = (choice > 0) & (row[:, None] < rows)
     pair = row[:, None] * TOP_K + choice - 1
     tl.store(weights + pair, kept, mask=taken)
@@ -263,6 +272,7 @@ def _route_few_kernel(
     eps,
     scales,
     bias,
+    factors,
     weights,
     order,
     blocks,
@@ -281,6 +291,7 @@ def _route_few_kernel(
     BLOCK_E: tl.constexpr,
     TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    FACTORS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The router's product in pieces; the program that ends last adds them and lays pairs out."""
@@ -312,7 +323,9 @@ def _route_few_kernel(
         logits, squares, parts, held, eps, scales, bias, row, rows, DEPTH, PARTS, SCALED, BIAS,
         EXPERTS, BLOCK_E,
     )  # fmt: skip
-    taken, pair = _choose(logits, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
+    taken, pair = _choose(
+        logits, factors, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE, FACTORS
+    )
     _lay_out(taken, pair, order, blocks, count, BLOCK_E)
 
 
@@ -326,6 +339,7 @@ def _route_kernel(
     eps,
     scales,
     bias,
+    factors,
     weights,
     rows,
     BLOCK_R: tl.constexpr,
@@ -337,6 +351,7 @@ def _route_kernel(
     BLOCK_E: tl.constexpr,
     TOP_K: tl.constexpr,
     NORMALIZE: tl.constexpr,
+    FACTORS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The weight and the expert of every pair of BLOCK_R rows. logits: the router's product."""
@@ -349,7 +364,9 @@ def _route_kernel(
         scores.to(tl.float32), squares, parts, held, eps, scales, bias, row, rows, DEPTH, PARTS,
         SCALED, BIAS, EXPERTS, BLOCK_E,
     )  # fmt: skip
-    taken, pair = _choose(scores, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE)
+    taken, pair = _choose(
+        scores, factors, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE, FACTORS
+    )
     tl.store(chosen + pair, expert + tl.zeros(pair.shape, tl.int32), mask=taken)
 
 
