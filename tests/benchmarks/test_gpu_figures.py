@@ -23,10 +23,10 @@ SHOWN = {
     ("qwen3-8b", "none"): ["fixed"],
     ("qwen3-8b", "EAGLE-3, AL 2.6"): ["fixed"],
     ("qwen3-8b", "P-EAGLE, AL 3.94"): ["fixed", "auto"],
-    ("qwen3-30b-a3b", "none"): ["fixed"],
     ("qwen3-30b-a3b", "P-EAGLE, AL 3.94"): ["fixed"],
     ("gpt-oss-20b", "P-EAGLE, AL 3.94"): ["auto"],
     ("gpt-oss-120b", "P-EAGLE, AL 3.15"): ["auto"],
+    ("qwen3-8b-fp8", "P-EAGLE, AL 3.94"): ["auto"],
 }
 """With more than one request, what README shows of a shape and method: K fixed, or by load."""
 
@@ -35,7 +35,7 @@ def shown() -> Iterator[str]:
     for report in REPORTS:
         for row in csv.DictReader((report / "figures.csv").open()):
             modes = SHOWN.get((row["data"], row["method"]), [])
-            modes = modes if row["concurrency"] != "1" else ["fixed"]
+            modes = modes if row["concurrency"] != "1" else modes and ["fixed"]
             if row["engine"] == "peagle" and row["draft_length"] in modes:
                 yield figure(row)
 
