@@ -1,5 +1,6 @@
 """Kernels of which a row does not tell how many rows it was among, against their references."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -112,3 +113,70 @@ def test_layers_that_ask_for_it_get_it():
         layer.batch_invariant = told
         for epilogue in Epilogue:
             assert isinstance(choose(x, layer, epilogue), BatchInvariant) == told
+
+
+WIDTHS = [576, 2048, 2880]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_norm_of_a_width_is_summed_by_as_many_warps(
+    monkeypatch: pytest.MonkeyPatch, width: int
+):
+    """A prompt's last row is normed by one kernel or another, as other requests will have it."""
+    from peagle.ops.triton import moe as experts
+    from peagle.ops.triton import residual, sandwich
+
+    seen: list[int] = []
+    for module, kernel in (
+        (residual, "_rms_norm"),
+        (residual, "_add_rms_norm"),
+        (experts, "_add_kernel"),
+        (sandwich, "_add_normed"),
+        (sandwich, "_add_mixture_normed"),
+    ):
+        monkeypatch.setattr(module, kernel, Noted(seen))
+    normed_each_way(torch.device("cpu"), torch.float32, width)
+    residual.rms_norm(torch.zeros(1, width), torch.ones(width), 1e-5)
+    assert len(seen) == 5
+    assert len(set(seen)) == 1
+
+
+@on_a_gpu
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_norm_is_the_same_to_the_last_bit(device: torch.device, width: int):
+    from peagle.ops.triton.residual import rms_norm
+
+    for total, under in normed_each_way(device, torch.bfloat16, width):
+        assert torch.equal(under, rms_norm(total, torch.ones_like(total[0]), 1e-5))
+
+
+class Noted:
+    """In a kernel's place: notes its warps and computes nothing."""
+
+    def __init__(self, seen: list[int]) -> None:
+        self._seen = seen
+
+    def __getitem__(self, _grid: tuple[int, ...]) -> Callable[..., None]:
+        return lambda *_given, num_warps, **_form: self._seen.append(num_warps)
+
+
+def normed_each_way(
+    device: torch.device, dtype: torch.dtype, width: int
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Streams with what each kind of layer adds, and the same under a norm of ones."""
+    from peagle.ops.triton import moe as experts
+    from peagle.ops.triton import residual, sandwich
+
+    stream, product = (torch.randn(3, width).to(device, dtype) for _ in range(2))
+    ones, scalar = torch.ones(width).to(device, dtype), torch.ones(1).to(device, dtype)
+    shapes = (4, width), (4, 64, width), (4, width, 32)
+    weights = [(torch.randn(shape) * width**-0.5).to(device, dtype) for shape in shapes]
+    given, norm = Normed(product, None, 1e-5), (ones, 1e-5)
+    return [
+        residual.add_rms_norm(stream, product, *norm),
+        experts.add(given, stream, *norm, *weights, 2, True, None, True),
+        sandwich.add(product, *norm, stream, None, *norm),
+        sandwich.add_mixture(
+            product, product[:, None], (ones, ones, ones), 1e-5, stream, scalar, *norm
+        ),
+    ]

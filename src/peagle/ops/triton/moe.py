@@ -19,6 +19,7 @@ from peagle.ops.moe import ALPHA, Clamped, RoutedExperts
 from peagle.ops.products.normed import Normed
 from peagle.ops.triton import quantized_experts as packed
 from peagle.ops.triton.launch import announce, begin, overlap, wait
+from peagle.ops.triton.residual import warps_of_norm
 from peagle.ops.triton.routing import Router, Routing, block_of, route
 from peagle.ops.triton.swiglu import clamped_swiglu, gated
 from peagle.ops.weight import Weight, dense
@@ -136,7 +137,7 @@ def add(
         TOP_K=top_k,
         BLOCK=block,
         **overlap(stream),
-        num_warps=8 if block > 1024 else 4,
+        num_warps=warps_of_norm(block),
     )
     return total, out
 

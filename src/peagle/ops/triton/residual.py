@@ -41,6 +41,12 @@ def add(
     return out, scaled, squares
 
 
+def warps_of_norm(block: int) -> int:
+    """For a program that norms a row of so many columns, with whatever is around it: the order of
+    its sum follows from them, and rows are normed by one kernel or another."""
+    return 8 if block > 1024 else 4
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """As the reference; x: [rows, width] with any row stride."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -55,7 +61,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         eps,
         BLOCK=block,
         **overlap(x),
-        num_warps=8 if block > 2048 else 4,
+        num_warps=warps_of_norm(block),
     )
     return out
 
@@ -75,7 +81,7 @@ def add_rms_norm(stream: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple
         eps,
         BLOCK=block,
         **overlap(x),
-        num_warps=8 if block > 2048 else 4,
+        num_warps=warps_of_norm(block),
     )
     return total, out
 

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.triton.launch import begin, overlap
+from peagle.ops.triton.residual import warps_of_norm
 
 
 def add(
@@ -120,7 +121,7 @@ def add_mixture(
 def _form(stream: Tensor) -> dict[str, Any]:
     """What the kernels are compiled with for a stream's width."""
     block = triton.next_power_of_2(stream.shape[1])
-    return {"BLOCK": block, **overlap(stream), "num_warps": 8 if block > 1024 else 4}
+    return {"BLOCK": block, **overlap(stream), "num_warps": warps_of_norm(block)}
 
 
 @triton.jit
