@@ -7,6 +7,7 @@ import torch
 
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.lookup import Lookup
+from peagle.engine.batch_invariance import check_batch_invariance
 from peagle.engine.capacity import Capacity
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.worker import DeviceWorker, captures_cycles
@@ -66,13 +67,15 @@ def open_worker(
     """The device's worker where it has kernels for the models, else the host's.
 
     lengths: the draft lengths that a cycle may have, ascending, K last. Raises `InputError` for
-    synthetic acceptance on a GPU whose kernels do not cover the model, and where Triton finds no C
-    compiler.
+    synthetic acceptance on a GPU whose kernels do not cover the model, for batch invariance that
+    there cannot be, and where Triton finds no C compiler.
     """
     device = target.embed.weight.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # where Triton launches
     captures = captures_cycles(target, drafter)
+    if target.batch_invariant:
+        check_batch_invariance(target, lengths[-1], captures)
     if synthetic is not None and not captures and device.type == "cuda":
         raise InputError(
             "synthetic acceptance needs GPU kernels, and there are none for this model"

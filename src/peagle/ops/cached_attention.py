@@ -12,6 +12,10 @@ from peagle.ops.norm import normalized, rms_norm
 from peagle.ops.rope import apply_rope, rotation_at
 from peagle.ops.triton import has_kernels, kernels, on_hopper
 
+FIXED_ROWS = 16
+"""Rows of a request in a pass for which a program has room where results must not depend on their
+number: no request brings more then."""
+
 
 @dataclass(frozen=True)
 class AttentionHeads:

@@ -1,6 +1,7 @@
 """Text that depends neither on drafts nor on what else is in flight, also in 16 bits."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import tiny
@@ -8,11 +9,17 @@ import torch
 
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.config import DType
+from peagle.drafters.checkpoint import EMBEDDINGS, HEAD, load_drafter, save_drafter
+from peagle.engine.batch_invariance import check_batch_invariance
 from peagle.engine.engine import Engine
+from peagle.engine.spans import TILE
 from peagle.engine_client import source
+from peagle.errors import InputError
 from peagle.models.decoder import Attention, Decoder
 from peagle.models.loading import load_decoder
+from peagle.ops.cached_attention import FIXED_ROWS
 from peagle.ops.linear import Linear
+from peagle.ops.weight import fp8, replace_weight
 from peagle.pair import bundled
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
@@ -50,6 +57,39 @@ def test_a_marked_target_writes_the_same_in_32_bits(targets, trained, method: st
     own.make_batch_invariant()
     engine = tiny.engine(own, drafter, k, True, tiny.engine_config())
     assert tiny.outputs(tiny.run(engine, PROMPTS, GREEDY)) == wanted
+
+
+def test_a_head_that_a_drafter_shares_stays_fast_in_drafts(targets, tmp_path: Path):
+    own = tiny.load_target(targets["easy"].directory)
+    own.make_batch_invariant()
+    model, shared = tiny.random_drafter(tiny.drafter_config(True)), frozenset({EMBEDDINGS, HEAD})
+    save_drafter(tmp_path / "drafter", model, torch.float32, shared=shared)
+    drafting = load_drafter(tmp_path / "drafter", own).readout.head
+    assert drafting.weight is own.head.weight
+    assert (own.head.batch_invariant, drafting.batch_invariant) == (True, False)
+
+
+def test_more_rows_of_a_request_than_a_program_has_room_for(targets, trained):
+    own = tiny.load_target(targets["easy"].directory)
+    own.make_batch_invariant()
+    drafter, config = trained["peagle"].drafter, tiny.engine_config()
+    assert tiny.engine(own, drafter, FIXED_ROWS - 1, True, config).k == 15
+    with pytest.raises(InputError, match="K = 16 is above 15, the most with batch_invariant"):
+        tiny.engine(own, drafter, FIXED_ROWS, True, config)
+    assert TILE <= FIXED_ROWS  # a prompt's
+
+
+def test_a_gpu_without_kernels_for_a_target(targets, monkeypatch: pytest.MonkeyPatch):
+    """In place of texts that are another's matter all the same."""
+    own = tiny.load_target(targets["easy"].directory)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    check_batch_invariance(own, 7, captures=True)
+    with pytest.raises(InputError, match="batch_invariant needs GPU kernels"):
+        check_batch_invariance(own, 7, captures=False)
+    own.layers[0].mlp.down = narrow = Linear(96, 64)
+    replace_weight(narrow, "weight", fp8(torch.randn(64, 96)))
+    with pytest.raises(InputError, match="batch_invariant needs GPU kernels"):
+        check_batch_invariance(own, 7, captures=True)
 
 
 @on_a_gpu

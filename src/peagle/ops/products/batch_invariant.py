@@ -7,7 +7,7 @@ from peagle.ops.products.cublas import CuBLAS
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Product
 from peagle.ops.triton import has_kernels, kernels
-from peagle.ops.weight import Fp8Weight
+from peagle.ops.weight import Fp8Weight, Weight
 
 
 class BatchInvariant(CuBLAS):
@@ -16,10 +16,7 @@ class BatchInvariant(CuBLAS):
     def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
         if not layer.batch_invariant or x.squares is not None or not has_kernels(x.x):
             return False
-        weight = layer.weight
-        if isinstance(weight, Fp8Weight):
-            return kernels("quantized_product").takes(weight, weight.device)
-        return product.dense
+        return covers(layer.weight)
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         weight = layer.weight
@@ -30,3 +27,10 @@ class BatchInvariant(CuBLAS):
 
     def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
         return kernels("swiglu").swiglu(self.linear(x, layer))
+
+
+def covers(weight: Weight) -> bool:
+    """Whether such a kernel multiplies a weight where it is."""
+    if isinstance(weight, Fp8Weight):
+        return kernels("quantized_product").takes(weight, weight.device)
+    return isinstance(weight, Tensor)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.cached_attention import AttentionHeads, PassRows, QKVSpec
+from peagle.ops.cached_attention import FIXED_ROWS, AttentionHeads, PassRows, QKVSpec
 from peagle.ops.triton.attention_parts import (
     LOG2E,
     arrived,
@@ -32,10 +32,8 @@ WIDE_NUMBERS = 32 * 512
 """Most numbers of a program's rows, where heads are wider than 128."""
 MOST_PARTS = 8
 """Most parts of one request's context: merging takes longer with each."""
-FIXED_ROWS = 16
-"""Rows of a request that a program has room for where results must not depend on their number."""
 FIXED_NUMBERS = 64 * 128
-"""Most numbers of a program's rows then."""
+"""Most numbers of a program's rows where results must not depend on the load."""
 
 
 def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -> Tensor:
