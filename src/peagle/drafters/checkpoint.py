@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from peagle.models.weights import (
     save_tensors,
     tensor_names,
 )
+from peagle.ops.linear import Linear
 from peagle.ops.packing import pack
 
 MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
@@ -174,7 +176,16 @@ def _attach_shared(model: DraftModel, target: Decoder, shared: frozenset[str]) -
     if EMBEDDINGS in shared:
         model.embed = target.embed
     if HEAD in shared:
-        model.readout.head = target.head
+        model.readout.head = _head_for_drafts(target)
+
+
+def _head_for_drafts(target: Decoder) -> Linear:
+    """The target's head; of sums in any order, since no token depends on drafts."""
+    if not target.batch_invariant:
+        return target.head
+    head = copy(target.head)  # of the same weight
+    head.batch_invariant = False
+    return head
 
 
 def attach_vocabulary(model: DraftModel, tensors: Mapping[str, Tensor]) -> None:
