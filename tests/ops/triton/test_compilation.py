@@ -146,7 +146,7 @@ compiled("swiglu", "_gradient", types, {"BLOCK": 1024})
 experts = {"EXPERTS": 128, "BLOCK_E": 128}
 ints = dict.fromkeys(("order", "blocks", "count", "chosen"), "*i32")
 sizes = {**experts, "BLOCK_M": 64, "CHUNK": 4096, "OVERLAP": True}
-compiled("routing", "_layout_kernel", ints, sizes)
+compiled("expert_blocks", "_layout_kernel", ints, sizes)
 types = dict.fromkeys(("x", "weight", "logits", "bias", "factors", "weights"), BF16) | ints
 types |= dict.fromkeys(("squares", "partial", "scales"), F32)
 types |= {"arrivals": "*i32", "eps": "fp32"}

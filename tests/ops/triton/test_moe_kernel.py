@@ -152,9 +152,10 @@ def test_a_row_whose_router_overflows_is_not_a_number(
 def test_pairs_are_ordered_and_cut_into_blocks(
     device: torch.device, rows: int, block: int, monkeypatch: pytest.MonkeyPatch
 ):
+    from peagle.ops.triton import expert_blocks
     from peagle.ops.triton import routing as kernels
 
-    monkeypatch.setattr(kernels, "CHUNK", 64)
+    monkeypatch.setattr(expert_blocks, "CHUNK", 64)
     logits = torch.randn(rows, 12).to(device)
     router = kernels.Router(torch.eye(12, device=device), None, 4, True)
     routing = kernels.route(Normed(logits, None, 0.0), router, block)
@@ -167,7 +168,7 @@ def test_pairs_are_ordered_and_cut_into_blocks(
         assert bool((chosen.sort().values[first:past] == expert).all())
         laid = past
     assert laid == rows * 4
-    assert count <= kernels.most_blocks(rows * 4, 12, block)
+    assert count <= expert_blocks.most_blocks(rows * 4, 12, block)
 
 
 def test_the_module_takes_the_kernels_where_they_serve(
@@ -231,7 +232,7 @@ def test_a_layer_s_mixture_is_the_same_with_kernels(
     ("pairs", "experts", "most"), [(0, 8, 0), (8, 8, 8), (24, 8, 9), (3, 8, 3)]
 )
 def test_the_worst_number_of_blocks(pairs: int, experts: int, most: int):
-    from peagle.ops.triton.routing import most_blocks
+    from peagle.ops.triton.expert_blocks import most_blocks
 
     assert most_blocks(pairs, experts, 16) == most
 

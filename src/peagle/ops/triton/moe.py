@@ -18,9 +18,10 @@ from torch import Tensor
 from peagle.ops.moe import ALPHA, Clamped, RoutedExperts
 from peagle.ops.products.normed import Normed
 from peagle.ops.triton import quantized_experts as packed
+from peagle.ops.triton.expert_blocks import Routing, block_of
 from peagle.ops.triton.launch import announce, begin, overlap, wait
 from peagle.ops.triton.residual import warps_of_norm
-from peagle.ops.triton.routing import Router, Routing, block_of, route
+from peagle.ops.triton.routing import Router, route
 from peagle.ops.triton.swiglu import clamped_swiglu, gated
 from peagle.ops.weight import Weight, dense
 

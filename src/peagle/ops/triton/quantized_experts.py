@@ -15,9 +15,9 @@ from torch import Tensor
 
 from peagle.ops.moe import ALPHA, Clamped
 from peagle.ops.triton import quantized_product
+from peagle.ops.triton.expert_blocks import Routing, block_of
 from peagle.ops.triton.launch import announce, overlap, wait
 from peagle.ops.triton.quantized_product import halves
-from peagle.ops.triton.routing import Routing, block_of
 from peagle.ops.triton.swiglu import clamped_swiglu, gated
 from peagle.ops.triton.widening import e2m1, e4m3, powers, unshifted
 from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight

@@ -1,4 +1,4 @@
-"""Every row's experts, and pairs laid out in blocks of one expert (words as in `moe.py`)."""
+"""Every row's experts (words as in `moe.py`)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from peagle.ops.products.normed import Normed
 from peagle.ops.triton import batch_invariant
+from peagle.ops.triton.expert_blocks import Routing, lanes, lay_out_few, lay_out_many, most_blocks
 from peagle.ops.triton.launch import announce, begin, counters, overlap, wait
 
 FEW = 16
@@ -19,8 +20,6 @@ SHARE, COLUMNS = 256, 16
 """Inputs and outputs of the router that one program multiplies where rows are few."""
 ROUTED = 4
 """Rows that one program routes where they are many."""
-CHUNK = 4096
-"""Pairs that a program lays out at a time."""
 
 
 @dataclass(frozen=True)
@@ -37,31 +36,6 @@ class Router:
     """Whether a row's experts must not depend on the number of rows, to the last bit."""
     factors: Tensor | None = None
     """[experts] what the weights are multiplied by; None: nothing"""
-
-
-@dataclass(frozen=True)
-class Routing:
-    """Where every pair goes, on the device; int32 but for the weights and scales."""
-
-    weights: Tensor
-    """[pairs] the router's, in the rows' type"""
-    scales: Tensor | None
-    """[rows] float32, what rows still have to be multiplied by; None: nothing"""
-    order: Tensor
-    """[pairs] by expert, those of one expert by row"""
-    blocks: Tensor
-    """[most blocks, 3] a block's expert, its first place in `order` and the one past its last"""
-    count: Tensor
-    """[1] how many blocks there are"""
-    top_k: int
-    block: int
-    """Most pairs in a block."""
-
-
-def most_blocks(pairs: int, experts: int, block: int) -> int:
-    """How many blocks there are when pairs fall on experts in the worst way."""
-    begun = min(pairs, experts)
-    return begun + (pairs - begun) // block
 
 
 def route(x: Normed, router: Router, block: int) -> Routing:
@@ -113,7 +87,7 @@ def _route_many(x: Normed, router: Router, routing: Routing) -> None:
 
     A product that is scaled afterwards is rounded twice in this way, in `_route_few` once.
     """
-    (rows, _), experts = x.x.shape, len(router.weight)
+    rows = len(x.x)
     chosen, form = torch.empty_like(routing.order), _form(x, router)
     bias = None
     if x.squares is None:  # the product is rounded once, with its bias
@@ -129,19 +103,7 @@ def _route_many(x: Normed, router: Router, routing: Routing) -> None:
         **form,
         **overlap(x.x),
     )
-    _layout_kernel[(experts,)](
-        chosen,
-        routing.order,
-        routing.blocks,
-        routing.count,
-        len(chosen),
-        EXPERTS=experts,
-        BLOCK_E=form["BLOCK_E"],
-        BLOCK_M=routing.block,
-        CHUNK=CHUNK,
-        **overlap(x.x),
-        num_warps=8,
-    )
+    lay_out_many(chosen, len(router.weight), routing)
 
 
 def _behind(x: Normed, router: Router, routing: Routing) -> tuple[Any, ...]:
@@ -163,7 +125,7 @@ def _form(x: Normed, router: Router) -> dict[str, Any]:
         "SCALED": x.squares is not None,
         "BIAS": router.bias is not None,
         "EXPERTS": experts,
-        "BLOCK_E": max(32, triton.next_power_of_2(experts)),
+        "BLOCK_E": lanes(experts),
         "TOP_K": router.top_k,
         "NORMALIZE": router.normalize,
         "FACTORS": router.factors is not None,
@@ -245,21 +207,6 @@ def _choose(
     return taken, pair
 
 
-@triton.jit
-def _lay_out(taken, pair, order, blocks, count, BLOCK_E: tl.constexpr):
-    """Store the order of [R, BLOCK_E] pairs, of which some are taken, and a block per expert."""
-    expert, ones = tl.arange(0, BLOCK_E), taken.to(tl.int32)
-    pairs = tl.sum(ones, axis=0)
-    first = tl.cumsum(pairs, axis=0) - pairs
-    tl.store(order + first[None, :] + tl.cumsum(ones, axis=0) - ones, pair, mask=taken)
-    asked = (pairs > 0).to(tl.int32)
-    block = blocks + 3 * (tl.cumsum(asked, axis=0) - asked)
-    tl.store(block, expert, mask=pairs > 0)
-    tl.store(block + 1, first, mask=pairs > 0)
-    tl.store(block + 2, first + pairs, mask=pairs > 0)
-    tl.store(count, tl.sum(asked, axis=0))
-
-
 @triton.jit(do_not_specialize=["rows"])
 def _route_few_kernel(
     x,
@@ -326,7 +273,7 @@ def _route_few_kernel(
     taken, pair = _choose(
         logits, factors, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE, FACTORS
     )
-    _lay_out(taken, pair, order, blocks, count, BLOCK_E)
+    lay_out_few(taken, pair, order, blocks, count, BLOCK_E)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -368,55 +315,3 @@ def _route_kernel(
         scores, factors, weights, row, rows, EXPERTS, BLOCK_E, TOP_K, NORMALIZE, FACTORS
     )
     tl.store(chosen + pair, expert + tl.zeros(pair.shape, tl.int32), mask=taken)
-
-
-@triton.jit(do_not_specialize=["pairs"])
-def _layout_kernel(
-    chosen,
-    order,
-    blocks,
-    count,
-    pairs,
-    EXPERTS: tl.constexpr,
-    BLOCK_E: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    CHUNK: tl.constexpr,
-    OVERLAP: tl.constexpr,
-):
-    """One expert's part of the order, and its blocks. chosen: [pairs] experts."""
-    begin(OVERLAP)
-    own, each, place = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, CHUNK)
-    counts = tl.zeros([BLOCK_E], tl.int32)
-    start = 0
-    while start < pairs:  # the interpreter has no range over numbers that a kernel is given
-        inside = start + place < pairs
-        expert = tl.load(chosen + start + place, mask=inside, other=0)
-        counts += tl.histogram(expert, BLOCK_E, mask=inside)
-        start += CHUNK
-    first = tl.sum(tl.where(each < own, counts, 0), axis=0)
-    past = first + tl.sum(tl.where(each == own, counts, 0), axis=0)
-    at, start = first, 0
-    while start < pairs:
-        expert = tl.load(chosen + start + place, mask=start + place < pairs, other=-1)
-        mine = (expert == own).to(tl.int32)
-        tl.store(order + at + tl.cumsum(mine, axis=0) - 1, start + place, mask=mine > 0)
-        at += tl.sum(mine, axis=0)
-        start += CHUNK
-    block = tl.sum(tl.where(each < own, tl.cdiv(counts, BLOCK_M), 0), axis=0)
-    while first < past:
-        tl.store(blocks + 3 * block, own)
-        tl.store(blocks + 3 * block + 1, first)
-        tl.store(blocks + 3 * block + 2, tl.minimum(first + BLOCK_M, past))
-        first += BLOCK_M
-        block += 1
-    if own == EXPERTS - 1:
-        tl.store(count, block)
-
-
-@triton.jit
-def block_of(blocks, block, BLOCK_M: tl.constexpr):
-    """A block's expert, its places in the order (its last one repeated), and which are real."""
-    expert = tl.load(blocks + 3 * block).to(tl.int64)
-    place = tl.load(blocks + 3 * block + 1) + tl.arange(0, BLOCK_M)
-    past = tl.load(blocks + 3 * block + 2)
-    return expert, tl.minimum(place, past - 1).to(tl.int64), place < past

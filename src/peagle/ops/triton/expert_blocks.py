@@ -1,0 +1,126 @@
+"""Pairs of rows and their experts in blocks of one expert (words as in `moe.py`)."""
+
+from dataclasses import dataclass
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.triton.launch import begin, overlap
+
+CHUNK = 4096
+"""Pairs that a program lays out at a time."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where every pair goes, on the device; int32 but for the weights and scales."""
+
+    weights: Tensor
+    """[pairs] the router's, in the rows' type"""
+    scales: Tensor | None
+    """[rows] float32, what rows still have to be multiplied by; None: nothing"""
+    order: Tensor
+    """[pairs] by expert, those of one expert by row"""
+    blocks: Tensor
+    """[most blocks, 3] a block's expert, its first place in `order` and the one past its last"""
+    count: Tensor
+    """[1] how many blocks there are"""
+    top_k: int
+    block: int
+    """Most pairs in a block."""
+
+
+def most_blocks(pairs: int, experts: int, block: int) -> int:
+    """How many blocks there are when pairs fall on experts in the worst way."""
+    begun = min(pairs, experts)
+    return begun + (pairs - begun) // block
+
+
+def lanes(experts: int) -> int:
+    """Columns of a kernel that has one for each expert."""
+    return max(32, triton.next_power_of_2(experts))
+
+
+def lay_out_many(chosen: Tensor, experts: int, routing: Routing) -> None:
+    """Fill a routing's order and blocks. chosen: [pairs] int32 experts."""
+    _layout_kernel[(experts,)](
+        chosen,
+        routing.order,
+        routing.blocks,
+        routing.count,
+        len(chosen),
+        EXPERTS=experts,
+        BLOCK_E=lanes(experts),
+        BLOCK_M=routing.block,
+        CHUNK=CHUNK,
+        **overlap(chosen),
+        num_warps=8,
+    )
+
+
+@triton.jit
+def lay_out_few(taken, pair, order, blocks, count, BLOCK_E: tl.constexpr):
+    """Store the order of [R, BLOCK_E] pairs, of which some are taken, and a block per expert."""
+    expert, ones = tl.arange(0, BLOCK_E), taken.to(tl.int32)
+    pairs = tl.sum(ones, axis=0)
+    first = tl.cumsum(pairs, axis=0) - pairs
+    tl.store(order + first[None, :] + tl.cumsum(ones, axis=0) - ones, pair, mask=taken)
+    asked = (pairs > 0).to(tl.int32)
+    block = blocks + 3 * (tl.cumsum(asked, axis=0) - asked)
+    tl.store(block, expert, mask=pairs > 0)
+    tl.store(block + 1, first, mask=pairs > 0)
+    tl.store(block + 2, first + pairs, mask=pairs > 0)
+    tl.store(count, tl.sum(asked, axis=0))
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _layout_kernel(
+    chosen,
+    order,
+    blocks,
+    count,
+    pairs,
+    EXPERTS: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    CHUNK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One expert's part of the order, and its blocks. chosen: [pairs] experts."""
+    begin(OVERLAP)
+    own, each, place = tl.program_id(0), tl.arange(0, BLOCK_E), tl.arange(0, CHUNK)
+    counts = tl.zeros([BLOCK_E], tl.int32)
+    start = 0
+    while start < pairs:  # the interpreter has no range over numbers that a kernel is given
+        inside = start + place < pairs
+        expert = tl.load(chosen + start + place, mask=inside, other=0)
+        counts += tl.histogram(expert, BLOCK_E, mask=inside)
+        start += CHUNK
+    first = tl.sum(tl.where(each < own, counts, 0), axis=0)
+    past = first + tl.sum(tl.where(each == own, counts, 0), axis=0)
+    at, start = first, 0
+    while start < pairs:
+        expert = tl.load(chosen + start + place, mask=start + place < pairs, other=-1)
+        mine = (expert == own).to(tl.int32)
+        tl.store(order + at + tl.cumsum(mine, axis=0) - 1, start + place, mask=mine > 0)
+        at += tl.sum(mine, axis=0)
+        start += CHUNK
+    block = tl.sum(tl.where(each < own, tl.cdiv(counts, BLOCK_M), 0), axis=0)
+    while first < past:
+        tl.store(blocks + 3 * block, own)
+        tl.store(blocks + 3 * block + 1, first)
+        tl.store(blocks + 3 * block + 2, tl.minimum(first + BLOCK_M, past))
+        first += BLOCK_M
+        block += 1
+    if own == EXPERTS - 1:
+        tl.store(count, block)
+
+
+@triton.jit
+def block_of(blocks, block, BLOCK_M: tl.constexpr):
+    """A block's expert, its places in the order (its last one repeated), and which are real."""
+    expert = tl.load(blocks + 3 * block).to(tl.int64)
+    place = tl.load(blocks + 3 * block + 1) + tl.arange(0, BLOCK_M)
+    past = tl.load(blocks + 3 * block + 2)
+    return expert, tl.minimum(place, past - 1).to(tl.int64), place < past
