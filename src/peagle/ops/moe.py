@@ -187,7 +187,7 @@ class ScaledExperts(RoutedExperts):
         """What the result is the sum of: [rows, summands, hidden]. routed: of `scaled`."""
         if self.has_kernels():
             form = self.router, self.factors, self.gate_up, self.down, self.top_k
-            parts: Tensor = kernels("moe").scaled(x, routed, *form, self.batch_invariant)
+            parts: Tensor = kernels("moe").summands(x, routed, *form, self.batch_invariant)
             return parts
         weights, experts = route(routed, self.router, self.top_k, normalize=True)
         return _mixed(x, weights * self.factors[experts], experts, self._through)[:, None]

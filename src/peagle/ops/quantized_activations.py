@@ -11,14 +11,14 @@ from peagle.ops.weight import Fp8Weight
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = torch.finfo(E4M3).max
-LEAST_SCALE = 1e-12
-"""Of a group of zeros."""
+LEAST = 1e-12
+"""What counts as the largest input of a group of zeros."""
 ROWS = 16
 """Rows come in multiples of it, as products in FP8 want them."""
 
 
 @dataclass(frozen=True)
-class QuantizedActivations:
+class QuantizedInputs:
     """What a row's inputs are rounded to."""
 
     numbers: Tensor
@@ -27,12 +27,12 @@ class QuantizedActivations:
     """[rows, groups] float32; the scales of one group lie side by side"""
 
 
-def quantize(x: Tensor, group: int) -> QuantizedActivations:
+def quantize(x: Tensor, group: int) -> QuantizedInputs:
     """x [rows, depth] in groups of so many inputs; rows of zeros fill up to whole `ROWS`."""
     if has_kernels(x):
         numbers, scales = kernels("quantized_activations").quantize(x, group)
-        return QuantizedActivations(numbers, scales)
+        return QuantizedInputs(numbers, scales)
     groups = F.pad(x.float(), (0, 0, 0, -len(x) % ROWS)).unflatten(1, (-1, group))
-    scales = groups.abs().amax(dim=2, keepdim=True).clamp(min=LEAST_SCALE) / LARGEST
+    scales = groups.abs().amax(dim=2, keepdim=True).clamp(min=LEAST) / LARGEST
     numbers = Fp8Weight.ordered((groups / scales).to(E4M3).flatten(1).view(torch.uint8)).view(E4M3)
-    return QuantizedActivations(numbers, scales[:, :, 0].T.contiguous().T)
+    return QuantizedInputs(numbers, scales[:, :, 0].T.contiguous().T)

@@ -32,7 +32,7 @@ def both(module: ScaledExperts, x: Tensor, routed: Tensor) -> tuple[Tensor, Tens
     from peagle.ops.triton import moe as kernels
 
     weights = module.router, module.factors, module.gate_up, module.down
-    found = kernels.scaled(x, module.scaled(routed), *weights, module.top_k)
+    found = kernels.summands(x, module.scaled(routed), *weights, module.top_k)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reference, "has_kernels", lambda x: False)
         return found, module(x, routed)

@@ -88,7 +88,7 @@ def moe(
     return outputs.view(len(x), top_k, x.shape[1]).sum(dim=1)
 
 
-def scaled(
+def summands(
     x: Tensor,
     routed: Tensor,
     router_weight: Tensor,
@@ -98,7 +98,7 @@ def scaled(
     top_k: int,
     batch_invariant: bool = False,
 ) -> Tensor:
-    """What `peagle.ops.moe.ScaledExperts` sums: [rows, top_k, hidden].
+    """As of `peagle.ops.moe.ScaledExperts`: [rows, top_k, hidden].
 
     x, routed: [rows, hidden], the latter what the router reads; factors: [experts].
     """

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.quantized_activations import E4M3, LARGEST, LEAST_SCALE, ROWS
+from peagle.ops.quantized_activations import E4M3, LARGEST, LEAST, ROWS
 
 AT_ONCE = 2048
 """Inputs of a row that a program rounds, unless one group has more."""
@@ -27,7 +27,7 @@ def quantize(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
         depth,
         padded,
         LARGEST=LARGEST,
-        LEAST=LEAST_SCALE,
+        LEAST=LEAST,
         GROUP=group,
         WIDTH=width,
         GROUPS=several,
