@@ -1,9 +1,12 @@
 import dataclasses
 import json
 
-from peagle.bench.environment import environment
+import pytest
+
+from peagle.bench.environment import Computed, computed_by, environment
 from peagle.bench.pair import Pair
 from peagle.bench.prompts import Prompt
+from peagle.bench.synthetic import SyntheticWorkload
 from peagle.bench.workload import PromptWorkload
 from peagle.config import SamplingParams
 
@@ -19,6 +22,14 @@ def test_all_that_a_figure_depends_on_is_recorded():
     assert (facts["prompts"], facts["sampling"]) == ({"own": 1}, {"top_p": 0.9})
     assert facts["versions"].keys() == {"peagle", "torch", "transformers"}
     assert facts["cpu"]
+
+
+@pytest.mark.parametrize("made", [WORKLOAD, SyntheticWorkload("qwen3-8b", 3.9, 8, 8)])
+def test_arithmetic_that_is_not_the_default_is_recorded(made: Computed):
+    changes = {"batch_invariant": True, "quantize_activations": False}
+    assert not changes.keys() & computed_by(made).keys()
+    changed = dataclasses.replace(made, **changes)
+    assert changes.items() <= computed_by(changed).items()
 
 
 def test_where_outputs_end_is_said():

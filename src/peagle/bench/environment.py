@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -17,11 +17,23 @@ from peagle.device import resolve_device, resolve_dtype
 from peagle.installation import installed_version
 
 
+class Computed(Protocol):
+    """How a workload's engines compute, as in `EngineConfig`."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> DType: ...
+    @property
+    def batch_invariant(self) -> bool: ...
+    @property
+    def quantize_activations(self) -> bool: ...
+
+
 def environment(workload: PromptWorkload) -> dict[str, Any]:
     """The machine, versions and settings that a result of models depends on."""
     models = {"target": workload.pair.target, "drafters": dict(workload.pair.drafters)}
-    computed_by = hardware(workload.device, workload.dtype)
-    return machine() | computed_by | models | work(workload.sets, workload.sampling)
+    return machine() | computed_by(workload) | models | work(workload.sets, workload.sampling)
 
 
 def work(sets: Mapping[str, Sequence[Prompt]], sampling: SamplingParams) -> dict[str, Any]:
@@ -49,6 +61,16 @@ def _ends(prompts: Sequence[Prompt], sampling: SamplingParams) -> str:
     if any(prompt.stop for prompt in prompts):
         return "where prompts say, else end of text ignored"
     return "end of text ignored"
+
+
+def computed_by(workload: Computed) -> dict[str, Any]:
+    """The device and dtype of a workload's engines, and of the rest what is not the default."""
+    facts = hardware(workload.device, workload.dtype)
+    if workload.batch_invariant:
+        facts["batch_invariant"] = True
+    if not workload.quantize_activations:
+        facts["quantize_activations"] = False
+    return facts
 
 
 def hardware(device_name: str, dtype: DType) -> dict[str, Any]:

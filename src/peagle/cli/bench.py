@@ -171,12 +171,11 @@ def _of_shape(
         raise InputError("random text repeats nothing; leave ngram out of --methods with --shape")
     cases = compared.cases(methods, synthetic.drafters(methods), grid)
     workload = synthetic.workload(cases, params, hardware)
-    computed_by = environment.hardware(workload.device, workload.dtype)
     return Benchmark(
         cases,
         rounds,
         partial(run_engines, workload, cases),
-        environment.machine() | computed_by | workload.describe(),
+        environment.machine() | environment.computed_by(workload) | workload.describe(),
         sum(case.concurrency for case in cases),
         workload.comparable,
         workload.caption,
