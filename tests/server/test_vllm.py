@@ -125,9 +125,16 @@ def test_a_drafter_by_flags_is_told_as_its_files_say(
 
 
 @pytest.mark.usefixtures("_vllm")
-def test_flags_that_mean_nothing_to_vllm_are_refused(capsys: pytest.CaptureFixture[str]):
-    assert main(["serve", "t", "--engine", "vllm", "--max-queue", "4"]) == 2
-    assert "--max-queue: not with --engine vllm" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    "flags",
+    [["--max-queue", "4"], ["--batch-invariant"], ["--no-quantize-activations"]],
+    ids=lambda flags: flags[0],
+)
+def test_flags_that_mean_nothing_to_vllm_are_refused(
+    flags: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main(["serve", "t", "--engine", "vllm", *flags]) == 2
+    assert f"{flags[0]}: not with --engine vllm" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("_vllm")

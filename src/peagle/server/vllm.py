@@ -11,7 +11,17 @@ from peagle.errors import InputError
 
 RENAMED = {"--kv-cache-memory": "--kv-cache-memory-bytes"}
 OURS = frozenset(
-    ("--max-queue", "--drain-seconds", "--log-format", "--threads", "--device", "--draft-length")
+    (
+        "--max-queue",
+        "--drain-seconds",
+        "--log-format",
+        "--threads",
+        "--device",
+        "--draft-length",
+        "--batch-invariant",
+        "--quantize-activations",
+        "--no-quantize-activations",
+    )
 )
 """Flags that vLLM does not have."""
 
