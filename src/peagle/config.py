@@ -302,7 +302,8 @@ class EngineConfig(Config):
     round their inputs to FP8 as well. False keeps them in 16 bits, as fewer rows always are."""
     batch_invariant: bool = False
     """On a GPU: a request's text depends, to the last bit, neither on drafts nor on what else is in
-    flight. Slower; without it a near-tie may be decided either way in 16 bits."""
+    flight. Slower, and K is at most 15; without it a near-tie may be decided either way in 16
+    bits."""
     draft_length: DraftLengthMode = "auto"
     """auto: a cycle drafts the number of tokens, from none up to K, that gives the most tokens per
     second at the current load; fixed: always K."""
