@@ -196,3 +196,16 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
         (1, count, rows) for count in counts for rows in (16, 32, 48)
     }
     assert not any(layer.any() for layer in (*ours.layers, *theirs.layers))
+
+
+def test_nothing_is_planned_for_a_target_of_one_order_of_sums(
+    targets: dict, shapes: set, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its prompts attend tile by tile."""
+    target, table = tiny.load_target(targets["easy"].directory), table_of(1)
+    target.make_batch_invariant()
+    cache = KVCache(target.spec, table, 64, torch.bfloat16)
+    cycle = DeviceCycle(target, None, (cache, None))
+    monkeypatch.setattr("peagle.engine.device.prefill.on_hopper", lambda cache: True)
+    Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16)).warm_up(40)
+    assert not shapes

@@ -7,6 +7,7 @@ from peagle.ops import moe as reference
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Clamped
 from peagle.ops.norm import rms_norm
+from peagle.ops.products import quantized_activations as products
 from peagle.ops.products.choice import choose
 from peagle.ops.products.normed import Normed
 from peagle.ops.products.product import Epilogue
@@ -153,17 +154,43 @@ def test_a_product_of_rounded_activations(
     torch.testing.assert_close(found, wanted.bfloat16(), atol=5e-3, rtol=2e-2)
 
 
-def test_few_rows_keep_their_activations(device: torch.device):
-    """And so do weights that no one said are made for it."""
-    layer = dynamic_layer(128, 512, (128, 128)).to(device)
-    few, many = (
-        Normed(torch.randn(rows, 512).to(device, torch.bfloat16), None, 1e-5) for rows in (128, 129)
-    )
-    assert not isinstance(choose(few, layer, Epilogue.NONE), QuantizedActivations)
-    on_hopper = device.type == "cuda" and torch.cuda.get_device_capability()[0] == 9
-    assert isinstance(choose(many, layer, Epilogue.NONE), QuantizedActivations) == on_hopper
+def rounds(rows: int, layer: Linear, dtype: torch.dtype = torch.bfloat16) -> bool:
+    x = Normed(torch.zeros(rows, layer.weight.shape[1], dtype=dtype), None, 1e-5)
+    return isinstance(choose(x, layer, Epilogue.NONE), QuantizedActivations)
+
+
+def test_few_rows_keep_their_activations(monkeypatch: pytest.MonkeyPatch):
+    """And so do weights that no one said are made for it, other types, and other GPUs."""
+    layer = dynamic_layer(128, 512, (128, 128))
+    assert not rounds(129, layer)
+    monkeypatch.setattr(products, "on_hopper", lambda x: True)
+    assert rounds(129, layer)
+    assert not rounds(128, layer)
+    assert not rounds(129, layer, torch.float16)
     layer.weight.dynamic_activations = False
-    assert not isinstance(choose(many, layer, Epilogue.NONE), QuantizedActivations)
+    assert not rounds(129, layer)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "depth", "block", "wanted"),
+    [
+        (144, 576, None, True),
+        (200, 576, None, False),
+        (144, 1024, (128, 128), True),
+        (144, 640, (128, 128), False),
+        (144, 1024, (1, 128), False),
+        (144, 1024, (64, 64), False),
+    ],
+)
+def test_blocks_that_cublas_multiplies(
+    outputs: int,
+    depth: int,
+    block: tuple[int, int] | None,
+    wanted: bool,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(products, "on_hopper", lambda x: True)
+    assert rounds(129, dynamic_layer(outputs, depth, block)) == wanted
 
 
 def dynamic_layer(outputs: int, depth: int, block: tuple[int, int] | None) -> Linear:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from peagle.drafters.drafter import Span
 from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptRows
-from peagle.engine.device.prompt_attention import prompt_attention, warm_up
+from peagle.engine.device.prompt_attention import by_torch, prompt_attention, warm_up
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import scored_rows
@@ -80,10 +80,10 @@ class Prefill:
 
 
 def _plan(layers: FusedLayers, cache: KVCache, longest: int) -> None:
-    """Plan the prompts of each size of heads that attend to everything before them."""
+    """Plan the prompts of each size of heads over which torch attends."""
     planned: set[tuple[int, int, int]] = set()
     for layer, spec in enumerate(layers.specs):
-        if spec.full and spec.scale is None and spec.sizes not in planned:
+        if by_torch(spec) and spec.sizes not in planned:
             planned.add(spec.sizes)
             warm_up(spec, cache.layers[layer], longest)
 

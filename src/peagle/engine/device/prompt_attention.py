@@ -43,15 +43,15 @@ def prompt_attention(table: RequestTable, spans: Sequence[Span], padding: int = 
     Chunks from position 0 that are padded to one length attend in one call if they are adjacent;
     long ones should come first. padding: rows after the chunks'.
     """
-    layout = _laid_out(table, spans, padding)
+    layout = functools.cache(lambda: _laid_out(table, spans, padding))
     whole = functools.cache(lambda: tile_rows(table, spans))
 
     def over(cache: KVCache) -> AttendProduct:
         tiles = functools.cache(lambda window: cache.rows_for(window, whole()))
 
         def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
-            if spec.full and spec.scale is None and not spec.batch_invariant:
-                return layout.attend(qkv, spec, cache.layers[layer])
+            if by_torch(spec):
+                return layout().attend(qkv, spec, cache.layers[layer])
             own, rows = qkv[: len(qkv) - padding], tiles(spec.window)
             attended = store_attend(own, spec, cache.layers[layer], rows)
             return F.pad(attended, (0, 0, 0, padding)) if padding else attended
@@ -59,6 +59,11 @@ def prompt_attention(table: RequestTable, spans: Sequence[Span], padding: int = 
         return attend
 
     return over
+
+
+def by_torch(spec: QKVSpec) -> bool:
+    """Whether torch's kernels attend; else ours do, tile by tile."""
+    return spec.full and spec.scale is None and not spec.batch_invariant
 
 
 def warm_up(spec: QKVSpec, cache: Tensor, most: int) -> None:
