@@ -28,6 +28,8 @@ from peagle.cli.script import run
 SLOWER = Path(__file__).with_name("slower.py")
 PLAIN, SLOWED = "plain", "slower"
 BUSY = [sys.executable, "-c", "while True: pass"]
+ROUNDS = 9
+"""The fewest that name a winner though one of them was disturbed; six must all agree."""
 START_SECONDS = 120
 KEPT = ("verdict", "first", "second", "clear", "ratio", "interval")
 Row = Mapping[str, Any]
@@ -37,8 +39,8 @@ Row = Mapping[str, Any]
 def main(
     runs: Annotated[int, typer.Option(help="Equal runs, and runs with the difference.")] = 6,
     planted: Annotated[float, typer.Option(help="Share by which one server is slower.")] = 0.1,
-    limit: Annotated[int, typer.Option(help="Number of prompts.")] = 8,
-    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = 6,
+    limit: Annotated[int, typer.Option(help="Number of prompts.")] = 6,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = ROUNDS,
     out: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
 ) -> None:
     """Run all, a line each, and say what failed."""
@@ -90,7 +92,9 @@ def _bench(kind: str, flags: Sequence[str]) -> Row:
         sys.exit(f"peagle bench ended with {done.returncode}:\n{done.stderr[-2000:]}")
     found = json.loads(done.stdout)
     [verdict] = found["verdicts"]
-    return {"kind": kind, **{name: verdict[name] for name in KEPT}, "doubts": found["doubts"]}
+    speeds = {run["method"]: [round(speed, 1) for speed in run["rounds"]] for run in found["runs"]}
+    said = {name: verdict[name] for name in KEPT}
+    return {"kind": kind, **said, "doubts": found["doubts"], "tokens_per_second": speeds}
 
 
 @contextmanager
