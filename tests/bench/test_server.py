@@ -32,6 +32,12 @@ def stub():
         yield stub
 
 
+def sent(event):
+    """A stream of one event and its end."""
+    events = [f"data: {event}\n\n".encode(), b"data: [DONE]\n\n"]
+    return 200, {"Content-Type": "text/event-stream"}, iter(events)
+
+
 def measured(*urls, prompts=PROMPTS, grid=None, rates=(), rounds=1, model=None, **sampling):
     """Runs and notes; urls: of servers, called a, b, ..."""
     named = list(zip("abc", urls, strict=False))
@@ -167,6 +173,20 @@ def test_a_server_that_drafted_nothing_emits_one_token_a_cycle(stub):
     assert run.measures.acceptance_length == 1.0
 
 
+def test_counts_that_fall_are_a_restart_and_say_nothing_of_acceptance(stub):
+    falling = itertools.count(9, -1)
+
+    class Pages(dict):
+        def get(self, path):
+            if path != "/metrics":
+                return super().get(path)
+            return METRICS.format(drafts=next(falling), accepted=1, first=1, second=0)
+
+    stub.pages = Pages(stub.pages)
+    (run,), _ = measured(stub.url)
+    assert run.measures.acceptance_length is None
+
+
 def test_a_server_without_usage_is_counted_by_its_pieces(stub):
     stub.reply = lambda body: streamed("a", "b", "c")
     (run,), notes = measured(stub.url)
@@ -196,6 +216,22 @@ def test_a_field_that_is_refused_is_left_out_and_told(stub, field):
     assert run.failed == 0
     assert notes[0].startswith(f"a refuses {field}: ")
     assert all(field not in body for _, _, body in stub.requests[-4:])
+
+
+def test_no_more_fields_are_left_out_than_are_refused(stub):
+    refused = {"ignore_eos", "cache_salt"}
+    stub.reply = lambda body: (
+        (422, {}, {"detail": "unknown field"})
+        if refused & body.keys()
+        else streamed("a", "b", tokens=4)
+    )
+    (run,), notes = measured(stub.url)
+    assert [note.split(":")[0] for note in notes] == [
+        "a refuses cache_salt",
+        "a refuses ignore_eos",
+    ]
+    assert run.measures.output_tokens == 16
+    assert "stream_options" in stub.requests[-1][2]
 
 
 def test_a_server_that_takes_ignore_eos_but_does_not_heed_it_is_named(stub):
@@ -228,6 +264,12 @@ def test_requests_that_fail_are_counted_and_the_others_measured(stub):
         (streamed("", "", tokens=3), "it streamed no text"),
         (streamed("a", done=False), "the stream ended without [DONE]"),
         ((200, {}, {"choices": []}), "its answer has no text"),
+        *(
+            ((200, {}, answer), "its answer has no text")
+            for answer in (None, [1], {"choices": "x"}, {"choices": [None], "usage": "x"})
+        ),
+        (sent('{"choices": [{"text": 3}, {"delta": "x"}]}'), "it streamed no text"),
+        (sent("[1]"), "Expected `object`, got `array`"),
     ],
 )
 def test_a_server_that_breaks_later_fails_its_case_only(stub, reply, why):
@@ -298,6 +340,10 @@ def test_what_is_no_server_is_refused(stub):
     stub.pages.clear()
     with pytest.raises(InputError, match="names no model at /v1/models; give its name as TARGET"):
         find_servers([("a", stub.url)], None)
+    for odd in ([1], {"data": "x"}, {"data": ["x"]}, {"data": []}):
+        stub.pages["/v1/models"] = odd
+        with pytest.raises(InputError, match="names no model at /v1/models"):
+            find_servers([("a", stub.url)], None)
     assert find_servers([("a", stub.url)], "mine")[0].model == "mine"
 
 

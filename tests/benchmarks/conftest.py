@@ -4,4 +4,4 @@ import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-sys.path[:0] = [str(BENCHMARKS / name) for name in ("training", "gpu", "acceptance")]
+sys.path[:0] = [str(BENCHMARKS / name) for name in ("training", "gpu", "acceptance", "cpu")]

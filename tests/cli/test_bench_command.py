@@ -69,8 +69,13 @@ def test_the_result_file_and_the_table_hold_every_run(bench, tmp_path):
         assert run["output_tokens"] == 16
         assert len(run["rounds"]) == 2
     assert [found["concurrency"] for found in written["verdicts"]] == [1, 2]
+    for verdict in written["verdicts"]:
+        assert len({verdict["first"], verdict["second"]} & {"none", "eagle3", "peagle"}) == 2
+        assert verdict["ratio"] >= 1.0
+        assert (verdict["clear"], verdict["interval"]) == (False, None)
     assert result.out.count("in too few rounds to say so") == 2
     assert "Medians of 2 rounds" in result.out
+    assert bool(written["doubts"]) == ("Do not rely on these figures" in result.out)
     rows = [line for line in result.out.splitlines() if line.strip().endswith("yes")]
     assert len(rows) == len(runs)
     assert list(tmp_path.iterdir()) == [out]

@@ -154,7 +154,7 @@ class Reply:
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Server-sent events up to [DONE], all of them JSON objects.
 
-        Raises `EOFError` when they end without it, and `ValueError` for what is no JSON.
+        Raises `EOFError` when they end without it, and `ValueError` for what is no JSON object.
         """
         rest, done = b"", False
         async for part in self.parts():
@@ -164,7 +164,7 @@ class Reply:
                 if data == b"[DONE]":
                     done = True
                 elif line.startswith(b"data:"):
-                    yield msgspec.json.decode(data)
+                    yield msgspec.json.decode(data, type=dict)
         if not done:
             raise EOFError("the stream ended without [DONE]")
 

@@ -79,11 +79,11 @@ class Server:
                 version = await connection.get("/version")
         except (OSError, EOFError, ValueError) as error:
             raise InputError(f"{url} does not answer: {reason(error) or 'timeout'}") from None
-        served = _json(models).get("data") or [{}]
-        model = model or served[0].get("id")
+        served, *_ = _objects(_json(models).get("data")) or [{}]
+        model = model or served.get("id")
         if not model:
             raise InputError(f"{url} names no model at /v1/models; give its name as TARGET")
-        by = served[0].get("owned_by", "")
+        by = served.get("owned_by", "")
         told = f"{by} {_json(version).get('version', '')}".strip()
         return cls(name, address, model, told)
 
@@ -119,10 +119,8 @@ class Server:
 
     def _refusals(self) -> Iterator[tuple[str, ...]]:
         """Fields to leave out, fewest first."""
-        yield self.refused
-        for name in OPTIONAL:
-            yield (name,)
-        yield tuple(OPTIONAL)
+        for count in range(len(OPTIONAL) + 1):
+            yield from itertools.combinations(OPTIONAL, count)
 
     def _note(self, answer: Answer) -> None:
         for name in self.refused:
@@ -190,7 +188,7 @@ class Server:
 async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Answer:
     """An answer's pieces as they come."""
     if not reply.streams:
-        return _whole(json.loads(await reply.body()), time.perf_counter() - start)
+        return _whole(_object(json.loads(await reply.body())), time.perf_counter() - start)
     times: list[float] = []
     texts: list[str] = []
     tokens: int | None = None
@@ -200,10 +198,10 @@ async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Answer:
         if (now := clock.time()) > heard + A_WHILE:  # a timer for each piece would cost more
             heard = now
             silence.reschedule(heard + SILENCE)
-        if "error" in event:
+        if event.get("error"):
             raise RequestFailedError(_message(event))
         tokens = _tokens(event, tokens)
-        piece = "".join(map(_text, event.get("choices") or ()))
+        piece = _said(event)
         if piece:
             times.append(time.perf_counter() - start)
             texts.append(piece)
@@ -212,9 +210,9 @@ async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Answer:
     return Answer(_shared(times, tokens or len(times)), "".join(texts), tokens is not None, True)
 
 
-def _whole(answer: Any, seconds: float) -> Answer:
+def _whole(answer: Mapping[str, Any], seconds: float) -> Answer:
     """An answer in one piece."""
-    text = "".join(map(_text, answer.get("choices") or ()))
+    text = _said(answer)
     tokens = _tokens(answer, None)
     if not text:
         raise RequestFailedError("its answer has no text")
@@ -231,16 +229,21 @@ def _shared(times: Sequence[float], tokens: int) -> tuple[float, ...]:
     return tuple(time for time, count in zip(times, each, strict=True) for _ in range(count))
 
 
+def _said(answer: Mapping[str, Any]) -> str:
+    """What an answer, or its part, says; nothing where it has another form than OpenAI's."""
+    return "".join(map(_text, _objects(answer.get("choices"))))
+
+
 def _text(choice: Mapping[str, Any]) -> str:
     """What a choice, or its part, says: text, thoughts, or a call."""
-    told = choice.get("delta") or choice.get("message") or choice
-    words = [told[name] for name in WORDS if told.get(name)]
+    told = _object(choice.get("delta") or choice.get("message") or choice)
+    words = [told[name] for name in WORDS if told.get(name) and isinstance(told[name], str)]
     calls = json.dumps(told["tool_calls"]) if told.get("tool_calls") else ""
     return "".join(dict.fromkeys(words) if len(words) > 1 else words) + calls
 
 
 def _tokens(event: Mapping[str, Any], before: int | None) -> int | None:
-    found = (event.get("usage") or {}).get("completion_tokens")
+    found = _object(event.get("usage")).get("completion_tokens")
     return found if isinstance(found, int) and found > 0 else before
 
 
@@ -259,10 +262,19 @@ def _message(body: Mapping[str, Any]) -> str:
 def _json(body: bytes | None) -> dict[str, Any]:
     """A JSON object; nothing for what is none."""
     try:
-        found = json.loads(body or b"{}")
+        return _object(json.loads(body or b"{}"))
     except ValueError:
         return {}
+
+
+def _object(found: Any) -> dict[str, Any]:
+    """What was read, if it is an object; else an empty one."""
     return found if isinstance(found, dict) else {}
+
+
+def _objects(found: Any) -> list[dict[str, Any]]:
+    """What was read, if it is a list, in it what is no object as an empty one; else nothing."""
+    return [_object(one) for one in found] if isinstance(found, list) else []
 
 
 def _authorized() -> dict[str, str]:

@@ -43,9 +43,11 @@ class DraftCounts:
             tuple(positions.get(place, 0.0) for place in range(len(positions))),
         )
 
-    def since(self, before: "DraftCounts") -> Acceptance:
-        """How many drafts were right since an earlier count."""
+    def since(self, before: "DraftCounts") -> Acceptance | None:
+        """How many drafts were right since an earlier count; None if the server restarted since."""
         drafts = self.drafts - before.drafts
+        if drafts < 0:
+            return None
         if not drafts:
             return Acceptance(1.0, ())
         earlier = (*before.at_position, *(0.0 for _ in self.at_position))

@@ -6,6 +6,7 @@ import operator
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from peagle.bench.case import Load
 from peagle.bench.runs import Run
@@ -45,6 +46,16 @@ class Verdict:
     def clear(self) -> bool:
         """Whether the first is faster by more than chance and by enough to matter."""
         return self.lead.low > EQUAL
+
+    def as_json(self) -> dict[str, Any]:
+        """As an entry of the result file."""
+        return {
+            "first": self.first.case.method,
+            "second": self.second.case.method,
+            "clear": self.clear,
+            "ratio": self.lead.median,
+            "interval": (self.lead.low, self.lead.high) if self.lead.bounded else None,
+        }
 
 
 def judge(runs: Sequence[Run]) -> Verdict | None:

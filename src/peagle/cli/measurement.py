@@ -15,9 +15,10 @@ from peagle.errors import InputError
 from peagle.files import STDOUT, writing
 
 if TYPE_CHECKING:
-    from peagle.bench.case import Case
+    from peagle.bench.case import Case, Load
     from peagle.bench.report.report import Report
     from peagle.bench.runs import Failure, Results, Run
+    from peagle.bench.verdict import Verdict
 
 Tick = Callable[[], None]
 Warn = Callable[[str], None]
@@ -103,12 +104,18 @@ class Kept:
 
     def as_json(self) -> dict[str, Any]:
         """The result file."""
+        from peagle.bench.verdict import doubts
+
         runs = self.results.medians()
         return {
             "environment": dict(self.benchmark.environment),
             "notes": self.notes,
             "runs": [run.as_json() for run in runs],
-            "verdicts": [{**asdict(load), "verdict": text} for load, text in verdicts(runs)],
+            "verdicts": [
+                {**asdict(load), "verdict": text, **verdict.as_json()}
+                for load, verdict, text in verdicts(runs)
+            ],
+            "doubts": list(doubts(runs)),
         }
 
     def show(self) -> None:
@@ -161,22 +168,22 @@ def show_runs(console: Console, runs: "Sequence[Run]") -> None:
     rounds = max(len(run.rounds) for run in runs)
     intervals = ", and 95 % intervals of the speed-up" if bounded(rounds) else ""
     console.print(f"Medians of {rounds} rounds{intervals}." if rounds > 1 else "One round.")
-    for _, sentence in verdicts(runs):
+    for _, _, sentence in verdicts(runs):
         console.print(sentence, soft_wrap=True)
     if found := list(doubts(runs)):
         told = "; ".join(found)
         console.print(f"Do not rely on these figures: {told}.", style="bold red", soft_wrap=True)
 
 
-def verdicts(runs: "Sequence[Run]") -> "list[tuple[Any, str]]":
-    """Each load under which methods can be compared, and what that says."""
+def verdicts(runs: "Sequence[Run]") -> "list[tuple[Load, Verdict, str]]":
+    """Each load under which methods can be compared, and what that says, in words, too."""
     from peagle.bench.tables import verdict_sentence
     from peagle.bench.verdict import by_load, judge
 
     loads = by_load(runs)
     found = [(load, judge(same)) for load, same in loads.items()]
     return [
-        (load, (f"{load.words}: " if len(loads) > 1 else "") + verdict_sentence(verdict))
+        (load, verdict, (f"{load.words}: " if len(loads) > 1 else "") + verdict_sentence(verdict))
         for load, verdict in found
         if verdict is not None
     ]

@@ -1,5 +1,6 @@
 """The report as one HTML page that needs nothing else: for a screen, a phone and paper."""
 
+import re
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -19,6 +20,8 @@ from peagle.bench.report.document import (
 )
 
 STYLE = Path(__file__).with_name("page.css")
+WHOLE = re.compile(r"P-EAGLE|EAGLE-3|n-gram|\d{4}-\d\d-\d\d")
+"""What no line may end within, though it has hyphens."""
 
 
 def html_page(document: Document) -> str:
@@ -29,7 +32,7 @@ def html_page(document: Document) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{title}</title>\n<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n"
-        f"<body>\n<main>\n<h1>{title}</h1>\n{body}\n</main>\n</body>\n</html>\n"
+        f"<body>\n<main>\n<h1>{_kept(document.title)}</h1>\n{body}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -46,9 +49,9 @@ def _block(block: Block) -> Iterator[str]:
         case Table():
             yield _table(block)
         case Tables(tables):
-            yield f'<div class="beside">{"".join(map(_table, tables))}</div>'
+            yield f'<div class="tables">{"".join(map(_table, tables))}</div>'
         case Plots(plots):
-            yield f'<div class="beside">{"".join(map(_plot, plots))}</div>'
+            yield f'<div class="plots">{"".join(map(_plot, plots))}</div>'
 
 
 def _table(table: Table) -> str:
@@ -82,8 +85,9 @@ def _cell(tag: str, cell: str | Cell, text: bool) -> str:
 
 
 def _kept(text: str) -> str:
-    """A text in which "K = 7" stays on one line."""
-    return escape(text).replace(" = ", "&nbsp;=&nbsp;").replace(" ≤ ", "&nbsp;≤&nbsp;")
+    """A text in which "K = 7", a method's name and a date stay on one line each."""
+    kept = escape(text).replace(" = ", "&nbsp;=&nbsp;").replace(" ≤ ", "&nbsp;≤&nbsp;")
+    return WHOLE.sub(r'<span class="whole">\g<0></span>', kept)
 
 
 def _plot(plot: Plot) -> str:

@@ -1,0 +1,138 @@
+"""Whether `peagle bench` names what is faster, and says so when the machine was busy.
+
+    python benchmarks/cpu/instrument.py --out benchmarks/cpu/results/instrument.json
+
+Equal runs must not name different winners; a difference planted between two servers must be named
+in every run; a run beside a busy process must warn. The exit code is 1 where one of these fails.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from peagle.bench.environment import machine
+from peagle.bench.result_file import result_file
+from peagle.cli.script import run
+
+SLOWER = Path(__file__).with_name("slower.py")
+PLAIN, SLOWED = "plain", "slower"
+BUSY = [sys.executable, "-c", "while True: pass"]
+ROUNDS = 9
+"""The fewest that name a winner though one of them was disturbed; six must all agree."""
+START_SECONDS = 120
+KEPT = ("verdict", "first", "second", "clear", "ratio", "interval")
+Row = Mapping[str, Any]
+"""What one run said, and of which kind it was: equal, planted or busy."""
+
+
+def main(
+    runs: Annotated[int, typer.Option(help="Equal runs, and runs with the difference.")] = 6,
+    planted: Annotated[float, typer.Option(help="Share by which one server is slower.")] = 0.1,
+    limit: Annotated[int, typer.Option(help="Number of prompts.")] = 6,
+    rounds: Annotated[int, typer.Option(help="Rounds of each run.")] = ROUNDS,
+    out: Annotated[Path | None, typer.Option(help="Result file to write.")] = None,
+) -> None:
+    """Run all, a line each, and say what failed."""
+    about = machine() | {"planted": planted, "prompts": limit, "rounds": rounds}
+    flags = ["--limit", str(limit), "--rounds", str(rounds)]
+    rows: list[Row] = []
+    with result_file(out) as write:
+        for row in measured(runs, planted, flags):
+            rows.append(row)
+            doubted = f" Doubted: {'; '.join(row['doubts'])}." if row["doubts"] else ""
+            print(f"{row['kind']}: {row['verdict']}{doubted}", flush=True)
+            write(about | {"runs": rows})
+    failures = list(wrong(rows))
+    for failure in failures:
+        print(failure)
+    raise typer.Exit(1 if failures else 0)
+
+
+def measured(runs: int, planted: float, flags: Sequence[str]) -> Iterator[Row]:
+    """Every run as it ends; flags: of `peagle bench`, for all of them."""
+    for _ in range(runs):
+        yield _bench("equal", flags)
+    with _server(0.0) as plain, _server(planted) as slower:
+        urls = ["--url", f"{PLAIN}={plain}", "--url", f"{SLOWED}={slower}"]
+        for _ in range(runs):
+            yield _bench("planted", [*urls, *flags])
+    with _running(BUSY):
+        yield _bench("busy", flags)
+
+
+def wrong(rows: Sequence[Row]) -> Iterator[str]:
+    """What the instrument did not do, a sentence each."""
+    winners = {row["first"] for row in rows if row["kind"] == "equal" and row["clear"]}
+    if len(winners) > 1:
+        yield f"equal runs named different winners: {', '.join(sorted(winners))}"
+    planted = [row for row in rows if row["kind"] == "planted"]
+    missed = [row for row in planted if not row["clear"] or row["first"] != PLAIN]
+    if missed:
+        yield f"the planted difference was missed in {len(missed)} of {len(planted)} runs"
+    if any(row["kind"] == "busy" and not row["doubts"] for row in rows):
+        yield "the run beside a busy process did not say so"
+
+
+def _bench(kind: str, flags: Sequence[str]) -> Row:
+    """What one run in a process of its own says; exits if it fails."""
+    command = [sys.executable, "-m", "peagle", "bench", *flags, "--json", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"peagle bench ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    found = json.loads(done.stdout)
+    [verdict] = found["verdicts"]
+    speeds = {run["method"]: [round(speed, 1) for speed in run["rounds"]] for run in found["runs"]}
+    said = {name: verdict[name] for name in KEPT}
+    return {"kind": kind, **said, "doubts": found["doubts"], "tokens_per_second": speeds}
+
+
+@contextmanager
+def _server(share: float) -> Iterator[str]:
+    """The URL of a server of the bundled pair on one thread, slower by a share."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, str(SLOWER), str(share), "--device", "cpu", "--port", port]
+    with tempfile.TemporaryFile("w+") as log, _running(command, log) as process:
+        end = time.monotonic() + START_SECONDS
+        while not _healthy(url):
+            if process.poll() is not None or time.monotonic() > end:
+                log.seek(0)
+                sys.exit(f"the server did not start:\n{log.read()[-2000:]}")
+            time.sleep(0.2)
+        yield url
+
+
+@contextmanager
+def _running(command: Sequence[str], log: Any = None) -> Iterator["subprocess.Popen[bytes]"]:
+    """A process on one thread that ends with the block."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        urllib.request.urlopen(f"{url}/health", timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    run(main)
