@@ -337,13 +337,15 @@ class TestPair:
     def test_directories_that_are_no_models(self, pair: TinyPair, tmp_path: Path):
         with pytest.raises(InputError, match=r"it has no config\.json"):
             LLM(tmp_path)
+        with pytest.raises(InputError, match="is a whole language model, not a drafter"):
+            LLM(pair.target, SpeculativeConfig(model=str(pair.target)), tiny.engine_config())
         with pytest.raises(InputError, match="no such directory"):
             LLM(pair.target, SpeculativeConfig(model=str(tmp_path / "nowhere")))
 
     @pytest.mark.parametrize("family", ["qwen3", "llama"])
     def test_a_target_without_a_tokenizer(self, tmp_path: Path, family: str):
         """For some families transformers makes up an empty one."""
-        with pytest.raises(InputError, match="has no usable tokenizer"):
+        with pytest.raises(InputError, match=r"has no usable tokenizer: it has no tokenizer\.json"):
             LLM(tiny.save_target(tmp_path / "bare", family), None, tiny.engine_config())
 
     def test_a_damaged_tokenizer(self, pair: TinyPair, tmp_path: Path):

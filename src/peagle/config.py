@@ -55,7 +55,8 @@ def _problems(kind: type[Config], error: ValidationError) -> list[tuple[str, str
             near = get_close_matches(key, kind.model_fields, n=1, cutoff=0.75)
             message = "no such key" + "".join(f"; did you mean {name}?" for name in near)
         if detail["type"] == "tuple_type":
-            message = "give a list"
+            given = detail["input"]
+            message = f"give a list: [{given}]" if isinstance(given, str) else "give a list"
         problems.append((key, message))
     return problems
 

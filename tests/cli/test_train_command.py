@@ -112,6 +112,13 @@ class TestDryRun:
             assert title in lines
         assert sorted(recipe.parent.iterdir()) == [recipe]
 
+    def test_a_reduced_vocabulary(self, peagle, recipe):
+        """Of the held-out tokens, not of those by which it was chosen."""
+        result = peagle("train", recipe, "--dry-run", "draft_vocab_size=40")
+        [told] = [line for line in result.out.splitlines() if line.startswith("drafted")]
+        assert 0.3 < float(told.split()[3].rstrip("%")) / 100 < 1.0
+        assert told.split()[1:3] == ["40", "ids,"]
+
     def test_frozen_parts_and_depths(self, peagle, recipe):
         result = peagle("train", recipe, "--dry-run", "train_head=false", "cod_ratio=0.5")
         lines = [line.split() for line in result.out.splitlines()]
@@ -313,7 +320,9 @@ class TestStopping:
             "peagle: interrupted",
         ]
         assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
-        assert peagle("train", recipe).code == 0
+        again = peagle("train", recipe)
+        assert again.code == 0
+        assert again.err.splitlines()[1] == "goes on from the snapshot at step 25"
         found = entries(recipe)
         assert [entry["step"] for entry in found] == [10, 20, 25, 30]
         assert found[-1]["accuracy"] == list(whole[-1].estimate.accuracy)

@@ -79,6 +79,14 @@ def test_required_calls_come_after_thoughts_and_fit_their_schema(name: str, voca
     assert not takes(vocabulary, name, write(family, content="No."), use, None)
 
 
+@pytest.mark.parametrize("name", ["plain", "qwen3-coder"])
+def test_white_space_before_a_call_comes_to_an_end(name: str, vocabulary: Any):
+    """Else a model that knows no calls writes nothing else."""
+    call, use = FAMILIES[name].write("", "", [CALL]), ToolUse(TOOLS, required=True)
+    assert takes(vocabulary, name, " " * 8 + call, use, None)
+    assert not takes(vocabulary, name, " " * 9 + call, use, None)
+
+
 @NAMES
 def test_one_call_at_most(name: str, vocabulary: Any):
     use = ToolUse(TOOLS, required=True, most=1)

@@ -11,7 +11,9 @@ from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
+from peagle.models.families import read_spec
 from peagle.models.loading import load_decoder
+from peagle.models.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -237,6 +239,13 @@ def test_pickles_are_pointed_out_and_not_opened(peagle, target):
 def test_a_target_in_the_drafters_place_is_recognised(target):
     (problem,) = diagnose(target).problems
     assert "whole language model" in problem
+
+
+def test_a_drafter_in_the_targets_place_is_recognised(peagle):
+    with pytest.raises(InputError, match="is a drafter; give the model that it drafts for"):
+        read_spec(peagle)
+    with pytest.raises(InputError, match="is a drafter; give the model that it drafts for"):
+        load_tokenizer(peagle)
 
 
 def test_a_target_that_cannot_be_used_is_a_problem_too(peagle, target, tmp_path):

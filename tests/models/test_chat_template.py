@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.errors import InputError
-from peagle.models.chat_template import render_chat, template_turns
+from peagle.models.chat_template import hides_tools, render_chat, template_turns
 
 TEMPLATES = (CHATML, HARMONY, LLAMA, NO_DEVELOPER, SINGLE_CALL, SYSTEM_LAST)
 
@@ -214,6 +214,14 @@ def test_a_tool_without_a_description_gets_an_empty_one_where_the_template_needs
     assert "// \n" in shown(HARMONY, user("q"), tools=[tool])
     assert tool["function"] == {"name": "f"}
     assert "description" not in shown(LLAMA, user("q"), tools=[tool])
+
+
+@pytest.mark.parametrize(
+    ("template", "hidden"), [(CHATML, True), (LLAMA, False), (HARMONY, False), (None, False)]
+)
+def test_a_template_that_shows_no_tools_is_known(template: str | None, hidden: bool):
+    assert hides_tools(byte_tokenizer(template), None) == hidden
+    assert hides_tools(byte_tokenizer(None), template) == hidden
 
 
 def test_an_answer_goes_on_where_its_beginning_ends():

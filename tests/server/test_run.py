@@ -219,7 +219,7 @@ def test_it_begins_with_what_it_serves_and_where(
         f"target   {target if named else 'the bundled one'}",
         f"drafter  {drafter}",
         "device   cpu, float32",
-        "answers  no reasoning, tool calls as hermes",
+        "answers  no reasoning, tool calls as hermes; but the chat template shows no tools",
     ]
 
 

@@ -66,6 +66,9 @@ def _data(plan: "Plan") -> Iterable[Row]:
     yield "read", str(plan.summary)
     yield "to train on", _packed(plan.training)
     yield "held out", _packed(plan.validation)
+    if plan.draftable is not None:
+        share = f"{plan.draftable:.1%} of the held-out responses' tokens"
+        yield "drafted", f"{plan.config.draft_vocab_size:,} ids, {share}"
     yield "the run", f"{recipe.steps:,} steps of {recipe.rows_per_step} rows, {epochs:.1f} epochs"
     if plan.disk:
         yield "features", f"{_in_unit(plan.disk, plan.disk, SIZES)} on disk"

@@ -224,6 +224,7 @@ def _announcement(
     """Prints what is served and where, one fact to a line, when given the address."""
 
     from peagle.device import resolve_device, resolve_dtype
+    from peagle.dialects import told_dialect
 
     def announce(url: str) -> None:
         device = resolve_device(config.device)
@@ -234,7 +235,7 @@ def _announcement(
             "target": target or "the bundled one",
             "drafter": _drafter(llm.llm, speculation),
             "device": f"{device}, {dtype}",
-            "answers": llm.llm.dialect.description,
+            "answers": told_dialect(llm.llm.tokenizer, llm.llm.chat_config),
         }
         for fact, value in facts.items():
             typer.echo(f"{fact:<9}{value}", err=True)

@@ -111,6 +111,8 @@ def _train(recipe: "Recipe", tracking: "Tracking") -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     trainer = prepare(recipe, lambda told: console.print(str(told)))
     start = _kept_step(recipe) or 0
+    if start:
+        console.print(f"goes on from the snapshot at step {start}")
     directory = log_directory(recipe)
     with tracking.open(directory, recipe, start) as trackers:
         log = TrainingLog(directory, recipe, start, trackers)

@@ -60,7 +60,7 @@ def _bench(recipe: "Recipe") -> str:
     """At few drafts, too: those that are seldom right cost time."""
     models = [recipe.target, "--drafter", recipe.output]
     ks = sorted({min(recipe.num_speculative_tokens, FEW), recipe.num_speculative_tokens})
-    cases = ["--k", ",".join(map(str, ks)), "--prompts", "FILE"]
+    cases = ["--k", ",".join(map(str, ks)), "--prompts", "FILE", "--no-ignore-eos"]
     return shlex.join(["peagle", "bench", *models, *cases])
 
 

@@ -3,7 +3,7 @@
 | module | what it holds |
 |---|---|
 | `dialect` | `Dialect`: markers, a parser and a grammar for each answer |
-| `detection` | `find_dialect`: by tokenizer and chat template, or by vLLM's names |
+| `detection` | `find_dialect`: by tokenizer and chat template, or by vLLM's names; `told_dialect` |
 | `reader` | `Reader`: token ids -> events, with stop strings |
 | `events`, `parser` | what is said of an answer, and what finds it |
 | `markers`, `tools` | the tokens between its parts, and the functions it may call |
@@ -14,7 +14,7 @@
 | `response_template` | checkpoints that say themselves how they are read |
 """
 
-from peagle.dialects.detection import find_dialect
+from peagle.dialects.detection import find_dialect, told_dialect
 from peagle.dialects.dialect import Dialect
 from peagle.dialects.events import (
     Call,
@@ -46,4 +46,5 @@ __all__ = [
     "Tool",
     "ToolUse",
     "find_dialect",
+    "told_dialect",
 ]

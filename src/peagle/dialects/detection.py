@@ -16,7 +16,9 @@ from peagle.dialects.response_template import ResponseTemplateDialect
 from peagle.dialects.section_dialect import SectionDialect
 from peagle.dialects.sections import CallFormat, ReasoningFormat
 from peagle.errors import InputError
+from peagle.models.chat_template import hides_tools
 
+HIDES_TOOLS = "but the chat template shows no tools"
 HARMONY = ("openai", "openai_gptoss")
 """vLLM's names of the parsers of tool calls and of reasoning."""
 THINK = ReasoningFormat("qwen3", "<think>", "</think>")
@@ -66,6 +68,12 @@ def find_dialect(tokenizer: Any, chat: ChatConfig) -> Dialect:
     found = _sections(tokenizer, text, calls, reasoning)
     own = getattr(tokenizer, "response_template", None)
     return ResponseTemplateDialect(tokenizer, found) if own and not (calls or reasoning) else found
+
+
+def told_dialect(tokenizer: Any, chat: ChatConfig) -> str:
+    """How answers are read, for people. Raises `InputError` as `find_dialect` does."""
+    told = find_dialect(tokenizer, chat).description
+    return f"{told}; {HIDES_TOOLS}" if hides_tools(tokenizer, chat.chat_template) else told
 
 
 def _sections(

@@ -13,6 +13,9 @@ from peagle.dialects.tools import ToolUse
 TURNS = ("<|im_start|>", "<|start_header_id|>", "<|turn>", "<start_of_turn>")
 """Tokens that begin a turn: an answer goes on from what stands after the prompt's last one."""
 ANYTHING = "/(?s:.+)/"
+MOST_SPACE = 8
+"""Characters of white space before a call or a form: a model that knows no calls, and must write
+one, would go on with white space to the end."""
 
 
 class SectionDialect:
@@ -53,7 +56,8 @@ class SectionDialect:
         """Thoughts first, where the prompt has none; then calls, the form, or either."""
         if not needs_grammar(use, form):
             return None
-        rules = [*self._thoughts(self._thinks(prompt)), f"ANYTHING: {ANYTHING}", r"WS: /\s+/"]
+        space = rf"WS: /\s{{1,{MOST_SPACE}}}/"
+        rules = [*self._thoughts(self._thinks(prompt)), f"ANYTHING: {ANYTHING}", space]
         parts = []
         if form is not None and not (use is not None and use.required):
             rules.append(f"form: {form}")

@@ -40,6 +40,7 @@ from peagle.ops.packing import pack
 
 MASK_HIDDEN, D2T, T2D = "mask_hidden", "d2t", "t2d"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
+WHOLE_MODEL = "it is a whole language model, not a drafter; give it as the target"
 
 
 def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -> list[TensorRule]:
@@ -95,6 +96,8 @@ def read_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     """
     config = read_drafter_config(directory, target.spec)
     tensors = normalised(read_tensors(directory))
+    if is_whole_model(tensors):
+        raise InputError(f"{directory}: {WHOLE_MODEL}")
     problems = config_problems(config, target.spec) + method_problems(config, tensors, parallel)
     if problems:
         raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
@@ -117,6 +120,11 @@ def read_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     for doubt in vocabulary_doubts(config, tensors):
         warnings.warn(f"{directory}: {doubt}", stacklevel=2)
     return model.to(device=device, dtype=dtype)
+
+
+def is_whole_model(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether tensors are a target's."""
+    return "fc.weight" not in tensors and "model.embed_tokens.weight" in tensors
 
 
 def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,9 +15,11 @@ from peagle.drafters.checkpoint import (
     D2T,
     MASK_HIDDEN,
     T2D,
+    WHOLE_MODEL,
     attach_vocabulary,
     drafter_rules,
     effective_config,
+    is_whole_model,
     method_problems,
     normalised,
     shared_tensors,
@@ -66,8 +68,8 @@ def diagnose(
         shape = _attempt(lambda: read_spec(target), problems)
     config = _attempt(lambda: _read_drafter(directory, shape), problems)
     tensors = normalised(_read_tensors(directory, problems))
-    if "fc.weight" not in tensors and "model.embed_tokens.weight" in tensors:
-        problems = ["it is a whole language model, not a drafter; give it as the target"]
+    if is_whole_model(tensors):
+        problems = [WHOLE_MODEL]
         config = None
     if config is None:
         return Diagnosis(_weight_facts(tensors), tuple(problems), None)

@@ -42,6 +42,7 @@ RESERVED = frozenset(
 """Names that are no variables of a template: arguments of transformers' function."""
 PROBED = 64
 """Templates whose ways are remembered."""
+NO_PARAMETERS = {"type": "object", "properties": {}}
 NO_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
 REASON_LENGTH = 300
 """Characters of a template's complaint that are told."""
@@ -92,6 +93,16 @@ def template_source(tokenizer: Any, template: str | None, tools: Any) -> str:
     except ValueError as error:
         raise InputError(f"{tokenizer.name_or_path}: {_reason(error)}") from None
     return source
+
+
+def hides_tools(tokenizer: Any, template: str | None) -> bool:
+    """Whether there is a chat template, and it tells the model nothing of its tools."""
+    if template is None and tokenizer.chat_template is None:
+        return False
+    try:
+        return not shows_tools(template_source(tokenizer, template, ["any"]))
+    except InputError:
+        return False
 
 
 def template_turns(messages: Sequence[Mapping[str, Any]], source: str) -> list[Turn]:
@@ -160,9 +171,19 @@ def shows_thoughts_beside_text(source: str) -> bool:
 
 
 @lru_cache(PROBED)
+def shows_tools(source: str) -> bool:
+    """Whether a template tells the model its tools, as far as that can be found out."""
+    function = {"name": "Mark1", "description": "Mark2", "parameters": NO_PARAMETERS}
+    tools = [{"type": "function", "function": function}]
+    turns = [{"role": "user", "content": "Mark0"}]
+    named = any(_shows(source, turns, mark, tools=tools) for mark in ("Mark1", "Mark2"))
+    return named or not _shows(source, turns, tools=tools)
+
+
+@lru_cache(PROBED)
 def shows_undescribed_tools(source: str) -> bool:
     """Whether a template takes a tool without a description."""
-    function = {"name": "Mark1", "parameters": {"type": "object", "properties": {}}}
+    function = {"name": "Mark1", "parameters": NO_PARAMETERS}
     tools = [{"type": "function", "function": function}]
     turns = [{"role": "user", "content": "Mark0"}]
     return _shows(source, turns, tools=tools)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.errors import InputError
-from peagle.models.families import FAMILIES
+from peagle.models.families import FAMILIES, refuse_drafter
 from peagle.models.weights import read_json
 
 
@@ -17,15 +17,21 @@ def load_tokenizer(directory: Path) -> Any:
     except Exception as error:  # transformers raises all kinds for damaged files
         _refuse_other_family(directory)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        if not any(directory.glob("tokenizer*")):
+            reason = "it has no tokenizer.json"
         raise InputError(f"{directory} has no usable tokenizer: {reason}") from None
     if len(tokenizer) < 2:  # for some families transformers invents one without any file
+        _refuse_other_family(directory)
         raise InputError(f"{directory} has no usable tokenizer: it has no tokenizer.json")
     return tokenizer
 
 
 def _refuse_other_family(directory: Path) -> None:
-    """Raise `InputError` for a model type by which transformers looks for another tokenizer."""
-    kind = read_json(directory / "config.json").get("model_type")
+    """Raise `InputError` for a drafter, which has no tokenizer, and for a model type by which
+    transformers looks for another one."""
+    values = read_json(directory / "config.json")
+    refuse_drafter(values, str(directory))
+    kind = values.get("model_type")
     known = [family.MODEL_TYPE for family in FAMILIES.values()]
     if kind is not None and kind not in known:
         raise InputError(

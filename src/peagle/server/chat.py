@@ -20,7 +20,9 @@ from peagle.dialects import (
 from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
 from peagle.live_request import ChatTurn
+from peagle.models.chat_template import hides_tools
 from peagle.server.answer import answer
+from peagle.server.body import tell_once
 from peagle.server.delivery import Json
 from peagle.server.errors import APIError
 from peagle.server.messages import Message
@@ -98,6 +100,8 @@ def _render(
     if llm.chat_config.chat_template is None and llm.tokenizer.chat_template is None:
         raise APIError(400, "this model has no chat template; start with --chat-template FILE")
     turns = [message.turn for message in messages]
+    if variables.get("tools") and hides_tools(llm.tokenizer, llm.chat_config.chat_template):
+        tell_once("a request has tools, which the chat template does not show to the model")
     try:
         return llm.render(turns, add_special_tokens=add_special_tokens, **variables)
     except InputError as error:

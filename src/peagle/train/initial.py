@@ -112,6 +112,12 @@ def initial_drafter(recipe: Recipe, target: Decoder, rows: PackedRows) -> DraftM
     return model
 
 
+def kept_tokens(config: DrafterConfig, rows: PackedRows) -> Tensor:
+    """Target ids that a drafter with a reduced vocabulary drafts, ascending: the most frequent."""
+    counts = torch.bincount(rows.tokens[rows.loss_mask], minlength=config.transformer.vocab_size)
+    return most_frequent(counts, config.draft_vocab_size)
+
+
 def _new_drafter(
     recipe: Recipe, target: Decoder, config: DrafterConfig, rows: PackedRows
 ) -> DraftModel:
@@ -121,8 +127,7 @@ def _new_drafter(
         nn.init.normal_(model.mask_hidden)
     kept = torch.arange(config.draft_vocab_size)
     if config.reduced_vocabulary:
-        counts = torch.bincount(rows.tokens[rows.loss_mask], minlength=target.spec.vocab_size)
-        kept = most_frequent(counts, config.draft_vocab_size)
+        kept = kept_tokens(config, rows)
         model.readout.d2t = offsets(kept)
     with torch.no_grad():
         model.embed.weight.copy_(target.embed.weight)

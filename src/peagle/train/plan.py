@@ -29,7 +29,7 @@ from peagle.ops.weight import dense
 from peagle.train.cod import Chains, sample_chains
 from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
-from peagle.train.initial import check_mask_token, choose_trained, drafter_config
+from peagle.train.initial import check_mask_token, choose_trained, drafter_config, kept_tokens
 from peagle.train.loss import chunk_rows
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
@@ -106,6 +106,15 @@ class Plan:
     def config(self) -> DrafterConfig:
         """The drafter's configuration."""
         return self.model.config
+
+    @property
+    def draftable(self) -> float | None:
+        """The share of the held-out responses' tokens that can be drafted; None where all can, and
+        where an initial drafter has decided."""
+        if not self.config.reduced_vocabulary or self.recipe.initial_drafter is not None:
+            return None
+        tokens = self.validation.tokens[self.validation.loss_mask]
+        return float(torch.isin(tokens, kept_tokens(self.config, self.training)).float().mean())
 
     @property
     def dtype(self) -> torch.dtype:

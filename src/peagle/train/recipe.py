@@ -9,7 +9,7 @@ import yaml
 from pydantic import AfterValidator, Field, model_validator
 
 from peagle.config import Config, NonNegativeInt, PositiveInt
-from peagle.errors import InputError
+from peagle.errors import InputError, reason
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
@@ -120,7 +120,10 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _fit_method(self) -> Self:
         if self.method == "peagle" and self.mask_token_id is None:
-            raise ValueError("method peagle needs mask_token_id, an id that never occurs in text")
+            raise ValueError(
+                "method peagle needs mask_token_id, an id that never occurs in text (how to choose "
+                "it: docs/first-drafter.md)"
+            )
         if self.method == "eagle3" and self.mask_token_id is not None:
             raise ValueError("method eagle3 has no mask slots; leave mask_token_id out")
         idle = [key for key in PEAGLE_ONLY if self._changes(key)]
@@ -179,7 +182,9 @@ class Recipe(Config):
         """
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError for a 13th month
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {reason(error)}") from None
+        except (ValueError, yaml.YAMLError) as error:  # ValueError for a 13th month
             raise InputError(f"{path} cannot be read as YAML: {error}".replace("\n", " ")) from None
         if not isinstance(values, dict):
             raise InputError(f"{path} must hold keys and values, one per line")

@@ -40,7 +40,7 @@ def _read_file(path: str) -> Iterator[Record]:
 
 def _parse(line: bytes, place: str) -> dict[str, Any]:
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        value = json.loads(line.decode("utf-8-sig").rstrip())
         json.dumps(value, ensure_ascii=False).encode()  # an escape may be half of a surrogate pair
     except UnicodeError as error:
         raise InputError(f"{place}: not valid UTF-8 text: {error}") from None

@@ -57,6 +57,7 @@ def read_values(values: Values, source: str) -> tuple[Family, DecoderSpec]:
     Raises `InputError` for an architecture or a setting that the decoder does not have, a missing
     key and a value of the wrong kind.
     """
+    refuse_drafter(values, source)
     architecture = architecture_of(values)
     if architecture not in FAMILIES:
         raise InputError(
@@ -66,6 +67,13 @@ def read_values(values: Values, source: str) -> tuple[Family, DecoderSpec]:
     family = FAMILIES[architecture]
     with reading(source):
         return family, family.spec(values)
+
+
+def refuse_drafter(values: Values, source: str) -> None:
+    """Raise `InputError` for the `config.json` of a drafter."""
+    named = str(values.get("architectures")).lower()
+    if "eagle" in named or "speculator" in named:
+        raise InputError(f"{source} is a drafter; give the model that it drafts for as the target")
 
 
 def decoder_rules(family: Family, spec: DecoderSpec) -> list[TensorRule]:
