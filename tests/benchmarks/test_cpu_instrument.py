@@ -59,7 +59,7 @@ def test_rows_are_written_and_failures_told(monkeypatch, capsys, tmp_path, more,
     assert told[4 + len(more) :] == failures
 
 
-def test_the_kept_record_shows_what_the_page_says():
+def test_nothing_failed_in_the_kept_record():
     found = json.loads(KEPT.read_text())
     kinds = [row["kind"] for row in found["runs"]]
     assert kinds == ["equal"] * 6 + ["planted"] * 6 + ["busy"]
