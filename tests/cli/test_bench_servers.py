@@ -79,6 +79,12 @@ def test_a_server_that_dies_costs_nothing_that_was_measured(peagle, stub, tmp_pa
     [
         (["--k", "3"], "a server has its own drafter and K; with --url leave out"),
         (["--methods", "none"], "a server has its own drafter and K"),
+        (
+            ["--dtype", "bfloat16"],
+            "a server was started with its own; with --url leave out --dtype",
+        ),
+        (["--batch-invariant"], "with --url leave out --batch-invariant"),
+        (["--no-quantize-activations"], "with --url leave out --quantize-activations"),
         (["--drafter", "d"], "a server has its own drafter and K"),
         (["--draft-length", "auto"], "a server chooses its own draft length"),
         (["--request-rate", "fast"], "--request-rate fast: give numbers, such as 2,8"),

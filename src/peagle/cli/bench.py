@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from peagle.cli.compared import Compared, numbers
-from peagle.cli.groups import fields, group
+from peagle.cli.groups import fields, flag_name, group
 from peagle.cli.loading import as_chats
 from peagle.cli.measurement import Benchmark, Outputs, measure_cases
 from peagle.cli.options import SAMPLING, Chat, Hardware, Target, Threads, from_flags, use_threads
@@ -113,12 +113,23 @@ def bench(
     grid = replace(grid, data=tuple(sets))
     if servers.url:
         compared.refuse_beside_servers()
+        _refuse_beside_servers(hardware)
         measure_cases(servers.benchmark(target, sets, grid, params, rounds), outputs)
         return
     servers.refuse_alone()
     _check_concurrency(levels, sets)
     benchmark = _of_models(target, compared, sets, grid, params, rounds, hardware)
     measure_cases(benchmark, outputs)
+
+
+def _refuse_beside_servers(hardware: Mapping[str, Any]) -> None:
+    """Raise `InputError` for what a server runs on, which is its own."""
+    with from_flags():
+        asked = EngineConfig(**hardware)
+    usual = EngineConfig()
+    given = [flag_name(name) for name in hardware if getattr(asked, name) != getattr(usual, name)]
+    if given:
+        raise InputError(f"a server was started with its own; with --url leave out {given[0]}")
 
 
 def _grid(levels: Sequence[int], temperature: str, draft_length: str) -> "Grid":
