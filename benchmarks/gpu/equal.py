@@ -75,7 +75,6 @@ def main(
         equal = {side: _equal(counts, max_tokens) for side, counts in kept.items()}
         print(json.dumps({"equal": equal, "of": len(given), "dtype": dtype}))
         facts = environment(workload) | {"k": k, "concurrency": concurrency}
-        facts["batch_invariant"] = batch_invariant
         write(facts | {"equal": equal, "kept": kept})
 
 

@@ -158,7 +158,8 @@ def test_whether_activations_may_be_rounded_too_is_the_files_word(directory: Pat
     """And one setting keeps them as they are, whatever the files say."""
     quantize(directory, layout)
     assert activations(load_decoder(directory, torch.float32, tiny.CPU)) == {layout in DYNAMIC}
-    kept = load_decoder(directory, torch.float32, tiny.CPU, quantize_activations=False)
+    kept = load_decoder(directory, torch.float32, tiny.CPU)
+    kept.set_arithmetic(quantize_activations=False, batch_invariant=False)
     assert activations(kept) == {False}
 
 

@@ -25,7 +25,6 @@ from peagle.llm import LLM
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_spec
 from peagle.models.loading import load_decoder
-from peagle.ops.weight import keep_activations
 
 CONTEXT = 4096
 CPU_WEIGHTS = 1 << 30
@@ -178,10 +177,9 @@ class SyntheticWorkload:
             decoder = load_decoder(self.checkpoint, dtype, device)
         else:
             decoder = random_target(shape.target, device, dtype, shape.weights.routed(self.routing))
-        if not self.quantize_activations:
-            keep_activations(decoder)
-        if self.batch_invariant:
-            decoder.make_batch_invariant()
+        decoder.set_arithmetic(
+            quantize_activations=self.quantize_activations, batch_invariant=self.batch_invariant
+        )
         return decoder
 
     def requests(self, case: Case, tokenizer: Any) -> list[Request]:

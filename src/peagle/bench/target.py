@@ -28,11 +28,11 @@ class SharedTarget:
     def __init__(self, target: str, config: EngineConfig) -> None:
         directory = model_directory(target)
         device = resolve_device(config.device)
-        dtype = resolve_dtype(config.dtype, device)
-        rounded = config.quantize_activations
-        self._decoder = load_decoder(directory, dtype, device, quantize_activations=rounded)
-        if config.batch_invariant:
-            self._decoder.make_batch_invariant()
+        self._decoder = load_decoder(directory, resolve_dtype(config.dtype, device), device)
+        self._decoder.set_arithmetic(
+            quantize_activations=config.quantize_activations,
+            batch_invariant=config.batch_invariant,
+        )
         self.tokenizer = load_tokenizer(directory)
         self._draft_models: dict[tuple[str, bool | None, DrafterFormat | None], DraftModel] = {}
         self._ends = end_tokens(directory, self.tokenizer.eos_token_id)

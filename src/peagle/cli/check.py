@@ -78,13 +78,14 @@ def check(
 def _answers(target: "Path | None") -> dict[str, str]:
     """How the target's answers to conversations are read; nothing where that cannot be told."""
     from peagle.config import ChatConfig
-    from peagle.dialects import told_dialect
+    from peagle.dialects import find_dialect, told_dialect
     from peagle.models.tokenizer import load_tokenizer
 
     if target is None:
         return {}
     try:
-        return {"answers": told_dialect(load_tokenizer(target), ChatConfig())}
+        tokenizer, chat = load_tokenizer(target), ChatConfig()
+        return {"answers": told_dialect(find_dialect(tokenizer, chat), tokenizer, chat)}
     except InputError:  # told among the problems
         return {}
 

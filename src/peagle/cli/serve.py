@@ -235,7 +235,7 @@ def _announcement(
             "target": target or "the bundled one",
             "drafter": _drafter(llm.llm, speculation),
             "device": f"{device}, {dtype}",
-            "answers": told_dialect(llm.llm.tokenizer, llm.llm.chat_config),
+            "answers": told_dialect(llm.llm.dialect, llm.llm.tokenizer, llm.llm.chat_config),
         }
         for fact, value in facts.items():
             typer.echo(f"{fact:<9}{value}", err=True)

@@ -70,9 +70,9 @@ def find_dialect(tokenizer: Any, chat: ChatConfig) -> Dialect:
     return ResponseTemplateDialect(tokenizer, found) if own and not (calls or reasoning) else found
 
 
-def told_dialect(tokenizer: Any, chat: ChatConfig) -> str:
-    """How answers are read, for people. Raises `InputError` as `find_dialect` does."""
-    told = find_dialect(tokenizer, chat).description
+def told_dialect(dialect: Dialect, tokenizer: Any, chat: ChatConfig) -> str:
+    """How answers are read, for people."""
+    told = dialect.description
     return f"{told}; {HIDES_TOOLS}" if hides_tools(tokenizer, chat.chat_template) else told
 
 

@@ -37,10 +37,11 @@ class EngineSource(Config):
         if device.type == "cuda":
             with about(directory):
                 check_fusible(read_spec(directory))
-        sizes = self.config.max_model_len, self.config.quantize_activations
-        decoder = load_decoder(directory, dtype, device, *sizes)
-        if self.config.batch_invariant:
-            decoder.make_batch_invariant()
+        decoder = load_decoder(directory, dtype, device, self.config.max_model_len)
+        decoder.set_arithmetic(
+            quantize_activations=self.config.quantize_activations,
+            batch_invariant=self.config.batch_invariant,
+        )
         drafter, k = _load_drafter(self.speculation, decoder)
         lookup = rates = None
         if self.speculation is not None:

@@ -27,6 +27,7 @@ from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
 from peagle.ops.softcap import softcap
 from peagle.ops.swiglu import swiglu
+from peagle.ops.weight import keep_activations
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionHeads], Tensor]
 """(layer, query [rows, heads, head_dim], key [rows, kv_heads, head_dim], value, what they see) ->
@@ -232,6 +233,13 @@ class Decoder(nn.Module):
         self.batch_invariant = False
 
     embedding_scale: Tensor | None
+
+    def set_arithmetic(self, *, quantize_activations: bool, batch_invariant: bool) -> None:
+        """How products are computed: both as in `EngineConfig`."""
+        if not quantize_activations:
+            keep_activations(self)
+        if batch_invariant:
+            self.make_batch_invariant()
 
     def make_batch_invariant(self) -> None:
         """On a GPU, let no row's results depend on what other rows a pass has: slower."""

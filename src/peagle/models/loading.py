@@ -30,7 +30,6 @@ from peagle.models.weights import (
     unexpected,
 )
 from peagle.ops.packing import pack
-from peagle.ops.weight import keep_activations
 
 LENGTHEN = (
     "lower it, or give the target's config.json a rope_scaling as its model card says (yarn "
@@ -40,16 +39,12 @@ LENGTHEN = (
 
 
 def load_decoder(
-    directory: Path,
-    dtype: torch.dtype,
-    device: torch.device,
-    max_length: int | None = None,
-    quantize_activations: bool = True,
+    directory: Path, dtype: torch.dtype, device: torch.device, max_length: int | None = None
 ) -> Decoder:
     """A target from its Hugging Face directory, ready for inference.
 
-    quantize_activations: as in `EngineConfig`. Raises `InputError` for an unsupported architecture,
-    a context beyond the target's, and damaged or mismatched weights.
+    Raises `InputError` for an unsupported architecture, a context beyond the target's, and damaged
+    or mismatched weights.
     """
     target = _Target.read(directory)
     check_length(target.spec, max_length or 1)
@@ -58,10 +53,7 @@ def load_decoder(
     tensors = read_tensors(directory)
     rules = target.as_stored(decoder_rules(target.family, target.spec), tensors)
     require_memory(bytes_of(rules, decoder, dtype), device, f"the weights of {directory}")
-    decoder = target.filled(decoder, rules, tensors, dtype, device)
-    if not quantize_activations:
-        keep_activations(decoder)
-    return decoder
+    return target.filled(decoder, rules, tensors, dtype, device)
 
 
 def check_length(spec: DecoderSpec, max_model_len: int) -> None:
