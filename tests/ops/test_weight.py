@@ -77,6 +77,18 @@ class TestFp8:
             wanted = weight.values[..., at[0], at[1]].float() * scale
             assert torch.equal(found[..., at[0], at[1]], wanted)
 
+    @pytest.mark.parametrize(
+        ("depth", "block", "run"),
+        [(256, (128, 128), 128), (256, (1, 256), 128), (256, (64, 64), 64), (96, (1, 96), 64)],
+    )
+    def test_halves_of_a_run_lie_side_by_side(self, depth: int, block: tuple[int, int], run: int):
+        values = torch.randn(3, depth).to(torch.float8_e4m3fn)
+        weight = Fp8Weight.of(values, torch.ones(3, -(-depth // block[1])), block)
+        assert weight.run == run
+        assert torch.equal(weight.values.float(), values.float())
+        first = weight.numbers[:, :4].view(torch.float8_e4m3fn).float()
+        assert torch.equal(first, values.float()[:, [0, run // 2, 1, run // 2 + 1]])
+
     def test_strips_change_nothing(self, monkeypatch: pytest.MonkeyPatch):
         weight = random_fp8((300, 64), (128, 64))
         whole = weight.dense()

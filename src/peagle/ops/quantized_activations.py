@@ -27,12 +27,16 @@ class QuantizedInputs:
     """[rows, groups] float32; the scales of one group lie side by side"""
 
 
-def quantize(x: Tensor, group: int) -> QuantizedInputs:
-    """x [rows, depth] in groups of so many inputs; rows of zeros fill up to whole `ROWS`."""
+def quantize(x: Tensor, group: int, run: int) -> QuantizedInputs:
+    """x [rows, depth] in groups of so many inputs; rows of zeros fill up to whole `ROWS`.
+
+    run: that of the weight, which inputs are to be multiplied by.
+    """
     if has_kernels(x):
-        numbers, scales = kernels("quantized_activations").quantize(x, group)
+        numbers, scales = kernels("quantized_activations").quantize(x, group, run)
         return QuantizedInputs(numbers, scales)
     groups = F.pad(x.float(), (0, 0, 0, -len(x) % ROWS)).unflatten(1, (-1, group))
     scales = groups.abs().amax(dim=2, keepdim=True).clamp(min=LEAST) / LARGEST
-    numbers = Fp8Weight.ordered((groups / scales).to(E4M3).flatten(1).view(torch.uint8)).view(E4M3)
+    bits = (groups / scales).to(E4M3).flatten(1).view(torch.uint8)
+    numbers = Fp8Weight.ordered(bits, run).view(E4M3)
     return QuantizedInputs(numbers, scales[:, :, 0].T.contiguous().T)

@@ -75,14 +75,14 @@ Weight = Tensor | QuantizedWeight
 class Fp8Weight(QuantizedWeight):
     """E4M3 numbers in blocks of outputs and inputs that share a float32 scale.
 
-    A scale for each output is a block one high and as wide as the depth. Of a run of 64 inputs the
-    first and the 33rd lie side by side, the second and the 34th, and so on: a kernel multiplies the
-    lower bytes of 16 bits by 32 neighbours of its input, and the upper ones by the next 32. The
-    depth is filled up to whole runs by zeros.
+    A scale for each output is a block one high and as wide as the depth. Of a run of 128 inputs the
+    first and the 65th lie side by side, the second and the 66th, and so on: a kernel multiplies the
+    lower bytes of 16 bits by 64 neighbours of its input, and the upper ones by the next 64. Runs
+    have 64 inputs where a block or the depth does not hold whole runs of 128. The depth is filled
+    up to whole runs by zeros.
     """
 
     format = "fp8"
-    run = 64
 
     def __init__(
         self,
@@ -109,15 +109,21 @@ class Fp8Weight(QuantizedWeight):
         block: its outputs and inputs. The last ones may be smaller. dynamic_activations: whether
         products of many rows may round their inputs to FP8, too, with scales found as they come.
         """
-        numbers = values.view(torch.uint8)
-        numbers = cls.ordered(F.pad(numbers, (0, -numbers.shape[-1] % cls.run)))
         shape = tuple(values.shape)
+        run = run_of(shape[-1], block)
+        numbers = F.pad(values.view(torch.uint8), (0, -shape[-1] % run))
+        numbers = cls.ordered(numbers, run)
         return cls(shape, numbers, factors.contiguous(), block, dynamic_activations)
 
-    @classmethod
-    def ordered(cls, inputs: Tensor) -> Tensor:
+    @property
+    def run(self) -> int:
+        """Inputs of a run."""
+        return run_of(self.shape[-1], self.block)
+
+    @staticmethod
+    def ordered(inputs: Tensor, run: int) -> Tensor:
         """Whole runs of inputs [..., depth] in the order in which the numbers for them lie."""
-        return inputs.unflatten(-1, (-1, 2, 32)).transpose(-1, -2).contiguous().flatten(-3)
+        return inputs.unflatten(-1, (-1, 2, run // 2)).transpose(-1, -2).contiguous().flatten(-3)
 
     def __getitem__(self, index: int) -> "Fp8Weight":
         own = self.numbers[index], self.factors[index]
@@ -126,7 +132,7 @@ class Fp8Weight(QuantizedWeight):
     @property
     def values(self) -> Tensor:
         """A copy of the numbers without their scales: float8_e4m3fn, of the weight's shape."""
-        pairs = self.numbers.unflatten(-1, (-1, 32, 2)).transpose(-1, -2)
+        pairs = self.numbers.unflatten(-1, (-1, self.run // 2, 2)).transpose(-1, -2)
         numbers = pairs.flatten(-3)[..., : self.shape[-1]].contiguous()
         return numbers.view(torch.float8_e4m3fn)
 
@@ -150,6 +156,11 @@ class Fp8Weight(QuantizedWeight):
             factors = factors.repeat_interleave(wide, 1)[:, :depth]
             result[rows] = values[rows].float() * factors
         return result
+
+
+def run_of(depth: int, block: tuple[int, int]) -> int:
+    """Inputs of a run of `Fp8Weight`."""
+    return 64 if depth % 128 or (block[1] < depth and block[1] % 128) else 128
 
 
 def fp8(weight: Tensor) -> Fp8Weight:

@@ -169,7 +169,7 @@ forms = ((True, 64, 256, 16), (True, 128, 128, 64), (False, 64, 128, 16), (False
 for mxfp4, lines, step, block in forms:
     depth = 2880 if mxfp4 else 2048
     sizes = {"COLUMNS": 768, "DEPTH": depth, "BLOCK_M": block, "BLOCK_N": lines, "BLOCK_K": step}
-    sizes |= {"MXFP4": mxfp4, "HIGH": 128, "WIDE": 128, "BIAS": mxfp4}
+    sizes |= {"MXFP4": mxfp4, "RUN": 64 if mxfp4 else 128, "HIGH": 128, "WIDE": 128, "BIAS": mxfp4}
     gates = {"TOP_K": 8, "SCALED": True, "LIMIT": 7.0, "ALPHA": 1.702, "GELU": block == 64}
     types |= {**packed, "factors": "*u8" if mxfp4 else F32}
     compiled("quantized_experts", "_gate_up_kernel", types, {**sizes, **gates})
@@ -184,6 +184,7 @@ for rows, blocks, flags in (
 ):
     sizes = {"HIGH": 128 if blocks > 1 else 1, "WIDE": 4096 // blocks, "BLOCKS": blocks}
     sizes |= {"ROWS": rows, "LINES": 64, "DEPTH": 128, "SPLITS": 1, "PARTS": 64, **FLAGS}
+    sizes["RUN"] = 128
     off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS"), False)
     compiled("quantized_product", "_product", types, {**sizes, **off, **flags}, num_stages=4)
 types = {"x": BF16, "numbers": "*fp8e4nv", "scales": F32}

@@ -99,16 +99,18 @@ def test_a_product_in_bfloat16(device: torch.device, rows: int, block: tuple[int
 
 
 @pytest.mark.parametrize("rows", [1, 16, 21])
-@pytest.mark.parametrize(("depth", "group"), [(512, 128), (384, 128), (320, 320)])
+@pytest.mark.parametrize(
+    ("depth", "group", "run"), [(512, 128, 128), (384, 128, 64), (320, 320, 64)]
+)
 def test_activations_are_rounded_as_by_the_reference(
-    device: torch.device, rows: int, depth: int, group: int
+    device: torch.device, rows: int, depth: int, group: int, run: int
 ):
     from peagle.ops.triton import quantized_activations as kernels
 
     x = torch.randn(rows, depth) * torch.rand(rows, 1) * 50
     x[0, :group] = 0.0
-    wanted = quantize(x, group)
-    numbers, scales = kernels.quantize(x.to(device), group)
+    wanted = quantize(x, group, run)
+    numbers, scales = kernels.quantize(x.to(device), group, run)
     assert numbers.shape == (-(-rows // 16) * 16, depth)
     assert scales.T.is_contiguous()
     torch.testing.assert_close(scales.cpu(), wanted.scales)
@@ -128,7 +130,7 @@ def test_rounded_activations_lie_in_the_order_of_a_weights_numbers(group: int):
     """Numbers times numbers, each with its scales, are nearly the product that is meant."""
     weight = fp8_weight(32, 512, block=None)
     x = torch.randn(20, 512)
-    rounded = quantize(x, group)
+    rounded = quantize(x, group, weight.run)
     repeated = rounded.scales.repeat_interleave(group, 1)
     found = (rounded.numbers.float() * repeated) @ weight.numbers.view(E4M3).float().T
     wanted = x @ weight.dense().T
@@ -146,9 +148,10 @@ def test_a_product_of_rounded_activations(
     given = Normed(x.bfloat16(), None, 1e-5)
     kernel = choose(given, layer, Epilogue.NONE)
     assert isinstance(kernel, QuantizedActivations)
-    rounded = quantize(given.x, 128 if block else 4096)
+    run = layer.weight.run
+    rounded = quantize(given.x, 128 if block else 4096, run)
     inputs = rounded.numbers.float() * rounded.scales.repeat_interleave(128 if block else 4096, 1)
-    ordered = Fp8Weight.ordered(layer.weight.dense())
+    ordered = Fp8Weight.ordered(layer.weight.dense(), run)
     wanted = (inputs @ ordered.T)[:rows]
     found = kernel.linear(given, layer)
     torch.testing.assert_close(found, wanted.bfloat16(), atol=5e-3, rtol=2e-2)

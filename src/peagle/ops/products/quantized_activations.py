@@ -36,7 +36,7 @@ class QuantizedActivations(CuBLAS):
         weight, rows = layer.weight, len(x.x)
         assert isinstance(weight, Fp8Weight)
         blocks = weight.block[0] > 1
-        inputs = quantize(x.x, BLOCK if blocks else x.x.shape[1])
+        inputs = quantize(x.x, BLOCK if blocks else x.x.shape[1], weight.run)
         recipes = (
             (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128)
             if blocks

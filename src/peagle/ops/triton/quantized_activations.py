@@ -11,7 +11,7 @@ AT_ONCE = 2048
 """Inputs of a row that a program rounds, unless one group has more."""
 
 
-def quantize(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
+def quantize(x: Tensor, group: int, run: int) -> tuple[Tensor, Tensor]:
     """As the reference: numbers and scales."""
     rows, depth = x.shape
     padded, groups = triton.cdiv(rows, ROWS) * ROWS, depth // group
@@ -31,6 +31,7 @@ def quantize(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
         GROUP=group,
         WIDTH=width,
         GROUPS=several,
+        RUN=run,
         num_warps=4 if several * width <= AT_ONCE else 8,
     )
     return numbers, scales.T
@@ -49,12 +50,13 @@ def _quantize(
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     GROUPS: tl.constexpr,
+    RUN: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     at = tl.arange(0, WIDTH)
-    # of a run of 64 numbers the first two are of inputs 0 and 32, the next of 1 and 33
-    source = at // 64 * 64 + at % 2 * 32 + at % 64 // 2
+    # of a run of 128 numbers the first two are of inputs 0 and 64, the next of 1 and 65
+    source = at // RUN * RUN + at % 2 * (RUN // 2) + at % RUN // 2
     start = group * GROUP
     inside = (start < depth)[:, None] & (at < GROUP)[None, :]
     read = inside & (row < rows)

@@ -17,7 +17,7 @@ from peagle.ops.moe import ALPHA, Clamped
 from peagle.ops.triton import quantized_product
 from peagle.ops.triton.expert_blocks import Routing, block_of
 from peagle.ops.triton.launch import announce, overlap, wait
-from peagle.ops.triton.quantized_product import halves
+from peagle.ops.triton.quantized_product import gate_lines, halves
 from peagle.ops.triton.swiglu import clamped_swiglu, gated
 from peagle.ops.triton.widening import e2m1, e4m3, powers, unshifted
 from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight
@@ -134,10 +134,10 @@ def _constants(weight: Packed, form: Form) -> dict[str, Any]:
     """What a kernel is compiled with for a format."""
     if isinstance(weight, Mxfp4Weight):
         # a step must not go beyond the scales, which are there for multiples of 512 inputs
-        return {"MXFP4": True, "HIGH": 1, "WIDE": 32, "BLOCK_K": form.depth}
+        return {"MXFP4": True, "RUN": weight.run, "HIGH": 1, "WIDE": 32, "BLOCK_K": form.depth}
     (high, wide), depth = weight.block, weight.shape[-1]
     step = form.depth if wide >= depth else math.gcd(form.depth, wide)
-    return {"MXFP4": False, "HIGH": high, "WIDE": wide, "BLOCK_K": step}
+    return {"MXFP4": False, "RUN": weight.run, "HIGH": high, "WIDE": wide, "BLOCK_K": step}
 
 
 @triton.jit
@@ -156,6 +156,7 @@ def _sums(
     scales,
     line,
     MXFP4: tl.constexpr,
+    RUN: tl.constexpr,
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -168,8 +169,9 @@ def _sums(
         return _mxfp4_sums(x, source, real, numbers, scales, line, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K)
     else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
         return _fp8_sums(
-            x, source, real, numbers, scales, line, HIGH, WIDE, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K
-        )
+            x, source, real, numbers, scales, line, RUN, HIGH, WIDE, DEPTH, BLOCK_M, BLOCK_N,
+            BLOCK_K,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -180,6 +182,7 @@ def _fp8_sums(
     codes,
     scales,
     line,
+    RUN: tl.constexpr,
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
     DEPTH: tl.constexpr,
@@ -191,7 +194,8 @@ def _fp8_sums(
     kind: tl.constexpr = x.dtype.element_ty
     blocks: tl.constexpr = (DEPTH + WIDE - 1) // WIDE
     place = tl.arange(0, BLOCK_K // 2)
-    x_at = x + source[None, :] * DEPTH + (place // 32 * 64 + place % 32)[:, None]
+    half: tl.constexpr = RUN // 2
+    x_at = x + source[None, :] * DEPTH + (place // half * RUN + place % half)[:, None]
     codes_at = codes + line[:, None] * (DEPTH // 2) + place[None, :]
     scales_at = scales + (line // HIGH) * blocks
     scale = tl.load(scales_at)
@@ -202,7 +206,7 @@ def _fp8_sums(
         lower, upper = e4m3(found, kind)
         mask = inside[:, None] & real[None, :]
         part = tl.dot(lower, tl.load(x_at + k, mask=mask, other=0.0), input_precision="ieee")
-        a = tl.load(x_at + k + 32, mask=mask, other=0.0)
+        a = tl.load(x_at + k + half, mask=mask, other=0.0)
         part = tl.dot(upper, a, part, input_precision="ieee")
         total += part * scale[:, None]
         scale = coming
@@ -270,6 +274,7 @@ def _gate_up_kernel(
     ALPHA: tl.constexpr,
     GELU: tl.constexpr,
     MXFP4: tl.constexpr,
+    RUN: tl.constexpr,
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -282,9 +287,7 @@ def _gate_up_kernel(
     if tl.program_id(1) >= blocks_there:
         return
     row = tl.load(order + place) // TOP_K
-    tiled = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    tiled = tl.minimum(tiled, 2 * COLUMNS - 1).to(tl.int64)
-    line = tiled // 2 + tiled % 2 * COLUMNS
+    line = gate_lines(tl.program_id(0), COLUMNS, BLOCK_N)
     own, rows = _of_expert(numbers, factors, expert, 2 * COLUMNS, DEPTH, MXFP4, HIGH, WIDE)
     total = _sums(
         x,
@@ -294,6 +297,7 @@ def _gate_up_kernel(
         rows,
         line,
         MXFP4,
+        RUN,
         HIGH,
         WIDE,
         DEPTH,
@@ -327,6 +331,7 @@ def _down_kernel(
     DEPTH: tl.constexpr,
     BIAS: tl.constexpr,
     MXFP4: tl.constexpr,
+    RUN: tl.constexpr,
     HIGH: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -348,7 +353,7 @@ def _down_kernel(
     own, rows = _of_expert(numbers, factors, expert, COLUMNS, DEPTH, MXFP4, HIGH, WIDE)
     wait(OVERLAP)
     total = _sums(
-        x, place, real, own, rows, line, MXFP4, HIGH, WIDE, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K
+        x, place, real, own, rows, line, MXFP4, RUN, HIGH, WIDE, DEPTH, BLOCK_M, BLOCK_N, BLOCK_K
     )
     if BIAS:
         total += tl.load(bias + expert * COLUMNS + line).to(tl.float32)[:, None]

@@ -4,7 +4,7 @@ The weight is the left operand, so that a tile is [lines, rows]: a tensor core's
 16 or 64 lines of its left operand and as few as 8 of its right one, and the left one may come from
 registers, where the numbers are widened. Scales multiply float32 sums of one block of the depth
 each. How the depth is divided follows from the weight alone, so that a row's sums do not depend on
-the number of rows. Lines of a gate and of what it gates alternate in a tile.
+the number of rows. A tile of gates has as many lines of what they gate behind them.
 """
 
 import functools
@@ -18,7 +18,15 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.products.product import Epilogue
-from peagle.ops.triton.launch import announce, counters, multiprocessors, overlap, prefetch, wait
+from peagle.ops.triton.launch import (
+    announce,
+    counters,
+    multiprocessors,
+    overlap,
+    prefetch,
+    shared_memory,
+    wait,
+)
 from peagle.ops.triton.tiles import padded
 from peagle.ops.triton.widening import e4m3
 from peagle.ops.weight import Fp8Weight
@@ -27,8 +35,10 @@ LINES, DEPTH = 64, 128
 """Of the weight, that a program reads in a step."""
 LEAST_DEPTH = 1024
 """Of the weight, for a program whose tile is shared."""
-FEW_ROWS = 16
-"""Rows that take little room beside the weight."""
+RESIDENT = 3
+"""Programs of a multiprocessor at a time."""
+STAGES = 3, 8
+"""Fewest and most steps of the depth that are copied or multiplied at once."""
 CONVERTS_E4M3 = (8, 9)
 """The first compute capability that does."""
 AHEAD = tl.constexpr(4)
@@ -100,20 +110,18 @@ def add(
 def splits_of(lines: int, depth: int, processors: int) -> int:
     """How many programs share a tile, each with a part of the depth, on so many multiprocessors.
 
-    Tiles are cut while four programs a multiprocessor find work and each has a thousand inputs:
-    what more programs have under way outweighs what they must add up (measured on an H100).
+    As many as run at once, where each has a thousand inputs, and none is left without any.
     """
-    tiles, splits = triton.cdiv(lines, LINES), 1
-    while tiles * splits * 2 <= 4 * processors and depth >= splits * 2 * LEAST_DEPTH:
-        splits *= 2
-    return splits
+    tiles, steps = triton.cdiv(lines, LINES), triton.cdiv(depth, DEPTH)
+    wanted = max(min(RESIDENT * processors // tiles, depth // LEAST_DEPTH), 1)
+    return triton.cdiv(steps, triton.cdiv(steps, wanted))
 
 
-def stages_for(rows: int, splits: int) -> int:
-    """Steps of the depth that are copied or multiplied at once: rows take room, too."""
-    if rows <= FEW_ROWS:
-        return 5
-    return 4 if splits > 1 else 3
+def stages_for(programs: int, step_bytes: int, x: Tensor) -> int:
+    """Steps of the depth that are copied or multiplied at once: as many as programs have room."""
+    together = min(triton.cdiv(programs, multiprocessors(x)), RESIDENT)
+    fewest, most = STAGES
+    return min(max(shared_memory(x) // together // step_bytes, fewest), most)
 
 
 def _launch(
@@ -137,6 +145,7 @@ def _launch(
         size = tiles * across * splits * LINES * height
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
         arrivals = counters(x.device, tiles * across)
+    step_bytes = step * (LINES + height * x.element_size())
     stream, norm, scaled, sums = (out,) * 4 if addition is None else vars(addition).values()
     _product[(tiles, across, splits)](
         x,
@@ -163,6 +172,7 @@ def _launch(
         ROWS=height,
         LINES=LINES,
         DEPTH=step,
+        RUN=weight.run,
         SPLITS=splits,
         PARTS=1 if squares is None else triton.next_power_of_2(len(squares)),
         SCALED=squares is not None,
@@ -171,7 +181,7 @@ def _launch(
         ADDS=addition is not None,
         **overlap(x),
         num_warps=4,
-        num_stages=stages_for(rows, splits),
+        num_stages=stages_for(tiles * across * splits, step_bytes, x),
     )
 
 
@@ -191,9 +201,10 @@ def _sums(
     ROWS: tl.constexpr,
     LINES: tl.constexpr,
     DEPTH: tl.constexpr,
+    RUN: tl.constexpr,
 ):
     """The product of some lines of the weight and a range of the depth: [LINES, ROWS]."""
-    place = tl.arange(0, DEPTH // 2)  # of 16 bits, which have two numbers that are 32 apart
+    place = tl.arange(0, DEPTH // 2)  # of 16 bits, which have two numbers that are half a run apart
     kind: tl.constexpr = x_at.dtype.element_ty
     codes_at = codes + line[:, None] * (depth // 2) + place[None, :]
     factors_at = factors + (line // HIGH) * BLOCKS
@@ -206,21 +217,29 @@ def _sums(
         found = tl.load(
             codes_at + k // 2, mask=inside[None, :], other=0, eviction_policy="evict_first"
         )
-        lower, upper = e4m3(found, kind)
         mask = inside[:, None] & real[None, :]
-        part = tl.dot(lower, tl.load(x_at + k, mask=mask, other=0.0), input_precision="ieee")
-        a = tl.load(x_at + k + 32, mask=mask, other=0.0)
-        part = tl.dot(upper, a, part, input_precision="ieee")
+        a = tl.load(x_at + k, mask=mask, other=0.0)
+        b = tl.load(x_at + k + RUN // 2, mask=mask, other=0.0)
+        lower, upper = e4m3(found, kind)
+        part = tl.dot(lower, a, input_precision="ieee")
+        part = tl.dot(upper, b, part, input_precision="ieee")
         total += part * factor[:, None]
         factor = coming
     return total
 
 
 @triton.jit
+def gate_lines(tile, outputs, LINES: tl.constexpr):
+    """The lines of a tile: some gates', and as many of what they gate."""
+    place = tl.arange(0, LINES)
+    column = tl.minimum(tile * (LINES // 2) + place % (LINES // 2), outputs - 1)
+    return column.to(tl.int64) + place // (LINES // 2) * outputs
+
+
+@triton.jit
 def halves(tile):
-    """The even and the odd lines of a tile [lines, rows]."""
-    pairs = tile.reshape(tile.shape[0] // 2, 2, tile.shape[1])
-    return pairs.permute(0, 2, 1).split()
+    """The first and the last half of a tile's lines [lines, rows]."""
+    return tile.reshape(2, tile.shape[0] // 2, tile.shape[1]).permute(1, 2, 0).split()
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -249,6 +268,7 @@ def _product(
     ROWS: tl.constexpr,
     LINES: tl.constexpr,
     DEPTH: tl.constexpr,
+    RUN: tl.constexpr,
     SPLITS: tl.constexpr,
     PARTS: tl.constexpr,
     SCALED: tl.constexpr,
@@ -261,14 +281,16 @@ def _product(
     tile, split = tl.program_id(0), tl.program_id(2)
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     real = row < rows
-    column = tile * (LINES // (1 + GATED)) + tl.arange(0, LINES // (1 + GATED))
+    columns: tl.constexpr = LINES // (1 + GATED)
+    column = tile * columns + tl.arange(0, columns)
     inside = column < outputs
-    line = tl.minimum(tile * LINES + tl.arange(0, LINES), (1 + GATED) * outputs - 1)
     if GATED:
-        line = line // 2 + line % 2 * outputs
-    line = line.to(tl.int64)
+        line = gate_lines(tile, outputs, LINES)
+    else:
+        line = tl.minimum(column, outputs - 1).to(tl.int64)
     place = tl.arange(0, DEPTH // 2)
-    x_at = x + row.to(tl.int64)[None, :] * depth + (place // 32 * 64 + place % 32)[:, None]
+    x_at = x + row.to(tl.int64)[None, :] * depth
+    x_at += (place // (RUN // 2) * RUN + place % (RUN // 2))[:, None]
     share = tl.cdiv(tl.cdiv(depth, DEPTH), SPLITS) * DEPTH
     first = split * share
     past = tl.minimum(first + share, depth)
@@ -278,7 +300,7 @@ def _product(
     wait(OVERLAP)
     total = _sums(
         x_at, real, codes, factors, line, first, past, depth, HIGH, WIDE, BLOCKS, ROWS, LINES,
-        DEPTH,
+        DEPTH, RUN,
     )  # fmt: skip
     if SPLITS > 1:
         size: tl.constexpr = LINES * ROWS
