@@ -54,9 +54,9 @@ def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
         warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)
         return False
     if not all(e.has_kernels() for e in target.modules() if isinstance(e, RoutedExperts)):
-        warnings.warn(
-            "no GPU kernels for these experts' weights: running plain torch", stacklevel=2
-        )
+        if kernels("quantized_product").able(target.embed.weight.device):  # else it has said so
+            message = "no GPU kernels for these experts' weights: running plain torch"
+            warnings.warn(message, stacklevel=2)
         return False
     return True
 
