@@ -67,12 +67,17 @@ class Vllm:
         return not run(command, self.environment(), 60).failure
 
 
+def routing_of(shape: str, work: Work) -> str | None:
+    """How alike rows choose experts in a shape's target that is written for some work."""
+    return shape_of(shape).weights.routed(work.routing).routing
+
+
 def target_in(place: Path, shape: str, work: Work, timeout: float) -> Path:
     """The directory of a shape's target among those in a place; it is written if it is not there.
 
     Raises `InputError` if it cannot be.
     """
-    pair = place / f"{shape}-{shape_of(shape).weights.routed(work.routing).routing or 'plain'}"
+    pair = place / f"{shape}-{routing_of(shape, work) or 'plain'}"
     if pair.exists():
         return pair / "target"
     place.mkdir(parents=True, exist_ok=True)
@@ -108,6 +113,8 @@ def attempt(
     found = {"seconds": seconds, "card_before": before, "failure": failure, **measured}
     if trial.side == "vllm":
         found["choices"] = choices(ended.log)
+    if checkpoint is not None:  # which does not say it
+        found["routing"] = routing_of(trial.match.shape, work)
     return {**asked, **vars(trial.match), "checkpoint": checkpoint is not None, **found}
 
 

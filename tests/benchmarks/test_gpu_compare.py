@@ -11,7 +11,7 @@ import pytest
 from config_json import config_json
 from matches import Match, Trial, Work, bench_flags, peer_job, schedule, trials
 from records import environment, failures, median_runs, merge
-from sides import choices, target_in
+from sides import choices, routing_of, target_in
 from sides import run as run_command
 
 from peagle.bench.shapes import SHAPES, shape_of
@@ -280,12 +280,14 @@ class TestCompare:
         assert done.returncode == 0, done.stderr
         records = json.loads((tmp_path / "out" / "comparison.json").read_text())["records"]
         assert [(one["failure"], one["checkpoint"]) for one in records] == [(None, True)] * 2
+        assert [one["routing"] for one in records] == ["half"] * 2
         assert records[0]["environment"]["checkpoint"] == "target"
         assert records[1]["choices"] == ["Using 'MARLIN' Mxfp4 MoE backend."]
         [pair] = (tmp_path / "targets").iterdir()
         assert (pair.name, [file.name for file in pair.iterdir()]) == ("tiny-half", ["target"])
         again = target_in(tmp_path / "targets", "tiny", Work(routing="half"), timeout=0.0)
         assert again == pair / "target"  # it is there
+        assert [routing_of(name, Work()) for name in ("tiny", "gpt-oss-20b")] == [None, "half"]
 
     @pytest.mark.parametrize("how", [["gpt-oss-20b:none"], ["qwen3-8b:none", "--routing", "half"]])
     def test_dummy_weights_are_not_compared_with_others(self, how: list[str], tmp_path: Path):

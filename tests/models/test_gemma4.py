@@ -69,6 +69,11 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
         "bidirectional attention is not supported",
     ),
     (
+        "bidirectional, as a switch",
+        lambda c: c.update(use_bidirectional_attention=True),
+        "bidirectional attention is not supported",
+    ),
+    (
         "activation",
         lambda c: c.update(hidden_activation="silu"),
         "hidden_activation silu is not supported, only gelu_pytorch_tanh",

@@ -54,6 +54,11 @@ CONFIGS: list[tuple[str, Callable[[Values], object], str]] = [
         lambda c: c.update(intermediate_size=128),
         rf"{EXPERTS}\.down_proj_blocks has shape \[8, 64, 3, 16\], expected \[8, 64, 4, 16\]",
     ),
+    (
+        "blocks",
+        lambda c: c.update(intermediate_size=100),
+        r"_proj_blocks has 100 inputs by config\.json; MXFP4 packs them in whole blocks of 32",
+    ),
     ("no biases", lambda c: c.update(attention_bias=False), r"unexpected tensors: .*q_proj\.bias"),
 ]
 
@@ -82,7 +87,7 @@ WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
     (
         "NaN",
         lambda t: t[f"{EXPERTS}.down_proj_scales"].fill_(255),
-        "MXFP4 weights hold scales that are NaN or above",
+        rf"{EXPERTS}\.down_proj_scales: MXFP4 weights hold scales that are NaN or above",
     ),
     (
         "type",

@@ -1,6 +1,7 @@
 """Targets in FP8, in every layout in which they are published, beside their dequantised twins."""
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -11,6 +12,7 @@ import tiny
 import torch
 from safetensors.torch import load_file, save_file
 from test_families import change_config
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from peagle.config import EngineConfig, SamplingParams
 from peagle.engine.engine import Engine
@@ -23,7 +25,7 @@ from peagle.models.families import decoder_rules, read_family, read_values
 from peagle.models.loading import check_decoder, load_decoder, load_layers, stored_bytes
 from peagle.models.quantization import read_quantization
 from peagle.models.weights import disassemble
-from peagle.ops.weight import Fp8Weight, weights_of
+from peagle.ops.weight import Fp8Weight, QuantizedWeight, weights_of
 
 E4M3 = torch.float8_e4m3fn
 TOKENS = list(range(3, 60))
@@ -74,7 +76,7 @@ PUBLISHED: dict[str, tuple[Settings, str, str]] = {
     ),
 }
 """The settings, what scales are called, and what shares one."""
-KEPT = ("embed_tokens", "lm_head", "norm", "mlp.gate.weight", "bias")
+KEPT = ("embed_tokens", "lm_head", "norm", "mlp.gate.weight", "router", "bias")
 
 
 def scales_for(weight: torch.Tensor, kind: str) -> torch.Tensor:
@@ -129,7 +131,7 @@ def logits(directory: Path) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("layout", PUBLISHED)
-@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gemma4"])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama", "gemma4", "gemma4_moe"])
 def test_every_layout_gives_what_its_dequantised_twin_gives(
     tmp_path: Path, family: str, layout: str
 ):
@@ -223,6 +225,26 @@ def test_modelopts_own_file(directory: Path):
     described = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
     (directory / "hf_quant_config.json").write_text(json.dumps(described))
     torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
+    described["quantization"]["quant_algo"] = "NVFP4"
+    (directory / "hf_quant_config.json").write_text(json.dumps(described))
+    said = rf"{directory / 'hf_quant_config.json'}: modelopt's quant_algo NVFP4 is not supported"
+    with pytest.raises(InputError, match=said):
+        tiny.load_target(directory)
+
+
+def test_settings_beside_a_language_models_own(tmp_path: Path):
+    """Some files of models with towers have them in `text_config`."""
+    text = tiny.save_target(tmp_path / "text", "gemma4")
+    directory = tiny.save_whole_gemma4(tmp_path / "whole", text)
+    twin = quantize(text, "compressed, channel")
+    packed = load_file(text / "model.safetensors")
+    inner = {f"model.language_{name}": tensor for name, tensor in packed.items()}
+    save_file(inner, directory / "model.safetensors", {"format": "pt"})
+    settings = PUBLISHED["compressed, channel"][0]
+    change_config(
+        directory, lambda config: config["text_config"].update(quantization_config=settings)
+    )
+    torch.testing.assert_close(logits(directory), logits(twin), atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("layout", ["fp8 in blocks", "compressed, channel"])
@@ -266,6 +288,34 @@ def test_the_memory_asked_for_is_that_of_packed_weights(
     assert asked == [sum(weight.nbytes for weight in weights_of(decoder))]
 
 
+class Largest(TorchDispatchMode):
+    """Bytes of the largest tensor that is made."""
+
+    nbytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.nbytes = max(self.nbytes, result.nbytes)
+        return result
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "gpt_oss"])
+def test_a_cpu_widens_one_weight_at_a_time_and_one_expert_of_it(tmp_path: Path, family: str):
+    directory = tiny.save_target(tmp_path / "target", family, num_hidden_layers=2, layer_types=None)
+    if family == "gpt_oss":
+        tiny.pack_experts(directory)
+    else:
+        quantize(directory, "fp8 in blocks")
+    decoder = tiny.load_target(directory)
+    packed = [weight for weight in weights_of(decoder) if isinstance(weight, QuantizedWeight)]
+    plain = max(parameter.nbytes for parameter in decoder.parameters())
+    one = max(4 * math.prod(weight.shape[-2:]) for weight in packed)
+    with Largest() as largest:
+        tiny.run_target(decoder, [5])
+    assert one <= largest.nbytes <= max(one, plain, 8 * (1 << 16))  # of `_orders`
+
+
 Q = "model.layers.0.self_attn.q_proj"
 WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
     (
@@ -286,7 +336,7 @@ WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
     (
         "negative",
         lambda t: t[f"{Q}.weight_scale_inv"].fill_(-1.0),
-        "FP8 weights have scales below 0",
+        rf"{Q}\.weight_scale_inv: FP8 weights have scales below 0",
     ),
     (
         "shape",
@@ -308,6 +358,16 @@ WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
         lambda t: t[f"{Q}.weight"].view(torch.uint8).fill_(0x7F),
         rf"its tensor {Q}\.weight holds NaN or infinite values",
     ),
+    (
+        "embeddings",
+        lambda t: t.update({"model.embed_tokens.weight_scale_inv": torch.ones(3, 2)}),
+        r"model\.embed_tokens\.weight has scales; peagle reads FP8 in products of attention, MLP",
+    ),
+    (
+        "norm",
+        lambda t: t.update({"model.norm.weight_scale_inv": torch.ones(2)}),
+        r"model\.norm\.weight has scales; .*; vLLM serves others",
+    ),
 ]
 
 
@@ -326,6 +386,23 @@ def test_weights_that_do_not_fit(
     assert str(directory) in str(caught.value)
 
 
+def test_a_router_is_not_read_in_fp8(tmp_path: Path):
+    directory = tiny.save_target(tmp_path / "target", "qwen3_moe")
+    quantize(directory, "compressed, channel")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.layers.1.mlp.gate.weight_scale"] = torch.ones(8, 1)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    for read in (
+        tiny.load_target,
+        check_decoder,
+        lambda d: [*load_layers(d, torch.float32, tiny.CPU)],
+    ):
+        with pytest.raises(
+            InputError, match=rf"{directory}: model\.layers\.1\.mlp\.gate\.weight has"
+        ):
+            read(directory)
+
+
 def two_groups(weights: Settings) -> Settings:
     groups = {"a": of_group("tensor"), "b": {"weights": weights}}
     return {**compressed("tensor"), "config_groups": groups}
@@ -335,6 +412,7 @@ SETTINGS: list[tuple[Settings, str]] = [
     ({"quant_method": "awq"}, "quant_method awq is not supported; peagle reads fp8"),
     ({"quant_method": "bitsandbytes"}, "quant_method bitsandbytes is not supported"),
     ({"bits": 4}, "quant_method None is not supported"),
+    ({"quant_method": ["fp8"]}, r"quant_method \['fp8'\] is not supported"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fp8 weights of fmt e5m2 are not supported"),
     ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight blocks of \[128\]"),
     ({"quant_method": "fp8", "weight_block_size": [0, 128]}, r"weight blocks of \[0, 128\]"),
@@ -346,6 +424,10 @@ SETTINGS: list[tuple[Settings, str]] = [
     (two_groups({"num_bits": 8, "type": "float", "strategy": "channel"}), "with 2 different"),
     (two_groups({"num_bits": 4, "type": "int"}), "compressed-tensors of 4-bit int"),
     ({**compressed("tensor"), "config_groups": 3}, "has 3 where settings belong"),
+    (
+        {**compressed("tensor"), "transform_config": {"config_groups": {"R1": {}}}},
+        "compressed-tensors with a transform_config are not supported",
+    ),
     ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quant_algo NVFP4 is not supported"),
 ]
 

@@ -83,7 +83,7 @@ def test_what_is_fetched_from_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path:
     """Also templates for tools and a drafter's correction, in folders of their own; no other's."""
     wanted = {"config.json", "tokenizer.model", "merges.txt", "chat_template.jinja"}
     correction = {"correction/config.json", "correction/model.safetensors"}
-    wanted |= {"additional_chat_templates/tool_use.jinja"}
+    wanted |= {"additional_chat_templates/tool_use.jinja", "hf_quant_config.json"}
     wanted |= {"model.safetensors", *correction} if whole else set()
     others = {"original/model.safetensors", "onnx/config.json", "pytorch_model.bin", "README.md"}
     for name in {*wanted, *others, *correction, "model.safetensors"}:

@@ -12,6 +12,9 @@ from peagle.models.weights import Shape, TensorRule
 from peagle.ops.weight import Fp8Weight, Weight
 
 E4M3 = torch.float8_e4m3fn
+PRODUCTS = ("qkv.weight", "out.weight", "gate_up.weight", "down.weight", "head.weight")
+EXPERTS = (".gate_up", ".down")
+"""How our names of weights end that may be in FP8: those of products, and of experts together."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,17 @@ class Fp8:
     one for each row and block of inputs, or for each row."""
 
     def as_stored(self, rule: TensorRule, names: Container[str]) -> TensorRule:
-        """The rule for the same parameter in a file with these tensors: not all are quantized."""
+        """The rule for the same parameter in a file with these tensors: not all are quantized.
+
+        Raises `InputError` for FP8 where no product reads it: in embeddings, norms and routers.
+        """
         if type(rule) is not TensorRule or not any(name in names for name in self._scales(rule)):
             return rule
+        if not rule.ours.endswith(PRODUCTS + EXPERTS):
+            raise InputError(
+                f"{rule.theirs[0]} has scales; peagle reads FP8 in products of attention, MLP, "
+                "experts and head alone; vLLM serves others"
+            )
         return self._packed(rule)
 
     def as_written(self, rule: TensorRule, ours: Weight) -> TensorRule:
@@ -87,6 +98,9 @@ class Fp8Rule(TensorRule):
         parts, scales = theirs[: len(self.sizes)], theirs[len(self.sizes) :]
         block = high, _ = self._block(ours[-1])
         numbers = torch.cat([part.view(torch.uint8) for part in parts]).view(ours)
+        for name, values in zip(self.theirs[len(self.sizes) :], scales, strict=True):
+            if bool((values.float() < 0).any()):
+                raise InputError(f"{name}: FP8 weights have scales below 0")
         pairs = zip(scales, self.sizes, strict=True)
         joined = torch.cat([self._scales(*pair, high) for pair in pairs])
         joined = joined.view(*ours[:-2], -(-ours[-2] // high), -1)
@@ -113,8 +127,6 @@ class Fp8Rule(TensorRule):
     def _scales(self, scales: Tensor, outputs: int, high: int) -> Tensor:
         """A part's scales: [blocks of `high` outputs, blocks of inputs]."""
         values = scales.float()
-        if bool((values < 0).any()):
-            raise InputError("FP8 weights have scales below 0")
         if self.kind.strategy != "block":
             return values.reshape(-1, 1).expand(outputs, 1)
         tall = self._tall(outputs)

@@ -172,7 +172,8 @@ class _Target:
         stored = [rule.as_stored(names) for rule in rules]
         if self.quantization is None:
             return stored
-        return [self.quantization.as_stored(rule, names) for rule in stored]
+        with about(self.directory):
+            return [self.quantization.as_stored(rule, names) for rule in stored]
 
     def ignored(self, names: Iterable[str]) -> set[str]:
         """Tensors of a file that are not needed but allowed."""

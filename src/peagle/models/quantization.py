@@ -6,7 +6,7 @@ from typing import Any
 
 from peagle.errors import InputError
 from peagle.models.fp8 import Fp8
-from peagle.models.weights import read_json
+from peagle.models.weights import about, read_json
 
 Values = Mapping[str, Any]
 SUPPORTED = (
@@ -35,10 +35,16 @@ def read_quantization(directory: Path) -> Fp8 | None:
 
     Raises `InputError` for a method, scheme or group size that is not supported.
     """
-    given = _mapping(read_json(directory / "config.json").get("quantization_config") or {})
-    if not given and (directory / BESIDE).is_file():
-        given = {"quant_method": "modelopt", **_mapping(read_json(directory / BESIDE))}
-    return quantization_of(given) if given else None
+    values = read_json(directory / "config.json")
+    within = _mapping(values.get("text_config") or {})
+    given = values.get("quantization_config") or within.get("quantization_config")
+    if given:
+        return quantization_of(_mapping(given))
+    if not (directory / BESIDE).is_file():
+        return None
+    beside = {"quant_method": "modelopt", **read_json(directory / BESIDE)}
+    with about(directory / BESIDE):
+        return quantization_of(beside)
 
 
 def quantization_of(given: Values) -> Fp8 | None:
@@ -46,7 +52,7 @@ def quantization_of(given: Values) -> Fp8 | None:
     method = _mapping(given).get("quant_method")
     if method == "mxfp4":
         return None
-    if method not in READERS:
+    if not isinstance(method, str) or method not in READERS:
         raise InputError(f"quant_method {method} is not supported; {SUPPORTED}")
     return READERS[method](given)
 
@@ -67,6 +73,10 @@ def _compressed_tensors(given: Values) -> Fp8:
     kind = given.get("format", "float-quantized")
     if kind != "float-quantized":
         raise InputError(f"compressed-tensors of format {kind} are not supported; {SUPPORTED}")
+    if given.get("transform_config"):
+        raise InputError(
+            f"compressed-tensors with a transform_config are not supported; {SUPPORTED}"
+        )
     groups = _mapping(given.get("config_groups")).values()
     found = {_of_group(_mapping(group)) for group in groups}
     if len(found) != 1:
@@ -99,7 +109,7 @@ def _modelopt(given: Values) -> Fp8:
         "FP8_PER_CHANNEL_PER_TOKEN": Fp8("weight_scale", "channel", dynamic_activations=True),
         "FP8_PB_WO": Fp8("weight_scale", "block", (128, 128)),
     }
-    if algorithm not in known:
+    if not isinstance(algorithm, str) or algorithm not in known:
         raise InputError(f"modelopt's quant_algo {algorithm} is not supported; {SUPPORTED}")
     return known[algorithm]
 

@@ -1,8 +1,14 @@
 """Products and experts with packed weights against their dequantised twins."""
 
+import warnings
+
 import pytest
+import tiny
 import torch
 
+from peagle.engine.device.worker import captures_cycles
+from peagle.models.decoder import Decoder
+from peagle.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
 from peagle.ops import moe as reference
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Clamped
@@ -202,6 +208,45 @@ def dynamic_layer(outputs: int, depth: int, block: tuple[int, int] | None) -> Li
     weight.dynamic_activations = True
     replace_weight(layer, "weight", weight)
     return layer
+
+
+def test_a_gpu_without_fp8_widens_whole_weights_and_says_so_once(monkeypatch: pytest.MonkeyPatch):
+    """Not experts in MXFP4, whose bits are moved; and layers with experts are not captured."""
+    from peagle.ops.triton import quantized_experts, quantized_product
+
+    dense, old, new = fp8_weight(64, 128, block=None), torch.device("cuda", 6), (8, 9)
+    experts = expert_weights("rows", 2, 128, 128)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: (8, 0) if d == old else new)
+    monkeypatch.setattr(QuantizedWeight, "device", old)
+    with warnings.catch_warnings(record=True) as told:
+        assert not quantized_product.takes(dense, old)
+        assert not any(map(quantized_experts.takes, experts))
+    said = ["A100 has no FP8 instructions: FP8 weights are slow on it"]
+    assert [str(warning.message) for warning in told] == said
+    assert all(map(quantized_experts.takes, expert_weights("mxfp4", 2, 128, 128)))
+    assert quantized_product.takes(dense, torch.device("cuda", 7))
+
+
+@pytest.mark.parametrize(("inner", "captured"), [(128, True), (96, False)])
+def test_experts_without_kernels_are_not_captured(
+    monkeypatch: pytest.MonkeyPatch, inner: int, captured: bool
+):
+    """A graph cannot hold plain torch's, which ask which experts are chosen."""
+    layer = ExpertsSpec(4, 2, inner, inner, True)
+    decoder = Decoder(
+        DecoderSpec(64, 128, (LayerSpec(tiny.ATTENTION, layer),), max_length=16), max_length=16
+    )
+    mlp = decoder.layers[0].mlp
+    for name, weight in zip(
+        ("gate_up", "down"), expert_weights("rows", 4, 128, inner), strict=True
+    ):
+        replace_weight(mlp, name, weight)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    with warnings.catch_warnings(record=True) as told:
+        assert captures_cycles(decoder, None) == captured
+    said = ["no GPU kernels for these experts' weights: running plain torch"]
+    assert [str(warning.message) for warning in told] == ([] if captured else said)
 
 
 def expert_weights(form: str, experts: int, hidden: int, inner: int) -> list[QuantizedWeight]:

@@ -35,6 +35,7 @@ from peagle.engine.step import (
 )
 from peagle.models.decoder import Decoder
 from peagle.ops.cached_attention import supports_head_dim
+from peagle.ops.moe import RoutedExperts
 from peagle.ops.triton import AVAILABLE, kernels
 from peagle.transfer import Download
 
@@ -42,16 +43,22 @@ from peagle.transfer import Download
 def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
     """Whether a whole cycle can run on the device by itself: on a GPU with Triton.
 
-    Sizes that the kernels do not cover run without them, as on a CPU, and a warning says so.
+    Sizes that the kernels do not cover run without them, as on a CPU, and a warning says so; so do
+    experts in FP8 on a GPU without its instructions.
     """
     if not (target.embed.weight.is_cuda and AVAILABLE):
         return False
     specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
     sizes = {layer.attention.head_dim for spec in specs for layer in spec.layers}
-    if all(map(supports_head_dim, sizes)):
-        return True
-    warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)
-    return False
+    if not all(map(supports_head_dim, sizes)):
+        warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)
+        return False
+    if not all(e.has_kernels() for e in target.modules() if isinstance(e, RoutedExperts)):
+        if kernels("quantized_product").able(target.embed.weight.device):  # else it has said so
+            message = "no GPU kernels for these experts' weights: running plain torch"
+            warnings.warn(message, stacklevel=2)
+        return False
+    return True
 
 
 @dataclass(frozen=True)

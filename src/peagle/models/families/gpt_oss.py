@@ -133,6 +133,11 @@ class PackedRule(ExpertRule):
 
     def shapes(self, ours: Shape) -> dict[str, Shape]:
         experts, outputs, inputs = ours
+        if inputs % Mxfp4Weight.block:
+            raise InputError(
+                f"{self.theirs[0]} has {inputs} inputs by config.json; MXFP4 packs them in whole "
+                f"blocks of {Mxfp4Weight.block}"
+            )
         scales = (experts, outputs, inputs // Mxfp4Weight.block)
         blocks, names = (*scales, Mxfp4Weight.block // 2), self.theirs
         return dict(zip(names, (blocks, scales), strict=True))
@@ -143,11 +148,14 @@ class PackedRule(ExpertRule):
         return super().unfit(name, tensor, expected)
 
     def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
-        return sum(math.prod(shape) for shape in self.shapes(ours).values())
+        return math.prod(ours) // 2 + math.prod(ours) // Mxfp4Weight.block
 
     def join(self, theirs: Sequence[Tensor], ours: Shape, dtype: torch.dtype | None) -> Weight:
         blocks, scales = map(self._sorted, theirs)
-        return Mxfp4Weight.of(blocks, scales)
+        try:
+            return Mxfp4Weight.of(blocks, scales)
+        except InputError as error:
+            raise InputError(f"{self.theirs[1]}: {error}") from None
 
     def split(self, ours: Weight) -> Sequence[Tensor]:
         assert isinstance(ours, Mxfp4Weight)
