@@ -55,7 +55,7 @@ def _gemma(spec: DecoderSpec) -> Values:
     """Gemma 4's, whose last layer sees whole contexts, through other heads than the first."""
     sliding, full = spec.layers[0].attention, spec.layers[-1].attention
     ropes = {config.SLIDING: sliding.rope, config.FULL: full.rope}
-    return {
+    return _experts_beside(spec) | {
         "hidden_activation": "gelu_pytorch_tanh",
         "global_head_dim": full.head_dim,
         "num_global_key_value_heads": full.num_kv_heads,
@@ -70,6 +70,19 @@ def _gemma(spec: DecoderSpec) -> Values:
             }
             for kind, rope in ropes.items()
         },
+    }
+
+
+def _experts_beside(spec: DecoderSpec) -> Values:
+    """Of Gemma 4's layers that have experts."""
+    experts = spec.layers[0].beside
+    if experts is None:
+        return {"enable_moe_block": False}
+    return {
+        "enable_moe_block": True,
+        "num_experts": experts.num_experts,
+        "top_k_experts": experts.num_experts_per_tok,
+        "moe_intermediate_size": experts.moe_intermediate_size,
     }
 
 
@@ -100,7 +113,7 @@ def _quantization(spec: DecoderSpec, quantization: str) -> Values:
     routers = [
         f"model.layers.{index}.mlp.gate"
         for index, layer in enumerate(spec.layers)
-        if isinstance(layer.feed_forward, ExpertsSpec)
+        if layer.experts is not None
     ]
     return {
         "quant_method": "fp8",

@@ -11,7 +11,6 @@ from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import CONTEXT, DRAFT_LAYERS, acceptance_rates
 from peagle.config import DraftLengthMode
 from peagle.errors import InputError
-from peagle.models.spec import ExpertsSpec
 
 Side = Literal["peagle", "vllm"]
 METHODS = {"none": (0, 1.0), "peagle": (7, 3.94), "eagle3": (3, 2.6)}
@@ -58,7 +57,7 @@ class Match:
     @property
     def experts(self) -> bool:
         """Whether the target has experts."""
-        return isinstance(shape_of(self.shape).target.layers[0].feed_forward, ExpertsSpec)
+        return shape_of(self.shape).target.layers[0].experts is not None
 
     def drafter_rows(self, concurrency: int) -> int:
         """Rows of vLLM's largest draft pass: P-EAGLE's K + 1 verified and K - 1 masks each."""

@@ -34,6 +34,8 @@ def test_the_count_is_that_of_the_engines_weights(method: str):
 def test_a_published_size_has_about_the_parameters_of_its_name():
     assert parameter_count("qwen3-8b", "none", 0) == pytest.approx(8.2e9, rel=0.01)
     assert parameter_count("qwen3-30b-a3b", "none", 0) == pytest.approx(30.5e9, rel=0.01)
+    assert parameter_count("gemma-4-31b", "none", 0) == pytest.approx(30.7e9, rel=0.01)
+    assert parameter_count("gemma-4-26b-a4b", "none", 0) == pytest.approx(25.2e9, rel=0.01)
 
 
 def test_what_is_too_large_is_refused_with_what_it_takes_and_what_is_free(gpu: bool):

@@ -134,6 +134,29 @@ _GEMMA_4_31B = DecoderSpec(
     embedding_scale=5376**0.5,
     logit_softcap=30.0,
 )
+_GEMMA_EXPERTS = LayerSpec(
+    replace(_GEMMA_SLIDING, num_heads=16, num_kv_heads=8),
+    MLPSpec(2112, activation="gelu_tanh"),
+    sandwich=True,
+    beside=ExpertsSpec(
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=704,
+        intermediate_size=704,
+        norm_topk_prob=True,
+        activation="gelu_tanh",
+    ),
+)
+_GEMMA_4_26B = replace(
+    _GEMMA_4_31B,
+    hidden_size=2816,
+    layers=5
+    * (
+        *5 * (_GEMMA_EXPERTS,),
+        replace(_GEMMA_EXPERTS, attention=replace(_GEMMA_FULL, num_heads=16, num_kv_heads=2)),
+    ),
+    embedding_scale=2816**0.5,
+)
 _TINY = DecoderSpec(
     vocab_size=512,
     hidden_size=64,
@@ -149,6 +172,7 @@ SHAPES = {
     "gpt-oss-20b": Shape(_GPT_OSS_20B, 14_336, 201_088, Weights("mxfp4", "half")),
     "gpt-oss-120b": Shape(_GPT_OSS_120B, 11_520, 201_088, Weights("mxfp4", "half")),
     "gemma-4-31b": Shape(_GEMMA_4_31B, 21_504),
+    "gemma-4-26b-a4b": Shape(_GEMMA_4_26B, 8192),
     "gemma-4-31b-fp8": Shape(_GEMMA_4_31B, 21_504, weights=Weights("fp8")),
     "tiny": Shape(_TINY, 128, _TINY.vocab_size),
 }

@@ -115,6 +115,11 @@ class LayerSpec:
         """Inner numbers that one row takes."""
         return max(part.width for part in (self.feed_forward, self.beside) if part is not None)
 
+    @property
+    def experts(self) -> ExpertsSpec | None:
+        """Its experts, alone or beside an MLP."""
+        return self.feed_forward if isinstance(self.feed_forward, ExpertsSpec) else self.beside
+
 
 @dataclass(frozen=True)
 class LayerGroup:
