@@ -113,12 +113,13 @@ def benched(pieces: Sequence[Piece]) -> Told:
 
 
 def _case(entry: Piece, environment: Piece) -> Case:
-    """Of made models the prompts are random, so that their shape stands in the prompts' place."""
+    """Of made models the prompts are random, so that their shape stands in the prompts' place, in
+    earlier files, too."""
     case = Case(**{one.name: entry[one.name] for one in fields(Case) if one.name in entry})
-    if "shape" not in environment or case.data != Case.data:
+    shape = environment.get("shape")
+    if shape is None or case.data not in (shape, Case.data):
         return case
     invariant = entry.get("batch_invariant", environment.get("batch_invariant"))
-    shape: str = environment["shape"]
     return replace(case, data=f"{shape}, batch-invariant" if invariant else shape)
 
 
