@@ -8,14 +8,10 @@ in every run; a run beside a busy process must warn. The exit code is 1 where on
 
 import json
 import os
-import socket
 import subprocess
 import sys
-import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +19,7 @@ import typer
 
 from peagle.bench.environment import machine
 from peagle.bench.result_file import result_file
+from peagle.bench.server_process import ServerProcess, started
 from peagle.cli.script import run
 
 SLOWER = Path(__file__).with_name("slower.py")
@@ -30,7 +27,7 @@ PLAIN, SLOWED = "plain", "slower"
 BUSY = [sys.executable, "-c", "while True: pass"]
 ROUNDS = 9
 """The fewest that name a winner though one of them was disturbed; six must all agree."""
-START_SECONDS = 120
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 KEPT = ("verdict", "first", "second", "clear", "ratio", "interval")
 Row = Mapping[str, Any]
 """What one run said, and of which kind it was: equal, planted or busy."""
@@ -64,7 +61,7 @@ def measured(runs: int, planted: float, flags: Sequence[str]) -> Iterator[Row]:
     for _ in range(runs):
         yield _bench("equal", flags)
     with _server(0.0) as plain, _server(planted) as slower:
-        urls = ["--url", f"{PLAIN}={plain}", "--url", f"{SLOWED}={slower}"]
+        urls = ["--url", f"{PLAIN}={plain.url}", "--url", f"{SLOWED}={slower.url}"]
         for _ in range(runs):
             yield _bench("planted", [*urls, *flags])
     with _running(BUSY):
@@ -97,41 +94,21 @@ def _bench(kind: str, flags: Sequence[str]) -> Row:
     return {"kind": kind, **said, "doubts": found["doubts"], "tokens_per_second": speeds}
 
 
-@contextmanager
-def _server(share: float) -> Iterator[str]:
-    """The URL of a server of the bundled pair on one thread, slower by a share."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, str(SLOWER), str(share), "--device", "cpu", "--port", port]
-    with tempfile.TemporaryFile("w+") as log, _running(command, log) as process:
-        end = time.monotonic() + START_SECONDS
-        while not _healthy(url):
-            if process.poll() is not None or time.monotonic() > end:
-                log.seek(0)
-                sys.exit(f"the server did not start:\n{log.read()[-2000:]}")
-            time.sleep(0.2)
-        yield url
+def _server(share: float) -> AbstractContextManager[ServerProcess]:
+    """The bundled pair's, slower by a share."""
+    command = [sys.executable, str(SLOWER), str(share), "--device", "cpu", "--port"]
+    return started(command, environment=ONE_THREAD)
 
 
 @contextmanager
-def _running(command: Sequence[str], log: Any = None) -> Iterator["subprocess.Popen[bytes]"]:
-    """A process on one thread that ends with the block."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+def _running(command: Sequence[str]) -> Iterator[None]:
+    """A process that ends with the block."""
+    process = subprocess.Popen(command)
     try:
-        yield process
+        yield
     finally:
         process.terminate()
         process.wait()
-
-
-def _healthy(url: str) -> bool:
-    try:
-        urllib.request.urlopen(f"{url}/health", timeout=2).close()
-    except OSError:
-        return False
-    return True
 
 
 if __name__ == "__main__":

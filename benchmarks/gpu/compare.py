@@ -1,19 +1,18 @@
 """Our engine against vLLM on one GPU: the same sizes, prompts, acceptance and number of tokens.
 
-    python benchmarks/gpu/compare.py run --vllm-python vllm/bin/python --out result
-    python benchmarks/gpu/compare.py draw result/comparison.json other/comparison.json --out both
+    python benchmarks/gpu/compare.py --vllm-python vllm/bin/python --out result
 
 Weights are random and acceptance is set, so nothing has to be downloaded and both sides emit the
 same number of tokens per cycle. With `--checkpoints` both sides read the target from one directory,
 which `checkpoint.py` writes; packed targets, and experts whose routing is set, need it. Each match
 is one process of `peagle bench` and one or two of `vllm_peer.py`, one after the other; the side
 that begins alternates, since a warm card may run slower. After every process the directory holds
-the results so far: comparison.json, and a report as `peagle bench --report` writes it.
+the results so far: comparison.json, and a report as `peagle bench --report` writes it; `draw.py`
+makes one report of several.
 A size that does not fit the card's free memory is refused before anything runs.
 """
 
 import json
-import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,30 +23,22 @@ import card
 import matplotlib  # noqa: F401 (a long run learns now that it cannot draw)
 import typer
 from matches import DEFAULT, NOT_DUMMY, Match, Side, Work, schedule
-from records import environment, failures, median_runs, merge, read
-from rich.console import Console
+from records import compared
 from sides import Vllm, attempt, target_in
 
-from peagle.bench.advice import Price
 from peagle.bench.environment import machine
-from peagle.bench.report.report import Report
 from peagle.bench.result_file import result_file
 from peagle.bench.shapes import shape_of
 from peagle.bench.synthetic import require_room
-from peagle.bench.tables import case_text, full_table
-from peagle.cli.script import new_app, start
-from peagle.cli.tables import print_table
+from peagle.cli.script import run
 from peagle.errors import InputError
 from peagle.files import refuse_existing
 
 RESULTS = "comparison.json"
-app = new_app(__doc__)
-Out = Annotated[Path, typer.Option(help="Directory for the results.")]
 
 
-@app.command()
-def run(
-    out: Out,
+def main(
+    out: Annotated[Path, typer.Option(help="Directory for the results.")],
     matches: Annotated[str, typer.Option(help="One or several SHAPE:METHOD[:K:AL].")] = DEFAULT,
     concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
     prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = Work.prompt_tokens,
@@ -97,20 +88,9 @@ def run(
             results["records"].append(record)
             print(_brief(record), file=sys.stderr, flush=True)
             write(results)
-            _report(results, out)
-    _show(results)
+            compared(results).write(out)
+    compared(results).show()
     raise typer.Exit(1 if all(record["failure"] for record in results["records"]) else 0)
-
-
-@app.command()
-def draw(
-    files: Annotated[list[Path], typer.Argument(help="comparison.json of several runs.")], out: Out
-) -> None:
-    """Merge results into one report; later files replace figures of earlier ones."""
-    results = merge([read(path) for path in files])
-    out.mkdir(parents=True, exist_ok=True)
-    _report(results, out)
-    _show(results)
 
 
 def _check_targets(matches: Sequence[Match], checkpoints: Path | None, work: Work) -> None:
@@ -138,22 +118,5 @@ def _brief(record: dict[str, Any]) -> str:
     return json.dumps([*asked, speeds, record["failure"]])
 
 
-def _report(results: dict[str, Any], out: Path) -> None:
-    """Write the report, once there is a figure."""
-    if runs := median_runs(results["records"]):
-        report = Report(out, Price(), shlex.join(["python", *sys.argv]))
-        report.write(environment(results), runs, [], failures(results["records"]))
-
-
-def _show(results: dict[str, Any]) -> None:
-    """Print the table, and what failed."""
-    if runs := median_runs(results["records"]):
-        table, keys = full_table(runs)
-        print_table(Console(highlight=False), table, keys=keys)
-    print(environment(results)["synthetic"])
-    for failure in failures(results["records"]):
-        print(f"{case_text(failure.case)} failed: {failure.reason}")
-
-
 if __name__ == "__main__":
-    start(app)
+    run(main)

@@ -5,25 +5,28 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from told import SYNTHETIC, Told, days, run_of, shared
+
 from peagle.bench.case import OURS, Case
-from peagle.bench.measures import NOT_MEASURED, Measures, Percentiles
 from peagle.bench.pair import NAMES
 from peagle.bench.runs import Failure, Run
 from peagle.errors import InputError
 
 Record = Mapping[str, Any]
-SYNTHETIC = (
-    "SYNTHETIC: random weights, acceptance length (AL) given; only the times mean anything. "
-    "Greedy, without prefix caching."
-)
 MACHINE = ("device", "cpu", "cores", "threads", "python")
 VERSIONS = ("peagle", "vllm", "torch", "transformers")
+
+
+def compared(results: Mapping[str, Any]) -> Told:
+    """What a report tells of some records."""
+    records = results["records"]
+    return Told(environment(results), median_runs(records), failures=failures(records))
 
 
 def median_runs(records: Sequence[Record]) -> list[Run]:
     """Every case that has figures, method after method; a later record's replace an earlier's."""
     found = {
-        case: _run(case, run)
+        case: run_of(case, run)
         for record in records
         for run in record["runs"]
         for case in [_case(record, run["concurrency"])]
@@ -52,19 +55,15 @@ def failures(records: Sequence[Record]) -> list[Failure]:
 def environment(results: Mapping[str, Any]) -> dict[str, Any]:
     """What all figures depend on; of a machine's facts all values, where parts differ."""
     begun = [one.get("environment", {}) for one in (results, *results["records"])]
-    days = sorted(one["date"][:10] for one in begun if "date" in one)
-    versions = [one.get("versions", {}) for one in begun]
+    facts = shared(begun)
+    versions = facts.get("versions", {})
     return {
-        "synthetic": SYNTHETIC,
-        "date": " to ".join(dict.fromkeys((days[0], days[-1]))),
-        **{name: _values(begun, name) for name in MACHINE},
-        "versions": {name: _values(versions, name) for name in VERSIONS},
+        "synthetic": f"{SYNTHETIC} Greedy, without prefix caching.",
+        "date": days(begun),
+        **{name: facts[name] for name in MACHINE if name in facts},
+        "versions": {name: versions[name] for name in VERSIONS if name in versions},
         **results["work"],
     }
-
-
-def _values(parts: Sequence[Record], name: str) -> str:
-    return ", ".join(dict.fromkeys(str(part[name]) for part in parts if name in part))
 
 
 def _case(record: Record, concurrency: int) -> Case:
@@ -87,26 +86,6 @@ def _engine(record: Record) -> str:
 
 def _match(case: Case) -> tuple[Any, ...]:
     return case.data, case.method, case.k
-
-
-def _run(case: Case, run: Record) -> Run:
-    found = Measures(
-        otps=run["otps"],
-        acceptance_length=run.get("acceptance_length"),
-        acceptance_rate_per_position=tuple(run.get("acceptance_rate_per_position", ())),
-        ttft_ms=_times(run, "ttft_ms"),
-        itl_ms=_times(run, "itl_ms"),
-        e2e_ms=_times(run, "e2e_ms"),
-        output_tokens=run.get("output_tokens", 0),
-        acceptance_length_interval=run.get("acceptance_length_interval"),
-        tokens_per_cycle=run.get("tokens_per_cycle"),
-    )
-    return Run(case, found, (), rounds=tuple(run["rounds"]))
-
-
-def _times(run: Record, name: str) -> Percentiles:
-    """vLLM's side has none."""
-    return Percentiles(**run[name]) if name in run else NOT_MEASURED
 
 
 def merge(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

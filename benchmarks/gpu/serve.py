@@ -10,19 +10,14 @@ eight tokens each: burst.json. The directory holds bench.json and report/ of tha
 servers.json: what ran, and the processor time of each server's processes, idle turns included.
 """
 
-import itertools
 import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
-import time
-import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -31,7 +26,9 @@ import typer
 from sides import Vllm
 
 from peagle.bench.environment import machine
+from peagle.bench.processes import family
 from peagle.bench.prompts import load_prompts
+from peagle.bench.server_process import ServerProcess, started
 from peagle.cli.script import run
 from peagle.errors import InputError
 
@@ -44,22 +41,6 @@ CHARACTERS, BURST_CHARACTERS = (400, 6000), (1600, 6000)
 SHARED = 0.8
 """How much of each prompt of a burst all of them begin with."""
 TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True)
-class Server:
-    """A running server."""
-
-    name: str
-    url: str
-    pid: int
-    start_seconds: float
-
-    def processor_seconds(self) -> tuple[float, float]:
-        """User and system time of all its processes, with those that ended and were waited for, and
-        of the first."""
-        ticks = {int(pid): sum(map(int, fields[10:14])) for pid, *fields in _family(self.pid)}
-        return sum(ticks.values()) / TICKS, ticks[self.pid] / TICKS
 
 
 def main(
@@ -95,37 +76,43 @@ def main(
     asked = {"model": Path(model).name, "memory": memory, "speculation": speculative_config}
     about = machine() | {"card": card.reading()} | asked
     with ExitStack() as running:
-        servers = [
-            running.enter_context(started(name, *how, out)) for name, how in commands.items()
-        ]
-        before = [server.processor_seconds() for server in servers]
+        servers = {
+            name: running.enter_context(
+                started(command, out / f"{name}.log", environment, start_seconds=START_SECONDS)
+            )
+            for name, (command, environment) in commands.items()
+        }
+        before = {name: processor_seconds(server) for name, server in servers.items()}
         try:
             _bench(servers, flags)
         finally:  # what was measured counts, however it ended
-            pairs = zip(servers, before, strict=True)
-            spent = {
-                s: [x - y for x, y in zip(s.processor_seconds(), b, strict=True)] for s, b in pairs
-            }
             if (out / "bench.json").exists():
-                _write(out, about, spent)
+                _write(out, about, servers, before)
         if burst:
             _bench(servers, at_once)
 
 
-def _write(out: Path, about: Mapping[str, Any], spent: "Mapping[Server, Sequence[float]]") -> None:
+def _write(
+    out: Path,
+    about: Mapping[str, Any],
+    servers: Mapping[str, ServerProcess],
+    before: Mapping[str, tuple[float, float]],
+) -> None:
     """Print and keep what the processes of each server took."""
     tokens = _tokens(json.loads((out / "bench.json").read_text())["runs"])
     rows = {}
-    for server, (seconds, in_front) in spent.items():
-        each = 1e6 / max(tokens.get(server.name, 0), 1)
-        rows[server.name] = {
+    for name, server in servers.items():
+        pairs = zip(processor_seconds(server), before[name], strict=True)
+        seconds, in_front = (now - then for now, then in pairs)
+        each = 1e6 / max(tokens.get(name, 0), 1)
+        rows[name] = {
             "start_seconds": round(server.start_seconds, 1),
-            "tokens": tokens.get(server.name, 0),
+            "tokens": tokens.get(name, 0),
             "processor_seconds": round(seconds, 2),
             "microseconds_per_token": round(seconds * each, 2),
             "in_the_first_process": round(in_front * each, 2),
         }
-        print(f"{server.name}: {rows[server.name]}")
+        print(f"{name}: {rows[name]}")
     (out / "servers.json").write_text(json.dumps({**about, "servers": rows}, indent=1) + "\n")
 
 
@@ -164,6 +151,7 @@ def _commands(
     flags = [model, "--served-model-name", NAME, "--gpu-memory-utilization", str(memory)]
     if speculation:
         flags += ["--speculative-config", speculation]
+    flags.append("--port")
     theirs = [str(vllm.python), "-m", "vllm.entrypoints.cli.main", "serve", *flags]
     environment = {**vllm.environment(), "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     return {
@@ -172,56 +160,9 @@ def _commands(
     }
 
 
-@contextmanager
-def started(
-    name: str, command: Sequence[str], environment: Mapping[str, str], place: Path
-) -> Iterator[Server]:
-    """A server that answers; nothing of it is left behind. Exits if it does not start."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    begin, log = time.monotonic(), place / f"{name}.log"
-    with log.open("w") as sink:
-        process = subprocess.Popen(
-            [*command, "--port", str(port)],
-            env=environment,
-            stdout=sink,
-            stderr=sink,
-            start_new_session=True,
-        )
-    try:
-        url = f"http://127.0.0.1:{port}"
-        while not _healthy(url):
-            if process.poll() is not None or time.monotonic() - begin > START_SECONDS:
-                sys.exit(f"{name} did not start:\n{log.read_text(errors='replace')[-3000:]}")
-            time.sleep(0.5)
-        yield Server(name, url, process.pid, time.monotonic() - begin)
-    finally:
-        _end(process)
-
-
-def _healthy(url: str) -> bool:
-    try:
-        urllib.request.urlopen(f"{url}/health", timeout=2).close()
-    except OSError:
-        return False
-    return True
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ask a server to end, then end what is left of it."""
-    family = _family(process.pid)
-    process.terminate()
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(30)
-    for pid, *_ in family:
-        with suppress(ProcessLookupError):
-            os.kill(int(pid), signal.SIGKILL)
-    process.wait()
-
-
-def _bench(servers: Sequence[Server], flags: Sequence[Any]) -> None:
+def _bench(servers: Mapping[str, ServerProcess], flags: Sequence[Any]) -> None:
     """Load the servers in turns; exits if that fails."""
-    urls = itertools.chain.from_iterable(("--url", f"{s.name}={s.url}") for s in servers)
+    urls = [flag for name, one in servers.items() for flag in ("--url", f"{name}={one.url}")]
     command = [sys.executable, "-m", "peagle", "bench", "--chat", "--no-ignore-eos", *urls]
     process = subprocess.Popen([*command, *map(str, flags)])
     try:
@@ -242,21 +183,18 @@ def _tokens(runs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return found
 
 
-def _family(first: int) -> list[list[str]]:
-    """A process and all that it started, as far as they live: what follows the name of each in
-    /proc/PID/stat, the id in the place of its state."""
-    found = {}
-    for place in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended
-            fields = place.read_text().rpartition(")")[2].split()
-            found[int(place.parent.name)] = [place.parent.name, *fields[1:]]
-    members = {first}
-    for _ in found:
-        more = {pid for pid, fields in found.items() if int(fields[1]) in members} - members
-        members |= more
-        if not more:
-            break
-    return [found[pid] for pid in members & found.keys()]
+def processor_seconds(server: ServerProcess) -> tuple[float, float]:
+    """User and system time of all its processes, with those that ended and were waited for, and
+    of the first."""
+    times = {pid: _processor_seconds(pid) for pid in family([server.pid])}
+    return sum(times.values()), times[server.pid]
+
+
+def _processor_seconds(pid: int) -> float:
+    with suppress(OSError):  # it ended
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15])) / TICKS
+    return 0.0
 
 
 if __name__ == "__main__":

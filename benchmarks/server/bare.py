@@ -1,4 +1,4 @@
-"""The least that HTTP costs in Python: `bare.py PORT TARGET SPECULATIVE_CONFIG ENGINE_CONFIG`.
+"""The least that HTTP costs in Python: `bare.py TARGET SPECULATIVE_CONFIG ENGINE_CONFIG PORT`.
 
 Our engine behind a protocol of a few lines that checks nothing: whatever the server takes beyond
 this is its own cost.
@@ -55,7 +55,7 @@ async def serve(llm: AsyncLLM, port: int) -> None:
 
 
 if __name__ == "__main__":
-    port, target, speculative, engine = sys.argv[1:]
+    target, speculative, engine, port = sys.argv[1:]
     speculation, config = SpeculativeConfig(**json.loads(speculative)), json.loads(engine)
     opened = AsyncLLM(lambda: LLM(target, speculation, EngineConfig(**config)))
     uvloop.run(serve(opened, int(port)))

@@ -10,7 +10,6 @@ import asyncio
 import json
 import random
 import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from process import Server, serve
+from process import memory, serve
 
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.bench.environment import machine
@@ -26,6 +25,7 @@ from peagle.bench.http import Address, Connection, ask
 from peagle.bench.prompts import load_prompts
 from peagle.bench.result_file import result_file
 from peagle.bench.server_metrics import samples
+from peagle.bench.server_process import ServerProcess
 from peagle.cli.script import run
 from peagle.pair import bundled
 
@@ -69,7 +69,7 @@ def main(
         wanted = _offline(jobs)
         speculation = {"model": str(bundled("peagle")), "num_speculative_tokens": K}
         flags = [str(bundled("target")), "--speculative-config", json.dumps(speculation)]
-        with serve([*flags, "--dtype", "float32"], Path(tempfile.mkstemp()[1])) as server:
+        with serve([*flags, "--dtype", "float32"]) as server:
             print(f"{clients} clients for {minutes} minutes", file=sys.stderr)
             found, problems = asyncio.run(_run(server, jobs, wanted, minutes, clients, leave, draw))
         result = _result(found, problems) | {"minutes": minutes, "clients": clients, "leave": leave}
@@ -102,7 +102,7 @@ def _offline(jobs: list[Job]) -> list[str]:
 
 
 async def _run(
-    server: Server,
+    server: ServerProcess,
     jobs: list[Job],
     wanted: list[str],
     minutes: float,
@@ -159,7 +159,7 @@ async def _stream(
         found.sums[name] += value
 
 
-async def scrape(server: Server) -> dict[str, float]:
+async def scrape(server: ServerProcess) -> dict[str, float]:
     """Every sample of /metrics without histogram buckets, summed over the labels."""
     found: Counter[str] = Counter()
     _, text = await ask(server.address, "GET", "/metrics")
@@ -169,14 +169,14 @@ async def scrape(server: Server) -> dict[str, float]:
     return dict(found)
 
 
-async def _watch(server: Server, found: Found) -> None:
+async def _watch(server: ServerProcess, found: Found) -> None:
     start = time.monotonic()
     while True:
-        found.memory.append((time.monotonic() - start, server.memory))
+        found.memory.append((time.monotonic() - start, memory(server.pid)))
         await asyncio.sleep(1)
 
 
-async def _problems(server: Server, found: Found, before: dict[str, float]) -> list[str]:
+async def _problems(server: ServerProcess, found: Found, before: dict[str, float]) -> list[str]:
     after = await scrape(server)
     problems = [f"{len(found.wrong)} wrong answers: {found.wrong[:2]}"] if found.wrong else []
     for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):

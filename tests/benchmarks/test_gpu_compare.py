@@ -44,8 +44,8 @@ def fake_vllm(directory: Path, then: str = "") -> str:
     return str(path)
 
 
-def compare(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPTS / "compare.py"), *map(str, arguments)]
+def compare(*arguments: object, script: str = "compare.py") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
 
@@ -143,12 +143,12 @@ def speeds(*pieces: dict) -> dict[tuple[str, int], float]:
 
 
 def report(place: Path, *pieces: dict) -> str:
-    """The Markdown that `compare.py draw` writes of such results."""
+    """The Markdown that `draw.py` writes of such results."""
     files = []
     for number, piece in enumerate(pieces):
         files.append(place / f"{number}.json")
         files[-1].write_text(json.dumps(piece))
-    done = compare("draw", *files, "--out", place / "report")
+    done = compare(*files, "--out", place / "report", script="draw.py")
     assert done.returncode == 0, done.stderr
     return (place / "report" / "report.md").read_text()
 
@@ -253,7 +253,7 @@ class TestCompare:
         page = str(out / "report.md")
         vllm = fake_vllm(tmp_path, f"assert 'vLLM: ' not in open({page!r}).read()  # there so far")
         given = ["--matches", "tiny:peagle:2:1.5", "--vllm-python", vllm, "--out", out]
-        done = compare("run", *given, *TINY_RUN)
+        done = compare(*given, *TINY_RUN)
         assert done.returncode == 0, done.stderr
         found = json.loads((out / "comparison.json").read_text())
         assert [each["side"] for each in found["records"]] == ["peagle", "vllm"]
@@ -263,7 +263,8 @@ class TestCompare:
         assert 1.0 < emitted <= 3.0  # in two cycles; random weights by themselves give 1
         assert "vLLM: P-EAGLE, AL 1.5" in done.stdout
         assert "SYNTHETIC" in done.stdout
-        merged = compare("draw", out / "comparison.json", "--out", tmp_path / "all")
+        given = [out / "comparison.json", "--out", tmp_path / "all"]
+        merged = compare(*given, script="draw.py")
         assert merged.stdout == done.stdout
         for name in ("index.html", "figures.csv"):
             pages = [place / name for place in (out, tmp_path / "all")]
@@ -276,7 +277,7 @@ class TestCompare:
         look += "print('INFO 01-02 03:04:05 [mxfp4.py:3] Using \\'MARLIN\\' Mxfp4 MoE backend.')"
         given = ["--matches", "tiny:none", "--vllm-python", fake_vllm(tmp_path, look)]
         given += ["--checkpoints", tmp_path / "targets", "--routing", "half"]
-        done = compare("run", *given, "--out", tmp_path / "out", *TINY_RUN)
+        done = compare(*given, "--out", tmp_path / "out", *TINY_RUN)
         assert done.returncode == 0, done.stderr
         records = json.loads((tmp_path / "out" / "comparison.json").read_text())["records"]
         assert [(one["failure"], one["checkpoint"]) for one in records] == [(None, True)] * 2
@@ -291,7 +292,7 @@ class TestCompare:
 
     @pytest.mark.parametrize("how", [["gpt-oss-20b:none"], ["qwen3-8b:none", "--routing", "half"]])
     def test_dummy_weights_are_not_compared_with_others(self, how: list[str], tmp_path: Path):
-        done = compare("run", "--out", tmp_path, "--matches", *how)
+        done = compare("--out", tmp_path, "--matches", *how)
         assert done.returncode == 1
         assert "unlike vLLM's dummy ones, so both sides have to read them" in done.stderr
         assert not [*tmp_path.iterdir()]
@@ -313,7 +314,7 @@ class TestCompare:
     ):
         how = ["--only", "vllm", "--timeout", seconds, "--vllm-python", fake_vllm(tmp_path, then)]
         given = ["--matches", "tiny:none,tiny:eagle3", "--out", tmp_path]
-        done = compare("run", *given, *TINY_RUN, *how)
+        done = compare(*given, *TINY_RUN, *how)
         assert done.returncode == 1  # nothing was measured
         records = json.loads((tmp_path / "comparison.json").read_text())["records"]
         assert [(each["failure"], each["runs"]) for each in records] == [(failure, [])] * 2
@@ -322,7 +323,7 @@ class TestCompare:
 
     def test_without_vllm_ours_runs_alone(self, tmp_path: Path):
         given = ["--matches", "tiny:none", "--out", tmp_path, *TINY_RUN]
-        done = compare("run", *given, "--vllm-python", tmp_path / "nothing")
+        done = compare(*given, "--vllm-python", tmp_path / "nothing")
         assert done.returncode == 0, done.stderr
         assert "finds no vLLM: it is left out" in done.stderr
         [only] = json.loads((tmp_path / "comparison.json").read_text())["records"]
@@ -330,7 +331,7 @@ class TestCompare:
 
     def test_a_real_size_needs_a_gpu(self, tmp_path: Path):
         out = tmp_path / "out"
-        done = compare("run", "--out", out, "--matches", "tiny:none,qwen3-8b:peagle")
+        done = compare("--out", out, "--matches", "tiny:none,qwen3-8b:peagle")
         assert done.returncode == 1
         [line] = done.stderr.splitlines()
         assert line.startswith("compare.py: shape qwen3-8b needs a GPU, and torch sees none")
@@ -339,13 +340,13 @@ class TestCompare:
     def test_earlier_results_are_kept(self, tmp_path: Path):
         (tmp_path / "comparison.json").write_text("kept")
         given = ["--matches", "tiny:none", "--out", tmp_path, "--only", "peagle", *TINY_RUN]
-        done = compare("run", *given)
+        done = compare(*given)
         assert done.returncode == 1
         assert "comparison.json exists; give another name, or --force" in done.stderr
         assert (tmp_path / "comparison.json").read_text() == "kept"
-        assert compare("run", *given, "--force").returncode == 0
+        assert compare(*given, "--force").returncode == 0
 
     def test_an_unknown_shape_is_refused(self, tmp_path: Path):
-        done = compare("run", "--out", tmp_path, "--matches", "huge:none")
+        done = compare("--out", tmp_path, "--matches", "huge:none")
         assert done.returncode == 1
         assert done.stderr.startswith("compare.py: shape huge is not known")

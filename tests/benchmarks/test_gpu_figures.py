@@ -1,4 +1,4 @@
-"""README's figures against vLLM are those of the reports, and these are of the kept records."""
+"""The pages' figures are those of the reports, and these are of the kept results."""
 
 import csv
 import re
@@ -7,15 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from records import environment, failures, median_runs, merge, read
-
-from peagle.bench.advice import Price
-from peagle.bench.report.contents import contents
-from peagle.bench.report.report import figures
+from draw import drawn
+from records import compared, read
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "gpu" / "results"
-REPORTS = [RESULTS / name for name in ("comparison_2026-11-25", "packed_2026-11-27")]
+REPORTS = sorted(path.parent for path in RESULTS.rglob("report.md"))
+AGAINST_VLLM = [RESULTS / name for name in ("comparison_2026-11-25", "packed_2026-11-27")]
 RECORDS = [path for path in sorted(RESULTS.glob("*.json")) if '"records"' in path.read_text()]
 PLAIN = str.maketrans({"*": None, "\u2013": "-", "\u00d7": "x"})
 README = (ROOT / "README.md").read_text().translate(PLAIN)
@@ -32,7 +30,7 @@ SHOWN = {
 
 
 def shown() -> Iterator[str]:
-    for report in REPORTS:
+    for report in AGAINST_VLLM:
         for row in csv.DictReader((report / "figures.csv").open()):
             modes = SHOWN.get((row["data"], row["method"]), [])
             modes = modes if row["concurrency"] != "1" else modes and ["fixed"]
@@ -59,19 +57,18 @@ def test_readme_shows_where_eagle3_wins():
     assert f"| {shown}, vLLM not run |" in README
 
 
-@pytest.mark.parametrize("report", REPORTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("report", REPORTS, ids=lambda path: str(path.relative_to(RESULTS)))
 def test_the_command_that_a_report_names_draws_it(report: Path):
     page = (report / "report.md").read_text().replace("\\", "")
-    [command] = re.findall(r"Made by: python benchmarks/gpu/compare.py draw (.+) --out (.+)", page)
+    [command] = re.findall(r"Made by: python benchmarks/gpu/draw.py (.+) --out (.+)", page)
     files, out = command
-    results = merge([read(ROOT / file) for file in files.split()])
     assert ROOT / out == report
-    assert figures(median_runs(results["records"])) == (report / "figures.csv").read_text()
+    found = drawn([read(ROOT / file) for file in files.split()])
+    assert found.figures == (report / "figures.csv").read_text()
 
 
 @pytest.mark.parametrize("file", RECORDS, ids=lambda path: path.name)
 def test_all_kept_records_make_a_report(file: Path):
-    results = read(file)
-    runs, failed = median_runs(results["records"]), failures(results["records"])
-    page = contents(environment(results), runs, [], failed, Price(), "a command")
-    assert page.title.startswith("Engines measured, 2026-11-2")
+    told = compared(read(file))
+    assert told.environment["date"].startswith("2026-11-2")
+    assert told.figures

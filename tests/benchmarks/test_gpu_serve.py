@@ -82,5 +82,6 @@ def test_a_server_that_does_not_start_is_told(prompts: Path, tmp_path: Path):
     python.chmod(0o755)
     done = asked(prompts, python, tmp_path / "out")
     assert done.returncode == 1
-    assert "vllm did not start" in done.stderr
+    assert "vllm.entrypoints.cli.main serve" in done.stderr
+    assert "--port did not start" in done.stderr
     assert "no such card" in done.stderr

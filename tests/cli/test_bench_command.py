@@ -27,6 +27,7 @@ RUN_KEYS = {
     "temperature",
     "request_rate",
     "failed",
+    "core_share",
 }
 
 

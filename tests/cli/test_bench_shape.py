@@ -25,6 +25,7 @@ def test_a_shape_is_measured_and_marked_synthetic(peagle, tmp_path):
         ("peagle", 2),
         ("peagle", 2),
     ]
+    assert {run["data"] for run in written["runs"]} == {"tiny"}
     modes = [run["draft_length"] for run in written["runs"]]
     assert modes == ["fixed", "fixed", "auto"] * 2
     assert [run["output_tokens"] for run in written["runs"]] == [12, 12, 12, 24, 24, 24]

@@ -24,7 +24,8 @@ class Run:
     rounds: tuple[float, ...] = ()
     """OTPS of every round; this run is the median one."""
     core_share: float | None = None
-    """Share of its time in which this thread had a core; None where it waits for something else."""
+    """Share of its time in which what computes had its cores: this thread, or at least a server of
+    this machine; None where it waits for something else, or nobody tells."""
     failed: int = 0
     """Requests that got no answer and are in no measure."""
 
@@ -34,7 +35,8 @@ class Run:
         if not self.case.engine:
             del case["engine"]
         others = {"same_text": self.same_text, "rounds": self.rounds, "failed": self.failed}
-        return {**case, **asdict(self.measures), **others}
+        share = {} if self.core_share is None else {"core_share": self.core_share}
+        return {**case, **asdict(self.measures), **others, **share}
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,12 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from peagle.bench.http import Address, Connection, Reply
+from peagle.bench.processes import listeners
 from peagle.bench.prompts import Prompt
 from peagle.bench.server_metrics import DraftCounts
 from peagle.config import SamplingParams
@@ -64,6 +65,8 @@ class Server:
     address: Address
     model: str
     version: str = ""
+    processes: Set[int] = frozenset()
+    """Those that listen there, if they are on this machine and can be seen."""
     refused: tuple[str, ...] = ()
     """Those of `OPTIONAL` that are left out."""
     notes: list[str] = field(default_factory=list)
@@ -85,7 +88,7 @@ class Server:
             raise InputError(f"{url} names no model at /v1/models; give its name as TARGET")
         by = served.get("owned_by", "")
         told = f"{by} {_json(version).get('version', '')}".strip()
-        return cls(name, address, model, told)
+        return cls(name, address, model, told, listeners(address.host, address.port))
 
     def connect(self) -> Connection:
         """A new connection."""

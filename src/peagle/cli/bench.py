@@ -107,6 +107,7 @@ def bench(
                 "--shape makes its own models and prompts; leave out targets, drafters, --chat, "
                 "--prompts and --url"
             )
+        grid = replace(grid, data=(synthetic.shape,))  # whose prompts are random
         measure_cases(_of_shape(synthetic, compared, grid, params, rounds, hardware), outputs)
         return
     sets = _prompt_sets(prompts, limit, chat, target, servers)

@@ -75,8 +75,7 @@ def contents(
             *_cost(advice, price),
             *_data_sets(runs),
             *_failed(failures),
-            Heading("What ran where"),
-            Table(("what", "value"), list(_facts(environment)), prose=True),
+            *what_ran(environment),
             Heading("How it was measured"),
             Text(SPEEDS + (PROCESSES if first.engine else TURNS) + TERMS),
             Text(f"Made by: {command}"),
@@ -277,6 +276,12 @@ def _failed(failures: Sequence[Failure]) -> Iterator[Block]:
         yield Heading("What failed")
         rows = [(case_text(one.case), Cell(tuple(one.reason.splitlines()))) for one in failures]
         yield Table(("setting", "why"), rows, prose=True)
+
+
+def what_ran(environment: Mapping[str, Any]) -> list[Block]:
+    """What figures depend on."""
+    facts = Table(("what", "value"), list(_facts(environment)), prose=True)
+    return [Heading("What ran where"), facts]
 
 
 def _facts(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

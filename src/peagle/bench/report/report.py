@@ -57,10 +57,14 @@ class Report:
     ) -> None:
         """Write all files of a report on median runs. Raises `OSError`."""
         document = contents(environment, runs, notes, failures, self.price, self.command)
+        self.write_document(document, figures(runs))
+
+    def write_document(self, document: Document, table: str) -> None:
+        """Write all files of a report; table: its figures, as CSV. Raises `OSError`."""
         files = {
             "index.html": html_page(document),
             "report.md": markdown_page(document),
-            "figures.csv": figures(runs),
+            "figures.csv": table,
             **_drawings(document),
         }
         for name, text in files.items():
@@ -74,7 +78,20 @@ def _drawings(document: Document) -> dict[str, str]:
 
 def figures(runs: Sequence[Run]) -> str:
     """Every figure of every case as CSV, a row a case."""
-    rows = [_flat(run, runs) for run in runs]
+    return csv_text([{**run.as_json(), **_gain(run, runs)} for run in runs])
+
+
+def _gain(run: Run, runs: Sequence[Run]) -> dict[str, float]:
+    ratio = speed_up(run, runs)
+    if ratio is None:
+        return {}
+    bounds = {"speed_up_low": ratio.low, "speed_up_high": ratio.high} if ratio.bounded else {}
+    return {"speed_up": ratio.median, **bounds}
+
+
+def csv_text(entries: Sequence[Mapping[str, Any]]) -> str:
+    """Entries of a result file as CSV, a row each."""
+    rows = [_flat(entry) for entry in entries]
     names = list(dict.fromkeys(name for row in rows for name in row))
     sink = io.StringIO()
     writer = csv.DictWriter(sink, names, lineterminator="\n")
@@ -83,18 +100,14 @@ def figures(runs: Sequence[Run]) -> str:
     return sink.getvalue()
 
 
-def _flat(run: Run, runs: Sequence[Run]) -> dict[str, Any]:
-    """A run with a column for each number; several numbers are separated by spaces."""
+def _flat(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """A column for each number; several numbers are separated by spaces."""
     row: dict[str, Any] = {}
-    for name, value in run.as_json().items():
+    for name, value in entry.items():
         if isinstance(value, Mapping):
             row |= {f"{name}_{part}": number for part, number in value.items()}
         elif isinstance(value, (tuple, list)):
             row[name] = " ".join(f"{number:.7g}" for number in value)
         else:
             row[name] = value
-    ratio = speed_up(run, runs)
-    if ratio is not None:
-        row |= {"speed_up": ratio.median}
-        row |= {"speed_up_low": ratio.low, "speed_up_high": ratio.high} if ratio.bounded else {}
     return row

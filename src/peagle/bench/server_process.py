@@ -1,0 +1,108 @@
+"""A server as a process of its own, on a free port."""
+
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from peagle.bench.http import Address
+from peagle.bench.processes import family
+from peagle.errors import InputError
+
+HOST = "127.0.0.1"
+START_SECONDS, END_SECONDS, STEP = 120.0, 60.0, 0.2
+SHOWN = 3000
+"""Letters of a log that are told, the last ones."""
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A running server."""
+
+    port: int
+    pid: int
+    start_seconds: float
+    """That it took to answer."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def address(self) -> Address:
+        """The same, for a client."""
+        return Address.of(self.url)
+
+
+def healthy(port: int) -> None:
+    """Raise `OSError` while a server's /health is not well."""
+    urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=2).close()
+
+
+def listening(port: int) -> None:
+    """Raise `OSError` while nobody listens."""
+    socket.create_connection((HOST, port), timeout=2).close()
+
+
+@contextmanager
+def started(
+    command: Sequence[str],
+    log: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    ready: Callable[[int], None] = healthy,
+    start_seconds: float = START_SECONDS,
+) -> Iterator[ServerProcess]:
+    """A server that is ready; nothing of it is left behind.
+
+    command: but for the port, which follows it. Raises `InputError` with the end of its log if it
+    does not start.
+    """
+    with socket.create_server((HOST, 0)) as free:
+        port: int = free.getsockname()[1]
+    begin = time.monotonic()
+    with log.open("w+") if log else tempfile.TemporaryFile("w+", errors="replace") as sink:
+        process = subprocess.Popen(
+            [*command, str(port)],
+            env=environment,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+        try:
+            while not _is(ready, port):
+                if process.poll() is not None or time.monotonic() - begin > start_seconds:
+                    sink.seek(0)
+                    told = sink.read()[-SHOWN:]
+                    raise InputError(f"{shlex.join(command)} did not start:\n{told}")
+                time.sleep(STEP)
+            yield ServerProcess(port, process.pid, time.monotonic() - begin)
+        finally:
+            _end(process)
+
+
+def _is(ready: Callable[[int], None], port: int) -> bool:
+    with suppress(OSError):
+        ready(port)
+        return True
+    return False
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Ask a server to end, then end what is left of it."""
+    members = family([process.pid])
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(END_SECONDS)
+    for pid in members:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
