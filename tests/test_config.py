@@ -86,7 +86,7 @@ def _synthetic(rates: list[float], k: int) -> str:
         (json.dumps({"method": "ngram"}), "ngram needs num_speculative_tokens"),
         (
             json.dumps({"model": "d", "prompt_lookup_min": 5, "prompt_lookup_max": 4}),
-            "prompt_lookup_min 5 is above prompt_lookup_max 4",
+            "prompt_lookup_min 5 is above prompt_lookup_max 4; raise",
         ),
         (json.dumps({"model": "d", "prompt_lookup_min": 0}), "prompt_lookup_min: "),
         (json.dumps({"model": "d", "tokens": 3}), "tokens: no such key"),

@@ -36,7 +36,8 @@ MATCH = 3
 ROWS = {1: {8: 1.0, 16: 1.026, 32: 1.076}, 8: {8: 1.0, 16: 1.27, 32: 1.80}}
 """A cycle's time by rows of a request, over that of 8 rows, at some numbers of requests: Qwen3-8B's
 size on an H200, drafter and target as measured when this was written."""
-Scores = Sequence[Sequence[float]]
+Scores = Sequence[Sequence[Sequence[float]]]
+"""By slot, rank of the draft in the slot before (0 in the first slot), and rank."""
 
 
 def chain(slots: Slots, cycle: int, k: int = K) -> int:
@@ -57,23 +58,42 @@ def oracle(slots: Slots, cycle: int) -> int:
 
 
 def tree(scores: Scores, nodes: int) -> set[tuple[int, ...]]:
-    """The most probable paths of ranks under independent slots, best first (DDTree's order)."""
-    queue, found = [(-scores[0][0], (0,))], set()
+    """The most probable paths, best first. A path holds places in the slots' lists of candidates.
+
+    Of siblings the most probable comes first, whatever order the slot's list has without them.
+    """
+    orders: dict[tuple[int, int], list[int]] = {}
+
+    def ordered(depth: int, before: int) -> list[int]:
+        row = scores[depth][before]
+        return orders.setdefault(
+            (depth, before), sorted(range(len(row)), key=lambda place: -row[place])
+        )
+
+    def pushed(cost: float, path: tuple[int, ...], rank: int) -> None:
+        """The candidate of a rank after a path."""
+        depth, before = len(path), path[-1] if path else 0
+        order = ordered(depth, before)
+        if rank < len(order):
+            place = order[rank]
+            score = scores[depth][before][place]
+            heapq.heappush(queue, (cost - score, (*path, place), cost, rank))
+
+    queue: list[tuple[float, tuple[int, ...], float, int]] = []
+    found: set[tuple[int, ...]] = set()
+    pushed(0.0, (), 0)
     while queue and len(found) < nodes:
-        cost, path = heapq.heappop(queue)
+        cost, path, before, rank = heapq.heappop(queue)
         found.add(path)
-        depth, rank = len(path) - 1, path[-1]
-        if rank + 1 < len(scores[depth]):
-            sibling = cost + scores[depth][rank] - scores[depth][rank + 1]
-            heapq.heappush(queue, (sibling, (*path[:-1], rank + 1)))
+        pushed(before, path[:-1], rank + 1)
         if len(path) < len(scores):
-            heapq.heappush(queue, (cost - scores[len(path)][0], (*path, 0)))
+            pushed(cost, path, 0)
     return found
 
 
 def tree_length(slots: Slots, cycle: int, nodes: int) -> int:
     """Tokens emitted with a tree of so many nodes, the newest token's row not counted."""
-    paths = tree(slots.scores[cycle].tolist(), nodes)
+    paths = tree(slots.after[cycle].tolist(), nodes)
     path: tuple[int, ...] = ()
     for tokens, wanted in zip(
         slots.tokens[cycle].tolist(), slots.wanted[cycle].tolist(), strict=True

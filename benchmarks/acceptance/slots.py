@@ -29,6 +29,9 @@ class Slots:
     """[cycles, k, candidates] target ids, likeliest first."""
     scores: Tensor
     """[cycles, k, candidates] log-probabilities."""
+    after: Tensor
+    """[cycles, k, candidates, candidates] the same after each candidate of the slot before, by the
+    selector; without one, and in the first slot, `scores` again and again."""
     drafts: Tensor
     """[cycles, k] what the engine drafts greedily, corrected where the drafter has a selector."""
     wanted: Tensor
@@ -57,8 +60,15 @@ def slots_of(
     drafts = readout.draft(stream, k).tokens
     wanted = batch.tokens[anchors[:, None] + torch.arange(k) + 2]
     shape = (-1, k, candidates)
-    tokens = readout.target_ids(ids).view(shape)
-    return Slots(tokens, scores.view(shape), drafts, wanted, anchors + 2, document.tokens)
+    tokens, scores = readout.target_ids(ids).view(shape), scores.view(shape)
+    after = scores[:, :, None].repeat(1, 1, candidates, 1)
+    if readout.selector is not None:
+        gates = readout.selector.projection(readout.norm(stream)).unflatten(0, (-1, k))
+        added = readout.selector(gates[:, 1:], tokens[:, :-1], ids.view(shape)[:, 1:])
+        shares = (scores[:, 1:, None] + added.float()).log_softmax(dim=-1)
+        after[:, 1:] = shares + scores[:, 1:].logsumexp(dim=-1)[..., None, None]
+    known = anchors + 2, document.tokens
+    return Slots(tokens, scores, after, drafts, wanted, *known)
 
 
 def walk(lengths: Sequence[int]) -> Iterator[tuple[int, int]]:

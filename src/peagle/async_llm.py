@@ -29,7 +29,11 @@ Batch = Sequence[tuple[int, Chunk]]
 
 
 class EngineClosedError(Exception):
-    """The engine was closed before the stream came to its end."""
+    """The engine was closed, or failed, before the stream came to its end."""
+
+    def __init__(self, failed: bool = False) -> None:
+        super().__init__("the engine failed" if failed else "the engine was closed")
+        self.failed = failed
 
 
 class AsyncLLM:
@@ -123,7 +127,7 @@ class AsyncLLM:
     def _ask(self, stream: "_Stream") -> None:
         with self._closing:
             if self._closed:
-                raise EngineClosedError
+                raise EngineClosedError(self.failed)
             self._put(stream)
 
     def _put(self, stream: "_Stream | None") -> None:
@@ -210,7 +214,7 @@ class AsyncLLM:
             while not self._asked.empty():
                 stream = self._asked.get()
                 waiting += [stream] if stream is not None and not stream.cancelled else []
-        _deliver((stream, EngineClosedError()) for stream in waiting)
+        _deliver((stream, EngineClosedError(self.failed)) for stream in waiting)
 
 
 class _Inbox:

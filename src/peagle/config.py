@@ -236,7 +236,8 @@ class SpeculativeConfig(Config):
         lengths = self.lookup
         if lengths is not None and lengths[0] > lengths[1]:
             raise ValueError(
-                f"prompt_lookup_min {lengths[0]} is above prompt_lookup_max {lengths[1]}"
+                f"prompt_lookup_min {lengths[0]} is above prompt_lookup_max {lengths[1]}; raise "
+                "the second, or leave it out"
             )
         return self
 

@@ -13,6 +13,7 @@ from slots import Slots, slots_of
 
 from peagle.config import SamplingParams
 from peagle.drafters.methods import drafter_for
+from peagle.drafters.selector import SelectorConfig
 from peagle.train.packing import Document
 
 K = 3
@@ -29,7 +30,7 @@ def test_a_tree_holds_the_most_probable_paths(scores: list[list[float]], nodes: 
         for path in itertools.product(range(3), repeat=depth)
     }
     best = sorted(whole.values(), reverse=True)[:nodes]
-    found = tree(scores, nodes)
+    found = tree([[row] * 3 for row in scores], nodes)
     assert sorted((whole[path] for path in found), reverse=True) == pytest.approx(best)
     assert all(path[:-1] in found for path in found if len(path) > 1)
 
@@ -46,8 +47,37 @@ def slots(drafts: list[int], wanted: list[int]) -> Slots:
     tokens = torch.tensor(drafts)[:, None] + torch.arange(3)
     scores = torch.tensor([0.5, 0.3, 0.2]).log().expand(len(drafts), 3)
     text = [1, 50, 51, 1]
-    columns = (tokens, scores, tokens[:, 0])
+    columns = (tokens, scores, scores[:, None].repeat(1, 3, 1), tokens[:, 0])
     return Slots(*(c[None] for c in columns), torch.tensor([wanted]), torch.tensor([4]), text)
+
+
+def test_a_tree_follows_what_a_selector_says_after_each_draft():
+    """After the second candidate of slot 0 the third of slot 1 is the best, else the first."""
+    shares = torch.tensor([0.5, 0.3, 0.2]).log()
+    after = shares.repeat(2, 3, 1)
+    after[1, 1] = shares.flip(0)
+    found = tree(after.tolist(), 4)
+    assert found == {(0,), (1,), (0, 0), (2,)}
+    assert (1, 2) in tree(after.tolist(), 6)
+    assert (1, 0) not in tree(after.tolist(), 6)
+
+
+def test_slots_know_the_scores_after_each_candidate(targets, tmp_path):
+    """The best one after the best one is what the engine drafts."""
+    target, selector = targets["easy"].decoder, SelectorConfig(rank=8, candidates=4)
+    config = tiny.drafter_config(True, draft_vocab=30, selector=selector)
+    model = tiny.random_drafter_for(target, tmp_path / "drafter", config).model
+    model.readout.selector.predecessor.mul_(10)
+    found = slots_of(target, model, Document.answered([5, 9, 3, 1, 7, 2, 8, 4], 2), K, 4)
+    corrected = 0
+    for cycle in range(len(found.wanted)):
+        place, path = 0, []
+        for slot in range(K):
+            place = int(found.after[cycle, slot, place].argmax())
+            path.append(int(found.tokens[cycle, slot, place]))
+        assert path == found.drafts[cycle].tolist()
+        corrected += path != found.tokens[cycle, :, 0].tolist()
+    assert corrected > 0
 
 
 def test_what_each_way_would_have_had_accepted():

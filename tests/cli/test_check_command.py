@@ -52,3 +52,33 @@ def test_a_target_that_would_not_load_is_told_as_well(peagle, pair, tmp_path):
     assert "has no usable tokenizer" in tokenizer
     assert "generation_config.json: eos_token_id 0 must be a token id" in ends
     assert "generation_config.json: top_p: " in sampling
+
+
+def test_a_lookup_is_told_and_checked(peagle, pair):
+    alone = '{"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 6}'
+    result = peagle("check", "--speculative-config", alone, "--target", pair.target)
+    assert (result.code, result.err) == (0, "")
+    assert "at most 8 drafts after a match of 3 to 6 tokens" in result.out
+    both = f'{{"model": "{pair.peagle}", "prompt_lookup_min": 2}}'
+    told = peagle("check", "--speculative-config", both).out
+    assert "as many drafts as the drafter's K after a match of 2 to 16 tokens" in told
+    assert "P-EAGLE: K tokens in one pass" in told
+    longer = f'{{"model": "{pair.peagle}", "num_speculative_tokens": 12, "prompt_lookup_min": 2}}'
+    assert peagle("check", "--speculative-config", longer).code == 0, "lookups find so many"
+
+
+def test_what_is_wrong_with_a_speculative_config(peagle, pair):
+    def said(config: str, *flags: object) -> str:
+        result = peagle("check", "--speculative-config", config, *flags)
+        assert result.code == 2
+        return result.err
+
+    ngram = '{"method": "ngram", "num_speculative_tokens": %d, "prompt_lookup_min": %d}'
+    assert "give either --speculative-config or --drafter" in said('{"model": "x"}', pair.peagle)
+    contradictory = '{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 5, '
+    assert "raise the second" in said(contradictory + '"prompt_lookup_max": 4}')
+    assert "do not fit into the target's context" in said(
+        ngram % (10**6, 2), "--target", pair.target
+    )
+    wrong = f'{{"model": "{pair.peagle}", "parallel_drafting": false}}'
+    assert "problem: it has mask_hidden, so it is a P-EAGLE drafter" in said(wrong)

@@ -28,6 +28,10 @@ def change_tensor(folder: Path, name: str, value: torch.Tensor) -> None:
     save_file(load_file(file) | {f"candidate_selector.{name}": value}, file)
 
 
+SIZES = (
+    r"correction/config\.json needs selector_rank, a whole number from 1 on, and selector_top_k, "
+    "one from 2 on; train it for this drafter, or remove correction/"
+)
 MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another vocabulary": (
         lambda folder: change_tensor(folder, "successor_codebook", torch.ones(40, 4)),
@@ -44,11 +48,14 @@ MISFITS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no rank": (
         lambda folder: change_config(folder, selector_rank=0),
-        "selector_rank must be at least 1 and selector_top_k at least 2; train it",
+        SIZES,
     ),
-    "no sizes": (
-        lambda folder: (folder / "config.json").write_text("{}"),
-        "correction: config.json lacks selector_rank",
+    "no sizes": (lambda folder: (folder / "config.json").write_text("{}"), SIZES),
+    "half a rank": (lambda folder: change_config(folder, selector_rank=4.5), SIZES),
+    "no number": (lambda folder: change_config(folder, selector_top_k="six"), SIZES),
+    "more candidates than drafts": (
+        lambda folder: change_config(folder, selector_top_k=31),
+        "correction/ does not fit: selector_top_k 31 is above the draft vocabulary of 30; train it",
     ),
     "no description": (
         lambda folder: (folder / "config.json").unlink(),

@@ -129,7 +129,7 @@ BAD = [
     ([1], {"logit_bias": {500: 1.0}}, "token id 500 is outside"),
     ([1], {"stop_token_ids": (96,)}, "token id 96 is outside"),
     ([1], {"allowed_token_ids": (96, 1)}, "token id 96 is outside"),
-    ([1], {"num_speculative_tokens": 5}, "num_speculative_tokens 5 is above the engine's 4"),
+    ([1], {"num_speculative_tokens": 5}, "num_speculative_tokens 5 is above the engine's 4; ask"),
 ]
 
 
@@ -171,6 +171,7 @@ def test_an_idle_engine_does_nothing(engine_for):
 
 
 def test_more_drafts_than_the_context_holds_are_refused(engine_for):
-    with pytest.raises(InputError, match="K = 25 drafts do not fit into a context of 25 tokens"):
+    message = "K = 25 drafts do not fit into a context of 25 tokens; lower K"
+    with pytest.raises(InputError, match=message):
         engine_for("peagle", k=25, max_model_len=25)
     assert engine_for("peagle", k=24, max_model_len=25).k == 24

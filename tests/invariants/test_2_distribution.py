@@ -6,17 +6,21 @@ test, with probabilities computed in numpy from transformers' logits.
 
 import functools
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tiny
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from peagle.config import SamplingParams
+from peagle.drafters.lookup import Lookup
+from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 
 VOCAB, PROMPT, NEW, DRAWS, K = 8, (3, 1, 4), 3, 4000, 2
@@ -28,8 +32,37 @@ PARAMS = {
     "top-p": SamplingParams(temperature=1.5, top_p=0.7, max_tokens=NEW),
     "min-p": SamplingParams(temperature=1.5, min_p=0.15, max_tokens=NEW),
     "all": SamplingParams(temperature=2.0, top_k=5, top_p=0.9, min_p=0.05, max_tokens=NEW),
+    "penalties": SamplingParams(
+        temperature=1.2,
+        repetition_penalty=1.4,
+        presence_penalty=0.3,
+        frequency_penalty=-0.5,
+        max_tokens=NEW,
+    ),
 }
+LOOKUPS = ("ngram", "peagle+ngram")
+"""Methods that look drafts up, where the newest token stood before."""
+DRAFTING = ("peagle", "selector", "eagle3", *LOOKUPS)
+METHODS = ("none", *DRAFTING)
+EVEN = 0b01010101
+"""Ids of the vocabulary, a bit each."""
 Tokens = tuple[int, ...]
+
+
+class EvenThenOdd:
+    """A grammar in whose texts even and odd ids take turns, from an even one on."""
+
+    failure = None
+
+    def __init__(self) -> None:
+        self._length = 0
+
+    def allowed(self, drafts: Sequence[int]) -> torch.Tensor:
+        rows = [EVEN << place % 2 for place in range(self._length, self._length + len(drafts) + 1)]
+        return torch.tensor(rows, dtype=torch.uint8)[:, None]
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        self._length += len(tokens)
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +81,15 @@ def pair_in(root: Path, **changes: Any):
     directory = tiny.save_target(root / "target", vocab_size=VOCAB, **changes)
     decoder = tiny.load_target(directory)
     drafters = {"none": None}
-    for method in ("peagle", "eagle3"):
-        mask = VOCAB - 1 if method == "peagle" else None
+    for method in ("peagle", "selector", "eagle3"):
+        mask = None if method == "eagle3" else VOCAB - 1
+        selector = SelectorConfig(rank=4, candidates=5) if method == "selector" else None
         config = tiny.drafter_config(
-            method == "peagle", vocab_size=VOCAB, draft_vocab=VOCAB, mask_token_id=mask
+            method != "eagle3",
+            vocab_size=VOCAB,
+            draft_vocab=VOCAB,
+            mask_token_id=mask,
+            selector=selector,
         )
         drafters[method] = tiny.random_drafter_for(decoder, root / method, config)
     return decoder, tiny.load_peer(directory), drafters
@@ -62,13 +100,47 @@ def engine_of(pair, method: str) -> Engine:
     config = tiny.engine_config(
         max_num_seqs=1000, max_num_batched_tokens=8192, kv_cache_memory=1 << 26
     )
-    return Engine(decoder, drafters[method], K if method != "none" else 0, config)
+    drafter = drafters[method.removesuffix("+ngram")] if method != "ngram" else None
+    lookup = Lookup(1, 1, tiny.CPU) if method in LOOKUPS else None
+    return Engine(decoder, drafter, K if method != "none" else 0, config, lookup=lookup)
 
 
-def samples(pair, method: str, how: SamplingParams) -> list[Tokens]:
-    params = [how.model_copy(update={"seed": seed}) for seed in range(DRAWS)]
-    requests = tiny.run(engine_of(pair, method), [PROMPT] * DRAWS, params)
+def samples(
+    pair, method: str, how: SamplingParams, grammar: bool = False, preempt: bool = False
+) -> list[Tokens]:
+    """What requests wrote that differ in their seeds; `preempt` a third of them in every step."""
+    engine = engine_of(pair, method)
+    requests = [
+        engine.add(
+            str(seed),
+            PROMPT,
+            how.model_copy(update={"seed": seed}),
+            EvenThenOdd() if grammar else None,
+        )
+        for seed in range(DRAWS)
+    ]
+    for _ in range(100 if preempt else 0):
+        engine.step()
+        for request in engine.scheduler.running[::3]:
+            if request.output_length:
+                engine.scheduler.preempt(request)
+    assert (engine.scheduler.preemptions > DRAWS / 4) == preempt
+    tiny.finish(engine)
+    looked_up = sum(request.speculation.looked_up for request in requests)
+    assert (looked_up > 0) == (method in LOOKUPS)
     return [tuple(request.output) for request in requests]
+
+
+def penalized(logits: np.ndarray, tokens: Tokens, how: SamplingParams) -> np.ndarray:
+    """Logits behind the prompt and some tokens, as penalties change them."""
+    known, counts = {*PROMPT, *tokens}, Counter(tokens)
+    changed = logits.copy()
+    for token in known:
+        rate = how.repetition_penalty
+        changed[token] = changed[token] / rate if changed[token] > 0 else changed[token] * rate
+    for token, count in counts.items():
+        changed[token] -= how.presence_penalty + count * how.frequency_penalty
+    return changed
 
 
 def processed(logits: np.ndarray, how: SamplingParams) -> np.ndarray:
@@ -95,13 +167,16 @@ def logits_after(peer, tokens: Tokens) -> np.ndarray:
     return tiny.peer_logits(peer, (*PROMPT, *tokens))[-1].double().numpy()
 
 
-def exact(peer, how: SamplingParams) -> dict[Tokens, float]:
+def exact(peer, how: SamplingParams, grammar: bool = False) -> dict[Tokens, float]:
     """The probability of every possible output."""
     known: dict[Tokens, float] = {(): 1.0}
-    for _ in range(NEW):
+    for place in range(NEW):
         longer = {}
         for tokens, chance in known.items():
-            for token, p in enumerate(processed(logits_after(peer, tokens), how)):
+            logits = penalized(logits_after(peer, tokens), tokens, how)
+            if grammar:
+                logits[1 - place % 2 :: 2] = -np.inf
+            for token, p in enumerate(processed(logits, how)):
                 if p > 0:
                     longer[*tokens, token] = chance * p
         known = longer
@@ -124,10 +199,26 @@ def p_value(drawn: list[Tokens], expected: dict[Tokens, float]) -> float:
     return float(stats.chisquare(seen, scaled).pvalue)
 
 
-@pytest.mark.parametrize("method", ["none", "peagle", "eagle3"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", PARAMS)
 def test_samples_have_the_target_distribution(pair, method: str, name: str):
     assert p_value(samples(pair, method, PARAMS[name]), exact(pair[1], PARAMS[name])) > THRESHOLD
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_grammar_leaves_the_distribution_of_what_it_allows(pair, method: str):
+    how = PARAMS["temperature"]
+    drawn = samples(pair, method, how, grammar=True)
+    assert p_value(drawn, exact(pair[1], how, grammar=True)) > THRESHOLD
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_preempted_requests_have_the_target_distribution(pair, method: str):
+    drawn = samples(pair, method, PARAMS["penalties"], preempt=True)
+    assert p_value(drawn, exact(pair[1], PARAMS["penalties"])) > THRESHOLD
 
 
 @pytest.mark.parametrize("method", ["none", "peagle"])
@@ -150,10 +241,12 @@ def test_a_slightly_wrong_distribution_is_rejected(pair):
     assert p_value(samples(pair, "none", how), assumed) < THRESHOLD
 
 
-def test_drafts_are_accepted_and_rejected_while_sampling(pair):
-    how = SamplingParams(temperature=1.0, max_tokens=20, seed=1)
-    (request,) = tiny.run(engine_of(pair, "peagle"), [PROMPT], how)
+@pytest.mark.parametrize("method", DRAFTING)
+def test_drafts_are_accepted_and_rejected_while_sampling(pair, method: str):
+    how = SamplingParams(temperature=1.0, max_tokens=40, seed=1)
+    (request,) = tiny.run(engine_of(pair, method), [PROMPT], how)
     assert 0 < request.speculation.accepted < request.speculation.drafted
+    assert (request.speculation.looked_up > 0) == (method in LOOKUPS)
 
 
 sampling = st.builds(
@@ -177,12 +270,12 @@ sampling = st.builds(
 @given(
     family=st.sampled_from(["easy", "gemma4"]),
     params=st.lists(sampling, min_size=1, max_size=4),
-    parallel=st.booleans(),
+    method=st.sampled_from(["peagle", "eagle3", *LOOKUPS]),
     k=st.integers(1, 6),
     budget=st.sampled_from([4, 2048]),
 )
 def test_a_seed_decides_the_tokens(
-    targets, trained, family: str, params, parallel: bool, k: int, budget: int
+    targets, trained, family: str, params, method: str, k: int, budget: int
 ):
     """The same with and without speculation, alone or in a batch, in chunks or not."""
     target = targets[family].decoder
@@ -191,6 +284,8 @@ def test_a_seed_decides_the_tokens(
         tiny.run(Engine(target, None, 0, tiny.engine_config()), [prompt], how)[0].output
         for prompt, how in zip(prompts, params, strict=True)
     ]
-    drafter = trained["peagle" if parallel else "eagle3"].drafter
-    engine = Engine(target, drafter, k, tiny.engine_config(max_num_batched_tokens=budget))
+    drafter = trained[method.removesuffix("+ngram")].drafter if method != "ngram" else None
+    lookup = Lookup(1, 2, tiny.CPU) if method in LOOKUPS else None
+    config = tiny.engine_config(max_num_batched_tokens=budget)
+    engine = Engine(target, drafter, k, config, lookup=lookup)
     assert tiny.outputs(tiny.run(engine, prompts, params)) == alone

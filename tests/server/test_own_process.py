@@ -104,7 +104,9 @@ def test_a_server_ends_with_its_engine_and_says_why(process: Process):
     assert len(ends) == 3
     for end in ends:
         last = end.strip().split(b"data: ")[-1]
-        assert json.loads(last)["error"]["type"] == "service_unavailable_error"
+        error = json.loads(last)["error"]
+        assert error["type"] == "service_unavailable_error"
+        assert "the engine failed" in error["message"], "nobody shut it down"
     _, errors = process.process.communicate(timeout=PATIENCE)
     assert process.process.returncode == 1
     assert "the engine's process ended: killed by SIGKILL" in errors

@@ -85,6 +85,10 @@ def test_a_reduced_vocabulary_is_that_of_the_responses(targets, recipe_for, tmp_
         ({"mask_token_id": 96}, "outside the vocabulary of 96; set mask_token_id to"),
         ({"taps": (1, 5)}, r"aux layers \[1, 5\] are not all within .*; correct taps$"),
         ({"taps": (1, 1)}, r"aux layers \[1, 1\] repeat"),
+        (
+            {"selector_rank": 4, "draft_vocab_size": 15},
+            "selector_candidates 16 is above the 15 tokens that the drafter drafts; lower it",
+        ),
     ],
 )
 def test_recipes_that_do_not_fit(targets, recipe_for, tmp_path: Path, changes, message: str):

@@ -1,4 +1,4 @@
-"""`peagle check`: what a drafter is and what is wrong with it."""
+"""`peagle check`: what drafts, and what is wrong with it."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated
@@ -9,8 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from peagle.cli.groups import group
-from peagle.cli.options import one_of
+from peagle.cli.loading import read_speculation
+from peagle.cli.options import BOTH_FORMS, SpeculativeJSON, one_of
 from peagle.cli.tables import print_table
+from peagle.config import SpeculativeConfig
 from peagle.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,58 +23,101 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Examples:
   peagle check ./my-drafter
-  peagle check ./my-drafter --target Qwen/Qwen3-0.6B"""
+  peagle check ./my-drafter --target Qwen/Qwen3-0.6B
+  peagle check --speculative-config '{"method": "ngram", "num_speculative_tokens": 8}'"""
 PROBLEMS_FOUND = 2
 
 
-def _drafter(
+def _speculation(
     drafter: Annotated[
         str | None, typer.Argument(help="Drafter: directory or hub id.", show_default=False)
     ] = None,
     drafter_flag: Annotated[
         str | None, typer.Option("--drafter", help="The drafter, as a flag.")
     ] = None,
-) -> str:
+    k: Annotated[
+        int | None, typer.Option("--k", help="K that it should have been trained for.")
+    ] = None,
+    speculative_config: SpeculativeJSON = None,
+) -> SpeculativeConfig:
     given = one_of(drafter, drafter_flag, "drafter")
-    if given is None:
-        raise InputError("no drafter: give its directory or hub id")
-    return given
+    if k is not None and k < 1:
+        raise InputError(f"--k {k}: give at least 1")
+    if speculative_config is None:
+        if given is None:
+            raise InputError("no drafter: give its directory or hub id")
+        return SpeculativeConfig(model=given, num_speculative_tokens=k)
+    if (given, k) != (None, None):
+        raise InputError(BOTH_FORMS)
+    return read_speculation(speculative_config)
 
 
-CheckedDrafter = Annotated[str, group(_drafter)]
+Checked = Annotated[SpeculativeConfig, group(_speculation)]
 
 
 def check(
     *,
-    drafter: CheckedDrafter,
+    speculation: Checked,
     target: Annotated[
         str | None, typer.Option(help="Target that it should fit: directory or hub id.")
     ] = None,
-    k: Annotated[
-        int | None, typer.Option("--k", help="K that it should have been trained for.")
-    ] = None,
 ) -> None:
-    """Say what a drafter is and whether it fits its target.
+    """Say what drafts, a drafter or a lookup, and whether it fits its target.
 
     Facts go to stdout. Problems, each with its fix, go to stderr, one per line, and make the exit
     code 2.
     """
-    from peagle.drafters.diagnosis import diagnose, target_problems
+    from peagle.drafters.diagnosis import target_problems
     from peagle.models.weights import model_directory
 
-    if k is not None and k < 1:
-        raise InputError(f"--k {k}: give at least 1")
-    place = model_directory(drafter)
     beside = model_directory(target) if target is not None else None
-    found = diagnose(place, beside)
-    problems = [*found.problems, *_too_many(k, found)]
-    problems += target_problems(beside) if beside is not None else ()
-    _print_facts({"directory": str(place), **found.facts, **_answers(beside)})
+    facts, problems = _drafter(speculation, beside)
+    problems += target_problems(beside) if beside is not None else []
+    _print_facts({**facts, **_lookup(speculation), **_answers(beside)})
     for problem in problems:
         typer.echo(f"problem: {' '.join(problem.split())}", err=True)
     if problems:
         raise typer.Exit(PROBLEMS_FOUND)
     typer.echo("no problem found" if target is None else f"no problem found; it fits {target}")
+
+
+def _drafter(
+    speculation: SpeculativeConfig, target: "Path | None"
+) -> tuple[dict[str, str], list[str]]:
+    """Facts and problems of the drafter; those of a target that is to do without one."""
+    from peagle.drafters.diagnosis import diagnose
+    from peagle.models.families import read_spec
+    from peagle.models.weights import model_directory
+
+    if speculation.model is None:
+        try:
+            spec = None if target is None else read_spec(target)
+        except InputError as error:
+            return {}, [str(error)]
+        return {}, [] if spec is None else [*_too_long(speculation, spec.max_length)]
+    place = model_directory(speculation.model)
+    found = diagnose(place, target, speculation.parallel_drafting)
+    facts = {"directory": str(place), **found.facts}
+    k = speculation.num_speculative_tokens if speculation.lookup is None else None
+    return facts, [*found.problems, *_too_many(k, found)]
+
+
+def _lookup(speculation: SpeculativeConfig) -> dict[str, str]:
+    """What is looked up in the text; nothing where nothing is."""
+    lengths = speculation.lookup
+    if lengths is None:
+        return {}
+    shortest, longest = lengths
+    most = speculation.num_speculative_tokens
+    drafts = "as many drafts as the drafter's K" if most is None else f"at most {most} drafts"
+    return {"lookup": f"{drafts} after a match of {shortest} to {longest} tokens"}
+
+
+def _too_long(speculation: SpeculativeConfig, context: int) -> Iterable[str]:
+    """That a target's context does not hold K drafts."""
+    k = speculation.num_speculative_tokens
+    if k is not None and k >= context:
+        yield f"K = {k} drafts do not fit into the target's context of {context}; lower K"
 
 
 def _answers(target: "Path | None") -> dict[str, str]:

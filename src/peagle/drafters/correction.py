@@ -13,7 +13,6 @@ from torch import Tensor
 from peagle.drafters.model import DrafterConfig
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.errors import InputError
-from peagle.models.families.config import reading
 from peagle.models.weights import (
     TensorRule,
     disassemble,
@@ -36,13 +35,13 @@ def read_selector_config(directory: Path) -> SelectorConfig | None:
     if not folder.is_dir():
         return None
     values = read_json(folder / "config.json")
-    with reading(str(folder)):
-        config = SelectorConfig(int(values[RANK]), int(values[CANDIDATES]))  # type: ignore[call-overload]
-    if config.rank < 1 or config.candidates < 2:
-        raise InputError(
-            f"{folder}: {RANK} must be at least 1 and {CANDIDATES} at least 2; {ADVICE}"
-        )
-    return config
+    match values.get(RANK), values.get(CANDIDATES):
+        case int(rank), int(candidates) if rank >= 1 and candidates >= 2:
+            return SelectorConfig(rank, candidates)
+    raise InputError(
+        f"{folder}/config.json needs {RANK}, a whole number from 1 on, and {CANDIDATES}, one from "
+        f"2 on; {ADVICE}"
+    )
 
 
 def selector_rules(config: DrafterConfig) -> list[TensorRule]:
@@ -66,6 +65,11 @@ def selector_problems(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> l
         selector = config.new_selector()
     assert selector is not None
     problems = mismatches(selector, selector_rules(config), tensors)
+    if selector.config.candidates > config.draft_vocab_size:
+        problems.append(
+            f"{CANDIDATES} {selector.config.candidates} is above the draft vocabulary of "
+            f"{config.draft_vocab_size}"
+        )
     broken = [name for name, value in tensors.items() if not finite(value)]
     problems += [f"NaN or infinite values in {shortened(broken)}"] if broken else []
     return [f"{FOLDER}/ does not fit: {'; '.join(problems)}; {ADVICE}"] if problems else []

@@ -78,7 +78,10 @@ class EngineFacts:
                 raise InputError(f"token id {token} is outside the vocabulary of {self.vocab_size}")
         k = params.num_speculative_tokens
         if k is not None and k > self.k:
-            raise InputError(f"num_speculative_tokens {k} is above the engine's {self.k}")
+            raise InputError(
+                f"num_speculative_tokens {k} is above the engine's {self.k}; ask for no more, or "
+                "start it with a larger K"
+            )
 
 
 class EngineDeadError(Exception):
@@ -113,7 +116,8 @@ class Engine:
         self.max_length = capacity.max_length
         if k >= self.max_length:
             raise InputError(
-                f"K = {k} drafts do not fit into a context of {self.max_length} tokens"
+                f"K = {k} drafts do not fit into a context of {self.max_length} tokens; lower K, "
+                "or raise max_model_len"
             )
         self.blocks = capacity.groups()
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)

@@ -100,9 +100,12 @@ class APIError(HTTPException):
         return JSONResponse(body.model_dump(), self.status, self.headers)
 
 
-def closing() -> APIError:
-    """The refusal of requests that arrive during shutdown."""
-    return APIError(503, "the server is shutting down", headers={"Retry-After": "10"})
+def closing(failed: bool = False) -> APIError:
+    """The refusal of requests during shutdown. failed: whether that is since the engine did."""
+    why = "the engine failed, and the server ends with it; its log says why"
+    return APIError(
+        503, why if failed else "the server is shutting down", headers={"Retry-After": "10"}
+    )
 
 
 def as_api_error(error: Exception) -> APIError:
@@ -116,7 +119,7 @@ def as_api_error(error: Exception) -> APIError:
     if isinstance(error, InputError):
         return APIError(400, str(error))
     if isinstance(error, EngineClosedError):
-        return closing()
+        return closing(error.failed)
     if isinstance(error, RequestValidationError):
         return _validation_error(error)
     return APIError(500, "internal error; the server's log has the request's id")

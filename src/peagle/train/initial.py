@@ -38,7 +38,7 @@ def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
         mask_token_id=recipe.mask_token_id,
         norm_before_residual=recipe.norm_before_residual,
         trained_tokens=recipe.num_speculative_tokens,
-        selector=_selector(recipe),
+        selector=_selector(recipe, recipe.draft_vocab_size or target.vocab_size),
     )
     problems = config_problems(config, target, "taps", "mask_token_id")
     if config.draft_vocab_size > target.vocab_size:
@@ -59,7 +59,7 @@ def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> DrafterC
             f"initial_drafter has the mask token {config.mask_token_id}, the recipe has "
             f"mask_token_id {recipe.mask_token_id}; give the drafter's"
         )
-    selector = _selector(recipe) or config.selector
+    selector = _selector(recipe, config.draft_vocab_size) or config.selector
     if recipe.train == "selector" and selector is None:
         raise InputError("initial_drafter has no selector to train; set selector_rank")
     return replace(
@@ -69,9 +69,15 @@ def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> DrafterC
     )
 
 
-def _selector(recipe: Recipe) -> SelectorConfig | None:
+def _selector(recipe: Recipe, drafted: int) -> SelectorConfig | None:
+    """A new selector's sizes. drafted: tokens that the drafter has in its vocabulary."""
     if recipe.selector_rank is None:
         return None
+    if recipe.selector_candidates > drafted:
+        raise InputError(
+            f"selector_candidates {recipe.selector_candidates} is above the {drafted} tokens that "
+            "the drafter drafts; lower it"
+        )
     return SelectorConfig(recipe.selector_rank, recipe.selector_candidates)
 
 
