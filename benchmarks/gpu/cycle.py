@@ -29,9 +29,12 @@ from peagle.bench.shapes import random_prompts
 from peagle.bench.synthetic import SyntheticWorkload
 from peagle.cli.script import run
 from peagle.config import SamplingParams
+from peagle.drafters.selector import SelectorConfig
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
 
+CANDIDATES = 16
+"""Of each slot, that a selector scores again."""
 WARM_UP_STEPS = 16
 ROOM = 3072
 """Tokens after a prompt, more than the measured steps emit."""
@@ -70,6 +73,8 @@ def main(
         int | None, typer.Option(help="Drafts of each cycle, as if chosen by load.", min=0)
     ] = None,
     acceptance: Annotated[float | None, typer.Option(help="Acceptance length.")] = None,
+    selector_rank: Annotated[int, typer.Option(help="P-EAGLE's selector; 0: none.", min=0)] = 0,
+    temperature: Annotated[float, typer.Option(help="Of all requests.", min=0.0)] = 0.0,
     concurrency: Annotated[str, typer.Option(help="Numbers of requests in flight.")] = "1,8,64",
     prompt_tokens: Annotated[int, typer.Option(help="Tokens per prompt.")] = 512,
     steps: Annotated[int, typer.Option(help="Steps to time, and steps to profile.")] = 20,
@@ -85,18 +90,22 @@ def main(
         usual = METHODS[method]
         most = usual[0] if k is None else k
         length = acceptance or usual[1]
-        workload = SyntheticWorkload(shape, length, prompt_tokens, ROOM)
+        selector = SelectorConfig(selector_rank, CANDIDATES) if selector_rank else None
+        workload = SyntheticWorkload(shape, length, prompt_tokens, ROOM, selector=selector)
         setup = Setup(method, most, "fixed" if drafts is None else "auto")
         engine = workload.open(setup, max(levels)).engine.core
         if drafts is not None:
             engine.scheduler.pace.draft_length = Always(drafts)
-        cycles = [measure(engine, level, prompt_tokens, steps, rate) for level in levels]
+        cycles = [
+            measure(engine, level, prompt_tokens, temperature, steps, rate) for level in levels
+        ]
         for cycle in cycles:
             told = "" if drafts is None else f", {drafts} drafts"
             print(f"\n{shape}, {method}, K = {most}{told}, {cycle.requests} in flight")
             print(breakdown(cycle, top))
         asked = {"shape": shape, "method": method, "k": most, "drafts": drafts}
-        asked["acceptance_length"] = length
+        asked |= {"acceptance_length": length, "selector_rank": selector_rank}
+        asked["temperature"] = temperature
         found = {"bytes_per_second": rate, "cycles": [asdict(cycle) for cycle in cycles]}
         write(machine() | hardware("auto", "auto") | asked | found)
 
@@ -134,9 +143,11 @@ def _seconds(call: Callable[[], Any], repeats: int = 10) -> float:
     return best
 
 
-def measure(engine: Engine, level: int, prompt_tokens: int, steps: int, rate: float) -> Cycle:
+def measure(
+    engine: Engine, level: int, prompt_tokens: int, temperature: float, steps: int, rate: float
+) -> Cycle:
     """Bring requests to a steady state, time steps, then profile as many more."""
-    requests = start(engine, level, prompt_tokens)
+    requests = start(engine, level, prompt_tokens, temperature)
     _step(engine, WARM_UP_STEPS)
     before = sum(request.computed for request in requests)
     begun = time.perf_counter()
@@ -155,11 +166,16 @@ def measure(engine: Engine, level: int, prompt_tokens: int, steps: int, rate: fl
     return Cycle(level, positions, wall * MICRO, needed, floor * MICRO, kernels, reading)
 
 
-def start(engine: Engine, level: int, prompt_tokens: int) -> list[Any]:
+def start(engine: Engine, level: int, prompt_tokens: int, temperature: float = 0.0) -> list[Any]:
     """Requests that outlast the measurement, all past their prompts."""
-    how = SamplingParams(max_tokens=engine.max_length - prompt_tokens, ignore_eos=True)
+    how = SamplingParams(
+        max_tokens=engine.max_length - prompt_tokens, ignore_eos=True, temperature=temperature
+    )
     prompts = random_prompts(level, prompt_tokens, engine.vocab_size)
-    requests = [engine.add(str(i), prompt, how) for i, prompt in enumerate(prompts)]
+    requests = [
+        engine.add(str(i), prompt, how.model_copy(update={"seed": i}))
+        for i, prompt in enumerate(prompts)
+    ]
     while not all(request.output for request in requests):
         engine.step()
     return requests

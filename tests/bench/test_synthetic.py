@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from peagle.bench import synthetic
+from peagle.bench.case import Setup
 from peagle.bench.shapes import SHAPES, parameter_count, random_engine
-from peagle.bench.synthetic import DRAFT_LAYERS, require_room
+from peagle.bench.synthetic import DRAFT_LAYERS, SyntheticWorkload, require_room
 from peagle.config import EngineConfig
+from peagle.drafters.selector import SelectorConfig
 from peagle.errors import InputError
 
 GIB = 1 << 30
@@ -66,3 +68,12 @@ def test_only_a_small_shape_runs_on_a_cpu_that_was_not_asked_for(
             with pytest.raises(InputError, match=f"shape {shape} needs a GPU, and torch sees none"):
                 require_room(shape, DRAFT_LAYERS, "auto", "auto", 1 << 50)
             require_room(shape, DRAFT_LAYERS, "auto", "cpu", 1 << 50)
+
+
+def test_a_shape_may_have_a_selector():
+    selector = SelectorConfig(rank=8, candidates=16)
+    workload = SyntheticWorkload("tiny", 2.5, 16, 16, device="cpu", selector=selector)
+    model = workload.open(Setup("peagle", 3, "fixed"), 1).engine.core.drafter.model
+    assert model.readout.selector.config == selector
+    sequential = workload.open(Setup("eagle3", 3, "fixed"), 1).engine.core.drafter.model
+    assert sequential.readout.selector is None

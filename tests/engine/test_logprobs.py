@@ -389,3 +389,14 @@ def test_a_gpus_are_those_of_the_plain_runner(method: str, monkeypatch: pytest.M
         assert len(one.prompt_logprobs) == one.prompt_length - 1
         for mine, theirs in zip(one.prompt_logprobs, other.prompt_logprobs, strict=True):
             assert mine.chosen == pytest.approx(theirs.chosen, abs=1e-4)
+
+
+@pytest.mark.parametrize("strip", [1, 3, 5])
+def test_strips_change_no_log_probability(monkeypatch: pytest.MonkeyPatch, strip: int):
+    """Requests that want some, with several tokens each, and one among them that wants none."""
+    logits = [torch.randn(4, tiny.VOCAB) for _ in range(5)]
+    tokens = [[3, 1], [5], [2, 8, 9, 1], [7], [4, 4, 4]]
+    wanted = output_logprobs([2, 0, None, 3, 1], logits, tokens)
+    monkeypatch.setattr(logprobs, "STRIP", strip)
+    assert output_logprobs([2, 0, None, 3, 1], logits, tokens) == wanted
+    assert [len(entries) for entries in wanted] == [2, 1, 0, 1, 3]

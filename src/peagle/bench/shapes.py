@@ -12,6 +12,7 @@ from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
+from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
@@ -38,6 +39,8 @@ class Shape:
     draft_vocab_size: int = REDUCED_VOCABULARY
     weights: Weights = PLAIN
     """What the target's random weights are like."""
+    selector: SelectorConfig | None = None
+    """Of its P-EAGLE drafter."""
 
 
 _HEADS = AttentionSpec(
@@ -207,6 +210,7 @@ def draft_config(shape: Shape, parallel: bool, layers: int) -> DrafterConfig:
         taps=default_taps(len(target.layers)),
         draft_vocab_size=shape.draft_vocab_size,
         mask_token_id=min(MASK_TOKEN, target.vocab_size - 1) if parallel else None,
+        selector=shape.selector if parallel else None,
     )
 
 

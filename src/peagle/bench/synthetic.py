@@ -1,7 +1,7 @@
 """Time without meaning: random weights of a real size, and a set acceptance length."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from peagle.bench.target import kv_memory
 from peagle.config import DType, EngineConfig, SamplingParams
 from peagle.device import free_memory, gib, resolve_device, resolve_dtype
 from peagle.drafters.drafter import Drafter
+from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.llm import LLM
@@ -101,6 +102,8 @@ class SyntheticWorkload:
     """How alike rows choose experts, a key of `OVERLAPS`; None: as the shape has it."""
     checkpoint: Path | None = None
     """A directory from which the target is read; None: it is made."""
+    selector: SelectorConfig | None = None
+    """Of a P-EAGLE drafter."""
     comparable: bool = False
 
     def __post_init__(self) -> None:
@@ -167,7 +170,8 @@ class SyntheticWorkload:
             return None
         weight = self._target.embed.weight
         parallel, layers = method == "peagle", DRAFT_LAYERS[method]
-        return random_drafter(shape_of(self.shape), parallel, layers, weight.device, weight.dtype)
+        shape = replace(shape_of(self.shape), selector=self.selector)
+        return random_drafter(shape, parallel, layers, weight.device, weight.dtype)
 
     @cached_property
     def _target(self) -> Decoder:

@@ -112,14 +112,14 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: in
     """Bytes of a step's largest tensors: layer products, drafter features, logits, token counts.
 
     Captured prompts have theirs apart from those of prompts launched kernel by kernel. Logits exist
-    up to four times: in a graph, where the host edits them, and twice for log-probabilities.
+    up to three times: in a graph, where the host edits them, and as log-probabilities want them.
     """
     spec = target.spec
     inner = max(layer.width for layer in spec.layers)
     features = 0 if drafter is None else drafter.model.config.feature_size
     width = 3 * inner + 8 * spec.hidden_size + 2 * features
     captured = min(rows, SIZES[-1])
-    logits = 4 * requests * (k + 1) * spec.vocab_size
+    logits = 3 * requests * (k + 1) * spec.vocab_size
     counts = requests * spec.vocab_size * torch.int32.itemsize
     return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts
 

@@ -1,7 +1,7 @@
 """Log-probabilities of tokens: of those that were chosen, and of prompts' own."""
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,7 +36,10 @@ def score(rows: Tensor, head: Callable[[Tensor], Tensor], tokens: Tensor) -> Sco
     rows: [rows, ...], of which `head` makes logits [rows, vocab]; tokens: [rows].
     """
     strips = zip(rows.split(STRIP), tokens.split(STRIP), strict=True)
-    parts = [_score(head(strip), ids) for strip, ids in strips]
+    return _joined(_score(head(strip), ids) for strip, ids in strips)
+
+
+def _joined(parts: Iterable[tuple[Tensor, Tensor, Tensor, Tensor]]) -> Scores:
     return Scores(*map(torch.cat, zip(*parts, strict=True)))
 
 
@@ -72,14 +75,28 @@ def output_logprobs(
     found: list[tuple[TokenLogprobs, ...]] = [() for _ in tops]
     asked = [(i, top) for i, top in enumerate(tops) if top is not None]
     if asked:
-        rows = torch.cat([logits[i][: len(tokens[i])] for i, _ in asked])
-        chosen = upload([token for i, _ in asked for token in tokens[i]], rows.device)
-        scores = score(rows, lambda strip: strip, chosen.clamp(min=0))  # -1: the row is NaN
+        rows = [logits[i][: len(tokens[i])] for i, _ in asked]
+        chosen = upload([token for i, _ in asked for token in tokens[i]], rows[0].device)
+        ids = chosen.clamp(min=0).split([len(of) for of in rows])  # -1: the row is NaN
+        scores = _joined(
+            _score(torch.cat(rows[strip]), torch.cat(ids[strip])) for strip in _strips(rows)
+        )
         shares = [(len(tokens[i]), top) for i, top in asked]
         entries = ScoreDownload(scores, max(top for _, top in asked)).tolist()
         for (i, _), own in zip(asked, _divided(entries, shares), strict=True):
             found[i] = own
     return found
+
+
+def _strips(rows: Sequence[Tensor]) -> Iterator[slice]:
+    """Neighbours that have `STRIP` rows together at most, or are one."""
+    start, held = 0, 0
+    for index, of in enumerate(rows):
+        if held and held + len(of) > STRIP:
+            yield slice(start, index)
+            start, held = index, 0
+        held += len(of)
+    yield slice(start, len(rows))
 
 
 def scored_rows(chunks: Sequence[Chunk]) -> list[int]:
