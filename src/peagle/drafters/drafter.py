@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.model import DraftModel
+from peagle.drafters.resident import ResidentDrafter
 from peagle.models.decoder import Attend
 from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race
@@ -63,4 +64,8 @@ class Drafter(Protocol):
 
     def propose(self, work: DraftWork, memory: Memory) -> Drafts:
         """Drafts [sum(ks)], request after request."""
+        ...
+
+    def resident(self) -> ResidentDrafter:
+        """The same for a captured cycle, on state that stays on the device."""
         ...

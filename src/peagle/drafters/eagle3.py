@@ -1,11 +1,19 @@
-"""EAGLE-3: K tokens from K passes, each fed the drafter's own last output."""
+"""EAGLE-3: K tokens from K passes, each fed the drafter's own last output.
+
+`SequentialDrafter` drafts for requests of any K; `ResidentSequential` does in a captured cycle.
+"""
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import DraftWork, Memory, Span
 from peagle.drafters.model import DraftModel
+from peagle.drafters.resident import CycleShape, OpenPass, ResidentDrafter
 from peagle.ops.drafts import Drafts
+from peagle.ops.race import Race
+from peagle.ops.resident import ResidentState, draft_inputs
 
 
 class SequentialDrafter:
@@ -34,6 +42,10 @@ class SequentialDrafter:
             columns.append(readout.draft(hidden, 1, work.race_of(active), step))
         return _by_request(columns, work.ks)
 
+    def resident(self) -> "ResidentSequential":
+        """The same for a captured cycle."""
+        return ResidentSequential(self.model)
+
     @staticmethod
     def _next(span: Span, step: int) -> Span:
         return Span(span.row, span.start + span.count - 1 + step, 1)
@@ -42,6 +54,38 @@ class SequentialDrafter:
     def _last_rows(work: DraftWork, active: list[int]) -> Tensor:
         ends = torch.tensor([span.count for span in work.spans]).cumsum(0) - 1
         return ends[active].to(work.tokens.device)
+
+
+class ResidentSequential(ResidentDrafter):
+    """A pass over the pending rows, then for each further draft one row per request."""
+
+    def propose(
+        self, state: ResidentState, race: Race, shape: CycleShape, open_pass: OpenPass
+    ) -> Drafts:
+        requests, readout = race.requests, self.model.readout
+        inputs = draft_inputs(state, requests, shape.pending, 0, self.norms)
+        stream, hidden = self.run(inputs, open_pass)
+        columns = [readout.draft_normed(hidden, 1, race)]
+        one_each = torch.arange(len(requests), device=requests.device)
+        # later passes use a table of their own, with one row per request of the batch
+        state = replace(
+            state,
+            slots=state.slots.index_select(0, requests),
+            limits=state.limits.index_select(0, requests),
+            computed=state.computed.index_select(0, requests),
+            pending=torch.ones_like(one_each),
+        )
+        for step in range(1, shape.drafts):
+            state_of_step = replace(
+                state,
+                computed=state.computed + step,
+                emitted=columns[-1].tokens,
+                features=self.model.feedback(stream)[:, None],
+            )
+            inputs = draft_inputs(state_of_step, one_each, 1, 0, self.norms)
+            stream, hidden = self.run(inputs, open_pass)
+            columns.append(readout.draft_normed(hidden, 1, race, step))
+        return Drafts.beside(columns)
 
 
 def _by_request(columns: list[Drafts], ks: tuple[int, ...]) -> Drafts:

@@ -1,12 +1,18 @@
-"""P-EAGLE: K tokens from one pass, with K - 1 mask slots after the newest token."""
+"""P-EAGLE: K tokens from one pass, with K - 1 mask slots after the newest token.
+
+`ParallelDrafter` drafts for requests of any K; `ResidentParallel` does in a captured cycle.
+"""
 
 import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import DraftWork, Memory, Span
 from peagle.drafters.model import DraftModel
+from peagle.drafters.resident import CycleShape, OpenPass, ResidentDrafter
 from peagle.ops.draft_rows import draft_rows
 from peagle.ops.drafts import Drafts
+from peagle.ops.race import Race
+from peagle.ops.resident import ResidentState, draft_inputs
 
 
 class ParallelDrafter:
@@ -40,6 +46,10 @@ class ParallelDrafter:
             return Drafts(work.tokens[:0])
         return self._read(hidden, reads, work)
 
+    def resident(self) -> "ResidentParallel":
+        """The same for a captured cycle."""
+        return ResidentParallel(self.model)
+
     def _read(self, hidden: Tensor, reads: Tensor, work: DraftWork) -> Drafts:
         """Drafts of all slots; a request with a smaller K has its last slot read again."""
         ks = torch.tensor([k for k in work.ks if k > 0], device=reads.device)
@@ -49,3 +59,14 @@ class ParallelDrafter:
         rows = hidden.index_select(0, reads[places].flatten())
         drafts = self.model.readout.draft(rows, most, work.race_of(work.active))
         return drafts.kept(slots < ks[:, None])
+
+
+class ResidentParallel(ResidentDrafter):
+    """Pending rows and mask slots in one pass."""
+
+    def propose(
+        self, state: ResidentState, race: Race, shape: CycleShape, open_pass: OpenPass
+    ) -> Drafts:
+        inputs = draft_inputs(state, race.requests, shape.pending, shape.drafts - 1, self.norms)
+        _, hidden = self.run(inputs, open_pass)
+        return self.model.readout.draft_normed(hidden, shape.drafts, race)

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peagle.drafters.drafter import Span
-from peagle.drafters.resident import resident_drafter
 from peagle.engine.device import prompt_attention as module
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.prefill import Prefill
@@ -180,7 +179,7 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
     targets: dict, trained: dict, shapes: set, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = targets["easy"].decoder
-    drafter = resident_drafter(trained["peagle"].drafter)
+    drafter = trained["peagle"].drafter.resident()
     each = (target.spec.layers[0].attention, drafter.model.config.layer.attention)
     table = table_of(1)
     specs = target.spec, drafter.model.config.transformer

@@ -9,7 +9,6 @@ import torch
 
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
-from peagle.drafters.resident import resident_drafter
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.prompt_graphs import MOST_PAIRS, SIZES, PromptGraphs
 from peagle.engine.engine import Engine
@@ -125,7 +124,7 @@ def caches_after(
     """The target's and the drafter's cache of a prompt that came in chunks with these ends."""
     specs, table = (target.spec, drafter.model.config.transformer), table_of(64)
     caches = tuple(KVCache(spec, table, SLOTS, torch.float32) for spec in specs)
-    cycle = DeviceCycle(target, resident_drafter(drafter), caches)
+    cycle = DeviceCycle(target, drafter.resident(), caches)
     graphs = PromptGraphs(cycle, table, spare=1, max_batched_tokens=64)
     tokens = prompt(ends[-1], 3)
     for start, stop in itertools.pairwise([0, *ends]):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, Span
 from peagle.drafters.lookup import Lookup
-from peagle.drafters.resident import resident_drafter
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.graphs import CycleGraphs
@@ -135,7 +134,7 @@ class DeviceWorker:
         if drafter is not None:
             of_drafter = KVCache(drafter.model.config.transformer, table, slots, dtype)
         self._caches = [cache for cache in (of_target, of_drafter) if cache is not None]
-        drafting = None if drafter is None else resident_drafter(drafter)
+        drafting = None if drafter is None else drafter.resident()
         self._texts = None if lookup is None else DeviceTexts(lookup, table.slots)
         caches = of_target, of_drafter
         cycle = DeviceCycle(target, drafting, caches, synthetic, self._texts)
