@@ -187,6 +187,16 @@ for rows, blocks, flags in (
     sizes["RUN"] = 128
     off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS"), False)
     compiled("quantized_product", "_product", types, {**sizes, **off, **flags}, num_stages=4)
+types = {"x": "*fp8e4nv", "numbers": "*fp8e4nv", "out": BF16, "weights": BF16}
+types |= dict.fromkeys(("x_scales", "factors", "row_factors"), F32)
+types |= dict.fromkeys(("order", "blocks", "count"), "*i32")
+for block, wide in ((32, 128), (128, 2048)):
+    sizes = {"COLUMNS": 768, "DEPTH": 2048, "HIGH": min(wide, 128), "WIDE": wide, "BLOCK_M": block}
+    sizes |= {"BLOCK_N": 128, "BLOCK_K": 128}
+    options = {"num_warps": 8 if block == 128 else 4, "num_stages": 4}
+    gates = {"TOP_K": 8, "SCALED": True, "GELU": block == 128}
+    compiled("rounded_experts", "_gate_up_kernel", types, {**sizes, **gates}, **options)
+    compiled("rounded_experts", "_down_kernel", types, sizes, **options)
 types = {"x": BF16, "numbers": "*fp8e4nv", "scales": F32}
 for group, width, groups in ((128, 128, 16), (4096, 4096, 1)):
     sizes = {"LARGEST": 448.0, "LEAST": 1e-12, "GROUP": group, "WIDTH": width, "GROUPS": groups}
