@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.resident import CycleShape
-from peagle.engine.device.cycle import DeviceCycle, Verified
+from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptPass, Verified
 from peagle.engine.draft_temperatures import FACTORS, DraftTemperatures
 from peagle.ops.drafts import Drafts
 from peagle.ops.resident import ResidentState
@@ -95,6 +95,10 @@ class CycleGraphs:
             for size in self.sizes
         }
 
+    def steady_run(self, size: int) -> tuple[list[int], CycleShape]:
+        """Rows that no request has yet, and the shape of a whole cycle after one like it."""
+        return self._idle(size), _steady(self.lengths[-1])
+
     def length_for(self, wanted: int) -> int:
         """The shortest captured length of at least `wanted` drafts."""
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
@@ -103,6 +107,15 @@ class CycleGraphs:
         """One cycle for some rows of the request table; whether it was captured."""
         self._run(self._once, rows, shape)
         return _fits(shape)
+
+    def run_beside(self, rows: Sequence[int], shape: CycleShape, prompts: PromptPass) -> PromptEnds:
+        """The same with rows of prompts in the target's pass, launched kernel by kernel."""
+        given = self._pad(rows), shape, self._sampling, self._temperatures
+        return self._cycle.run_beside(self._state, *given, prompts)
+
+    def target_rows(self, rows: Sequence[int], shape: CycleShape) -> int:
+        """Rows that the target computes in a cycle, padding included."""
+        return self._size_for(rows) * (shape.drafts + 1)
 
     def draft(self, rows: Sequence[int], shape: CycleShape) -> Tensor:
         """A cycle's drafts [rows and padding, drafts]; `verify` and `accept` go on from there.
@@ -128,13 +141,15 @@ class CycleGraphs:
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
         """The median over idle rows, which get different tokens: these decide on experts."""
-        idle = [row for row in range(size + 1) if row != self._spare][:size]
-        self._fill(size, idle)
+        self._fill(size, self._idle(size))
         tokens = self._requests[size] * TOKEN_STRIDE % self._cycle.target.spec.vocab_size
         self._state.emitted[self._requests[size], 0] = tokens
         self._state.computed[self._requests[size]] = 1
         self._state.pending[self._requests[size]] = 1
         return statistics.median(_seconds(replay) for _ in range(count))
+
+    def _idle(self, size: int) -> list[int]:
+        return [row for row in range(size + 1) if row != self._spare][:size]
 
     def _run(
         self, part: Callable[[int, CycleShape], Result], rows: Sequence[int], shape: CycleShape

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Sequence
 
 from peagle.drafters.drafter import Span
-from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptRows
+from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptPass, PromptRows
 from peagle.engine.device.prompt_attention import by_torch, prompt_attention, warm_up
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.kv_cache import KVCache
@@ -20,6 +20,8 @@ from peagle.transfer import upload
 ROW_MULTIPLE, MULTIPLE_FROM = 128, 1024
 """Above 1,024 rows, passes are padded to a multiple of 128: for each new number of rows cuBLAS
 takes about 5 ms to choose kernels."""
+MULTIPLE_BESIDE = 64
+"""Of rows beside those of a cycle, together with these, for the same reason."""
 
 
 class Prefill:
@@ -36,24 +38,33 @@ class Prefill:
         """
         scored = scored_rows(chunks)
         graph = None if scored else self._graphs.fit(chunks, followed)
-        if graph is not None:
-            return graph.run(chunks)
-        device = self._table.slots.device
+        return (
+            self._cycle.fill(self.laid_out(chunks, followed))
+            if graph is None
+            else graph.run(chunks)
+        )
+
+    def laid_out(self, chunks: Sequence[Chunk], followed: bool, beside: int = 0) -> PromptPass:
+        """The rows of some chunks as a pass has them that is launched kernel by kernel.
+
+        beside: rows of a cycle in the same pass.
+        """
+        scored, device = scored_rows(chunks), self._table.slots.device
         tokens = [token for chunk in chunks for token in chunk.tokens]
         following = [token for chunk in chunks for token in chunk.following]
-        padding = -len(tokens) % ROW_MULTIPLE if len(tokens) > MULTIPLE_FROM else 0
+        padding = _padding(len(tokens), beside)
         tokens += [0] * padding
         following += [0] * padding
         given = [tokens, following, _ends(chunks)] + [scored] * bool(scored)
         spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
         attention = prompt_attention(self._table, spans, padding)
         rows = PromptRows(*(upload(values, device) for values in given))
-        return self._cycle.fill(rows, attention, followed)
+        return PromptPass(rows, attention, followed)
 
     def show_drafter(self, state: ResidentState, spans: Sequence[Span]) -> None:
         """The drafter alone over positions that wait for it: the first ones of each row's."""
         device, count = state.computed.device, sum(span.count for span in spans)
-        padding = -count % ROW_MULTIPLE if count > MULTIPLE_FROM else 0
+        padding = _padding(count)
         rows = [span.row for span in spans for _ in range(span.count)] + [spans[0].row] * padding
         places = [place for span in spans for place in range(span.count)] + [0] * padding
         waiting = upload(rows, device), upload(places, device)
@@ -86,6 +97,18 @@ def _plan(layers: FusedLayers, cache: KVCache, longest: int) -> None:
         if by_torch(spec) and spec.sizes not in planned:
             planned.add(spec.sizes)
             warm_up(spec, cache.layers[layer], longest)
+
+
+def in_order(chunks: Sequence[Chunk]) -> list[Chunk]:
+    """Chunks that begin a prompt first, the longest of them before others."""
+    return sorted(chunks, key=lambda chunk: (chunk.start > 0, -chunk.rows))
+
+
+def _padding(rows: int, beside: int = 0) -> int:
+    """Rows that are added to some, which stand beside others."""
+    if beside:
+        return -(rows + beside) % MULTIPLE_BESIDE
+    return -rows % ROW_MULTIPLE if rows > MULTIPLE_FROM else 0
 
 
 def _ends(chunks: Sequence[Chunk]) -> list[int]:

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from peagle.drafters.drafter import Drafter, Span
 from peagle.drafters.lookup import Lookup
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
+from peagle.engine.device.flight import Flight, LaunchedCycle
 from peagle.engine.device.graphs import CycleGraphs
-from peagle.engine.device.prefill import Prefill
+from peagle.engine.device.joined_passes import JoinedPasses, Trial
+from peagle.engine.device.prefill import Prefill, in_order
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
 from peagle.engine.device.texts import DeviceTexts
@@ -58,46 +60,6 @@ def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
             warnings.warn(message, stacklevel=2)
         return False
     return True
-
-
-@dataclass(frozen=True)
-class LaunchedCycle:
-    """A captured cycle in flight, run once or more often, and the events that time it."""
-
-    requests: int
-    drafts: int
-    repeats: int
-    started: torch.cuda.Event
-    ended: torch.cuda.Event
-
-    @property
-    def seconds(self) -> float:
-        """How long it took each time; only after it has ended."""
-        return self.started.elapsed_time(self.ended) / 1e3 / self.repeats
-
-
-@dataclass(frozen=True)
-class Flight:
-    """A launched step, and where its results will be."""
-
-    number: int
-    work: tuple[Chunk | Cycle, ...]
-    """What was not refused."""
-    drafts: int
-    """Of its cycle."""
-    results: Download
-    """[table rows, K + 3]"""
-    repeated: Download | None
-    """[table rows, repeats] what a cycle chose each time; None: it ran once."""
-    cycle: LaunchedCycle | None
-    host: float
-    """As in `CycleTime`."""
-    catching_up: float
-    """As in `CycleTime`."""
-    logits: Mapping[int, Tensor]
-    """[rows, vocab] by table row, of those that want log-probabilities."""
-    prompts: PromptLogprobs | None
-    """Log-probabilities of prompts' own tokens; None where none are wanted."""
 
 
 class DeviceWorker:
@@ -146,6 +108,9 @@ class DeviceWorker:
         self._graphs = CycleGraphs(cycle, state, sampling, spare, lengths)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)
+        longest = min(max_batched_tokens, table.slots.shape[1])
+        trial = Trial(spare, longest, followed=drafter is not None)
+        self.joined_passes = JoinedPasses(self._graphs, self._prefill, trial)
         self._most_rows = max_batched_tokens
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
@@ -167,6 +132,7 @@ class DeviceWorker:
         self._graphs.capture()
         self._prompts.capture(self._graphs.pool)
         self._prefill.warm_up(self._most_rows)
+        self.joined_passes.measure()
         if len(self._graphs.lengths) > 1:
             self.cycle_seconds = self._graphs.seconds_by_length()
 
@@ -238,11 +204,15 @@ class DeviceWorker:
         drafts = max((cycle.drafts for cycle in step.cycles), default=0)
         drafts = self._graphs.length_for(drafts)
         repeated, cycle = None, None
-        if step.cycles:
-            cycle = self._cycle(step.cycles, drafts, step.repeats, logits)
-            repeated = Download(self._repeated[:, : step.repeats]) if step.repeats > 1 else None
-        # after the cycle, whose replay would overwrite what a prompt leaves in the graphs' memory
-        chunks, prompts = self._start(step.chunks, logits)
+        if self.joined_passes.serve(step) and self._join(step, drafts):
+            chunks, prompts = step.chunks, None
+        else:
+            if step.cycles:
+                cycle = self._cycle(step.cycles, drafts, step.repeats, logits)
+                if step.repeats > 1:
+                    repeated = Download(self._repeated[:, : step.repeats])
+            # after the cycle, whose replay would overwrite what a prompt leaves in their memory
+            chunks, prompts = self._start(step.chunks, logits)
         refused = () if chunks else tuple(chunk.row for chunk in step.chunks)
         results = Download(self._rows.state.results)
         work: tuple[Cycle | Chunk, ...] = (*step.cycles, *chunks)
@@ -262,6 +232,24 @@ class DeviceWorker:
             prompts=prompts,
         )
         return flight, refused
+
+    def _join(self, step: Step, drafts: int) -> bool:
+        """Run a step's cycle and chunks in one pass; whether there was memory for it.
+
+        Where there was none, nothing has come of it, and both can still run by themselves.
+        """
+        rows, chunks = [cycle.row for cycle in step.cycles], in_order(step.chunks)
+        followed = any(self._rows.followed(chunk.row) for chunk in chunks)
+        try:
+            ends = self.joined_passes.run(rows, self._rows.shape(rows, drafts), chunks, followed)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return False
+        self._rows.next_shape(rows, drafts)
+        last = [chunk for chunk in chunks if chunk.completes]
+        if last:
+            self._rows.begin(last, ends)
+        return True
 
     def _cycle(
         self, cycles: Sequence[Cycle], drafts: int, repeats: int, logits: dict[int, Tensor]
@@ -286,7 +274,7 @@ class DeviceWorker:
         """
         if not chunks:
             return (), None
-        chunks = sorted(chunks, key=lambda chunk: (chunk.start > 0, -chunk.rows))
+        chunks = in_order(chunks)
         try:
             ends = self._prefill.run(
                 chunks, any(self._rows.followed(chunk.row) for chunk in chunks)

@@ -1,0 +1,101 @@
+"""A cycle and prompt chunks in one pass of the target, which reads its weights once for both.
+
+    apart     draft | target over R (K + 1) rows | accept, captured    target over P rows
+    together  draft | target over R (K + 1) + P rows | accept
+
+There are too many pairs of R and P to capture, so what is done together is launched kernel by
+kernel. That is faster where a pass takes the device longer than the host takes to launch it: with
+a large model, and with many requests. Both ways are timed before the first request comes.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from peagle.drafters.resident import CycleShape
+from peagle.engine.device.cycle import PromptEnds
+from peagle.engine.device.graphs import CycleGraphs
+from peagle.engine.device.prefill import Prefill
+from peagle.engine.step import Chunk, Step
+
+REQUESTS = (8, 32, 128)
+"""Numbers of requests that are timed."""
+PROMPT = 256
+"""Tokens of the prompt beside them."""
+TIMINGS = 5
+GAIN = 1.05
+"""How much faster the joined pass must be: the host has other work besides."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The prompt that is timed."""
+
+    row: int
+    """Of the request table, that belongs to no request."""
+    longest: int
+    """Tokens that a prompt can have."""
+    followed: bool
+    """Whether there is a drafter."""
+
+
+class JoinedPasses:
+    """Runs cycles together with prompts, from a number of requests on."""
+
+    def __init__(self, graphs: CycleGraphs, prefill: Prefill, trial: Trial) -> None:
+        self._graphs, self._prefill, self._trial = graphs, prefill, trial
+        self.least_requests: int | None = None
+        """From how many requests on it is faster; None: never."""
+
+    def measure(self) -> None:
+        """Time both ways, on rows that no request has yet."""
+        sizes = [size for size in REQUESTS if size <= self._graphs.sizes[-1]]
+        for size in reversed(sizes):
+            if not self._gains(size):
+                return
+            self.least_requests = size
+
+    def serve(self, step: Step) -> bool:
+        """Whether a step's cycle and chunks are faster together, and may be.
+
+        Not where the host takes part, and not where a cycle is repeated.
+        """
+        least = self.least_requests
+        if least is None or len(step.cycles) < least or not step.chunks or step.repeats > 1:
+            return False
+        return not step.hosted and not any(chunk.scored for chunk in step.chunks)
+
+    def run(
+        self, rows: Sequence[int], shape: CycleShape, chunks: Sequence[Chunk], followed: bool
+    ) -> PromptEnds:
+        """One cycle and some chunks, in the order of `in_order`; followed: as of `PromptPass`."""
+        own = self._graphs.target_rows(rows, shape)
+        return self._graphs.run_beside(rows, shape, self._prefill.laid_out(chunks, followed, own))
+
+    def _gains(self, size: int) -> bool:
+        (rows, shape), trial = self._graphs.steady_run(size), self._trial
+        tokens = (0,) * min(PROMPT, trial.longest)
+        chunks = [Chunk(trial.row, 0, tokens, 0, completes=True)]
+
+        def apart() -> None:
+            self._graphs.run(rows, shape)
+            self._prefill.run(chunks, trial.followed)
+
+        together = _seconds(lambda: self.run(rows, shape, chunks, trial.followed))
+        return together * GAIN < _seconds(apart)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    """The median of some calls, by a clock that the host's part counts for as well."""
+    times = []
+    for _ in range(TIMINGS + 1):
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
