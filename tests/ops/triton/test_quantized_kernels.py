@@ -219,7 +219,7 @@ def test_a_gpu_without_fp8_widens_whole_weights_and_says_so_once(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda d: (8, 0) if d == old else new)
     monkeypatch.setattr(QuantizedWeight, "device", old)
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True, action="always") as told:
         assert not quantized_product.takes(dense, old)
         assert not any(map(quantized_experts.takes, experts))
     said = ["A100 has no FP8 instructions: FP8 weights are slow on it"]
@@ -243,7 +243,7 @@ def test_experts_without_kernels_are_not_captured(
     ):
         replace_weight(mlp, name, weight)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True, action="always") as told:
         assert captures_cycles(decoder, None) == captured
     said = ["no GPU kernels for these experts' weights: running plain torch"]
     assert [str(warning.message) for warning in told] == ([] if captured else said)
