@@ -10,6 +10,7 @@ from peagle.config import SamplingParams
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.resident import CycleShape
 from peagle.drafters.selector import SelectorConfig
+from peagle.engine.device import prompt_attention
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.joined_passes import REQUESTS, JoinedPasses, Trial
@@ -193,6 +194,24 @@ def test_without_memory_for_first_tokens_prompts_run_again(
         found = tiny.run(engine_of(targets["easy"], drafter, True, **more), prompts, MIXED)
     assert tiny.outputs(found) == expected
     assert refused
+
+
+def test_short_prompts_attend_as_captured_ones_do(
+    targets, trained, joined: Counted, monkeypatch: pytest.MonkeyPatch
+):
+    """Else a GPU would plan for each number of prompts and their length while it serves."""
+    drafter, more = trained["peagle"].drafter, {"max_num_batched_tokens": 64}
+    apart = tiny.run(engine_of(targets["easy"], drafter, False, **more), PROMPTS, MIXED)
+    laid_out = prompt_attention._laid_out
+
+    def alone(table, spans, padding):
+        assert not padding, "passes beside cycles are padded"
+        return laid_out(table, spans, padding)
+
+    monkeypatch.setattr(prompt_attention, "_laid_out", alone)
+    together = tiny.run(engine_of(targets["easy"], drafter, True, **more), PROMPTS, MIXED)
+    assert tiny.outputs(together) == tiny.outputs(apart)
+    assert joined.passes
 
 
 def test_idle_rows_and_the_prompt_that_are_timed_have_different_tokens(
