@@ -1,4 +1,5 @@
-"""Every kernel compiles for a Hopper GPU, on any machine: the interpreter checks no types."""
+"""Every kernel compiles for a Hopper GPU, and those for packed weights fit into a smaller one, on
+any machine: the interpreter checks no types."""
 
 import importlib
 import inspect
@@ -22,7 +23,7 @@ FLAGS = {"OVERLAP": True}
 WIDTHS = ("depth", "outputs", "width", "hidden", "query_stride", "side_stride", "slots_stride")
 
 
-def compiled(module, name, types, constants, **options):
+def compiled(module, name, types, constants, gpu=HOPPER, **options):
     kernel = getattr(importlib.import_module(f"peagle.ops.triton.{module}"), name)
     names = kernel.arg_names
     signature = {n: "constexpr" if n in constants else types.get(n, "i32") for n in names}
@@ -32,8 +33,9 @@ def compiled(module, name, types, constants, **options):
         if signature[n][0] == "*" or n in WIDTHS
     }
     places = {(names.index(n),): value for n, value in constants.items()}
-    triton.compile(ASTSource(kernel, signature, places, attributes), HOPPER, options)
+    made = triton.compile(ASTSource(kernel, signature, places, attributes), gpu, options)
     print(module, name)
+    return made.metadata.shared
 
 
 def product(rows, **flags):
@@ -187,6 +189,45 @@ for rows, blocks, flags in (
     sizes["RUN"] = 128
     off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS"), False)
     compiled("quantized_product", "_product", types, {**sizes, **off, **flags}, num_stages=4)
+import torch
+from peagle.ops.triton import quantized_experts, quantized_product
+
+ROOM = 99 << 10  # of an L4 or an RTX 4090, for one program
+quantized_product.shared_memory = lambda x: ROOM
+ADA = GPUTarget("cuda", 89, 32)
+kinds = {BF16: torch.bfloat16, F32: torch.float32}
+for kind, rows, programs in (
+    *((BF16, 16, 1), (BF16, 64, 1), (BF16, 130, 500)),
+    *((F32, 16, 1), (F32, 64, 500), (F32, 130, 1)),
+):
+    x = torch.empty(0, dtype=kinds[kind])
+    height = quantized_product.height_for(rows, 128, x)
+    room = quantized_product.room_of(x, 64 * 128)
+    stages = quantized_product.stages_for(
+        programs, quantized_product.step_bytes(height, 128, x), room, processors=58
+    )
+    types |= dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), kind)
+    flags = {"HIGH": 128, "WIDE": 128, "ROWS": height, "GATED": True, "OVERLAP": False}
+    needed = compiled(
+        "quantized_product", "_product", types, {**sizes, **off, **flags}, ADA, num_stages=stages
+    )
+    assert needed <= ROOM, (kind, rows, stages, needed)
+types = dict.fromkeys(("order", "blocks", "count"), "*i32") | {"scales": F32, "numbers": "*i16"}
+for packed, kind, block in (
+    *(("fp8", BF16, 64), ("fp8", BF16, 128), ("fp8", F32, 16)),
+    *(("mxfp4", BF16, 64), ("mxfp4", BF16, 128), ("mxfp4", F32, 16)),
+):
+    form, mxfp4 = quantized_experts.FORMS[packed, block <= 32], packed == "mxfp4"
+    x = torch.empty(0, dtype=kinds[kind])
+    stages = quantized_experts.stages_for(form, packed, block, x)
+    types |= dict.fromkeys(("x", "bias", "out"), kind) | {"factors": "*u8" if mxfp4 else F32}
+    flags = {"COLUMNS": 768, "DEPTH": 2880 if mxfp4 else 2048, "BLOCK_M": block}
+    flags |= {"BLOCK_N": form.lines, "BLOCK_K": form.depth, "MXFP4": mxfp4, "RUN": 64}
+    flags |= {"HIGH": 1, "WIDE": 32 if mxfp4 else 2048, "BIAS": mxfp4, **gates, "GELU": False}
+    needed = compiled(
+        "quantized_experts", "_gate_up_kernel", types, flags, ADA, num_stages=stages
+    )
+    assert needed <= ROOM, (packed, kind, block, stages, needed)
 types = {"x": "*fp8e4nv", "numbers": "*fp8e4nv", "out": BF16, "weights": BF16}
 types |= dict.fromkeys(("x_scales", "factors", "row_factors"), F32)
 types |= dict.fromkeys(("order", "blocks", "count"), "*i32")

@@ -96,7 +96,9 @@ class CycleGraphs:
         }
 
     def steady_run(self, size: int) -> tuple[list[int], CycleShape]:
-        """Rows that no request has yet, and the shape of a whole cycle after one like it."""
+        """Rows that no request has yet, ready for a cycle, and the shape of a whole one after one
+        like it."""
+        self._make_ready(size)
         return self._idle(size), _steady(self.lengths[-1])
 
     def length_for(self, wanted: int) -> int:
@@ -113,9 +115,9 @@ class CycleGraphs:
         given = self._pad(rows), shape, self._sampling, self._temperatures
         return self._cycle.run_beside(self._state, *given, prompts)
 
-    def target_rows(self, rows: Sequence[int], shape: CycleShape) -> int:
+    def target_rows(self, requests: int, drafts: int) -> int:
         """Rows that the target computes in a cycle, padding included."""
-        return self._size_for(rows) * (shape.drafts + 1)
+        return self._size_for(requests) * (drafts + 1)
 
     def draft(self, rows: Sequence[int], shape: CycleShape) -> Tensor:
         """A cycle's drafts [rows and padding, drafts]; `verify` and `accept` go on from there.
@@ -140,13 +142,17 @@ class CycleGraphs:
         self._cycle.accept(self._state, requests, verified, self._sampling, self._temperatures)
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
-        """The median over idle rows, which get different tokens: these decide on experts."""
+        """The median over idle rows."""
+        self._make_ready(size)
+        return statistics.median(_seconds(replay) for _ in range(count))
+
+    def _make_ready(self, size: int) -> None:
+        """Give idle rows tokens, which are different: these decide on experts."""
         self._fill(size, self._idle(size))
         tokens = self._requests[size] * TOKEN_STRIDE % self._cycle.target.spec.vocab_size
         self._state.emitted[self._requests[size], 0] = tokens
         self._state.computed[self._requests[size]] = 1
         self._state.pending[self._requests[size]] = 1
-        return statistics.median(_seconds(replay) for _ in range(count))
 
     def _idle(self, size: int) -> list[int]:
         return [row for row in range(size + 1) if row != self._spare][:size]
@@ -155,7 +161,7 @@ class CycleGraphs:
         self, part: Callable[[int, CycleShape], Result], rows: Sequence[int], shape: CycleShape
     ) -> Result:
         """A part of the cycle, captured if that fits; rows come after a capture, which pads."""
-        size = self._size_for(rows)
+        size = self._size_for(len(rows))
         once = functools.partial(part, size, shape)
         run = self._prepared(part, size, shape.drafts) if _fits(shape) else once
         self._pad(rows)
@@ -225,12 +231,12 @@ class CycleGraphs:
         requests, temperatures = self._requests[size], self._temperatures
         self._cycle.run(self._state, requests, shape, self._sampling, temperatures)
 
-    def _size_for(self, rows: Sequence[int]) -> int:
-        return self.sizes[bisect.bisect_left(self.sizes, len(rows))]
+    def _size_for(self, requests: int) -> int:
+        return self.sizes[bisect.bisect_left(self.sizes, requests)]
 
     def _pad(self, rows: Sequence[int]) -> Tensor:
         """Rows of the table on the device, padded: [size]."""
-        size = self._size_for(rows)
+        size = self._size_for(len(rows))
         filled = [*rows, *[self._spare] * (size - len(rows))]
         if self._filled.get(size) != filled:
             self._fill(size, filled)

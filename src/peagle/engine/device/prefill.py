@@ -47,7 +47,8 @@ class Prefill:
     def laid_out(self, chunks: Sequence[Chunk], followed: bool, beside: int = 0) -> PromptPass:
         """The rows of some chunks as a pass has them that is launched kernel by kernel.
 
-        beside: rows of a cycle in the same pass.
+        beside: rows of a cycle in the same pass. What could be captured by itself then attends as
+        it would there: a plan for each number of prompts and their length would be built first.
         """
         scored, device = scored_rows(chunks), self._table.slots.device
         tokens = [token for chunk in chunks for token in chunk.tokens]
@@ -57,7 +58,8 @@ class Prefill:
         following += [0] * padding
         given = [tokens, following, _ends(chunks)] + [scored] * bool(scored)
         spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
-        attention = prompt_attention(self._table, spans, padding)
+        tiled = beside > 0 and self._graphs.fit(chunks, followed) is not None
+        attention = prompt_attention(self._table, spans, padding, tiled)
         rows = PromptRows(*(upload(values, device) for values in given))
         return PromptPass(rows, attention, followed)
 

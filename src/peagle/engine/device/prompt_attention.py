@@ -10,7 +10,7 @@ for longer than the pass takes.
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from peagle.drafters.drafter import Span
 from peagle.engine.device.cycle import Attention
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
-from peagle.engine.spans import places, tile_rows
+from peagle.engine.spans import TILE, places, tile_rows
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import QKVSpec, store, store_attend
 from peagle.transfer import upload
@@ -37,20 +37,24 @@ MAX_SHARED_ROWS = 1024
 """Prompts that begin with longer chunks do not share a call: its kernel takes twice as long."""
 
 
-def prompt_attention(table: RequestTable, spans: Sequence[Span], padding: int = 0) -> Attention:
+def prompt_attention(
+    table: RequestTable, spans: Sequence[Span], padding: int = 0, tiled: bool = False
+) -> Attention:
     """The attention of one pass over prompt chunks.
 
     Chunks from position 0 that are padded to one length attend in one call if they are adjacent;
-    long ones should come first. padding: rows after the chunks'.
+    long ones should come first. padding: rows after the chunks'; tiled: whether all layers attend
+    tile by tile.
     """
     layout = functools.cache(lambda: _laid_out(table, spans, padding))
-    whole = functools.cache(lambda: tile_rows(table, spans))
+    # of whole tiles, as captured prompts are, though spans may be shorter: kernels exist for those
+    whole = functools.cache(lambda: replace(tile_rows(table, spans), most=TILE))
 
     def over(cache: KVCache) -> AttendProduct:
         tiles = functools.cache(lambda window: cache.rows_for(window, whole()))
 
         def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
-            if by_torch(spec):
+            if by_torch(spec) and not tiled:
                 return layout().attend(qkv, spec, cache.layers[layer])
             own, rows = qkv[: len(qkv) - padding], tiles(spec.window)
             attended = store_attend(own, spec, cache.layers[layer], rows)

@@ -13,8 +13,8 @@ from peagle.drafters.lookup import Lookup
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.flight import Flight, LaunchedCycle
-from peagle.engine.device.graphs import CycleGraphs
-from peagle.engine.device.joined_passes import JoinedPasses, Trial
+from peagle.engine.device.graphs import TOKEN_STRIDE, CycleGraphs
+from peagle.engine.device.joined_passes import PROMPT, JoinedPasses, Trial
 from peagle.engine.device.prefill import Prefill, in_order
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
@@ -108,9 +108,10 @@ class DeviceWorker:
         self._graphs = CycleGraphs(cycle, state, sampling, spare, lengths)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)
-        longest = min(max_batched_tokens, table.slots.shape[1])
-        trial = Trial(spare, longest, followed=drafter is not None)
-        self.joined_passes = JoinedPasses(self._graphs, self._prefill, trial)
+        longest = min(PROMPT, max_batched_tokens, table.slots.shape[1])
+        tokens = tuple(i * TOKEN_STRIDE % target.spec.vocab_size for i in range(longest))
+        trial = Trial(spare, tokens, followed=drafter is not None)
+        self.joined_passes = JoinedPasses(self._graphs, self._prefill, trial, max_batched_tokens)
         self._most_rows = max_batched_tokens
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
@@ -203,10 +204,9 @@ class DeviceWorker:
         logits: dict[int, Tensor] = {}
         drafts = max((cycle.drafts for cycle in step.cycles), default=0)
         drafts = self._graphs.length_for(drafts)
-        repeated, cycle = None, None
-        if self.joined_passes.serve(step) and self._join(step, drafts):
-            chunks, prompts = step.chunks, None
-        else:
+        repeated, cycle, prompts = None, None, None
+        chunks = self._join(step, drafts) if self.joined_passes.serve(step, drafts) else None
+        if chunks is None:
             if step.cycles:
                 cycle = self._cycle(step.cycles, drafts, step.repeats, logits)
                 if step.repeats > 1:
@@ -233,10 +233,12 @@ class DeviceWorker:
         )
         return flight, refused
 
-    def _join(self, step: Step, drafts: int) -> bool:
-        """Run a step's cycle and chunks in one pass; whether there was memory for it.
+    def _join(self, step: Step, drafts: int) -> tuple[Chunk, ...] | None:
+        """Run a step's cycle and chunks in one pass. Returns the chunks, none of them if there was
+        no memory for what follows.
 
-        Where there was none, nothing has come of it, and both can still run by themselves.
+        None: there was none for the pass, so that nothing has come of it, and both can still run by
+        themselves.
         """
         rows, chunks = [cycle.row for cycle in step.cycles], in_order(step.chunks)
         followed = any(self._rows.followed(chunk.row) for chunk in chunks)
@@ -244,12 +246,17 @@ class DeviceWorker:
             ends = self.joined_passes.run(rows, self._rows.shape(rows, drafts), chunks, followed)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
-            return False
+            self.joined_passes.found_too_large(step, drafts)
+            return None
         self._rows.next_shape(rows, drafts)
         last = [chunk for chunk in chunks if chunk.completes]
-        if last:
-            self._rows.begin(last, ends)
-        return True
+        try:
+            if last:
+                self._rows.begin(last, ends)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            return ()
+        return tuple(chunks)
 
     def _cycle(
         self, cycles: Sequence[Cycle], drafts: int, repeats: int, logits: dict[int, Tensor]

@@ -17,7 +17,12 @@ from peagle.ops.moe import ALPHA, Clamped
 from peagle.ops.triton import quantized_product
 from peagle.ops.triton.expert_blocks import Routing, block_of
 from peagle.ops.triton.launch import announce, overlap, wait
-from peagle.ops.triton.quantized_product import gate_lines, halves
+from peagle.ops.triton.quantized_product import (
+    gate_lines,
+    halves,
+    room_of,
+    stages_that_fit,
+)
 from peagle.ops.triton.swiglu import clamped_swiglu, gated
 from peagle.ops.triton.widening import e2m1, e4m3, powers, unshifted
 from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight
@@ -34,7 +39,7 @@ class Form:
     depth: int
     """Inputs that it reads in a step."""
     stages: int
-    """Steps on their way from memory, and the one that is multiplied."""
+    """Steps on their way from memory, and the one that is multiplied; at most, see `stages_for`."""
 
 
 FEW_PAIRS = 32
@@ -120,8 +125,19 @@ def _launch(
         **_constants(weight, form),
         **options,
         num_warps=4,
-        num_stages=form.stages,
+        num_stages=stages_for(form, weight.format, routing.block, x),
     )
+
+
+def stages_for(form: Form, kind: str, pairs: int, x: Tensor) -> int:
+    """The stages of a form for which a program has room beside so many pairs of rows like x.
+
+    kind: the weight's format.
+    """
+    numbers = form.lines * form.depth
+    codes = numbers if kind == "fp8" else numbers // 2 + numbers // 32  # with their scales
+    step_bytes = codes + form.depth * pairs * x.element_size()
+    return stages_that_fit(form.stages, step_bytes, room_of(x, numbers))
 
 
 def _tensors(weight: Packed) -> tuple[Tensor, Tensor]:

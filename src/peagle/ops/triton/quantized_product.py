@@ -117,11 +117,42 @@ def splits_of(lines: int, depth: int, processors: int) -> int:
     return triton.cdiv(steps, triton.cdiv(steps, wanted))
 
 
-def stages_for(programs: int, step_bytes: int, x: Tensor) -> int:
-    """Steps of the depth that are copied or multiplied at once: as many as programs have room."""
-    together = min(triton.cdiv(programs, multiprocessors(x)), RESIDENT)
+def room_of(x: Tensor, numbers: int) -> int:
+    """Bytes of shared memory for steps on their way to a program that multiplies rows like x.
+
+    numbers: of the weight, in a step. In float32, which tensor cores do not multiply, they pass
+    through shared memory once more when they are widened.
+    """
+    return shared_memory(x) - (numbers * 4 if x.dtype == torch.float32 else 0)
+
+
+def stages_that_fit(stages: int, step_bytes: int, room: int) -> int:
+    """No more of some stages than there is room for: all but the one that is multiplied."""
+    return max(min(stages, room // step_bytes + 1), 2)
+
+
+def stages_for(programs: int, step_bytes: int, room: int, processors: int) -> int:
+    """Steps of the depth that are copied or multiplied at once: as many as programs have room.
+
+    room: of one program that has a multiprocessor, of so many, for itself.
+    """
+    together = min(triton.cdiv(programs, processors), RESIDENT)
     fewest, most = STAGES
-    return min(max(shared_memory(x) // together // step_bytes, fewest), most)
+    wanted = min(max(room // together // step_bytes, fewest), most)
+    return stages_that_fit(wanted, step_bytes, room)
+
+
+def height_for(rows: int, step: int, x: Tensor) -> int:
+    """Rows of a program: no more than it has room for."""
+    height, room = min(padded(rows), MOST_ROWS), room_of(x, LINES * step)
+    while step_bytes(height, step, x) > room:
+        height //= 2
+    return height
+
+
+def step_bytes(height: int, step: int, x: Tensor) -> int:
+    """Bytes of a step of the depth, of the weight and of so many rows like x."""
+    return step * (LINES + height * x.element_size())
 
 
 def _launch(
@@ -138,14 +169,14 @@ def _launch(
     high, wide = weight.block
     step = DEPTH if wide >= depth else math.gcd(DEPTH, wide)
     splits = splits_of(len(weight), depth, multiprocessors(x))
-    height = min(padded(rows), MOST_ROWS)
+    height = height_for(rows, step, x)
     tiles, across = triton.cdiv(len(weight), LINES), triton.cdiv(rows, height)
     partial, arrivals = out, out
     if splits > 1:
         size = tiles * across * splits * LINES * height
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
         arrivals = counters(x.device, tiles * across)
-    step_bytes = step * (LINES + height * x.element_size())
+    room, processors = room_of(x, LINES * step), multiprocessors(x)
     stream, norm, scaled, sums = (out,) * 4 if addition is None else vars(addition).values()
     _product[(tiles, across, splits)](
         x,
@@ -181,7 +212,9 @@ def _launch(
         ADDS=addition is not None,
         **overlap(x),
         num_warps=4,
-        num_stages=stages_for(tiles * across * splits, step_bytes, x),
+        num_stages=stages_for(
+            tiles * across * splits, step_bytes(height, step, x), room, processors
+        ),
     )
 
 
