@@ -187,6 +187,8 @@ DrafterFormat = Literal["fp8"]
 
 
 AcceptanceRate = Annotated[float, Field(ge=0, le=1)]
+TreeNodes = Annotated[int, Field(ge=2, le=30)]
+"""A row's way from the root is kept in the bits of an int32."""
 LookupLength = Annotated[int, Field(ge=1, le=64)]
 SHORTEST_MATCH, LONGEST_MATCH = 3, 16
 """Of lookups, where nothing is said: shorter matches are seldom right, and of longer ones all are
@@ -208,6 +210,9 @@ class SpeculativeConfig(Config):
     parallel_drafting: bool | None = None
     """True is P-EAGLE (K tokens in one pass), False is EAGLE-3 (K passes); unset, the
     drafter's files decide."""
+    num_tree_nodes: TreeNodes | None = None
+    """Drafts of a cycle on a GPU that branch, for few requests at once, in place of K: more than K.
+    P-EAGLE only. The answer stays the same."""
     quantization: DrafterFormat | None = None
     """fp8: round the drafter's layers and head to FP8 as they are loaded, half the bytes to read.
     The answer stays the same; how often drafts are right may change."""
@@ -225,7 +230,7 @@ class SpeculativeConfig(Config):
     def _agree(self) -> Self:
         self._check_synthetic()
         if self.method == "ngram":
-            foreign = {"model", "parallel_drafting", "quantization"}
+            foreign = {"model", "parallel_drafting", "quantization", "num_tree_nodes"}
             given = sorted(name for name in foreign if getattr(self, name) is not None)
             if given:
                 raise ValueError(f"ngram has no drafter; leave out {', '.join(given)}")

@@ -39,3 +39,13 @@ def test_a_method_may_look_drafts_up():
     assert (alone.method, alone.model, alone.lookup) == ("ngram", None, (3, 16))
     assert (both.method, both.model, both.lookup) == ("eagle3", "drafter", (3, 16))
     assert pair.speculation("peagle", 5).lookup is None
+
+
+def test_only_p_eagles_drafts_branch():
+    pair = Pair("target", {"peagle": "p", "eagle3": "e"}, tree_nodes=15)
+    nodes = {
+        method: getattr(pair.speculation(method, 7), "num_tree_nodes", None)
+        for method in ("none", "ngram", "eagle3", "peagle", "peagle+ngram")
+    }
+    assert nodes.pop("peagle") == 15
+    assert set(nodes.values()) == {None}

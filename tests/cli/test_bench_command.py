@@ -336,3 +336,10 @@ def test_what_cannot_be_is_refused_on_one_line(bench, tmp_path, monkeypatch, opt
     assert complaint in result.err
     assert len(result.err.splitlines()) == 1
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_key_of_the_configuration_gets_to_the_engine(peagle, pair):
+    config = json.dumps({"model": str(pair.peagle), "num_tree_nodes": 15})
+    size = ["--limit", 1, "--max-tokens", 4, "--rounds", 1, "--methods", "peagle"]
+    with pytest.warns(UserWarning, match="drafts do not branch here"):
+        assert peagle("bench", pair.target, "--speculative-config", config, *size).code == 0

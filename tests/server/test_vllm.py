@@ -66,6 +66,14 @@ def test_a_lookup_gets_through(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.usefixtures("_vllm")
+def test_drafts_that_branch_are_ours_alone(monkeypatch: pytest.MonkeyPatch):
+    config = '{"method":"eagle3","model":"d","num_speculative_tokens":7}'
+    given = config.replace("}", ',"num_tree_nodes":15}')
+    found = command(["t", "--speculative-config", given], monkeypatch)
+    assert found == ["serve", "t", "--speculative-config", config]
+
+
+@pytest.mark.usefixtures("_vllm")
 def test_flags_and_pair_get_through(monkeypatch: pytest.MonkeyPatch):
     config = '{"method":"eagle3","model":"d","num_speculative_tokens":7,"parallel_drafting":true}'
     given = ["t", "--speculative-config", config, "--port", "9", "--max-model-len", "128"]

@@ -208,11 +208,12 @@ def _of_models(
     from peagle.bench.rounds import run_engines
     from peagle.bench.workload import PromptWorkload
 
-    quantization, lookup, compared = compared.quantization, compared.lookup, compared.by_method()
+    quantization, lookup, nodes = compared.quantization, compared.lookup, compared.tree_nodes
+    compared = compared.by_method()
     methods = compared.run(all_by_default=target is None)
     drafters = {"eagle3": compared.eagle3, "peagle": compared.peagle}
     pair = choose_pair(methods, target, drafters)
-    pair = replace(pair, quantization=quantization, lookup=lookup)
+    pair = replace(pair, quantization=quantization, lookup=lookup, tree_nodes=nodes)
     with from_flags():
         EngineConfig(**hardware)
     workload = PromptWorkload(pair, sets, params, **hardware)

@@ -74,6 +74,12 @@ class Compared:
         return (one and one.lookup) or (SHORTEST_MATCH, LONGEST_MATCH)
 
     @property
+    def tree_nodes(self) -> int | None:
+        """Drafts that branch, if any do."""
+        one = self._one()
+        return None if one is None else one.num_tree_nodes
+
+    @property
     def names_drafters(self) -> bool:
         """Whether a drafter is named."""
         return self._one() is not None or (self.eagle3, self.peagle) != (None, None)

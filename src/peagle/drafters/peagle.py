@@ -13,6 +13,7 @@ from peagle.ops.draft_rows import draft_rows
 from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race
 from peagle.ops.resident import ResidentState, draft_inputs
+from peagle.ops.tree import Tree
 
 
 class ParallelDrafter:
@@ -70,3 +71,17 @@ class ResidentParallel(ResidentDrafter):
         inputs = draft_inputs(state, race.requests, shape.pending, shape.drafts - 1, self.norms)
         _, hidden = self.run(inputs, open_pass)
         return self.model.readout.draft_normed(hidden, shape.drafts, race)
+
+    def grow(
+        self,
+        state: ResidentState,
+        race: Race,
+        shape: CycleShape,
+        nodes: int,
+        alone: Tensor,
+        open_pass: OpenPass,
+    ) -> tuple[Tree, Drafts]:
+        """A tree of drafts, and those that `propose` makes. nodes, alone: as of `grow`."""
+        inputs = draft_inputs(state, race.requests, shape.pending, shape.drafts - 1, self.norms)
+        _, hidden = self.run(inputs, open_pass)
+        return self.model.readout.grow_normed(hidden, shape.drafts, race, nodes, alone)

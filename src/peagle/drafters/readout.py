@@ -12,12 +12,13 @@ from peagle.drafters.selector import Selector
 from peagle.models.spec import DecoderSpec
 from peagle.ops import residual
 from peagle.ops.argmax import argmax
-from peagle.ops.candidates import Candidates, likeliest
+from peagle.ops.candidates import Candidates, Pairs, likeliest
 from peagle.ops.drafts import Drafts, draw_drafts
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.race import Race
+from peagle.ops.tree import Tree, grow
 
 CANDIDATES = 32
 """The likeliest drafts of each slot that take part in a draw, where there is no selector."""
@@ -89,12 +90,31 @@ class Readout(nn.Module):
         """The same for captured layers' output, which is normed already."""
         return self._draft(lambda layer: residual.linear(hidden, layer), slots, race, depth)
 
+    def grow_normed(
+        self, hidden: Normed, slots: int, race: Race, nodes: int, alone: Tensor
+    ) -> tuple[Tree, Drafts]:
+        """A tree of the drafts of consecutive slots, and those that there would be without one.
+
+        Arguments as of `draft_normed` and `grow`.
+        """
+
+        def product(layer: Linear) -> Tensor:
+            return residual.linear(hidden, layer)
+
+        found = self.candidates(product(self.head)).by_request(slots)
+        pairs = self._pairs(product, slots)
+        return grow(found, pairs, race, nodes, alone), draw_drafts(found, pairs, race)
+
     def _draft(self, product: Product, slots: int, race: Race | None, depth: int) -> Drafts:
         logits = product(self.head)
         if self.selector is None and race is None:
             return Drafts(argmax(logits, self.d2t).view(-1, slots))
-        found, pairs = self.candidates(logits, race).by_request(slots), None
-        if self.selector is not None and slots > 1:
-            gates = product(self.selector.projection)
-            pairs = self.selector.pairs(gates.view(len(found.ids), slots, -1))
-        return draw_drafts(found, pairs, race, depth)
+        found = self.candidates(logits, race).by_request(slots)
+        return draw_drafts(found, self._pairs(product, slots), race, depth)
+
+    def _pairs(self, product: Product, slots: int) -> Pairs | None:
+        """How drafts of neighbouring slots go together; None without a selector."""
+        if self.selector is None or slots == 1:
+            return None
+        gates = product(self.selector.projection)
+        return self.selector.pairs(gates.view(-1, slots, gates.shape[-1]))

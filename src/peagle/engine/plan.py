@@ -95,6 +95,8 @@ class Limits:
     prefix_caching: bool
     repeats: int = 1
     """How often cycles of requests on the device run; more than once only without drafts."""
+    spare: int = 0
+    """Positions behind a request's rows that it has blocks for, if the context goes on so far."""
 
 
 class Planner:
@@ -139,7 +141,7 @@ class Planner:
         share = self._share(request, request.furthest, held)
         if share is None:
             return
-        stop = min(share.stop, self._limits.max_length)
+        stop = min(share.stop + self._limits.spare, self._limits.max_length)
         if stop > held:
             share = replace(share, fresh=self._blocks_for(stop - held))
         if request.ahead and min(self._free_blocks) < share.fresh <= self._free_blocks[WHOLE]:

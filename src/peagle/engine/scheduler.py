@@ -51,13 +51,16 @@ class Scheduler:
         config: EngineConfig,
         runs_ahead: bool,
         pace: Pace,
+        spare: int = 0,
     ) -> None:
+        """spare: as of `Limits`."""
         self.groups, self.rows = groups, RowPool(capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the
         next step before the outcome of this one is known."""
         self.pace = pace
         self._capacity, self._prefix_caching = capacity, config.enable_prefix_caching
+        self._spare = spare
         self.max_prompt_tokens = capacity.prompt_tokens
         """Most rows of prompts in a step; fewer once the device had no memory for them."""
         self.requests: dict[str, Request] = {}
@@ -115,6 +118,7 @@ class Scheduler:
             drafts=drafts,
             prefix_caching=self._prefix_caching,
             repeats=repeats,
+            spare=self._spare,
         )
         planner = Planner(self.groups, limits)
         return planner.plan(self.running, self.waiting, self.rows.free_rows)

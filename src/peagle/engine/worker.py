@@ -1,5 +1,6 @@
 """Whatever carries out steps, on the device or on the host."""
 
+import warnings
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -63,6 +64,7 @@ def open_worker(
     processor: LogitsProcessor,
     synthetic: Sequence[float] | None = None,
     lookup: Lookup | None = None,
+    tree_nodes: int = 0,
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
@@ -91,12 +93,23 @@ def open_worker(
         windows=capacity.window_slots,
     )
     if not on_device:
+        if tree_nodes:
+            warnings.warn("num_tree_nodes is for GPUs: drafts do not branch here", stacklevel=2)
         if drafter is None:
             lengths = lengths[-1:]  # a request in whose text nothing is found drafts nothing anyway
         return HostWorker(target, drafter, lengths, table, capacity.slots, processor, lookup)
     most = capacity.batched_tokens
     worker = DeviceWorker(
-        target, drafter, lengths, table, capacity.slots, most, processor, synthetic, lookup
+        target,
+        drafter,
+        lengths,
+        table,
+        capacity.slots,
+        most,
+        processor,
+        synthetic,
+        lookup,
+        tree_nodes,
     )
     _capture(worker)
     return worker

@@ -84,6 +84,9 @@ class PassRows:
     """[rows] cache slot of each row; -1: the row's keys are kept nowhere."""
     most: int
     """No request brings more rows than this."""
+    ancestors: Tensor | None = None
+    """[rows] int32, of a tree (`ops.tree`): bit j is set where a row sees row j of its request's;
+    None: all before it, and itself."""
     shares: Tensor | None = None
     """How a kernel divides the contexts among its programs; None: not divided yet."""
 
@@ -105,7 +108,7 @@ def divided(rows: PassRows, spec: QKVSpec, cache: Tensor) -> PassRows:
     """The same rows with their contexts divided among programs, where a kernel wants that done once
     a pass. spec, cache: any layer's.
     """
-    if spec.batch_invariant or not on_hopper(cache):
+    if spec.batch_invariant or rows.ancestors is not None or not on_hopper(cache):
         return rows
     if kernels("hopper_attention").takes(spec, cache, rows):
         return replace(rows, shares=kernels("hopper_attention").shares_of(rows, spec))
@@ -147,10 +150,23 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         context = rows.slots[request, : min(start + count, int(rows.limits[request]))]
         positions = torch.arange(start, start + len(context[start:]), device=query.device)
         seen = query[first : first + len(positions)]
+        hidden = _hidden(rows.ancestors, start, first, len(positions))
         out[first : first + len(positions)] = attend_reference(
-            seen, cache[0, context], cache[1, context], positions, spec
+            seen, cache[0, context], cache[1, context], positions, spec, hidden
         )
     return out
+
+
+def _hidden(ancestors: Tensor | None, start: int, first: int, count: int) -> Tensor | None:
+    """[rows, context] what the rows of one request do not see, in a tree."""
+    if ancestors is None:
+        return None
+    words, bits = (
+        ancestors[first : first + count, None],
+        torch.arange(count, device=ancestors.device),
+    )
+    own = (words >> bits) & 1 == 0
+    return torch.cat((own.new_zeros(count, start), own), dim=1)
 
 
 def attend_product(
@@ -158,11 +174,12 @@ def attend_product(
 ) -> Tensor:
     """`store`, then `attend`, of a pass's rows. qkv as in `store`; returns as `attend`.
 
-    Each request comes once, its rows at consecutive positions, each written where `slots` says.
+    Each request comes once, its rows at consecutive positions or a tree, each written where `slots`
+    says.
     settled: `rows` and older keys were written before an earlier launch that waited for everything,
     so a kernel may read them before its own wait (`ops/triton/launch`).
     """
-    if has_kernels(qkv) and not spec.batch_invariant:
+    if has_kernels(qkv) and not spec.batch_invariant and rows.ancestors is None:
         fast = on_hopper(qkv) and kernels("hopper_attention").takes(spec, cache, rows)
         name = "hopper_attention" if fast else "product_attention"
         attended: Tensor = kernels(name).attend_product(qkv, spec, cache, rows, settled)
@@ -192,17 +209,25 @@ def rotate(qkv: Tensor, positions: Tensor, spec: QKVSpec) -> tuple[Tensor, Tenso
 
 
 def attend_reference(
-    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, spec: AttentionHeads
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    spec: AttentionHeads,
+    unseen: Tensor | None = None,
 ) -> Tensor:
     """Softmax attention of one request's rows, in float32.
 
-    key, value: [context, kv_heads, head_dim]; returns [rows, heads * head_dim].
+    key, value: [context, kv_heads, head_dim]; unseen: [rows, context] what rows do not see besides
+    what comes after them; returns [rows, heads * head_dim].
     """
     group = spec.num_heads // spec.num_kv_heads
     key, value = (side.repeat_interleave(group, dim=1).float() for side in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query.float(), key) * spec.softmax_scale
     context = torch.arange(len(key), device=key.device)
     hidden = context > positions[:, None]
+    if unseen is not None:
+        hidden |= unseen
     if spec.window is not None:
         hidden |= context <= positions[:, None] - spec.window
     scores = scores.masked_fill(hidden, float("-inf"))

@@ -43,17 +43,38 @@ def first_arrivals(scores: Tensor, tokens: Tensor, race: Race, depth: int) -> Te
     the slot before; tokens: [requests, slots, candidates] target ids; depth: that of the first
     slot, 0 for the first draft.
     """
-    columns = {name: column[race.requests] for name, column in vars(race.sampling).items()}
-    rows, slots = Sampling(**columns), tokens.shape[1]
-    depths = torch.arange(depth, depth + slots, device=tokens.device)
+    rows = _of_requests(race)
+    heat = (rows.temperature[:, None] * race.factors)[:, None, None, :, None]
+    kept, delays = _kept(scores.float(), rows), _delays(tokens, rows, race, depth)
+    return _raced(kept[..., None, :], delays[:, :, None, None, :], heat).argmax(dim=-1)
+
+
+def draft_scores(scores: Tensor, tokens: Tensor, race: Race) -> Tensor:
+    """Logits of which the highest is the draft at the chosen factors: the drafter's own, or less
+    the draws' delays. Arguments as of `first_arrivals`, from the first draft on."""
+    rows, slots = _of_requests(race), tokens.shape[1]
+    heat = (rows.temperature[:, None] * race.factors[race.chosen[:slots]])[:, :, None, None]
+    delays = _delays(tokens, rows, race, 0)[:, :, None]
+    return _raced(_kept(scores.float(), rows), delays, heat)
+
+
+def _of_requests(race: Race) -> Sampling:
+    return Sampling(**{name: column[race.requests] for name, column in vars(race.sampling).items()})
+
+
+def _delays(tokens: Tensor, rows: Sampling, race: Race, depth: int) -> Tensor:
+    """Logarithms of the arrival times of tokens [requests, slots, candidates]."""
+    depths = torch.arange(depth, depth + tokens.shape[1], device=tokens.device)
     places = race.newest[race.requests, None] + 1 + depths
     seeds = rows.seeds[:, None].expand_as(places)
-    times = arrival_times(seeds.flatten(), places.flatten(), tokens.flatten(0, 1)).view_as(tokens)
-    heat = (rows.temperature[:, None] * race.factors)[:, None, None, :, None]
+    times = arrival_times(seeds.flatten(), places.flatten(), tokens.flatten(0, 1))
+    return times.view_as(tokens).log()
+
+
+def _raced(scores: Tensor, delays: Tensor, heat: Tensor) -> Tensor:
+    """Scores at a temperature, less the delays; at 0 the scores alone."""
     greedy = heat == 0
-    delays = times.log()[:, :, None, None, :].masked_fill(greedy, 0.0)
-    scaled = _kept(scores.float(), rows)[..., None, :] / heat.masked_fill(greedy, 1.0)
-    return (scaled - delays).argmax(dim=-1)
+    return scores / heat.masked_fill(greedy, 1.0) - delays.masked_fill(greedy, 0.0)
 
 
 def _kept(scores: Tensor, rows: Sampling) -> Tensor:

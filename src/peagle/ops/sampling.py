@@ -47,23 +47,32 @@ class Sampling:
 
 
 def sample_requests(
-    logits: Tensor, greedy: Tensor, table: Sampling, requests: Tensor, firsts: Tensor
+    logits: Tensor,
+    greedy: Tensor,
+    table: Sampling,
+    requests: Tensor,
+    firsts: Tensor,
+    depths: Tensor | None = None,
 ) -> Tensor:
     """A token for each row by its request's settings; `greedy` where that is greedy or NaN (-1).
 
     logits: [rows, vocab], the same number of rows for each request; greedy: [rows] argmax;
     requests: [requests] rows of the table; firsts: [table rows], position in its sequence of the
-    token of a request's first row. The kernel works in float32: its token may differ where two
+    token of a request's first row; depths: [rows] how much further each row's is, None for 0, 1, 2
+    ... of each request. The kernel works in float32: its token may differ where two
     arrive, or the edge of min-p or top-p lies, closer together than float32 can tell.
     """
     if has_kernels(logits):
-        found: Tensor = kernels("sampling").sample_requests(logits, greedy, table, requests, firsts)
-        return found
+        sampled: Tensor = kernels("sampling").sample_requests(
+            logits, greedy, table, requests, firsts, depths
+        )
+        return sampled
     count = len(logits) // len(requests)
     members = requests.repeat_interleave(count)
     rows = Sampling(**{name: column[members] for name, column in vars(table).items()})
-    places = torch.arange(count, device=firsts.device).repeat(len(requests))
-    return _drawn(logits, greedy, rows, firsts[members] + places)
+    if depths is None:
+        depths = torch.arange(count, device=firsts.device).repeat(len(requests))
+    return _drawn(logits, greedy, rows, firsts[members] + depths)
 
 
 def sample(logits: Tensor, rows: Sampling, positions: Tensor) -> Tensor:

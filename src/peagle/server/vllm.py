@@ -24,6 +24,8 @@ OURS = frozenset(
     )
 )
 """Flags that vLLM does not have."""
+OUR_KEYS = {"num_tree_nodes"}
+"""Of `--speculative-config`, without which the answers are the same."""
 
 
 def vllm_command(
@@ -41,7 +43,8 @@ def vllm_command(
         raise InputError(f"{', '.join(foreign)}: not with --engine vllm")
     command = [_executable(), "serve", target]
     if speculation is not None:
-        command += ["--speculative-config", speculation.model_dump_json(exclude_none=True)]
+        theirs = speculation.model_dump_json(exclude_none=True, exclude=OUR_KEYS)
+        command += ["--speculative-config", theirs]
     for flag, values in flags.items():
         command += [RENAMED.get(flag, flag), *values]
     return [*command, *further]

@@ -81,7 +81,8 @@ types |= {"qkv": BF16, "rotations": F32, "norm_weight": BF16, "eps": "fp32"}
 for rows, switch in ((16, False), (32, True), (64, False)):
     sizes = {"GROUP": 4, "PADDED": 4, "ROWS": rows, "KEYS": 64, "PARTS": 8}
     flags = {"WINDOW": switch, "SINKS": switch}
-    compiled("cached_attention", "_attend", types, {**heads, **FLAGS, **sizes, **flags})
+    values = {**heads, **FLAGS, **sizes, **flags, "TREE": rows == 64}
+    compiled("cached_attention", "_attend", types | {"ancestors": "*i32"}, values)
     sizes["ROWS"] = 16
     flags |= {"NORM": not switch, "V_NORM": switch, "SETTLED": not switch}
     compiled("product_attention", "_attend_product", types, {**heads, **FLAGS, **sizes, **flags})
@@ -89,8 +90,9 @@ for kv_heads, size in GEMMA:
     heads, group = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}, min(32 // kv_heads, 4)
     sizes = {"GROUP": group, "PADDED": group, "ROWS": 8 * group, "KEYS": 64, "PARTS": 8}
     flags = {"WINDOW": size == 256, "SINKS": False}
-    values, options = {**heads, **FLAGS, **sizes, **flags}, {"num_warps": 8, "num_stages": 2}
-    compiled("cached_attention", "_attend", types, values, **options)
+    values = {**heads, **FLAGS, **sizes, **flags, "TREE": False}
+    options = {"num_warps": 8, "num_stages": 2}
+    compiled("cached_attention", "_attend", types | {"ancestors": "*i32"}, values, **options)
 
 state = ("requests", "computed", "pending", "emitted", "slots", "limits", "starts", "firsts")
 state += ("counts", "positions", "writes", "reads", "drafts", "chosen", "ks", "cycles", "results")
@@ -109,10 +111,10 @@ for synthetic in (False, True):
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("argmax", "_part", types, {"BLOCK": 4096})
 compiled("argmax", "_merge", types, {"PARTS": 64, "OFFSETS": True})
-types = dict.fromkeys(("greedy", "top_ks", "seeds", "requests", "firsts", "out"), INT)
+types = dict.fromkeys(("greedy", "top_ks", "seeds", "requests", "firsts", "depths", "out"), INT)
 types |= dict.fromkeys(("temperatures", "top_ps", "min_ps"), F32)
 for logits, bits in ((BF16, 16), (F32, 32)):
-    sizes = {"BITS": bits, "BLOCK": 8192}
+    sizes = {"BITS": bits, "BLOCK": 8192, "DEPTHS": bits == 16}
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
 types |= {"best": F32, "place": "*i32", "scores": F32}
 types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
@@ -126,6 +128,14 @@ types |= dict.fromkeys(("newest", "chosen", "others"), INT)
 for pairs, warps in ((False, 1), (True, 4)):
     sizes = {"COUNT": 16 if pairs else 32, "FACTORS": 8, "RANK": 256 if pairs else 1}
     compiled("drafts", "_draw", types, {**sizes, "PAIRS": pairs}, num_warps=warps)
+    del sizes["FACTORS"]
+    sizes |= {"ROWS": 16, "PAIRS": pairs, "NOBODY": -2}
+    grown = types | dict.fromkeys(("alone", "parents", "depths"), INT) | {"ancestors": "*i32"}
+    compiled("tree", "_grow", grown, sizes, num_warps=warps)
+types = dict.fromkeys(("tokens", "parents", "chosen", "path", "drafts", "taken"), INT)
+compiled("tree", "_walk", types, {"ROWS": 16, "NOBODY": -2}, num_warps=1)
+types = {"cache": BF16} | dict.fromkeys(("slots", "requests", "starts", "limits", "path"), INT)
+compiled("tree", "_compact", types, {"HELD": 1024})
 types = {"right": F32, "kept": "fp32"}
 types |= dict.fromkeys(("best", "drafts", "alternatives", "chosen"), INT)
 compiled("drafts", "_record", types, {"REQUESTS": 256, "DEPTHS": 8, "FACTORS": 8})

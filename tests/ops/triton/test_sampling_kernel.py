@@ -95,3 +95,20 @@ def test_rows_that_are_no_numbers_keep_their_mark(device: torch.device) -> None:
     found, _ = both(logits, device, ((1.0, 3, 0.9, 0.0),))
     assert found[1] == -1
     assert int(found[[0, 2]].min()) >= 0
+
+
+def test_rows_at_given_depths(device: torch.device):
+    """Rows of one depth draw alike, whatever their order."""
+    from peagle.ops.triton import sampling as kernel
+
+    known, requests = table(FILTERS[:2]), torch.tensor([1, 0])
+    logits = torch.randn(1, VOCAB).expand(6, -1).contiguous() * 2
+    depths = torch.tensor([0, 1, 1, 0, 2, 1])
+    given = argmax(logits), known, requests, torch.tensor([5, 40])
+    wanted = reference(logits, *given, depths)
+    moved = [each.to(device) for each in (logits, given[0])]
+    how = Sampling(**{name: column.to(device) for name, column in vars(known).items()})
+    rest = [each.to(device) for each in (requests, given[3], depths)]
+    assert torch.equal(kernel.sample_requests(*moved, how, *rest).cpu(), wanted)
+    assert wanted[1] == wanted[2]
+    assert wanted[:3].unique().numel() == 2

@@ -159,11 +159,21 @@ class DeviceCycle:
         rivals = None if own is None else (found, own.tokens)
         return Proposed(merged(found, own), rivals)
 
-    def verify(self, state: ResidentState, requests: Tensor, drafts: Drafts) -> Verified:
-        """What the target makes of drafts [requests, drafts]."""
+    def verify(
+        self,
+        state: ResidentState,
+        requests: Tensor,
+        drafts: Drafts,
+        placed: Callable[[PassRows], PassRows] | None = None,
+    ) -> Verified:
+        """What the target makes of drafts [requests, drafts].
+
+        placed: where the rows stand, if not one behind another.
+        """
         norm = self.layers.layers[0].input_norm
         embedding, tokens = self.target.embed.weight, drafts.tokens
         rows, x, normed = verify_inputs(state, requests, tokens, embedding, norm.weight, norm.eps)
+        rows = rows if placed is None else placed(rows)
         first = Normed(normed, None, norm.eps)
         if self.target.embedding_scale is not None or self.target.batch_invariant:
             x = self.target.scaled(x)
@@ -226,23 +236,23 @@ class DeviceCycle:
         chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
         chosen = chosen.view(len(requests), drafts.shape[1] + 1)
         if drafts.shape[1]:
-            followed = state.ks.index_select(0, requests) > 0
-            self._learn(followed, verified.drafts, chosen, temperatures, rivals)
+            self.learn(state, requests, verified.drafts, chosen, temperatures, rivals)
         settle(state, requests, drafts, chosen, verified.features, self.synthetic)
 
-    def _learn(
+    def learn(
         self,
-        followed: Tensor,
+        state: ResidentState,
+        requests: Tensor,
         drafts: Drafts,
         chosen: Tensor,
         temperatures: DraftTemperatures,
-        rivals: tuple[Found, Tensor] | None,
+        rivals: tuple[Found, Tensor] | None = None,
     ) -> None:
         """Learn from drafts, but not from those of requests that the drafter does not follow.
 
-        followed: [requests]
+        chosen: [requests, drafts + 1] what the target takes after each prefix of the drafts.
         """
-        others = drafts.alternatives
+        followed, others = state.ks.index_select(0, requests) > 0, drafts.alternatives
         if others is not None:
             drafts = replace(drafts, alternatives=others.where(followed[:, None, None], -1))
         temperatures.record(drafts, chosen)

@@ -19,6 +19,7 @@ from peagle.engine.device.prefill import Prefill, in_order
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
 from peagle.engine.device.texts import DeviceTexts
+from peagle.engine.device.tree_cycle import TreeCycle, check_trees
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
@@ -84,10 +85,12 @@ class DeviceWorker:
         processor: LogitsProcessor,
         synthetic: Sequence[float] | None = None,
         lookup: Lookup | None = None,
+        tree_nodes: int = 0,
     ) -> None:
         """lengths: draft lengths that a cycle may have, ascending, K last; table: with one row more
         than there can be requests; slots: of the KV caches, besides the table's null slot;
-        max_batched_tokens: most target rows in one pass."""
+        max_batched_tokens: most target rows in one pass; tree_nodes: of drafts that branch, 0 where
+        none do. Raises `InputError` where they cannot."""
         self._table, self._processor = table, processor
         spare = len(table.limits) - 1
         dtype = target.embed.weight.dtype
@@ -105,13 +108,17 @@ class DeviceWorker:
         most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0
         self._rows = DeviceRows(target, width, lengths[-1], most_unseen, table, self._follows)
         state, sampling = self._rows.state, self._rows.sampling
-        self._graphs = CycleGraphs(cycle, state, sampling, spare, lengths)
+        trees = None
+        if tree_nodes:
+            check_trees(cycle, tree_nodes, lengths)
+            trees = TreeCycle(cycle, tree_nodes)
+        self.graphs = CycleGraphs(cycle, state, sampling, spare, lengths, trees)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)
         longest = min(PROMPT, max_batched_tokens, table.slots.shape[1])
         tokens = tuple(i * TOKEN_STRIDE % target.spec.vocab_size for i in range(longest))
         trial = Trial(spare, tokens, followed=drafter is not None)
-        self.joined_passes = JoinedPasses(self._graphs, self._prefill, trial, max_batched_tokens)
+        self.joined_passes = JoinedPasses(self.graphs, self._prefill, trial, max_batched_tokens)
         self._most_rows = max_batched_tokens
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
@@ -129,13 +136,14 @@ class DeviceWorker:
         device = self._rows.state.computed.device
         if device.type != "cuda":
             return
-        kernels("tuning").choose_tiles(self._graphs, kernels("tiles").tiles_of(device))
-        self._graphs.capture()
-        self._prompts.capture(self._graphs.pool)
+        kernels("tuning").choose_tiles(self.graphs, kernels("tiles").tiles_of(device))
+        self.graphs.capture()
+        self.graphs.measure_trees()
+        self._prompts.capture(self.graphs.pool)
         self._prefill.warm_up(self._most_rows)
         self.joined_passes.measure()
-        if len(self._graphs.lengths) > 1:
-            self.cycle_seconds = self._graphs.seconds_by_length()
+        if len(self.graphs.lengths) > 1:
+            self.cycle_seconds = self.graphs.seconds_by_length()
 
     @torch.inference_mode()
     def exchange(self, step: Step) -> Outcome:
@@ -187,7 +195,7 @@ class DeviceWorker:
     def _behind(self, step: Step) -> list[int]:
         if not (self.pauses and self._follows and step.cycles):
             return []
-        drafts = self._graphs.length_for(max(cycle.drafts for cycle in step.cycles))
+        drafts = self.graphs.length_for(max(cycle.drafts for cycle in step.cycles))
         return self._rows.behind([cycle.row for cycle in step.cycles], drafts, step.repeats)
 
     def _update(self, step: Step) -> None:
@@ -203,7 +211,7 @@ class DeviceWorker:
         """Launch a step. Returns it, and the rows of chunks for which there was no memory."""
         logits: dict[int, Tensor] = {}
         drafts = max((cycle.drafts for cycle in step.cycles), default=0)
-        drafts = self._graphs.length_for(drafts)
+        drafts = self.graphs.length_for(drafts)
         repeated, cycle, prompts = None, None, None
         chunks = self._join(step, drafts) if self.joined_passes.serve(step, drafts) else None
         if chunks is None:
@@ -266,10 +274,10 @@ class DeviceWorker:
         if not any(cycle.hosted for cycle in cycles):
             return self._timed(rows, drafts, repeats)
         shape = self._rows.next_shape(rows, drafts)
-        proposed = Download(self._graphs.draft(rows, shape).flatten())
-        verified = self._graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
+        proposed = Download(self.graphs.draft(rows, shape).flatten())
+        verified = self.graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
         self._edit(cycles, drafts, verified.logits, proposed, logits)
-        self._graphs.accept(rows, verified)
+        self.graphs.accept(rows, verified)
         return None
 
     def _start(
@@ -331,7 +339,7 @@ class DeviceWorker:
         """Run a cycle so often, and keep what it chooses; whether it was captured."""
         replayed = True
         for turn in range(repeats):
-            replayed &= self._graphs.run(rows, self._rows.next_shape(rows, drafts))
+            replayed &= self.graphs.run(rows, self._rows.next_shape(rows, drafts))
             if repeats > 1:
                 self._repeated[:, turn].copy_(self._rows.state.results[:, 1])
         return replayed

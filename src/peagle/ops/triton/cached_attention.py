@@ -65,6 +65,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         rows.starts,
         rows.firsts,
         rows.counts,
+        rows.counts if rows.ancestors is None else rows.ancestors,
         query if spec.sinks is None else spec.sinks,
         out,
         partial,
@@ -84,6 +85,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         PARTS=parts,
         WINDOW=spec.window is not None,
         SINKS=spec.sinks is not None,
+        TREE=rows.ancestors is not None,
         **overlap(query),
         num_warps=_warps(queries * padded, spec.head_dim),
         num_stages=stages,
@@ -150,6 +152,7 @@ def _attend(
     starts,
     firsts,
     counts,
+    ancestors,
     sinks,
     out,
     partial,
@@ -169,6 +172,7 @@ def _attend(
     PARTS: tl.constexpr,
     WINDOW: tl.constexpr,
     SINKS: tl.constexpr,
+    TREE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
@@ -195,6 +199,8 @@ def _attend(
     position = (start + row)[:, None]
     at = ((first + row) * query_stride + head * SIZE)[:, None] + lane
     q = tl.load(query + at, mask=own, other=0.0)
+    if TREE:
+        words = tl.load(ancestors + first + row, mask=row < count, other=0)[:, None]
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, SIZE], tl.float32)
@@ -206,6 +212,9 @@ def _attend(
         seen = known[None, :] & own & (key_position[None, :] <= position)
         if WINDOW:
             seen = seen & (key_position[None, :] > position - window)
+        if TREE:
+            bit = tl.minimum(tl.maximum(key_position - start, 0), 31)[None, :]
+            seen = seen & ((key_position[None, :] < start) | ((words >> bit) & 1 == 1))
         top, total, attended = weighed(q, k, v, seen, scale, top, total, attended)
     if active > 1:
         pair = request * (HEADS // GROUP) + heads

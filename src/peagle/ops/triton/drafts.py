@@ -99,8 +99,8 @@ def _draw(
             draft = tl.load(ids + at, mask=inside, other=0)
             gate = gates + (index * slots + slot) * gates_stride
             within = tl.where(slot > 0, rank, 0)  # the first slot has read the token before it
-            score += _added(predecessor, successor, gate, previous, draft, rank, within, RANK)
-        score = _kept(score, temperature, top_k, min_p)
+            score += added_scores(predecessor, successor, gate, previous, draft, rank, within, RANK)
+        score = kept_scores(score, temperature, top_k, min_p)
         delay = tl.log(arrival_time(row_key(seed, position + slot), token))
         cold = (heat == 0)[:, None]
         value = score[None, :] / tl.where(cold, 1.0, heat[:, None])
@@ -118,7 +118,7 @@ def _draw(
 
 
 @triton.jit
-def _added(predecessor, successor, gates, previous, drafts, rank, within, RANK: tl.constexpr):
+def added_scores(predecessor, successor, gates, previous, drafts, rank, within, RANK: tl.constexpr):
     """What the draft before adds to the scores of some drafts. within: of the rank that counts."""
     column = tl.arange(0, RANK)
     inside = column < within
@@ -130,7 +130,7 @@ def _added(predecessor, successor, gates, previous, drafts, rank, within, RANK: 
 
 
 @triton.jit
-def _kept(score, temperature, top_k, min_p):
+def kept_scores(score, temperature, top_k, min_p):
     """Scores with those outside top-k and below min-p at -inf."""
     above = tl.sum((score[None, :] > score[:, None]).to(tl.int32), 1)
     share = tl.exp((score - tl.max(score, 0)) / tl.where(temperature == 0, 1.0, temperature))

@@ -17,7 +17,12 @@ BLOCK, WARPS = 8192, 32
 
 
 def sample_requests(
-    logits: Tensor, greedy: Tensor, table: Sampling, requests: Tensor, firsts: Tensor
+    logits: Tensor,
+    greedy: Tensor,
+    table: Sampling,
+    requests: Tensor,
+    firsts: Tensor,
+    depths: Tensor | None = None,
 ) -> Tensor:
     """As the reference; logits with any row stride."""
     out = torch.empty_like(greedy)
@@ -31,10 +36,12 @@ def sample_requests(
         table.seeds,
         requests,
         firsts,
+        firsts if depths is None else depths,
         out,
         len(logits) // len(requests),
         logits.shape[1],
         logits.stride(0),
+        DEPTHS=depths is not None,
         BITS=16 if logits.dtype == torch.bfloat16 else 32,
         BLOCK=min(BLOCK, triton.next_power_of_2(logits.shape[1])),
         num_warps=WARPS,
@@ -53,10 +60,12 @@ def _sample(
     seeds,
     requests,
     firsts,
+    depths,
     out,
     count,
     vocab,
     stride,
+    DEPTHS: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -88,7 +97,10 @@ def _sample(
             first = tl.maximum(tl.ceil((wanted - above) / share), 1.0)
             ties = tl.where(found == edge, tl.minimum(ties, first), first)
             edge = found
-    race = row_key(tl.load(seeds + request), tl.load(firsts + request) + row % count)
+    depth = row % count
+    if DEPTHS:
+        depth = tl.load(depths + row)
+    race = row_key(tl.load(seeds + request), tl.load(firsts + request) + depth)
     token = _first(own, vocab, top, temperature, floor, edge, ties, race, BITS, BLOCK)
     tl.store(out + row, tl.where(token < 0, best, token))
 

@@ -1,0 +1,106 @@
+"""A cycle whose drafts branch: more of them may be right for rows that cost little.
+
+draft    one pass of the drafter; candidates of every slot ─> the likeliest nodes (`ops.tree`)
+verify   one pass of the target over all nodes, each of which sees the way that leads to it
+accept   the target's choices lead from the root along a path; its keys move together
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from peagle.config import NO_PENALTIES
+from peagle.drafters.peagle import ResidentParallel
+from peagle.drafters.resident import CycleShape
+from peagle.engine.device.cycle import DeviceCycle, Verified
+from peagle.engine.draft_temperatures import DraftTemperatures
+from peagle.errors import InputError
+from peagle.ops.argmax import argmax
+from peagle.ops.cached_attention import PassRows
+from peagle.ops.drafts import Drafts
+from peagle.ops.penalties import penalize
+from peagle.ops.resident import ResidentState, settle
+from peagle.ops.sampling import Sampling, sample_requests
+from peagle.ops.tree import Tree, compact, walk
+
+
+class TreeCycle:
+    """`DeviceCycle.run`, with trees of so many nodes in place of chains."""
+
+    def __init__(self, cycle: DeviceCycle, nodes: int) -> None:
+        self._cycle, self._nodes = cycle, nodes
+        device = cycle.target.embed.weight.device
+        self._no_penalties = torch.tensor(NO_PENALTIES, device=device)
+
+    def run(
+        self,
+        state: ResidentState,
+        requests: Tensor,
+        shape: CycleShape,
+        sampling: Sampling,
+        temperatures: DraftTemperatures,
+    ) -> None:
+        """Draft, verify and accept for some requests. Arguments as of `DeviceCycle.run`."""
+        race = temperatures.race(sampling, state.computed, requests)
+        drafter, alone = self._cycle.drafter, self._alone(state, requests)
+        assert isinstance(drafter, ResidentParallel)
+        given = state, race, shape, self._nodes, alone
+        tree, chain = drafter.grow(*given, self._cycle.open_drafter)
+        tokens = tree.tokens.clamp(min=0)
+        verified = self._cycle.verify(
+            state, requests, Drafts(tokens), lambda rows: _placed(rows, tree)
+        )
+        penalize(verified.logits, tokens, state.penalties, requests)
+        depths = tree.depths.flatten()
+        chosen = sample_requests(
+            verified.logits, argmax(verified.logits), sampling, requests, state.computed + 1, depths
+        )
+        self._accept(state, requests, verified, tree, chain, chosen, temperatures)
+
+    def _alone(self, state: ResidentState, requests: Tensor) -> Tensor:
+        """[requests] int64, whose drafts must not branch: penalties count the drafts before a row
+        as if there were no others, and where slots end a node might not see its parent."""
+        penalized = (state.penalties.rates[requests] != self._no_penalties).any(dim=1)
+        needed = state.computed[requests] + self._nodes + 1
+        return (penalized | (needed > state.limits[requests])).long()
+
+    def _accept(
+        self,
+        state: ResidentState,
+        requests: Tensor,
+        verified: Verified,
+        tree: Tree,
+        chain: Drafts,
+        chosen: Tensor,
+        temperatures: DraftTemperatures,
+    ) -> None:
+        slots = chain.tokens.shape[1]
+        path = walk(tree, chosen.view(len(requests), -1), slots)
+        starts, tensor = state.computed[requests], self._cycle.target_cache.tensor
+        compact(tensor, state.slots, requests, starts, state.limits, path.rows)
+        self._cycle.learn(state, requests, chain, path.chosen, temperatures)
+        first = torch.arange(len(requests), device=requests.device)[:, None] * (self._nodes + 1)
+        assert verified.features is not None
+        features = verified.features.index_select(0, (first + path.rows).flatten())
+        settle(state, requests, path.drafts, path.chosen, features)
+
+
+def _placed(rows: PassRows, tree: Tree) -> PassRows:
+    """A pass's rows, by the depths of a tree."""
+    positions = (rows.starts[:, None] + tree.depths).flatten()
+    return replace(rows, positions=positions, ancestors=tree.ancestors.flatten())
+
+
+def check_trees(cycle: DeviceCycle, nodes: int, lengths: Sequence[int]) -> None:
+    """Raise `InputError` where a cycle cannot have trees."""
+    k = lengths[-1]
+    if nodes <= k:
+        raise InputError(f"num_tree_nodes {nodes} is not above K = {k}; give more, or leave it out")
+    if not isinstance(cycle.drafter, ResidentParallel):
+        raise InputError("num_tree_nodes needs a P-EAGLE drafter, whose slots have all candidates")
+    if cycle.texts is not None or cycle.synthetic is not None:
+        raise InputError("num_tree_nodes goes with neither lookups nor synthetic acceptance")
+    if not (cycle.target_cache.alike and cycle.target_cache.full):
+        raise InputError("num_tree_nodes is not supported for targets with windows or sinks")

@@ -1,0 +1,232 @@
+"""Trees of drafts: grown, walked and straightened, in a launch each."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.race import Race
+from peagle.ops.tree import NOBODY, Tree
+from peagle.ops.triton.drafts import added_scores, kept_scores
+from peagle.ops.triton.sampling import arrival_time, row_key
+
+HELD = 1024
+"""Numbers of a row that a program moves at once."""
+
+
+def grow(
+    found: Candidates, pairs: Pairs | None, race: Race, nodes: int, alone: Tensor
+) -> tuple[Tensor, ...]:
+    """As the reference. Returns what a tree is made of."""
+    requests, slots, count = found.scores.shape
+    tokens, parents = (found.ids.new_empty(requests, nodes) for _ in range(2))
+    depths = found.ids.new_empty(requests, nodes + 1)
+    ancestors = torch.empty(requests, nodes + 1, dtype=torch.int32, device=depths.device)
+    if pairs is None:
+        sides, rank, stride = (found.scores,) * 3, 1, 1
+    else:
+        sides = (pairs.predecessor, pairs.successor, pairs.gates)
+        rank, stride = pairs.gates.shape[-1], pairs.gates.stride(1)
+    sampling = race.sampling
+    _grow[(requests,)](
+        found.scores, found.ids, found.tokens, *sides, sampling.temperature, sampling.top_k,
+        sampling.min_p, sampling.seeds, race.newest, race.requests, race.factors, race.chosen,
+        alone, tokens, parents, depths, ancestors, slots, count, nodes, rank, stride,
+        COUNT=triton.next_power_of_2(count), ROWS=triton.next_power_of_2(nodes + 1),
+        RANK=triton.next_power_of_2(rank), PAIRS=pairs is not None, NOBODY=NOBODY,
+        num_warps=4 if pairs is not None else 1,
+    )  # fmt: skip
+    return tokens, parents, depths, ancestors
+
+
+def walk(tree: Tree, chosen: Tensor, slots: int) -> tuple[Tensor, ...]:
+    """As the reference. Returns what a path is made of."""
+    requests, rows = chosen.shape
+    path, taken = (chosen.new_empty(requests, slots + 1) for _ in range(2))
+    drafts = chosen.new_empty(requests, slots)
+    _walk[(requests,)](
+        tree.tokens, tree.parents, chosen, path, drafts, taken, rows, slots,
+        ROWS=triton.next_power_of_2(rows), NOBODY=NOBODY, num_warps=1,
+    )  # fmt: skip
+    return path, drafts, taken
+
+
+def compact(
+    cache: Tensor, slots: Tensor, requests: Tensor, starts: Tensor, limits: Tensor, path: Tensor
+) -> None:
+    """As the reference."""
+    layers, numbers = cache.shape[0], cache.shape[3] * cache.shape[4]
+    _compact[(len(requests), 2 * layers, triton.cdiv(numbers, HELD))](
+        cache, slots, requests, starts, limits, path, path.shape[1], cache.stride(0),
+        cache.stride(1), slots.stride(0), numbers, HELD=HELD, num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _log_shares(
+    scores, ids, tokens, predecessor, successor, gates, gates_stride, at, slot, previous, count,
+    rank, temperature, top_k, min_p, heat, race, COUNT: tl.constexpr, RANK: tl.constexpr,
+    PAIRS: tl.constexpr,
+):  # fmt: skip
+    """How probable each candidate of a slot is, in logarithms. at: the slot's among all slots."""
+    lane = tl.arange(0, COUNT)
+    inside = lane < count
+    score = tl.load(scores + at * count + lane, mask=inside, other=float("-inf"))
+    if PAIRS:
+        draft = tl.load(ids + at * count + lane, mask=inside, other=0)
+        within = tl.where(slot > 0, rank, 0)  # the first slot has read the token before it
+        gate = gates + at * gates_stride
+        score += added_scores(predecessor, successor, gate, previous, draft, rank, within, RANK)
+    score = kept_scores(score, temperature, top_k, min_p)
+    token = tl.load(tokens + at * count + lane, mask=inside, other=0)
+    delay = tl.log(arrival_time(race, token))
+    value = tl.where(heat == 0, score, score / tl.where(heat == 0, 1.0, heat) - delay)
+    value = tl.where(inside & (value == value), value, float("-inf"))
+    top = tl.max(value, 0)
+    share = tl.sum(tl.exp(value - tl.where(top == float("-inf"), 0.0, top)), 0)
+    return tl.where(top == float("-inf"), value, value - top - tl.log(share))
+
+
+@triton.jit(do_not_specialize=["nodes"])
+def _grow(
+    scores,
+    ids,
+    tokens,
+    predecessor,
+    successor,
+    gates,
+    temperatures,
+    top_ks,
+    min_ps,
+    seeds,
+    newest,
+    requests,
+    factors,
+    chosen,
+    alone,
+    out,
+    parents,
+    depths,
+    ancestors,
+    slots,
+    count,
+    nodes,
+    rank,
+    gates_stride,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANK: tl.constexpr,
+    PAIRS: tl.constexpr,
+    NOBODY: tl.constexpr,
+):
+    """Nodes one after another: the likeliest candidate that is open after any row so far."""
+    index = tl.program_id(0).to(tl.int64)
+    request = tl.load(requests + index)
+    temperature, branches = tl.load(temperatures + request), tl.load(alone + index) == 0
+    top_k, min_p = tl.load(top_ks + request), tl.load(min_ps + request)
+    seed, position = tl.load(seeds + request), tl.load(newest + request) + 1
+    lane, row = tl.arange(0, COUNT), tl.arange(0, ROWS)
+    place = row[:, None] * COUNT + lane[None, :]
+    heat = temperature * tl.load(factors + tl.load(chosen))
+    first = _log_shares(
+        scores, ids, tokens, predecessor, successor, gates, gates_stride, index * slots, 0,
+        tl.zeros([], tl.int64), count, rank, temperature, top_k, min_p, heat,
+        row_key(seed, position), COUNT, RANK, PAIRS,
+    )  # fmt: skip
+    costs = tl.where(row[:, None] == 0, first[None, :], float("-inf"))
+    depth_of = tl.zeros([ROWS], tl.int32)
+    word_of = tl.where(row == 0, 1, 0)
+    tl.store(depths + index * (nodes + 1), tl.zeros([], tl.int64))
+    tl.store(ancestors + index * (nodes + 1), 1)
+    for node in range(1, nodes + 1):
+        best = tl.max(tl.max(costs, 1), 0)
+        there = best > float("-inf")
+        at = tl.min(tl.min(tl.where(costs == best, place, ROWS * COUNT), 1), 0)
+        parent, candidate = tl.where(there, at // COUNT, 0), at % COUNT
+        above = tl.sum(tl.where(row == parent, depth_of, 0), 0)
+        own = (index * slots + tl.where(there, above, 0)) * count
+        token = tl.load(tokens + own + tl.where(there, candidate, 0))
+        depth = tl.where(there, above + 1, 1)
+        word = tl.sum(tl.where(row == parent, word_of, 0), 0) | (1 << node)
+        taken = (row[:, None] == parent) & ((lane[None, :] == candidate) | (branches == 0))
+        costs = tl.where(taken, float("-inf"), costs)
+        slot = tl.minimum(depth, slots - 1)
+        heat = temperature * tl.load(factors + tl.load(chosen + slot))
+        following = best + _log_shares(
+            scores, ids, tokens, predecessor, successor, gates, gates_stride,
+            index * slots + slot, slot, token, count, rank, temperature, top_k, min_p, heat,
+            row_key(seed, position + slot), COUNT, RANK, PAIRS,
+        )  # fmt: skip
+        following = tl.where(there & (depth < slots), following, float("-inf"))
+        costs = tl.where(row[:, None] == node, following[None, :], costs)
+        depth_of = tl.where(row == node, depth, depth_of)
+        word_of = tl.where(row == node, word, word_of)
+        tl.store(out + index * nodes + node - 1, tl.where(there, token, NOBODY))
+        tl.store(parents + index * nodes + node - 1, parent.to(tl.int64))
+        tl.store(depths + index * (nodes + 1) + node, depth.to(tl.int64))
+        tl.store(ancestors + index * (nodes + 1) + node, word)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _walk(
+    tokens,
+    parents,
+    chosen,
+    path,
+    drafts,
+    taken,
+    rows,
+    slots,
+    ROWS: tl.constexpr,
+    NOBODY: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64)
+    node = tl.arange(0, ROWS)
+    inside = node < rows - 1
+    at = index * (rows - 1) + node
+    token = tl.load(tokens + at, mask=inside, other=NOBODY)
+    parent = tl.load(parents + at, mask=inside, other=-1)
+    row = tl.zeros([], tl.int64)
+    goes_on = row == 0
+    for depth in range(slots + 1):
+        wanted = tl.load(chosen + index * rows + row)
+        tl.store(path + index * (slots + 1) + depth, tl.where(goes_on, row, depth))
+        tl.store(taken + index * (slots + 1) + depth, tl.where(goes_on, wanted, -1))
+        found = inside & (parent == row) & (token == wanted)
+        following = tl.min(tl.where(found, node, ROWS), 0) + 1
+        goes_on = goes_on & (following <= ROWS)
+        row = tl.where(goes_on, following.to(tl.int64), row)
+        if depth < slots:
+            tl.store(drafts + index * slots + depth, tl.where(goes_on, wanted, NOBODY))
+
+
+@triton.jit(do_not_specialize=["length"])
+def _compact(
+    cache,
+    slots,
+    requests,
+    starts,
+    limits,
+    path,
+    length,
+    layer_stride,
+    side_stride,
+    slots_stride,
+    numbers,
+    HELD: tl.constexpr,
+):
+    """One layer's keys or values of a request, from the root on: no row moves onto one that still
+    has to move."""
+    index, side = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
+    request = tl.load(requests + index)
+    own = cache + side // 2 * layer_stride + side % 2 * side_stride
+    number = tl.program_id(2) * HELD + tl.arange(0, HELD)
+    start, limit = tl.load(starts + index), tl.load(limits + request)
+    for depth in range(1, length):
+        row = tl.load(path + index * length + depth)
+        if (row != depth) & (start + row < limit):
+            at = slots + request * slots_stride + start
+            source, target = tl.load(at + row), tl.load(at + depth)
+            moved = tl.load(own + source * numbers + number, mask=number < numbers)
+            tl.store(own + target * numbers + number, moved, mask=number < numbers)

@@ -1,0 +1,211 @@
+"""Drafts that branch change no token, here on a CPU, uncaptured."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+import tiny
+import torch
+
+from peagle.config import SamplingParams, SpeculativeConfig
+from peagle.drafters import readout
+from peagle.drafters.lookup import Lookup
+from peagle.drafters.selector import SelectorConfig
+from peagle.engine.device.tree_cycle import TreeCycle
+from peagle.engine.engine import Engine
+from peagle.errors import InputError
+from peagle.ops.tree import grow
+
+K = 4
+PROMPTS = [[(5 * i + j + j * j) % tiny.MASK for j in range(9 + 7 * i)] for i in range(6)]
+MIXED = [
+    SamplingParams(max_tokens=30),
+    SamplingParams(max_tokens=40, temperature=1.1, seed=3),
+    SamplingParams(max_tokens=29, repetition_penalty=1.3, presence_penalty=0.4),
+    SamplingParams(max_tokens=37, temperature=0.8, top_k=5, top_p=0.9, seed=4),
+    SamplingParams(max_tokens=32, num_speculative_tokens=2),
+    SamplingParams(max_tokens=35, temperature=0.9, min_p=0.05, frequency_penalty=0.3, seed=5),
+]
+
+
+def engine_of(target, drafter, nodes: int, **changes: object) -> Engine:
+    config = tiny.engine_config(**{"max_num_seqs": 4, "draft_length": "fixed", **changes})
+    k = K if drafter else 0
+    with tiny.on_device(True):
+        engine = Engine(target.decoder, drafter, k, config, tree_nodes=nodes)
+    engine.worker.graphs.most_trees = 4 if nodes else 0
+    return engine
+
+
+@pytest.fixture
+def trees(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The requests of each cycle with trees."""
+    sizes, run = [], TreeCycle.run
+
+    def counted(cycle, state, requests, *others):
+        sizes.append(len(requests))
+        run(cycle, state, requests, *others)
+
+    monkeypatch.setattr(TreeCycle, "run", counted)
+    return sizes
+
+
+def drafter_of(targets, trained, tmp_path, method: str):
+    if method == "peagle":
+        return trained["peagle"].drafter
+    config = tiny.drafter_config(True, selector=SelectorConfig(rank=8, candidates=12))
+    return tiny.random_drafter_for(targets["easy"].decoder, tmp_path, config)
+
+
+def accepted(requests: Sequence) -> int:
+    return sum(request.speculation.accepted for request in requests)
+
+
+@pytest.mark.parametrize("nodes", [5, 11, 30])
+@pytest.mark.parametrize("method", ["peagle", "selector"])
+@pytest.mark.parametrize("params", [MIXED[0], MIXED])
+def test_texts_are_the_same(
+    targets, trained, tmp_path, trees: list[int], nodes: int, method: str, params
+):
+    drafter = drafter_of(targets, trained, tmp_path, method)
+    plain, branched = (
+        tiny.run(engine_of(targets["easy"], drafter, each), PROMPTS, params) for each in (0, nodes)
+    )
+    assert tiny.outputs(branched) == tiny.outputs(plain)
+    assert len(trees) > 20
+    alone = tiny.run(engine_of(targets["easy"], None, 0), PROMPTS, _undrafted(params))
+    assert tiny.outputs(branched) == tiny.outputs(alone)
+
+
+def _undrafted(params):
+    if isinstance(params, SamplingParams):
+        return params
+    return [how.model_copy(update={"num_speculative_tokens": None}) for how in params]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_tree_gives_the_same_text(
+    targets, trained, trees: list[int], monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    """Random ones, with wrong drafts, and the same ones twice."""
+    drafter, draw = trained["peagle"].drafter, random.Random(seed)
+    expected = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, 0), PROMPTS, MIXED))
+
+    def drawn(found, pairs, race, nodes, alone):
+        grown = grow(found, pairs, race, nodes, alone)
+        slots, count = found.tokens.shape[1:]
+        for request in (~alone.bool()).nonzero()[:, 0].tolist():
+            for row in range(1, nodes + 1):
+                shallow = [r for r in range(row) if grown.depths[request, r] < slots]
+                parent = draw.choice(shallow)
+                depth = int(grown.depths[request, parent]) + 1
+                likely = found.scores[request, depth - 1].argsort(descending=True)
+                place = likely[min(int(draw.expovariate(0.7)), count - 1)]
+                grown.tokens[request, row - 1] = found.tokens[request, depth - 1, place]
+                grown.parents[request, row - 1] = parent
+                grown.depths[request, row] = depth
+                grown.ancestors[request, row] = grown.ancestors[request, parent] | 1 << row
+        return grown
+
+    monkeypatch.setattr(readout, "grow", drawn)
+    found = tiny.run(engine_of(targets["easy"], drafter, 14), PROMPTS, MIXED)
+    assert tiny.outputs(found) == expected
+    assert accepted(found) > 20
+    assert len(trees) > 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_more_drafts_are_accepted(targets, trained, trees: list[int], temperature: float):
+    """And some of them beside the likeliest."""
+    how = SamplingParams(max_tokens=80, temperature=temperature, seed=1, ignore_eos=True)
+    prompts = [[(7 * i + 3 * j) % tiny.MASK for j in range(6)] for i in range(8)]
+    drafter = trained["peagle"].drafter
+    plain, branched = (
+        tiny.run(engine_of(targets["easy"], drafter, each), prompts, how) for each in (0, 16)
+    )
+    assert accepted(branched) / sum(r.speculation.cycles for r in branched) > 1.1 * (
+        accepted(plain) / sum(r.speculation.cycles for r in plain)
+    )
+
+
+def test_in_any_blocks_and_with_cached_prefixes(targets, trained, trees: list[int]):
+    """A path's keys move across the edges of blocks, and are found there later."""
+    drafter, how = trained["peagle"].drafter, SamplingParams(max_tokens=40)
+    expected = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, 0), PROMPTS, how))
+    engine = engine_of(
+        targets["easy"], drafter, 12, block_size=4, enable_prefix_caching=True, max_num_seqs=2
+    )
+    assert tiny.outputs(tiny.run(engine, PROMPTS, how)) == expected
+    longer = [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
+    before = engine.scheduler.prefix_hits
+    again = tiny.run(engine, longer, SamplingParams(max_tokens=20))
+    assert engine.scheduler.prefix_hits > before + 60
+    plain = tiny.run(engine_of(targets["easy"], None, 0), longer, SamplingParams(max_tokens=20))
+    assert tiny.outputs(again) == tiny.outputs(plain)
+
+
+def test_at_the_end_of_the_context_and_after_preemption(targets, trained, trees: list[int]):
+    drafter, how = trained["peagle"].drafter, SamplingParams(max_tokens=200)
+    limits = {"max_model_len": 64}
+    narrow = engine_of(targets["easy"], drafter, 12, kv_cache_memory=1 << 17, **limits)
+    wide = engine_of(targets["easy"], None, 0, kv_cache_memory=1 << 20, **limits)
+    expected = tiny.outputs(tiny.run(wide, PROMPTS, how))
+    assert tiny.outputs(tiny.run(narrow, PROMPTS, how)) == expected
+    assert narrow.scheduler.preemptions > 0
+    assert all(len(p) + len(text) == 64 for p, text in zip(PROMPTS, expected, strict=True))
+
+
+def test_beside_prompts_that_share_passes(targets, trained, trees: list[int]):
+    """Cycles branch where they are by themselves."""
+    drafter, small = trained["peagle"].drafter, {"max_num_batched_tokens": 40}
+    plain, both = (engine_of(targets["easy"], drafter, nodes, **small) for nodes in (0, 12))
+    both.worker.joined_passes.least_requests = 1
+    expected = tiny.outputs(tiny.run(plain, PROMPTS, MIXED))
+    assert tiny.outputs(tiny.run(both, PROMPTS, MIXED)) == expected
+    assert len(trees) > 10
+
+
+def test_many_requests_draft_without_branches(targets, trained, trees: list[int]):
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
+    engine.worker.graphs.most_trees = 1
+    tiny.run(engine, PROMPTS, MIXED[0])
+    assert set(trees) <= {1}
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "nodes", "told"),
+    [
+        ("easy", "eagle3", 12, "needs a P-EAGLE drafter"),
+        ("easy", "peagle", K, "not above K = 4"),
+        ("gpt_oss", "peagle", 12, "windows or sinks"),
+    ],
+)
+def test_what_cannot_branch_is_refused(targets, tmp_path, family, method, nodes, told):
+    decoder = targets[family].decoder
+    config = tiny.drafter_config(parallel=method == "peagle")
+    drafter = tiny.random_drafter_for(decoder, tmp_path, config)
+    with pytest.raises(InputError, match=told):
+        engine_of(targets[family], drafter, nodes)
+
+
+def test_lookups_do_not_branch(targets, trained):
+    lookup, config = Lookup(2, 5, torch.device("cpu")), tiny.engine_config()
+    drafter = trained["peagle"].drafter
+    with tiny.on_device(True), pytest.raises(InputError, match="neither lookups"):
+        Engine(targets["easy"].decoder, drafter, K, config, lookup=lookup, tree_nodes=12)
+
+
+def test_on_a_cpu_nothing_branches_and_a_warning_says_so(targets, trained):
+    drafter, config = trained["peagle"].drafter, tiny.engine_config()
+    with pytest.warns(UserWarning, match="drafts do not branch here"):
+        Engine(targets["easy"].decoder, drafter, K, config, tree_nodes=12)
+
+
+def test_the_key_is_bounded():
+    given = {"model": "drafter", "num_tree_nodes": 15}
+    assert SpeculativeConfig(**given).num_tree_nodes == 15
+    for wrong in (1, 31):
+        with pytest.raises(InputError, match="num_tree_nodes"):
+            SpeculativeConfig(**{**given, "num_tree_nodes": wrong})
+    with pytest.raises(InputError, match="leave out num_tree_nodes"):
+        SpeculativeConfig(method="ngram", num_speculative_tokens=4, num_tree_nodes=12)
