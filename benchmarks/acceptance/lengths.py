@@ -30,18 +30,22 @@ def main(
     tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 128,
     temperatures: Annotated[str, typer.Option(help="Temperatures.")] = "0,0.8,1",
     fp8: Annotated[bool, typer.Option(help="Round the drafters to FP8.")] = False,
+    tree_nodes: Annotated[
+        int | None, typer.Option(help="Of drafts that branch.", show_default="none do")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="JSON file of the result.")] = None,
 ) -> None:
     """Print a line for each drafter and temperature."""
     texts = [prompt.text for prompt in load_prompts(str(prompts), limit)]
     heats = [*map(float, temperatures.split(","))]
     asked = {"prompts": prompts.name, "count": len(texts), "max_tokens": tokens, "k": K}
+    asked |= {} if tree_nodes is None else {"tree_nodes": tree_nodes}
     about = machine() | asked
     wanted: dict[float, list[list[int]]] = {}
     kept: list[dict[str, Any]] = []
     with result_file(out) as write:
         for drafter in drafters:
-            llm = opened(drafter, "fp8" if fp8 else None, len(texts))
+            llm = opened(drafter, "fp8" if fp8 else None, tree_nodes, len(texts))
             for heat in heats:
                 row, answers = measure(llm, texts, heat, tokens)
                 assert wanted.setdefault(heat, answers) == answers, "a drafter changed a token"
@@ -50,10 +54,15 @@ def main(
                 write(about | {"rows": kept})
 
 
-def opened(drafter: str, kind: DrafterFormat | None, requests: int) -> LLM:
-    """The bundled target with a drafter, whose cycles always have K drafts."""
+def opened(drafter: str, kind: DrafterFormat | None, tree_nodes: int | None, requests: int) -> LLM:
+    """The bundled target with a drafter, whose cycles always have K drafts, or a tree."""
     place = bundled(drafter) if drafter in BUNDLED else drafter
-    speculation = SpeculativeConfig(model=str(place), num_speculative_tokens=K, quantization=kind)
+    speculation = SpeculativeConfig(
+        model=str(place),
+        num_speculative_tokens=K,
+        quantization=kind,
+        num_tree_nodes=tree_nodes,
+    )
     config = EngineConfig(max_num_seqs=requests, draft_length="fixed")
     return LLM(bundled("target"), speculation, config)
 

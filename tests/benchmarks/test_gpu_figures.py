@@ -13,7 +13,10 @@ from records import compared, read
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "gpu" / "results"
 REPORTS = sorted(path.parent for path in RESULTS.rglob("report.md"))
-AGAINST_VLLM = [RESULTS / name for name in ("comparison_2026-11-25", "packed_2026-11-27")]
+AGAINST_VLLM = [
+    RESULTS / f"{name}_2026-11-{day}"
+    for name, day in (("comparison", 25), ("packed", 27), ("qwen3-30b-a3b-fp8", 27))
+]
 RECORDS = [path for path in sorted(RESULTS.glob("*.json")) if '"records"' in path.read_text()]
 PLAIN = str.maketrans({"*": None, "\u2013": "-", "\u00d7": "x"})
 README = (ROOT / "README.md").read_text().translate(PLAIN)
@@ -25,6 +28,7 @@ SHOWN = {
     ("gpt-oss-20b", "P-EAGLE, AL 3.94"): ["auto"],
     ("gpt-oss-120b", "P-EAGLE, AL 3.15"): ["auto"],
     ("qwen3-8b-fp8", "P-EAGLE, AL 3.94"): ["auto"],
+    ("qwen3-30b-a3b-fp8", "P-EAGLE, AL 3.94"): ["auto"],
 }
 """With more than one request, what README shows of a shape and method: K fixed, or by load."""
 

@@ -338,8 +338,10 @@ def test_what_cannot_be_is_refused_on_one_line(bench, tmp_path, monkeypatch, opt
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_key_of_the_configuration_gets_to_the_engine(peagle, pair):
+def test_drafts_that_branch_give_the_same_text(peagle, pair, tmp_path):
     config = json.dumps({"model": str(pair.peagle), "num_tree_nodes": 15})
-    size = ["--limit", 1, "--max-tokens", 4, "--rounds", 1, "--methods", "peagle"]
-    with pytest.warns(UserWarning, match="drafts do not branch here"):
-        assert peagle("bench", pair.target, "--speculative-config", config, *size).code == 0
+    size = ["--limit", 1, "--max-tokens", 8, "--rounds", 1, "--json", tmp_path / "out.json"]
+    result = peagle("bench", pair.target, "--speculative-config", config, *size)
+    assert result.code == 0, result.err
+    runs = json.loads((tmp_path / "out.json").read_text())["runs"]
+    assert [(run["method"], run["same_text"]) for run in runs] == [("none", True), ("peagle", True)]

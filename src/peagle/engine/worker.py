@@ -1,6 +1,5 @@
 """Whatever carries out steps, on the device or on the host."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -68,9 +67,10 @@ def open_worker(
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
-    lengths: the draft lengths that a cycle may have, ascending, K last. Raises `InputError` for
-    synthetic acceptance on a GPU whose kernels do not cover the model, for batch invariance that
-    there cannot be, and where Triton finds no C compiler.
+    lengths: the draft lengths that a cycle may have, ascending, K last; tree_nodes: as of
+    `DeviceWorker`. Raises `InputError` for synthetic acceptance and trees on a GPU whose kernels do
+    not cover the model, for trees and batch invariance that there cannot be, and where Triton finds
+    no C compiler.
     """
     device = target.embed.weight.device
     if device.type == "cuda":
@@ -78,11 +78,13 @@ def open_worker(
     captures = captures_cycles(target, drafter)
     if target.batch_invariant:
         check_batch_invariance(target, lengths[-1], captures)
-    if synthetic is not None and not captures and device.type == "cuda":
-        raise InputError(
-            "synthetic acceptance needs GPU kernels, and there are none for this model"
-        )
-    on_device = captures or synthetic is not None
+    for what, asked in (
+        ("synthetic acceptance needs", synthetic is not None),
+        ("num_tree_nodes needs", tree_nodes > 0),
+    ):
+        if asked and not captures and device.type == "cuda":
+            raise InputError(f"{what} GPU kernels, and there are none for this model")
+    on_device = captures or synthetic is not None or tree_nodes > 0
     rows = capacity.num_seqs + on_device  # one that is spare
     table = RequestTable(
         rows,
@@ -93,8 +95,6 @@ def open_worker(
         windows=capacity.window_slots,
     )
     if not on_device:
-        if tree_nodes:
-            warnings.warn("num_tree_nodes is for GPUs: drafts do not branch here", stacklevel=2)
         if drafter is None:
             lengths = lengths[-1:]  # a request in whose text nothing is found drafts nothing anyway
         return HostWorker(target, drafter, lengths, table, capacity.slots, processor, lookup)

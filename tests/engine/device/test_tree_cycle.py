@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 import tiny
@@ -11,6 +12,7 @@ from peagle.config import SamplingParams, SpeculativeConfig
 from peagle.drafters import readout
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
+from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.tree_cycle import TreeCycle
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
@@ -32,9 +34,7 @@ def engine_of(target, drafter, nodes: int, **changes: object) -> Engine:
     config = tiny.engine_config(**{"max_num_seqs": 4, "draft_length": "fixed", **changes})
     k = K if drafter else 0
     with tiny.on_device(True):
-        engine = Engine(target.decoder, drafter, k, config, tree_nodes=nodes)
-    engine.worker.graphs.most_trees = 4 if nodes else 0
-    return engine
+        return Engine(target.decoder, drafter, k, config, tree_nodes=nodes)
 
 
 @pytest.fixture
@@ -195,10 +195,37 @@ def test_lookups_do_not_branch(targets, trained):
         Engine(targets["easy"].decoder, drafter, K, config, lookup=lookup, tree_nodes=12)
 
 
-def test_on_a_cpu_nothing_branches_and_a_warning_says_so(targets, trained):
-    drafter, config = trained["peagle"].drafter, tiny.engine_config()
-    with pytest.warns(UserWarning, match="drafts do not branch here"):
-        Engine(targets["easy"].decoder, drafter, K, config, tree_nodes=12)
+def test_on_a_cpu_they_branch_as_well(targets, trained, trees: list[int]):
+    """Which shows what they give, if not how fast."""
+    drafter, config = trained["peagle"].drafter, tiny.engine_config(max_num_seqs=4)
+    engine = Engine(targets["easy"].decoder, drafter, K, config, tree_nodes=12)
+    plain = Engine(targets["easy"].decoder, drafter, K, config)
+    expected = tiny.outputs(tiny.run(plain, PROMPTS, MIXED))
+    assert tiny.outputs(tiny.run(engine, PROMPTS, MIXED)) == expected
+    assert len(trees) > 20
+
+
+class Timed(CycleGraphs):
+    """Of given times, by size: a chain's and a tree's."""
+
+    times: ClassVar = {1: (1.0, 1.02), 2: (1.0, 1.07), 4: (1.0, 1.3), 8: (1.0, 1.0)}
+
+    def __init__(self) -> None:
+        self.sizes, self.lengths, self._trees = [*self.times], (0, K), object()
+
+    def _prepared(self, part, size, drafts):
+        assert drafts == K
+        return part.__name__, size
+
+    def _timed(self, graph, size, count):
+        name, of = graph
+        return self.times[of][name == "_tree"]
+
+
+def test_they_branch_up_to_where_it_costs_little():
+    graphs = Timed()
+    graphs.measure_trees()
+    assert graphs.most_trees == 2
 
 
 def test_the_key_is_bounded():

@@ -57,9 +57,9 @@ class CycleGraphs:
         self._cycle, self._state, self._sampling = cycle, state, sampling
         self._spare, self.lengths = spare, tuple(lengths)
         self._trees = trees
-        self.most_trees = 0
-        """Requests up to which drafts branch."""
         self.sizes = batch_sizes(len(state.limits) - 1)
+        self.most_trees = 0 if trees is None else self.sizes[-1]
+        """Requests up to which drafts branch."""
         device = state.computed.device
         self._temperatures = DraftTemperatures(self.lengths[-1], device)
         self._requests = {
@@ -114,7 +114,7 @@ class CycleGraphs:
 
     def measure_trees(self) -> None:
         """Let drafts branch up to the number of requests where it costs little."""
-        most = self.lengths[-1]
+        most, self.most_trees = self.lengths[-1], 0
         for size in self.sizes if self._trees is not None else ():
             graphs = (self._prepared(part, size, most) for part in (self._once, self._tree))
             chain, tree = (self._timed(graph, size, TILE_TIMINGS) for graph in graphs)
