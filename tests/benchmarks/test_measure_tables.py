@@ -1,4 +1,4 @@
-"""measure.md's tables of sizes on a GPU are those of the reports to which they link."""
+"""measure.md's tables are those of the reports to which they link."""
 
 import csv
 import re
@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "measure.md").read_text()
-LINK = re.compile(r"\(\.\./(benchmarks/gpu/results/\S+)/report\.md\)")
+LINK = re.compile(r"\(\.\./(benchmarks/\w+/results/\S+)/report\.md\)")
 Row = dict[str, str]
 
 
@@ -47,6 +47,18 @@ def by(rows: list[Row], *names: str) -> dict[tuple[str, ...], Row]:
 
 def loads(rows: list[Row]) -> list[str]:
     return sorted({row["concurrency"] for row in rows}, key=int)
+
+
+def test_lookups():
+    text = section("Drafts looked up")
+    [rows] = reports(text)
+    speeds, found = by(rows, "data", "method"), tables(text)
+    for label, data in (("edit given code", "edits"), ("MT-Bench, as chats; this", "mt_bench")):
+        [told] = [cells for name, cells in found.items() if name.startswith(label)]
+        none, ngram = speeds[data, "none"], speeds[data, "ngram"]
+        figures = (ngram["tokens_per_cycle"], ngram["acceptance_length"])
+        shown = [number(none["otps"]), number(ngram["otps"]), f"{float(ngram['speed_up']):.2f}\u00d7"]
+        assert told == [*shown, *(f"{float(figure):.2f}" for figure in figures)]
 
 
 def test_mixed_lengths():
