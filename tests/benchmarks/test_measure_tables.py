@@ -57,7 +57,11 @@ def test_lookups():
         [told] = [cells for name, cells in found.items() if name.startswith(label)]
         none, ngram = speeds[data, "none"], speeds[data, "ngram"]
         figures = (ngram["tokens_per_cycle"], ngram["acceptance_length"])
-        shown = [number(none["otps"]), number(ngram["otps"]), f"{float(ngram['speed_up']):.2f}\u00d7"]
+        shown = [
+            number(none["otps"]),
+            number(ngram["otps"]),
+            f"{float(ngram['speed_up']):.2f}\u00d7",
+        ]
         assert told == [*shown, *(f"{float(figure):.2f}" for figure in figures)]
 
 
