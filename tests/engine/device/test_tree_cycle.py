@@ -14,6 +14,7 @@ from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.tree_cycle import TreeCycle
+from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
 from peagle.ops.tree import grow
@@ -195,6 +196,48 @@ def test_lookups_do_not_branch(targets, trained):
         Engine(targets["easy"].decoder, drafter, K, config, lookup=lookup, tree_nodes=12)
 
 
+def test_with_batch_invariance_they_do_not_branch(targets, trained):
+    """A tree's keys lie elsewhere, and are summed up in another order than a chain's."""
+    own = tiny.load_target(targets["easy"].directory)
+    own.make_batch_invariant()
+    with tiny.on_device(True), pytest.raises(InputError, match="batch_invariant"):
+        Engine(own, trained["peagle"].drafter, K, tiny.engine_config(), tree_nodes=12)
+
+
+def test_trees_that_are_timed_branch(targets, trained, monkeypatch: pytest.MonkeyPatch):
+    """Or rows of the same token would be timed, which read few experts."""
+    engine, grown = engine_of(targets["easy"], trained["peagle"].drafter, 12), []
+
+    def kept(*given):
+        grown.append(grow(*given))
+        return grown[-1]
+
+    monkeypatch.setattr(readout, "grow", kept)
+    engine.worker.graphs.run(*engine.worker.graphs.steady_run(2))
+    [tree] = grown
+    assert (tree.tokens >= 0).all()
+    assert (tree.depths[:, 1:] == 1).sum() > 2
+
+
+def test_nothing_is_learned_where_a_chain_leaves_its_tree(
+    targets, trained, monkeypatch: pytest.MonkeyPatch
+):
+    left, record = 0, DraftTemperatures.record
+
+    def checked(temperatures, drafts, chosen):
+        nonlocal left
+        unknown = chosen[:, :-1] < 0
+        assert (drafts.alternatives[unknown] == -1).all()
+        agreed = (drafts.tokens == chosen[:, :-1]).cumprod(dim=1)[:, :-1] == 1
+        left += int((unknown[:, 1:] & agreed).sum())
+        record(temperatures, drafts, chosen)
+
+    monkeypatch.setattr(DraftTemperatures, "record", checked)
+    how = SamplingParams(max_tokens=60, temperature=1.0, seed=2)
+    tiny.run(engine_of(targets["easy"], trained["peagle"].drafter, 5), PROMPTS, how)
+    assert left > 0
+
+
 def test_on_a_cpu_they_branch_as_well(targets, trained, trees: list[int]):
     """Which shows what they give, if not how fast."""
     drafter, config = trained["peagle"].drafter, tiny.engine_config(max_num_seqs=4)
@@ -206,7 +249,7 @@ def test_on_a_cpu_they_branch_as_well(targets, trained, trees: list[int]):
 
 
 class Timed(CycleGraphs):
-    """Of given times, by size: a chain's and a tree's."""
+    """Of given times, by size: a chain's and a tree's, None where there is no memory."""
 
     times: ClassVar = {1: (1.0, 1.02), 2: (1.0, 1.07), 4: (1.0, 1.3), 8: (1.0, 1.0)}
 
@@ -214,18 +257,29 @@ class Timed(CycleGraphs):
         self.sizes, self.lengths, self._trees = [*self.times], (0, K), object()
 
     def _prepared(self, part, size, drafts):
-        assert drafts == K
         return part.__name__, size
 
     def _timed(self, graph, size, count):
         name, of = graph
-        return self.times[of][name == "_tree"]
+        time = self.times[of][name == "_tree"]
+        if time is None:
+            raise torch.OutOfMemoryError
+        return time
 
 
 def test_they_branch_up_to_where_it_costs_little():
     graphs = Timed()
     graphs.measure_trees()
     assert graphs.most_trees == 2
+    taken = {size: costs[K] for size, costs in graphs.seconds_by_length().items()}
+    assert taken == {1: 1.02, 2: 1.07, 4: 1.0, 8: 1.0}
+
+
+def test_they_branch_up_to_where_there_is_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Timed, "times", Timed.times | {2: (1.0, None)})
+    graphs = Timed()
+    graphs.measure_trees()
+    assert graphs.most_trees == 1
 
 
 def test_the_key_is_bounded():

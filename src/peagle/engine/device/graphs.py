@@ -93,14 +93,9 @@ class CycleGraphs:
             torch.cuda.empty_cache()  # the graph's memory does not come back by itself
 
     def seconds_by_length(self) -> dict[int, dict[int, float]]:
-        """Seconds of captured cycles on rows that no request has yet, by size and length."""
-        return {
-            size: {
-                d: self._timed(self._prepared(self._once, size, d), size, LENGTH_TIMINGS)
-                for d in self.lengths
-            }
-            for size in self.sizes
-        }
+        """Seconds of captured cycles on rows that no request has yet, by size and length; with
+        trees where drafts branch."""
+        return {size: {d: self._seconds_of(size, d) for d in self.lengths} for size in self.sizes}
 
     def steady_run(self, size: int) -> tuple[list[int], CycleShape]:
         """Rows that no request has yet, ready for a cycle, and the shape of a whole one after one
@@ -113,19 +108,24 @@ class CycleGraphs:
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
 
     def measure_trees(self) -> None:
-        """Let drafts branch up to the number of requests where it costs little."""
+        """Let drafts branch up to the number of requests where it costs little, and where there is
+        memory for it."""
         most, self.most_trees = self.lengths[-1], 0
         for size in self.sizes if self._trees is not None else ():
-            graphs = (self._prepared(part, size, most) for part in (self._once, self._tree))
-            chain, tree = (self._timed(graph, size, TILE_TIMINGS) for graph in graphs)
+            try:
+                graphs = (self._prepared(part, size, most) for part in (self._once, self._tree))
+                chain, tree = (self._timed(graph, size, TILE_TIMINGS) for graph in graphs)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                return
             if tree > MOST_TREE_COST * chain:
                 return
             self.most_trees = size
 
     def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
         """One cycle for some rows of the request table; whether it was captured."""
-        branches = shape.drafts == self.lengths[-1] and self._size_for(len(rows)) <= self.most_trees
-        self._run(self._tree if branches and _fits(shape) else self._once, rows, shape)
+        whole = self._whole(self._size_for(len(rows)), shape.drafts)
+        self._run(whole if _fits(shape) else self._once, rows, shape)
         return _fits(shape)
 
     def run_beside(self, rows: Sequence[int], shape: CycleShape, prompts: PromptPass) -> PromptEnds:
@@ -158,6 +158,15 @@ class CycleGraphs:
         """Choose tokens by logits that may have been edited, and accept the drafts that agree."""
         requests = self._pad(rows)
         self._cycle.accept(self._state, requests, verified, self._sampling, self._temperatures)
+
+    def _whole(self, size: int, drafts: int) -> Callable[[int, CycleShape], None]:
+        """A cycle from drafts to acceptance."""
+        branches = drafts == self.lengths[-1] and size <= self.most_trees
+        return self._tree if branches else self._once
+
+    def _seconds_of(self, size: int, drafts: int) -> float:
+        run = self._prepared(self._whole(size, drafts), size, drafts)
+        return self._timed(run, size, LENGTH_TIMINGS)
 
     def _timed(self, replay: Run, size: int, count: int) -> float:
         """The median over idle rows."""

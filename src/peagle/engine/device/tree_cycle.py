@@ -61,10 +61,11 @@ class TreeCycle:
 
     def _alone(self, state: ResidentState, requests: Tensor) -> Tensor:
         """[requests] int64, whose drafts must not branch: penalties count the drafts before a row
-        as if there were no others, and where slots end a node might not see its parent."""
+        as if there were no others, and where slots end a node might not see its parent. Rows of no
+        request branch, since they are timed in the place of others."""
         penalized = (state.penalties.rates[requests] != self._no_penalties).any(dim=1)
-        needed = state.computed[requests] + self._nodes + 1
-        return (penalized | (needed > state.limits[requests])).long()
+        needed, limits = state.computed[requests] + self._nodes + 1, state.limits[requests]
+        return (penalized | ((needed > limits) & (limits > 0))).long()
 
     def _accept(
         self,
@@ -80,7 +81,7 @@ class TreeCycle:
         path = walk(tree, chosen.view(len(requests), -1), slots)
         starts, tensor = state.computed[requests], self._cycle.target_cache.tensor
         compact(tensor, state.slots, requests, starts, state.limits, path.rows)
-        self._cycle.learn(state, requests, chain, path.chosen, temperatures)
+        self._cycle.learn(state, requests, _known(chain, path.chosen), path.chosen, temperatures)
         first = torch.arange(len(requests), device=requests.device)[:, None] * (self._nodes + 1)
         assert verified.features is not None
         features = verified.features.index_select(0, (first + path.rows).flatten())
@@ -91,6 +92,13 @@ def _placed(rows: PassRows, tree: Tree) -> PassRows:
     """A pass's rows, by the depths of a tree."""
     positions = (rows.starts[:, None] + tree.depths).flatten()
     return replace(rows, positions=positions, ancestors=tree.ancestors.flatten())
+
+
+def _known(chain: Drafts, chosen: Tensor) -> Drafts:
+    """Without what it is not known of who would have been right: a chain may leave its tree."""
+    assert chain.alternatives is not None
+    unknown = chosen[:, : chain.tokens.shape[1], None] < 0
+    return replace(chain, alternatives=chain.alternatives.masked_fill(unknown, -1))
 
 
 def check_trees(cycle: DeviceCycle, nodes: int, lengths: Sequence[int]) -> None:
@@ -104,3 +112,5 @@ def check_trees(cycle: DeviceCycle, nodes: int, lengths: Sequence[int]) -> None:
         raise InputError("num_tree_nodes goes with neither lookups nor synthetic acceptance")
     if not (cycle.target_cache.alike and cycle.target_cache.full):
         raise InputError("num_tree_nodes is not supported for targets with windows or sinks")
+    if cycle.target.batch_invariant:  # a key's place among others decides how sums are rounded
+        raise InputError("num_tree_nodes does not go with batch_invariant; leave one of them out")
