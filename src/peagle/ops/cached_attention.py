@@ -150,15 +150,16 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         context = rows.slots[request, : min(start + count, int(rows.limits[request]))]
         positions = torch.arange(start, start + len(context[start:]), device=query.device)
         seen = query[first : first + len(positions)]
-        hidden = _hidden(rows.ancestors, start, first, len(positions))
+        before = len(context) - len(positions)
+        hidden = _hidden(rows.ancestors, before, first, len(positions))
         out[first : first + len(positions)] = attend_reference(
             seen, cache[0, context], cache[1, context], positions, spec, hidden
         )
     return out
 
 
-def _hidden(ancestors: Tensor | None, start: int, first: int, count: int) -> Tensor | None:
-    """[rows, context] what the rows of one request do not see, in a tree."""
+def _hidden(ancestors: Tensor | None, before: int, first: int, count: int) -> Tensor | None:
+    """[rows, context] what the rows of one request do not see, in a tree. before: older keys."""
     if ancestors is None:
         return None
     words, bits = (
@@ -166,7 +167,7 @@ def _hidden(ancestors: Tensor | None, start: int, first: int, count: int) -> Ten
         torch.arange(count, device=ancestors.device),
     )
     own = (words >> bits) & 1 == 0
-    return torch.cat((own.new_zeros(count, start), own), dim=1)
+    return torch.cat((own.new_zeros(count, before), own), dim=1)
 
 
 def attend_product(

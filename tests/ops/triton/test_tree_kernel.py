@@ -127,3 +127,17 @@ def test_rows_see_their_ancestors_alone(device: torch.device, starts: list[int])
     plain = cached_attention.attend(query, spec, cache, replace(rows, ancestors=None))
     assert torch.equal(expected[8:16], plain[8:16])  # a chain
     assert not torch.allclose(expected[:8], plain[:8])
+
+
+def test_a_tree_behind_the_end_of_the_context_sees_nothing(device: torch.device):
+    """As the next cycle's of a request that has just ended, which the host does not know yet."""
+    from peagle.ops.triton import cached_attention as kernel
+
+    spec, rows = spec_of(), pass_rows([5, 20], [4, 4], 4)
+    words = torch.tensor([1, 3, 5, 9]).repeat(2).int()
+    rows = replace(rows, ancestors=words, limits=torch.tensor([LENGTH, 18]))
+    query, cache = torch.randn(8, 4, SIZE), torch.randn(2, 2 * LENGTH, KV_HEADS, SIZE)
+    expected = cached_attention.attend(query, spec, cache, rows)
+    moved_ones = query.to(device), on(device, spec), cache.to(device), on(device, rows)
+    close(kernel.attend(*moved_ones)[:4], expected[:4])
+    assert not expected[4:].any()
