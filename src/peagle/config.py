@@ -239,6 +239,8 @@ class SpeculativeConfig(Config):
         elif self.model is None:
             raise ValueError("model is missing: give the drafter's directory or hub id")
         lengths = self.lookup
+        if self.num_tree_nodes is not None and (lengths or self.synthetic_acceptance_rates):
+            raise ValueError("num_tree_nodes goes with neither lookups nor synthetic acceptance")
         if lengths is not None and lengths[0] > lengths[1]:
             raise ValueError(
                 f"prompt_lookup_min {lengths[0]} is above prompt_lookup_max {lengths[1]}; raise "

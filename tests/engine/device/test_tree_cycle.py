@@ -288,5 +288,7 @@ def test_the_key_is_bounded():
     for wrong in (1, 31):
         with pytest.raises(InputError, match="num_tree_nodes"):
             SpeculativeConfig(**{**given, "num_tree_nodes": wrong})
+    with pytest.raises(InputError, match="neither lookups"):  # else `peagle bench` would drop it
+        SpeculativeConfig(**given, prompt_lookup_max=16)
     with pytest.raises(InputError, match="leave out num_tree_nodes"):
         SpeculativeConfig(method="ngram", num_speculative_tokens=4, num_tree_nodes=12)
