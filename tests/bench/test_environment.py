@@ -32,6 +32,13 @@ def test_arithmetic_that_is_not_the_default_is_recorded(made: Computed):
     assert changes.items() <= computed_by(changed).items()
 
 
+def test_how_drafters_draft_is_recorded_where_it_is_said():
+    changes = {"quantization": "fp8", "num_tree_nodes": 15}
+    assert not changes.keys() & environment(WORKLOAD).keys()
+    pair = Pair("target", {"peagle": "drafter"}, "fp8", tree_nodes=15)
+    assert changes.items() <= environment(dataclasses.replace(WORKLOAD, pair=pair)).items()
+
+
 def test_where_outputs_end_is_said():
     def ends(prompt, params=PARAMS):
         changed = dataclasses.replace(WORKLOAD, sets={"own": (prompt,)}, sampling=params)

@@ -32,7 +32,10 @@ class Computed(Protocol):
 
 def environment(workload: PromptWorkload) -> dict[str, Any]:
     """The machine, versions and settings that a result of models depends on."""
-    models = {"target": workload.pair.target, "drafters": dict(workload.pair.drafters)}
+    pair = workload.pair
+    models: dict[str, Any] = {"target": pair.target, "drafters": dict(pair.drafters)}
+    given = {"quantization": pair.quantization, "num_tree_nodes": pair.tree_nodes}
+    models |= {name: value for name, value in given.items() if value is not None}
     return machine() | computed_by(workload) | models | work(workload.sets, workload.sampling)
 
 
