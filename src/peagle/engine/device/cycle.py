@@ -180,10 +180,7 @@ class DeviceCycle:
             first = residual.normed(x, norm)  # as a prompt's rows begin
         taps = self.taps(len(x))
         _, last = self.layers(x, first, self.open_target(rows), taps)
-        logits = self._logits(last)
-        if taps is None or self.drafter is None:
-            return Verified(drafts, logits, None)
-        return Verified(drafts, logits, self.drafter.model.project(taps.into))
+        return Verified(drafts, self._logits(last), self._features(taps))
 
     def _verify_beside(
         self, state: ResidentState, requests: Tensor, drafts: Drafts, prompts: PromptPass
@@ -199,9 +196,7 @@ class DeviceCycle:
         reads, taps = torch.cat((torch.arange(own, device=device), ends)), self.taps(len(x))
         attend = _split(own, self.open_target(rows), prompts.attention(self.target_cache))
         _, last = self._through(x, attend, taps, reads)
-        logits, features = self._logits(last), None
-        if taps is not None and self.drafter is not None:
-            features = self.drafter.model.project(taps.into)
+        logits, features = self._logits(last), self._features(taps)
         verified = Verified(drafts, logits[:own], None if features is None else features[:own])
         if features is None or not prompts.followed:
             return verified, PromptEnds(logits[own:], None)
@@ -277,7 +272,10 @@ class DeviceCycle:
         to_the_end = tapped or prompts.scored is not None
         reads = None if to_the_end else ends
         stream, last = self.layers(x, first, attention(self.target_cache), taps, reads)
-        features = None if taps is None else self._fill_drafter(prompts, taps.into, attention)
+        features = self._features(taps)
+        if features is not None:
+            self.show_drafter(prompts.following, features, attention)
+            features = features.index_select(0, ends)
         scores = self._score(prompts, stream)
         if not len(ends):
             return PromptEnds(x.new_empty(0, target.spec.vocab_size), features, scores)
@@ -300,12 +298,6 @@ class DeviceCycle:
         """Of the same under the final norm."""
         return softcap(residual.linear(last, self.target.head), self.target.spec.logit_softcap)
 
-    def _fill_drafter(self, prompts: PromptRows, tapped: Tensor, attention: Attention) -> Tensor:
-        assert self.drafter is not None
-        features = self.drafter.model.project(tapped)
-        self.show_drafter(prompts.following, features, attention)
-        return features.index_select(0, prompts.ends)
-
     def show_drafter(self, following: Tensor, features: Tensor, attention: Attention) -> None:
         """Write the drafter's keys and values of some rows.
 
@@ -326,6 +318,12 @@ class DeviceCycle:
         assert self.drafter is not None
         assert self.drafter_cache is not None
         return _attend(self.drafter_cache, rows, self.drafter.layers.specs)
+
+    def _features(self, taps: Taps | None) -> Tensor | None:
+        """What a pass kept for the drafter, projected [rows, hidden_size]; None without one."""
+        if taps is None or self.drafter is None:
+            return None
+        return self.drafter.model.project(taps.into)
 
     def taps(self, rows: int) -> Taps | None:
         """Where to keep the streams of a pass that the drafter reads; None without a drafter."""

@@ -38,11 +38,9 @@ class Prefill:
         """
         scored = scored_rows(chunks)
         graph = None if scored else self._graphs.fit(chunks, followed)
-        return (
-            self._cycle.fill(self.laid_out(chunks, followed))
-            if graph is None
-            else graph.run(chunks)
-        )
+        if graph is not None:
+            return graph.run(chunks)
+        return self._cycle.fill(self.laid_out(chunks, followed))
 
     def laid_out(self, chunks: Sequence[Chunk], followed: bool, beside: int = 0) -> PromptPass:
         """The rows of some chunks as a pass has them that is launched kernel by kernel.

@@ -25,11 +25,7 @@ def draw_drafts(
     factors, sampling = len(race.factors), race.sampling
     out = torch.empty(requests, slots, dtype=torch.int64, device=found.scores.device)
     others = torch.empty(requests, slots, factors, dtype=torch.int64, device=out.device)
-    if pairs is None:
-        sides, rank, stride = (found.scores,) * 3, 1, 1
-    else:
-        sides = (pairs.predecessor, pairs.successor, pairs.gates)
-        rank, stride = pairs.gates.shape[-1], pairs.gates.stride(1)
+    sides, rank, stride = pair_sides(found, pairs)
     _draw[(requests, slots if pairs is None else 1)](
         found.scores, found.ids, found.tokens, *sides, sampling.temperature, sampling.top_k,
         sampling.min_p, sampling.seeds, race.newest, race.requests, race.factors, race.chosen,
@@ -39,6 +35,16 @@ def draw_drafts(
         num_warps=1 if pairs is None else 4,
     )  # fmt: skip
     return out, others
+
+
+def pair_sides(
+    found: Candidates, pairs: Pairs | None
+) -> tuple[tuple[Tensor, Tensor, Tensor], int, int]:
+    """What kernels read of pairs, their rank and the gates' stride; anything where none count."""
+    if pairs is None:
+        return (found.scores,) * 3, 1, 1
+    sides = pairs.predecessor, pairs.successor, pairs.gates
+    return sides, pairs.gates.shape[-1], pairs.gates.stride(1)
 
 
 def record(

@@ -8,7 +8,7 @@ from torch import Tensor
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.race import Race
 from peagle.ops.tree import NOBODY, Tree
-from peagle.ops.triton.drafts import added_scores, kept_scores
+from peagle.ops.triton.drafts import added_scores, kept_scores, pair_sides
 from peagle.ops.triton.sampling import arrival_time, row_key
 
 HELD = 1024
@@ -23,11 +23,7 @@ def grow(
     tokens, parents = (found.ids.new_empty(requests, nodes) for _ in range(2))
     depths = found.ids.new_empty(requests, nodes + 1)
     ancestors = torch.empty(requests, nodes + 1, dtype=torch.int32, device=depths.device)
-    if pairs is None:
-        sides, rank, stride = (found.scores,) * 3, 1, 1
-    else:
-        sides = (pairs.predecessor, pairs.successor, pairs.gates)
-        rank, stride = pairs.gates.shape[-1], pairs.gates.stride(1)
+    sides, rank, stride = pair_sides(found, pairs)
     sampling = race.sampling
     _grow[(requests,)](
         found.scores, found.ids, found.tokens, *sides, sampling.temperature, sampling.top_k,
