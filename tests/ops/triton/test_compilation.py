@@ -12,7 +12,7 @@ import sys
 from peagle.ops import triton as package
 
 SCRIPT = """
-import importlib, sys
+import importlib, re, subprocess, sys, tempfile
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -35,7 +35,17 @@ def compiled(module, name, types, constants, gpu=HOPPER, **options):
     places = {(names.index(n),): value for n, value in constants.items()}
     made = triton.compile(ASTSource(kernel, signature, places, attributes), gpu, options)
     print(module, name)
-    return made.metadata.shared
+    return made
+
+
+def spilled(made):
+    "Bytes of a thread's registers that did not fit."
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(re.search(r"STACK:(\\d+)", usage)[1])
 
 
 def product(rows, **flags):
@@ -177,15 +187,21 @@ for form, top_k, columns, depth in forms:
     compiled("moe", "_gate_up_kernel", types, {**sizes, "BIAS": form, **gates})
     compiled("moe", "_down_kernel", types, {**sizes, "BIAS": form, "OVERLAP": form})
 packed = {"codes": "*i16", "numbers": "*i16"}
-forms = ((True, 64, 256, 16), (True, 128, 128, 64), (False, 64, 128, 16), (False, 128, 128, 64))
-for mxfp4, lines, step, block in forms:
+from peagle.ops.triton import quantized_experts
+
+for (kind, few), form in quantized_experts.FORMS.items():
+    mxfp4, block = kind == "mxfp4", 16 if few else quantized_experts.MOST_PAIRS
     depth = 2880 if mxfp4 else 2048
-    sizes = {"COLUMNS": 768, "DEPTH": depth, "BLOCK_M": block, "BLOCK_N": lines, "BLOCK_K": step}
+    sizes = {"COLUMNS": 768, "DEPTH": depth, "BLOCK_M": block, "BLOCK_N": form.lines}
+    sizes["BLOCK_K"] = form.depth
     sizes |= {"MXFP4": mxfp4, "RUN": 64 if mxfp4 else 128, "HIGH": 128, "WIDE": 128, "BIAS": mxfp4}
     gates = {"TOP_K": 8, "SCALED": True, "LIMIT": 7.0, "ALPHA": 1.702, "GELU": block == 64}
     types |= {**packed, "factors": "*u8" if mxfp4 else F32}
-    compiled("quantized_experts", "_gate_up_kernel", types, {**sizes, **gates})
-    compiled("quantized_experts", "_down_kernel", types, {**sizes, "OVERLAP": True})
+    options = {"num_warps": 4, "num_stages": form.stages}
+    gate_up = compiled("quantized_experts", "_gate_up_kernel", types, {**sizes, **gates}, **options)
+    down = {**sizes, "OVERLAP": True}
+    down = compiled("quantized_experts", "_down_kernel", types, down, **options)
+    assert max(map(spilled, (gate_up, down))) <= 64, (kind, few)
 types = dict.fromkeys(("x", "bias", "stream", "norm", "out", "scaled"), BF16) | packed
 types |= dict.fromkeys(("squares", "factors", "sums", "partial"), F32)
 types |= {"arrivals": "*i32", "eps": "fp32"}
@@ -200,7 +216,7 @@ for rows, blocks, flags in (
     off = dict.fromkeys(("SCALED", "BIAS", "GATED", "ADDS"), False)
     compiled("quantized_product", "_product", types, {**sizes, **off, **flags}, num_stages=4)
 import torch
-from peagle.ops.triton import quantized_experts, quantized_product
+from peagle.ops.triton import quantized_product
 
 ROOM = 99 << 10  # of an L4 or an RTX 4090, for one program
 quantized_product.shared_memory = lambda x: ROOM
@@ -220,12 +236,12 @@ for kind, rows, programs in (
     flags = {"HIGH": 128, "WIDE": 128, "ROWS": height, "GATED": True, "OVERLAP": False}
     needed = compiled(
         "quantized_product", "_product", types, {**sizes, **off, **flags}, ADA, num_stages=stages
-    )
+    ).metadata.shared
     assert needed <= ROOM, (kind, rows, stages, needed)
 types = dict.fromkeys(("order", "blocks", "count"), "*i32") | {"scales": F32, "numbers": "*i16"}
 for packed, kind, block in (
-    *(("fp8", BF16, 64), ("fp8", BF16, 128), ("fp8", F32, 16)),
-    *(("mxfp4", BF16, 64), ("mxfp4", BF16, 128), ("mxfp4", F32, 16)),
+    *(("fp8", BF16, 32), ("fp8", BF16, 64), ("fp8", F32, 16)),
+    *(("mxfp4", BF16, 32), ("mxfp4", BF16, 64), ("mxfp4", F32, 16)),
 ):
     form, mxfp4 = quantized_experts.FORMS[packed, block <= 32], packed == "mxfp4"
     x = torch.empty(0, dtype=kinds[kind])
@@ -236,18 +252,8 @@ for packed, kind, block in (
     flags |= {"HIGH": 1, "WIDE": 32 if mxfp4 else 2048, "BIAS": mxfp4, **gates, "GELU": False}
     needed = compiled(
         "quantized_experts", "_gate_up_kernel", types, flags, ADA, num_stages=stages
-    )
+    ).metadata.shared
     assert needed <= ROOM, (packed, kind, block, stages, needed)
-types = {"x": "*fp8e4nv", "numbers": "*fp8e4nv", "out": BF16, "weights": BF16}
-types |= dict.fromkeys(("x_scales", "factors", "row_factors"), F32)
-types |= dict.fromkeys(("order", "blocks", "count"), "*i32")
-for block, wide in ((32, 128), (128, 2048)):
-    sizes = {"COLUMNS": 768, "DEPTH": 2048, "HIGH": min(wide, 128), "WIDE": wide, "BLOCK_M": block}
-    sizes |= {"BLOCK_N": 128, "BLOCK_K": 128}
-    options = {"num_warps": 8 if block == 128 else 4, "num_stages": 4}
-    gates = {"TOP_K": 8, "SCALED": True, "GELU": block == 128}
-    compiled("rounded_experts", "_gate_up_kernel", types, {**sizes, **gates}, **options)
-    compiled("rounded_experts", "_down_kernel", types, sizes, **options)
 types = {"x": BF16, "numbers": "*fp8e4nv", "scales": F32}
 for group, width, groups in ((128, 128, 16), (4096, 4096, 1)):
     sizes = {"LARGEST": 448.0, "LEAST": 1e-12, "GROUP": group, "WIDTH": width, "GROUPS": groups}

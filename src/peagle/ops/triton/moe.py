@@ -18,7 +18,6 @@ from torch import Tensor
 from peagle.ops.moe import ALPHA, Clamped, RoutedExperts
 from peagle.ops.products.normed import Normed
 from peagle.ops.triton import quantized_experts as packed
-from peagle.ops.triton import rounded_experts as rounded
 from peagle.ops.triton.expert_blocks import Routing, block_of
 from peagle.ops.triton.launch import announce, begin, overlap, wait
 from peagle.ops.triton.residual import warps_of_norm
@@ -166,17 +165,13 @@ def _outputs(
     """
     pairs, (experts, hidden, inner) = len(x.x) * router.top_k, down.shape
     tiles = tiles_for(0.0 if router.batch_invariant else pairs / experts, x.x.dtype)
-    routing = route(routed, router, tiles.block)
     activated, outputs = x.x.new_empty(pairs, inner), x.x.new_empty(pairs, hidden)
-    rounds = rounded.takes(x.x, gate_up, down) and clamped is None
-    if rounds and not router.batch_invariant:
-        rounded.gate_up(x.x, routing.scales, gate_up, routing, gelu, activated)
-        rounded.down(activated, down, routing, outputs)
-        return outputs
     if isinstance(gate_up, packed.Packed) and isinstance(down, packed.Packed):
+        routing = route(routed, router, min(tiles.block, packed.MOST_PAIRS))
         packed.gate_up(x.x, routing.scales, gate_up, routing, clamped, gelu, activated)
         packed.down(activated, down, routing, clamped, outputs)
         return outputs
+    routing = route(routed, router, tiles.block)
     _launch(
         _gate_up_kernel,
         tiles.gate_up,
