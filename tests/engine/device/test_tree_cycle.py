@@ -1,6 +1,7 @@
 """Drafts that branch change no token, here on a CPU, uncaptured."""
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -12,8 +13,9 @@ from peagle.config import SamplingParams, SpeculativeConfig
 from peagle.drafters import readout
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
+from peagle.engine.device import worker
 from peagle.engine.device.graphs import CycleGraphs
-from peagle.engine.device.tree_cycle import TreeCycle
+from peagle.engine.device.tree_cycle import TreeCycle, nodes_for
 from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
@@ -31,7 +33,7 @@ MIXED = [
 ]
 
 
-def engine_of(target, drafter, nodes: int, **changes: object) -> Engine:
+def engine_of(target, drafter, nodes: int | None, **changes: object) -> Engine:
     config = tiny.engine_config(**{"max_num_seqs": 4, "draft_length": "fixed", **changes})
     k = K if drafter else 0
     with tiny.on_device(True):
@@ -189,6 +191,35 @@ def test_what_cannot_branch_is_refused(targets, tmp_path, family, method, nodes,
         engine_of(targets[family], drafter, nodes)
 
 
+@pytest.mark.parametrize(
+    ("family", "method", "default"),
+    [("easy", "peagle", 15), ("easy", "eagle3", 0), ("gpt_oss", "peagle", 0)],
+)
+def test_a_gpu_has_them_where_nothing_is_said_and_they_are_possible(
+    targets, tmp_path, monkeypatch: pytest.MonkeyPatch, family: str, method: str, default: int
+):
+    decoder, asked = targets[family].decoder, []
+    config = tiny.drafter_config(parallel=method == "peagle")
+    drafter = tiny.random_drafter_for(decoder, tmp_path, config)
+    monkeypatch.setattr(worker, "nodes_for", lambda *given: asked.append(given) or 0)
+    engine = engine_of(targets[family], drafter, None)
+    [(cycle, number, lengths)] = asked
+    assert number is None
+    assert engine.worker.spare == 0
+    assert nodes_for(cycle, None, lengths) == 0
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    assert nodes_for(cycle, None, lengths) == default
+    assert nodes_for(cycle, 0, lengths) == 0
+    assert nodes_for(cycle, None, [15]) == 0
+
+
+def test_slots_are_kept_for_them_where_they_are_used(targets, trained):
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
+    assert engine.worker.spare == 12 - K
+    engine.worker.graphs.most_trees = 0
+    assert engine.worker.spare == 0
+
+
 def test_lookups_do_not_branch(targets, trained):
     lookup, config = Lookup(2, 5, torch.device("cpu")), tiny.engine_config()
     drafter = trained["peagle"].drafter
@@ -249,12 +280,14 @@ def test_on_a_cpu_they_branch_as_well(targets, trained, trees: list[int]):
 
 
 class Timed(CycleGraphs):
-    """Of given times, by size: a chain's and a tree's, None where there is no memory."""
+    """Of given times, by size: a chain's and a tree's, None where there is no memory. The first
+    time of a tree is disturbed."""
 
     times: ClassVar = {1: (1.0, 1.02), 2: (1.0, 1.07), 4: (1.0, 1.3), 8: (1.0, 1.0)}
 
     def __init__(self) -> None:
         self.sizes, self.lengths, self._trees = [*self.times], (0, K), object()
+        self.timed: Counter = Counter()
 
     def _prepared(self, part, size, drafts):
         return part.__name__, size
@@ -264,7 +297,8 @@ class Timed(CycleGraphs):
         time = self.times[of][name == "_tree"]
         if time is None:
             raise torch.OutOfMemoryError
-        return time
+        self.timed[graph] += 1
+        return 2 * time if name == "_tree" and self.timed[graph] == 1 else time
 
 
 def test_they_branch_up_to_where_it_costs_little():
@@ -285,6 +319,7 @@ def test_they_branch_up_to_where_there_is_memory(monkeypatch: pytest.MonkeyPatch
 def test_the_key_is_bounded():
     given = {"model": "drafter", "num_tree_nodes": 15}
     assert SpeculativeConfig(**given).num_tree_nodes == 15
+    assert SpeculativeConfig(model="drafter", num_tree_nodes=0, prompt_lookup_max=16)
     for wrong in (1, 31):
         with pytest.raises(InputError, match="num_tree_nodes"):
             SpeculativeConfig(**{**given, "num_tree_nodes": wrong})

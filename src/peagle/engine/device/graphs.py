@@ -27,6 +27,8 @@ LENGTH_TIMINGS = 5
 """Cycles in the median by which draft lengths are."""
 MOST_TREE_COST = 1.08
 """How much longer a cycle with trees may take: they give 12 to 27 % more tokens."""
+TREE_TRIALS = 3
+"""How often they are timed before they are held to take longer: times may be disturbed."""
 TOKEN_STRIDE = 7919
 """Between the tokens of idle rows; a prime."""
 
@@ -110,17 +112,21 @@ class CycleGraphs:
     def measure_trees(self) -> None:
         """Let drafts branch up to the number of requests where it costs little, and where there is
         memory for it."""
-        most, self.most_trees = self.lengths[-1], 0
+        self.most_trees = 0
         for size in self.sizes if self._trees is not None else ():
             try:
-                graphs = (self._prepared(part, size, most) for part in (self._once, self._tree))
-                chain, tree = (self._timed(graph, size, TILE_TIMINGS) for graph in graphs)
+                if not any(self._trees_cost_little(size) for _ in range(TREE_TRIALS)):
+                    return
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 return
-            if tree > MOST_TREE_COST * chain:
-                return
             self.most_trees = size
+
+    def _trees_cost_little(self, size: int) -> bool:
+        """Whether a cycle with trees takes hardly longer than one without."""
+        graphs = (self._prepared(p, size, self.lengths[-1]) for p in (self._once, self._tree))
+        chain, tree = (self._timed(graph, size, TILE_TIMINGS) for graph in graphs)
+        return tree <= MOST_TREE_COST * chain
 
     def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
         """One cycle for some rows of the request table; whether it was captured."""

@@ -65,6 +65,7 @@ class HostWorker:
 
     runs_ahead = False
     pauses = True
+    spare = 0
 
     def __init__(
         self,
