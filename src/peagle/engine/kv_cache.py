@@ -3,7 +3,7 @@
 import math
 import mmap
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -58,6 +58,8 @@ class KVCache:
         attention = [layer.attention for layer in spec.layers]
         self.full = all(each.full for each in attention)
         """Whether no layer has a window or sinks."""
+        self.shortest_window = min((each.window for each in attention if each.window), default=None)
+        """Of the layers that have one."""
         kinds = [(self._group(each.window), each.num_kv_heads, each.head_dim) for each in attention]
         sizes = [slots, *(window.null_slot for window in self._windows.values())]
         self._tensors = {
@@ -80,6 +82,13 @@ class KVCache:
         """All layers' [layers, 2, slots + 1, kv_heads, head_dim], where they share one."""
         [tensor] = self._tensors.values()
         return tensor
+
+    @property
+    def tensors(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Layers [layers, 2, slots + 1, kv_heads, head_dim], and the slots [table rows, positions]
+        that they go by."""
+        tables = [self._table.slots, *(window.slots for window in self._windows.values())]
+        return ((tensor, tables[group]) for (group, *_), tensor in self._tensors.items())
 
     def rows_for(self, window: int | None, rows: PassRows) -> PassRows:
         """A pass's rows, which go by the slots of whole contexts, for layers with this window."""

@@ -85,8 +85,8 @@ class PassRows:
     most: int
     """No request brings more rows than this."""
     ancestors: Tensor | None = None
-    """[rows] int32, of a tree (`ops.tree`): bit j is set where a row sees row j of its request's;
-    None: all before it, and itself."""
+    """[rows] int32, of a tree (`ops.tree`) that no window cuts: bit j is set where a row sees row j
+    of its request's; None: all before it, and itself."""
     shares: Tensor | None = None
     """How a kernel divides the contexts among its programs; None: not divided yet."""
 
@@ -94,8 +94,9 @@ class PassRows:
         """The same rows for layers that go by other slots, [table rows, positions]."""
         rows = torch.arange(len(self.positions), device=slots.device)
         owners, kept = torch.searchsorted(self.firsts, rows, right=True) - 1, self.writes >= 0
+        places = self.starts[owners] + rows - self.firsts[owners]
         # drafts reach beyond the longest context, where nothing has a place
-        own = slots[self.requests[owners], self.positions.where(kept, 0)]
+        own = slots[self.requests[owners], places.where(kept, 0)]
         return replace(self, slots=slots, writes=own.where(kept, -1))
 
 
@@ -148,26 +149,20 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
     columns = (rows.requests, rows.starts, rows.firsts, rows.counts)
     for request, start, first, count in zip(*(c.tolist() for c in columns), strict=True):
         context = rows.slots[request, : min(start + count, int(rows.limits[request]))]
-        positions = torch.arange(start, start + len(context[start:]), device=query.device)
-        seen = query[first : first + len(positions)]
-        before = len(context) - len(positions)
-        hidden = _hidden(rows.ancestors, before, first, len(positions))
-        out[first : first + len(positions)] = attend_reference(
-            seen, cache[0, context], cache[1, context], positions, spec, hidden
-        )
+        own = slice(first, first + len(context[start:]))
+        positions = torch.arange(own.start, own.stop, device=query.device) + (start - first)
+        sides, hidden = (cache[0, context], cache[1, context]), None
+        if rows.ancestors is not None:
+            positions, hidden = rows.positions[own], _hidden(rows.ancestors[own], len(context))
+        out[own] = attend_reference(query[own], *sides, positions, spec, hidden)
     return out
 
 
-def _hidden(ancestors: Tensor | None, before: int, first: int, count: int) -> Tensor | None:
-    """[rows, context] what the rows of one request do not see, in a tree. before: older keys."""
-    if ancestors is None:
-        return None
-    words, bits = (
-        ancestors[first : first + count, None],
-        torch.arange(count, device=ancestors.device),
-    )
-    own = (words >> bits) & 1 == 0
-    return torch.cat((own.new_zeros(count, before), own), dim=1)
+def _hidden(ancestors: Tensor, context: int) -> Tensor:
+    """[rows, context] what the rows of one request's tree do not see of it."""
+    bits = torch.arange(len(ancestors), device=ancestors.device)
+    own = (ancestors[:, None] >> bits) & 1 == 0
+    return torch.cat((own.new_zeros(len(own), context - len(own)), own), dim=1)
 
 
 def attend_product(
@@ -219,18 +214,16 @@ def attend_reference(
 ) -> Tensor:
     """Softmax attention of one request's rows, in float32.
 
-    key, value: [context, kv_heads, head_dim]; unseen: [rows, context] what rows do not see besides
-    what comes after them; returns [rows, heads * head_dim].
+    key, value: [context, kv_heads, head_dim]; unseen: [rows, context] what rows do not see, windows
+    apart; None: what comes after them. Returns [rows, heads * head_dim].
     """
     group = spec.num_heads // spec.num_kv_heads
     key, value = (side.repeat_interleave(group, dim=1).float() for side in (key, value))
     scores = torch.einsum("qhd,khd->hqk", query.float(), key) * spec.softmax_scale
     context = torch.arange(len(key), device=key.device)
-    hidden = context > positions[:, None]
-    if unseen is not None:
-        hidden |= unseen
+    hidden = context > positions[:, None] if unseen is None else unseen
     if spec.window is not None:
-        hidden |= context <= positions[:, None] - spec.window
+        hidden = hidden | (context <= positions[:, None] - spec.window)
     scores = scores.masked_fill(hidden, float("-inf"))
     if spec.sinks is not None:
         sinks = spec.sinks.float()[:, None, None].expand(-1, len(query), 1)

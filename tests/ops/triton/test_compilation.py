@@ -86,12 +86,12 @@ for kv_heads, size in GEMMA:
     compiled("cached_attention", "_store", types, {**wide, **store, "V_NORM": True})
 types = dict.fromkeys(("query", "cache", "out", "sinks"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
-types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32"}
+types |= {"partial": F32, "arrivals": "*i32", "scale": "fp32", "positions": INT}
 types |= {"qkv": BF16, "rotations": F32, "norm_weight": BF16, "eps": "fp32"}
 for rows, switch in ((16, False), (32, True), (64, False)):
     sizes = {"GROUP": 4, "PADDED": 4, "ROWS": rows, "KEYS": 64, "PARTS": 8}
     flags = {"WINDOW": switch, "SINKS": switch}
-    values = {**heads, **FLAGS, **sizes, **flags, "TREE": rows == 64}
+    values = {**heads, **FLAGS, **sizes, **flags, "TREE": rows > 16}
     compiled("cached_attention", "_attend", types | {"ancestors": "*i32"}, values)
     sizes["ROWS"] = 16
     flags |= {"NORM": not switch, "V_NORM": switch, "SETTLED": not switch}

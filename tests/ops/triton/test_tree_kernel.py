@@ -106,18 +106,24 @@ def test_paths_move_together(device: torch.device):
     assert sorted(changed) == sorted([*slots[0, [9, 10, 11]].tolist(), *slots[1, [4, 5]].tolist()])
 
 
+@pytest.mark.parametrize("window", [None, 9, 70])
 @pytest.mark.parametrize("starts", [[3, 0, 130], [700, 64, 61]])
-def test_rows_see_their_ancestors_alone(device: torch.device, starts: list[int]):
+def test_rows_see_their_ancestors_alone(
+    device: torch.device, starts: list[int], window: int | None
+):
+    """Through windows as well, which go by depths."""
     from peagle.ops.triton import cached_attention as kernel
 
     counts = [8, 8, 8]
-    spec, rows = spec_of(), pass_rows(starts, counts, 8)
+    spec, rows = replace(spec_of(), window=window), pass_rows(starts, counts, 8)
     parents = torch.tensor([[0, 0, 1, 2, 2, 1, 0], [0, 1, 2, 3, 4, 5, 6], [0, 0, 0, 0, 0, 0, 0]])
     words = torch.ones(3, 8, dtype=torch.int32)
     for row in range(1, 8):
         above = words.gather(1, parents[:, row - 1 : row])
         words[:, row] = above[:, 0] | 1 << row
-    rows = replace(rows, ancestors=words.flatten())
+    depths = torch.tensor([[word.bit_count() - 1 for word in of] for of in words.tolist()])
+    positions = (torch.tensor(starts)[:, None] + depths).flatten()
+    rows = replace(rows, positions=positions, ancestors=words.flatten())
     query, cache = torch.randn(24, 4, SIZE), torch.randn(2, 3 * LENGTH, KV_HEADS, SIZE)
     expected = cached_attention.attend(query, spec, cache, rows)
     found_ones = kernel.attend(

@@ -77,10 +77,10 @@ class TreeCycle:
         chosen: Tensor,
         temperatures: DraftTemperatures,
     ) -> None:
-        slots = chain.tokens.shape[1]
-        path = walk(tree, chosen.view(len(requests), -1), slots)
-        starts, tensor = state.computed[requests], self._cycle.target_cache.tensor
-        compact(tensor, state.slots, requests, starts, state.limits, path.rows)
+        path = walk(tree, chosen.view(len(requests), -1), chain.tokens.shape[1])
+        starts = state.computed[requests]
+        for tensor, slots in self._cycle.target_cache.tensors:
+            compact(tensor, slots, requests, starts, state.limits, path.rows)
         self._cycle.learn(state, requests, _known(chain, path.chosen), path.chosen, temperatures)
         first = torch.arange(len(requests), device=requests.device)[:, None] * (self._nodes + 1)
         assert verified.features is not None
@@ -124,8 +124,9 @@ def _hindrance(cycle: DeviceCycle, nodes: int, k: int) -> str | None:
         return "needs a P-EAGLE drafter, whose slots have all candidates"
     if cycle.texts is not None or cycle.synthetic is not None:
         return "goes with neither lookups nor synthetic acceptance"
-    if not (cycle.target_cache.alike and cycle.target_cache.full):
-        return "is not supported for targets with windows or sinks"
+    window = cycle.target_cache.shortest_window
+    if window is not None and window <= nodes:
+        return f"{nodes} is not below the target's window of {window}"
     if cycle.target.batch_invariant:  # a key's place among others decides how sums are rounded
         return "does not go with batch_invariant; leave one of them out"
     return None

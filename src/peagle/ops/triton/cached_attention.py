@@ -65,6 +65,7 @@ def attend(query: Tensor, spec: AttentionHeads, cache: Tensor, rows: PassRows) -
         rows.starts,
         rows.firsts,
         rows.counts,
+        rows.positions,
         rows.counts if rows.ancestors is None else rows.ancestors,
         query if spec.sinks is None else spec.sinks,
         out,
@@ -152,6 +153,7 @@ def _attend(
     starts,
     firsts,
     counts,
+    positions,
     ancestors,
     sinks,
     out,
@@ -196,11 +198,13 @@ def _attend(
     index = tl.arange(0, ROWS)
     row, head = index // PADDED, heads * GROUP + index % PADDED
     own = ((row < count) & (index % PADDED < GROUP))[:, None]
-    position = (start + row)[:, None]
+    place = (start + row)[:, None]
     at = ((first + row) * query_stride + head * SIZE)[:, None] + lane
     q = tl.load(query + at, mask=own, other=0.0)
+    position = place
     if TREE:
         words = tl.load(ancestors + first + row, mask=row < count, other=0)[:, None]
+        position = tl.load(positions + first + row, mask=row < count, other=0)[:, None]
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, SIZE], tl.float32)
@@ -209,7 +213,7 @@ def _attend(
         key_position = (skipped + tile) * KEYS + tl.arange(0, KEYS)
         known = key_position < stop
         k, v = keys_at(cache, table, key_position, known, kv_head, side_stride, KV_HEADS, SIZE)
-        seen = known[None, :] & own & (key_position[None, :] <= position)
+        seen = known[None, :] & own & (key_position[None, :] <= place)
         if WINDOW:
             seen = seen & (key_position[None, :] > position - window)
         if TREE:
