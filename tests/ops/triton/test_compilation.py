@@ -139,9 +139,10 @@ for pairs, warps in ((False, 1), (True, 4)):
     sizes = {"COUNT": 16 if pairs else 32, "FACTORS": 8, "RANK": 256 if pairs else 1}
     compiled("drafts", "_draw", types, {**sizes, "PAIRS": pairs}, num_warps=warps)
     del sizes["FACTORS"]
-    sizes |= {"ROWS": 16, "PAIRS": pairs, "NOBODY": -2}
-    grown = types | dict.fromkeys(("alone", "parents", "depths"), INT) | {"ancestors": "*i32"}
-    compiled("tree", "_grow", grown, sizes, num_warps=warps)
+    shares = types | {"out": F32}
+    compiled("tree", "_log_share", shares, {**sizes, "PAIRS": pairs}, num_warps=1)
+types |= dict.fromkeys(("alone", "parents", "depths"), INT) | {"ancestors": "*i32", "shares": F32}
+compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16, "NOBODY": -2}, num_warps=1)
 types = dict.fromkeys(("tokens", "parents", "chosen", "path", "drafts", "taken"), INT)
 compiled("tree", "_walk", types, {"ROWS": 16, "NOBODY": -2}, num_warps=1)
 types = {"cache": BF16} | dict.fromkeys(("slots", "requests", "starts", "limits", "path"), INT)

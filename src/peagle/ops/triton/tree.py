@@ -1,4 +1,4 @@
-"""Trees of drafts: grown, walked and straightened, in a launch each."""
+"""Trees of drafts: grown in two launches, walked and straightened in one each."""
 
 import torch
 import triton
@@ -23,17 +23,30 @@ def grow(
     tokens, parents = (found.ids.new_empty(requests, nodes) for _ in range(2))
     depths = found.ids.new_empty(requests, nodes + 1)
     ancestors = torch.empty(requests, nodes + 1, dtype=torch.int32, device=depths.device)
-    sides, rank, stride = pair_sides(found, pairs)
-    sampling = race.sampling
+    befores = 1 if pairs is None else count
+    shares = _log_shares(found, pairs, race, befores)
     _grow[(requests,)](
-        found.scores, found.ids, found.tokens, *sides, sampling.temperature, sampling.top_k,
-        sampling.min_p, sampling.seeds, race.newest, race.requests, race.factors, race.chosen,
-        alone, tokens, parents, depths, ancestors, slots, count, nodes, rank, stride,
-        COUNT=triton.next_power_of_2(count), ROWS=triton.next_power_of_2(nodes + 1),
-        RANK=triton.next_power_of_2(rank), PAIRS=pairs is not None, NOBODY=NOBODY,
-        num_warps=4 if pairs is not None else 1,
+        shares, found.tokens, alone, tokens, parents, depths, ancestors, slots, befores, count,
+        nodes, COUNT=triton.next_power_of_2(count), ROWS=triton.next_power_of_2(nodes + 1),
+        NOBODY=NOBODY, num_warps=1,
     )  # fmt: skip
     return tokens, parents, depths, ancestors
+
+
+def _log_shares(found: Candidates, pairs: Pairs | None, race: Race, befores: int) -> Tensor:
+    """As the reference's, by programs that need not wait for one another: [requests, slots,
+    candidates before, candidates]; in slot 0 only the first of those before."""
+    requests, slots, count = found.scores.shape
+    out = found.scores.new_empty(requests, slots, befores, count, dtype=torch.float32)
+    sides, rank, stride = pair_sides(found, pairs)
+    sampling = race.sampling
+    _log_share[(requests, slots, befores)](
+        found.scores, found.ids, found.tokens, *sides, sampling.temperature, sampling.top_k,
+        sampling.min_p, sampling.seeds, race.newest, race.requests, race.factors, race.chosen,
+        out, slots, count, rank, stride, COUNT=triton.next_power_of_2(count),
+        RANK=triton.next_power_of_2(rank), PAIRS=pairs is not None, num_warps=1,
+    )  # fmt: skip
+    return out
 
 
 def walk(tree: Tree, chosen: Tensor, slots: int) -> tuple[Tensor, ...]:
@@ -60,32 +73,7 @@ def compact(
 
 
 @triton.jit
-def _log_shares(
-    scores, ids, tokens, predecessor, successor, gates, gates_stride, at, slot, previous, count,
-    rank, temperature, top_k, min_p, heat, race, COUNT: tl.constexpr, RANK: tl.constexpr,
-    PAIRS: tl.constexpr,
-):  # fmt: skip
-    """How probable each candidate of a slot is, in logarithms. at: the slot's among all slots."""
-    lane = tl.arange(0, COUNT)
-    inside = lane < count
-    score = tl.load(scores + at * count + lane, mask=inside, other=float("-inf"))
-    if PAIRS:
-        draft = tl.load(ids + at * count + lane, mask=inside, other=0)
-        within = tl.where(slot > 0, rank, 0)  # the first slot has read the token before it
-        gate = gates + at * gates_stride
-        score += added_scores(predecessor, successor, gate, previous, draft, rank, within, RANK)
-    score = kept_scores(score, temperature, top_k, min_p)
-    token = tl.load(tokens + at * count + lane, mask=inside, other=0)
-    delay = tl.log(arrival_time(race, token))
-    value = tl.where(heat == 0, score, score / tl.where(heat == 0, 1.0, heat) - delay)
-    value = tl.where(inside & (value == value), value, float("-inf"))
-    top = tl.max(value, 0)
-    share = tl.sum(tl.exp(value - tl.where(top == float("-inf"), 0.0, top)), 0)
-    return tl.where(top == float("-inf"), value, value - top - tl.log(share))
-
-
-@triton.jit(do_not_specialize=["nodes"])
-def _grow(
+def _log_share(
     scores,
     ids,
     tokens,
@@ -100,36 +88,68 @@ def _grow(
     requests,
     factors,
     chosen,
+    out,
+    slots,
+    count,
+    rank,
+    gates_stride,
+    COUNT: tl.constexpr,
+    RANK: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """How probable each candidate of a slot is after one of the slot before it, in logarithms."""
+    index, slot, before = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    if (slot == 0) & (before > 0):
+        return
+    request, lane = tl.load(requests + index), tl.arange(0, COUNT)
+    inside, at = lane < count, index * slots + slot
+    temperature = tl.load(temperatures + request)
+    score = tl.load(scores + at * count + lane, mask=inside, other=float("-inf"))
+    if PAIRS:
+        previous = tl.load(tokens + tl.maximum(at - 1, 0) * count + before)
+        draft = tl.load(ids + at * count + lane, mask=inside, other=0)
+        gate = gates + at * gates_stride
+        within = tl.where(slot > 0, rank, 0)  # the first slot has read the token before it
+        score += added_scores(predecessor, successor, gate, previous, draft, rank, within, RANK)
+    score = kept_scores(score, temperature, tl.load(top_ks + request), tl.load(min_ps + request))
+    token = tl.load(tokens + at * count + lane, mask=inside, other=0)
+    key = row_key(tl.load(seeds + request), tl.load(newest + request) + 1 + slot)
+    heat = temperature * tl.load(factors + tl.load(chosen + slot))
+    value = score / tl.where(heat == 0, 1.0, heat) - tl.log(arrival_time(key, token))
+    value = tl.where(heat == 0, score, value)
+    value = tl.where(inside & (value == value), value, float("-inf"))
+    top = tl.max(value, 0)
+    share = tl.sum(tl.exp(value - tl.where(top == float("-inf"), 0.0, top)), 0)
+    value = tl.where(top == float("-inf"), value, value - top - tl.log(share))
+    row = at * tl.num_programs(2) + before
+    tl.store(out + row * count + lane, value, mask=inside)
+
+
+@triton.jit(do_not_specialize=["nodes"])
+def _grow(
+    shares,
+    tokens,
     alone,
     out,
     parents,
     depths,
     ancestors,
     slots,
+    befores,
     count,
     nodes,
-    rank,
-    gates_stride,
     COUNT: tl.constexpr,
     ROWS: tl.constexpr,
-    RANK: tl.constexpr,
-    PAIRS: tl.constexpr,
     NOBODY: tl.constexpr,
 ):
     """Nodes one after another: the likeliest candidate that is open after any row so far."""
     index = tl.program_id(0).to(tl.int64)
-    request = tl.load(requests + index)
-    temperature, branches = tl.load(temperatures + request), tl.load(alone + index) == 0
-    top_k, min_p = tl.load(top_ks + request), tl.load(min_ps + request)
-    seed, position = tl.load(seeds + request), tl.load(newest + request) + 1
+    branches = tl.load(alone + index) == 0
     lane, row = tl.arange(0, COUNT), tl.arange(0, ROWS)
-    place = row[:, None] * COUNT + lane[None, :]
-    heat = temperature * tl.load(factors + tl.load(chosen))
-    first = _log_shares(
-        scores, ids, tokens, predecessor, successor, gates, gates_stride, index * slots, 0,
-        tl.zeros([], tl.int64), count, rank, temperature, top_k, min_p, heat,
-        row_key(seed, position), COUNT, RANK, PAIRS,
-    )  # fmt: skip
+    inside, place = lane < count, row[:, None] * COUNT + lane[None, :]
+    first = tl.load(
+        shares + index * slots * befores * count + lane, mask=inside, other=float("-inf")
+    )
     costs = tl.where(row[:, None] == 0, first[None, :], float("-inf"))
     depth_of = tl.zeros([ROWS], tl.int32)
     word_of = tl.where(row == 0, 1, 0)
@@ -139,22 +159,18 @@ def _grow(
         best = tl.max(tl.max(costs, 1), 0)
         there = best > float("-inf")
         at = tl.min(tl.min(tl.where(costs == best, place, ROWS * COUNT), 1), 0)
-        parent, candidate = tl.where(there, at // COUNT, 0), at % COUNT
+        parent, candidate = tl.where(there, at // COUNT, 0), tl.where(there, at % COUNT, 0)
         above = tl.sum(tl.where(row == parent, depth_of, 0), 0)
-        own = (index * slots + tl.where(there, above, 0)) * count
-        token = tl.load(tokens + own + tl.where(there, candidate, 0))
+        token = tl.load(tokens + (index * slots + tl.where(there, above, 0)) * count + candidate)
         depth = tl.where(there, above + 1, 1)
         word = tl.sum(tl.where(row == parent, word_of, 0), 0) | (1 << node)
         taken = (row[:, None] == parent) & ((lane[None, :] == candidate) | (branches == 0))
         costs = tl.where(taken, float("-inf"), costs)
-        slot = tl.minimum(depth, slots - 1)
-        heat = temperature * tl.load(factors + tl.load(chosen + slot))
-        following = best + _log_shares(
-            scores, ids, tokens, predecessor, successor, gates, gates_stride,
-            index * slots + slot, slot, token, count, rank, temperature, top_k, min_p, heat,
-            row_key(seed, position + slot), COUNT, RANK, PAIRS,
-        )  # fmt: skip
-        following = tl.where(there & (depth < slots), following, float("-inf"))
+        goes_on = there & (depth < slots)
+        after = (index * slots + tl.where(goes_on, depth, 0)) * befores
+        after += tl.minimum(tl.where(goes_on, candidate, 0), befores - 1)
+        following = tl.load(shares + after * count + lane, mask=inside, other=float("-inf"))
+        following = tl.where(goes_on, best + following, float("-inf"))
         costs = tl.where(row[:, None] == node, following[None, :], costs)
         depth_of = tl.where(row == node, depth, depth_of)
         word_of = tl.where(row == node, word, word_of)
