@@ -109,7 +109,7 @@ def divided(rows: PassRows, spec: QKVSpec, cache: Tensor) -> PassRows:
     """The same rows with their contexts divided among programs, where a kernel wants that done once
     a pass. spec, cache: any layer's.
     """
-    if spec.batch_invariant or rows.ancestors is not None or not on_hopper(cache):
+    if spec.batch_invariant or not on_hopper(cache):
         return rows
     if kernels("hopper_attention").takes(spec, cache, rows):
         return replace(rows, shares=kernels("hopper_attention").shares_of(rows, spec))
@@ -175,12 +175,14 @@ def attend_product(
     settled: `rows` and older keys were written before an earlier launch that waited for everything,
     so a kernel may read them before its own wait (`ops/triton/launch`).
     """
-    if has_kernels(qkv) and not spec.batch_invariant and rows.ancestors is None:
-        fast = on_hopper(qkv) and kernels("hopper_attention").takes(spec, cache, rows)
-        name = "hopper_attention" if fast else "product_attention"
-        attended: Tensor = kernels(name).attend_product(qkv, spec, cache, rows, settled)
-        return attended
-    return store_attend(qkv, spec, cache, rows)
+    if not has_kernels(qkv) or spec.batch_invariant:
+        return store_attend(qkv, spec, cache, rows)
+    fast = on_hopper(qkv) and kernels("hopper_attention").takes(spec, cache, rows)
+    if not fast and rows.ancestors is not None:
+        return store_attend(qkv, spec, cache, rows)
+    name = "hopper_attention" if fast else "product_attention"
+    attended: Tensor = kernels(name).attend_product(qkv, spec, cache, rows, settled)
+    return attended
 
 
 def store_attend(qkv: Tensor, spec: QKVSpec, cache: Tensor, rows: PassRows) -> Tensor:

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -319,16 +320,21 @@ class Timed(CycleGraphs):
     time of a tree is disturbed."""
 
     times: ClassVar = {1: (1.0, 1.02), 2: (1.0, 1.07), 4: (1.0, 1.3), 8: (1.0, 1.0)}
+    long: ClassVar = {1: 1.0, 2: 1.05, 4: 1.0, 8: 1.0}
 
     def __init__(self) -> None:
         self.sizes, self.lengths, self._trees = [*self.times], (0, K), object()
         self.timed: Counter = Counter()
+        self._state = SimpleNamespace(slots=torch.zeros(1, 1000))
 
     def _prepared(self, part, size, drafts):
         return part.__name__, size
 
-    def _timed(self, graph, size, count):
+    def _timed(self, graph, size, count, context=1):
         name, of = graph
+        assert context in (1, 500)
+        if context > 1:  # of a length, or where trees are not tried
+            return self.long[of] if name == "_tree" else 1.0
         time = self.times[of][name == "_tree"]
         if time is None:
             raise torch.OutOfMemoryError
@@ -342,6 +348,33 @@ def test_they_branch_up_to_where_it_costs_little():
     assert graphs.most_trees == 2
     taken = {size: costs[K] for size, costs in graphs.seconds_by_length().items()}
     assert taken == {1: 1.02, 2: 1.07, 4: 1.0, 8: 1.0}
+
+
+def test_they_branch_where_they_cost_little_in_long_contexts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(Timed, "long", {1: 1.0, 2: 1.2, 4: 1.0})
+    graphs = Timed()
+    graphs.measure_trees()
+    assert graphs.most_trees == 1
+
+
+def test_timing_leaves_nothing_behind(targets, trained, monkeypatch: pytest.MonkeyPatch):
+    """Rows at long contexts have no slots of their own."""
+    engine, limits = engine_of(targets["easy"], trained["peagle"].drafter, 12), []
+    cycle, state = engine.worker.graphs._cycle, engine.worker.graphs._state
+
+    def once(replay):
+        limits.append(int(state.limits.max()))
+        replay()
+        return 1.0
+
+    monkeypatch.setattr("peagle.engine.device.graphs._seconds", once)
+    with torch.inference_mode():
+        engine.worker.graphs.measure_trees()
+    assert set(limits) == {0, state.slots.shape[1]}
+    assert engine.worker.graphs.most_trees == 4
+    assert not state.limits.any()
+    for cache in (cycle.target_cache, cycle.drafter_cache):
+        assert not any(tensor[:, :, -1].any() for tensor, _ in cache.tensors)
 
 
 def test_they_branch_up_to_where_there_is_memory(monkeypatch: pytest.MonkeyPatch):

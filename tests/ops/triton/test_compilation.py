@@ -310,14 +310,16 @@ for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
 types = dict.fromkeys(("qkv", "cache", "norm_weight", "sinks", "out"), BF16)
 types |= dict.fromkeys(("slots", "limits", "requests", "starts", "firsts", "counts"), INT)
 types |= {"rotations": F32, "partial": F32, "arrivals": "*i32", "eps": "fp32", "scale": "fp32"}
-types |= {"shares": "*i32"}
-for lines, size, together in (
-    *((8, 128, 1), (32, 64, 2), (64, 128, 2), (64, 64, 2)),
-    *((8, 128, 4), (16, 128, 4), (64, 128, 4)),
+types |= {"shares": "*i32", "positions": INT, "ancestors": "*i32"}
+for lines, size, together, tree in (
+    *((8, 128, 1, False), (32, 64, 2, True), (64, 128, 2, False), (64, 64, 2, True)),
+    *((8, 128, 4, False), (16, 128, 4, True), (64, 128, 4, False)),
+    *((64, 128, 2, True), (64, 128, 4, True)),
 ):
     plain = size == 128
     sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines}
     switches = {"norm": plain, "window": not plain, "sinks": not plain, "settled": plain}
+    switches["tree"] = tree
     form = hopper_attention.Form(**sizes, **switches, together=together)
     options = {"num_warps": form.warps, "maxnreg": form.registers}
     kernel = made(hopper_attention._attend_part, types, "FORM", form, **options)

@@ -91,6 +91,46 @@ def test_is_store_then_attend(
         near(ours, theirs)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"window": 70},
+        {"num_heads": 2, "head_dim": 64, "norm_weight": None},
+        {"num_heads": 6, "head_dim": 64, "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, 0.2])},
+    ],
+    ids=["plain", "window", "alone, no norm", "three heads share, sinks"],
+)
+@pytest.mark.parametrize("starts", [[0, 5], [300, 64], [700], [129, 1, 250]])
+@pytest.mark.parametrize("count", [5, 16])
+def test_rows_of_a_tree_see_their_ancestors(
+    hopper: torch.device, changes: dict, starts: list[int], count: int
+) -> None:
+    """At the positions of their depths, and each writes where its place says."""
+    from peagle.ops.triton import hopper_attention as kernel
+
+    spec = spec_of(**{"num_heads": 8, "head_dim": 128, **changes})
+    rows, words = pass_rows(starts, [count] * len(starts), count), []
+    for request in range(len(starts)):
+        words.append([1])
+        for row in range(1, count):
+            words[request].append(words[request][(row * 7 + request) % row] | 1 << row)
+    depths = torch.tensor([[word.bit_count() - 1 for word in of] for of in words])
+    positions = (torch.tensor(starts)[:, None] + depths).flatten()
+    ancestors = torch.tensor(words, dtype=torch.int32).flatten()
+    rows = replace(rows, positions=positions, ancestors=ancestors)
+    device, half = hopper, torch.bfloat16
+    qkv = torch.randn(len(positions), (spec.num_heads + 2 * KV_HEADS) * spec.head_dim).to(half)
+    cache = torch.randn(2, len(starts) * LENGTH, KV_HEADS, spec.head_dim).to(half)
+    theirs, ours = cache.clone(), cache.clone().to(device)
+    expected = reference.attend_product(qkv, spec, theirs, rows)
+    spec, rows = on(device, spec), on(device, rows)
+    assert kernel.takes(spec, ours, rows)
+    found = kernel.attend_product(qkv.to(device), spec, ours, rows)
+    near(found[:-1], expected[:-1])  # the last row has no slot
+    near(ours, theirs)
+
+
 def test_a_row_of_the_table_that_belongs_to_no_request_changes_nothing(
     hopper: torch.device,
 ) -> None:

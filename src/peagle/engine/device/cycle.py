@@ -309,6 +309,12 @@ class DeviceCycle:
         stream, x = known_inputs(drafter.model, following, features)
         drafter.layers(stream, x, attention(cache), reads=following[:0])
 
+    def forget_null_slots(self) -> None:
+        """Zero what rows without slots of their own have written: other rows' hidden positions."""
+        for cache in (self.target_cache, self.drafter_cache):
+            for tensor, _ in () if cache is None else cache.tensors:
+                tensor[:, :, -1] = 0
+
     def open_target(self, rows: PassRows) -> AttendProduct:
         """The target's attention for one pass over cached requests."""
         return _attend(self.target_cache, rows, self.layers.specs)

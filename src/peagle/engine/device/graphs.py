@@ -27,6 +27,8 @@ LENGTH_TIMINGS = 5
 """Cycles in the median by which draft lengths are."""
 MOST_TREE_COST = 1.08
 """How much longer a cycle with trees may take: they give 12 to 27 % more tokens."""
+TREE_CONTEXT = 4096
+"""Positions of a long context, in which trees must cost as little."""
 TREE_TRIALS = 3
 """How often they are timed before they are held to take longer: times may be disturbed."""
 TOKEN_STRIDE = 7919
@@ -110,23 +112,27 @@ class CycleGraphs:
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
 
     def measure_trees(self) -> None:
-        """Let drafts branch up to the number of requests where it costs little, and where there is
-        memory for it."""
+        """Let drafts branch up to the number of requests where it costs little, in long contexts as
+        well, and where there is memory for it."""
         self.most_trees = 0
+        longest = min(TREE_CONTEXT, self._state.slots.shape[1] // 2)
         for size in self.sizes if self._trees is not None else ():
             try:
-                if not any(self._trees_cost_little(size) for _ in range(TREE_TRIALS)):
+                if not all(self._trees_cost_little(size, context) for context in (1, longest)):
                     return
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
                 return
             self.most_trees = size
 
-    def _trees_cost_little(self, size: int) -> bool:
+    def _trees_cost_little(self, size: int, context: int) -> bool:
         """Whether a cycle with trees takes hardly longer than one without."""
-        graphs = (self._prepared(p, size, self.lengths[-1]) for p in (self._once, self._tree))
-        chain, tree = (self._timed(graph, size, TILE_TIMINGS) for graph in graphs)
-        return tree <= MOST_TREE_COST * chain
+        graphs = [self._prepared(p, size, self.lengths[-1]) for p in (self._once, self._tree)]
+        for _ in range(TREE_TRIALS):
+            chain, tree = (self._timed(graph, size, TILE_TIMINGS, context) for graph in graphs)
+            if tree <= MOST_TREE_COST * chain:
+                return True
+        return False
 
     def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
         """One cycle for some rows of the request table; whether it was captured."""
@@ -174,10 +180,17 @@ class CycleGraphs:
         run = self._prepared(self._whole(size, drafts), size, drafts)
         return self._timed(run, size, LENGTH_TIMINGS)
 
-    def _timed(self, replay: Run, size: int, count: int) -> float:
-        """The median over idle rows."""
+    def _timed(self, replay: Run, size: int, count: int, context: int = 1) -> float:
+        """The median over idle rows. context: their positions, all of which hold the same keys."""
         self._make_ready(size)
-        return statistics.median(_seconds(replay) for _ in range(count))
+        state, rows = self._state, self._requests[size]
+        if context > 1:
+            state.computed[rows], state.limits[rows] = context, state.slots.shape[1]
+        found = statistics.median(_seconds(replay) for _ in range(count))
+        if context > 1:
+            state.limits[rows] = 0
+            self._cycle.forget_null_slots()
+        return found
 
     def _make_ready(self, size: int) -> None:
         """Give idle rows tokens, which are different: these decide on experts."""

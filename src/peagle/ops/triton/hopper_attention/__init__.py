@@ -25,21 +25,23 @@ from peagle.ops.triton.attention_parts import LOG2E
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.division import divide
 from peagle.ops.triton.hopper_attention.form import LEFT_LINES, TILE, Form
-from peagle.ops.triton.hopper_attention.heads import heads_at, turned, turns
+from peagle.ops.triton.hopper_attention.heads import heads_at, position_of, turned, turns
 from peagle.ops.triton.hopper_attention.parts import leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
 from peagle.ops.triton.launch import counters, multiprocessors
 
 HEAD_DIMS = (64, 128)
 LEAST_PAIRS = 16
-"""Requests times key-value heads from which rows as the left operand beat Triton's kernel."""
+"""Requests times key-value heads from which rows as the left operand beat Triton's kernel, which
+takes no trees."""
 
 
 def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
     """Whether the kernel covers these sizes and the type, which rows and cache share, and values as
     they are, and is faster than Triton's."""
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
-    quicker = lines < LEFT_LINES or (lines == LEFT_LINES and pairs >= LEAST_PAIRS)
+    many = pairs >= LEAST_PAIRS or rows.ancestors is not None
+    quicker = lines < LEFT_LINES or (lines == LEFT_LINES and many)
     halves = cache.dtype in (torch.bfloat16, torch.float16)
     return quicker and halves and spec.head_dim in HEAD_DIMS and not spec.v_norm
 
@@ -73,6 +75,8 @@ def attend_product(
         rows.starts,
         rows.firsts,
         rows.counts,
+        rows.positions,
+        rows.positions if rows.ancestors is None else rows.ancestors,
         spec.rotations,
         qkv if spec.norm_weight is None else spec.norm_weight,
         qkv if spec.sinks is None else spec.sinks,
@@ -108,6 +112,7 @@ def _form(spec: QKVSpec, rows: PassRows, settled: bool = False) -> Form:
         norm=spec.norm_weight is not None,
         window=spec.window is not None,
         sinks=spec.sinks is not None,
+        tree=rows.ancestors is not None,
         settled=settled,
     )
 
@@ -144,6 +149,8 @@ def _attend_part(
     starts,
     firsts,
     counts,
+    positions,
+    ancestors,
     rotations,
     norm_weight,
     sinks,
@@ -191,9 +198,10 @@ def _attend_part(
     at_once: gl.constexpr = FORM.lines_at_once
     line = gl.arange(0, at_once, gl.SliceLayout(1, FORM.rows))
     own = gl.arange(0, FORM.own, gl.SliceLayout(1, FORM.rows))
-    turned_at = gl.minimum(start + line // FORM.padded, last_position)
+    placed = (positions + first, ancestors + first, start, count)
+    turned_at = gl.minimum(position_of(line // FORM.padded, placed, FORM), last_position)
     q_turns = turns(rotations, turned_at, norm_weight, FORM)
-    own_turned_at = gl.minimum(start + own, last_position)
+    own_turned_at = gl.minimum(position_of(own, placed, FORM), last_position)
     k_turns = turns(rotations, own_turned_at, norm_weight + FORM.size, FORM)
     kept = start + own < stop
     slot = gl.load(table + start + own, mask=kept, other=0)
@@ -214,10 +222,12 @@ def _attend_part(
         of_row = qkv + (first + row) * FORM.width + (kv_head * FORM.group + head) * FORM.size
         q = heads_at(of_row, (row < count) & (head < FORM.group), FORM)
         if piece > 0:  # the first piece's rotations were loaded before the wait
-            turned_at = gl.minimum(start + row, last_position)
+            turned_at = gl.minimum(position_of(row, placed, FORM), last_position)
             q_turns = turns(rotations, turned_at, norm_weight, FORM)
         asked.slice(piece * at_once, at_once).store(turned(q, q_turns, eps, FORM).to(dtype))
-    top, total, attended = attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM)
+    top, total, attended = attend_tiles(
+        ring, asked, found, table, span, sides, placed, scale, window, FORM
+    )
     if active > 1:
         pair = request * FORM.kv_heads + kv_head
         first_item = (item - part) * FORM.kv_heads + kv_head

@@ -31,6 +31,8 @@ class Form:
     norm: bool
     window: bool
     sinks: bool
+    tree: bool
+    """Whether a request's rows are a tree's, which see their ancestors alone."""
     settled: bool
     source: str = digest(__file__)
 

@@ -14,6 +14,20 @@ def heads_at(at, mask, FORM: gl.constexpr):
 
 
 @gluon.jit
+def position_of(row, placed, FORM: gl.constexpr):
+    """Positions of a request's rows: one behind another, or a tree's.
+
+    placed: where positions and ancestors of the request's rows lie, the first position, and how
+    many rows there are.
+    """
+    positions, _, start, count = placed
+    if FORM.tree:
+        return gl.load(positions + row, mask=row < count, other=0).to(gl.int32)
+    else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
+        return start + row
+
+
+@gluon.jit
 def turns(rotations, positions, weight, FORM: gl.constexpr):
     """The rotation at [rows] positions times the norm's weight: what lanes are multiplied by, and
     what the lanes half a head away are."""

@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.form import TILE
+from peagle.ops.triton.hopper_attention.heads import position_of
 
 
 @gluon.jit
@@ -53,28 +54,30 @@ def write_own(k, v, slot, kept, ring, sides, FORM: gl.constexpr):
 
 
 @gluon.jit
-def attend_tiles(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
+def attend_tiles(ring, asked, found, table, span, sides, placed, scale, window, FORM: gl.constexpr):
     """The highest scores, sums of shares, [lines], and what rows draw, [lines, size], of a span.
 
     The highest scores are rounded up to whole numbers, as in `attention_parts.weighed`: a row's
     result hardly depends on which rows come with it, nor greedy text on drafts to verify.
 
     asked: the queries in shared memory. found: slots of the tile that is next to be fetched.
-    scale: of scores, for powers of two.
+    placed: as of `position_of`. scale: of scores, for powers of two.
     """
+    given = (ring, asked, found, table, span, sides, placed, scale, window)
     if FORM.by_rows:
-        top, total, attended = _by_rows(ring, asked, found, table, span, sides, scale, window, FORM)
+        top, total, attended = _by_rows(given, FORM)
     else:
-        top, total, attended = _by_keys(ring, asked, found, table, span, sides, scale, window, FORM)
+        top, total, attended = _by_keys(given, FORM)
     across: gl.constexpr = gl.SliceLayout(1, FORM.sums)
     attended = gl.convert_layout(attended, FORM.sums)
     return gl.convert_layout(top, across), gl.convert_layout(total, across), attended
 
 
 @gluon.jit
-def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
+def _by_rows(given, FORM: gl.constexpr):
     """Rows are the left operand: a warp has all keys of its own, and shares stay in registers."""
-    begin, end, start, _, _, _ = span
+    ring, asked, found, table, span, sides, placed, scale, window = given
+    begin, end, _, _, _, _ = span
     lines: gl.constexpr = FORM.lines
     line_keys: gl.constexpr = [FORM.lines, FORM.keys]
     line_dims: gl.constexpr = [FORM.lines, FORM.size]
@@ -82,7 +85,9 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
     drawn_layout: gl.constexpr = FORM.drawn
     share_layout: gl.constexpr = gl.DotOperandLayout(0, drawn_layout, 2)
     along: gl.constexpr = gl.SliceLayout(1, layout)
-    row_position = (start + gl.arange(0, lines, along) // FORM.padded)[:, None]
+    row = gl.arange(0, lines, along) // FORM.padded
+    row_position = position_of(row, placed, FORM)[:, None]
+    ancestors = _ancestors(row, placed, FORM)[:, None]
     key = gl.arange(0, FORM.keys, gl.SliceLayout(0, layout))
     top = gl.full([lines], float("-inf"), gl.float32, along)
     total = gl.zeros([lines], gl.float32, along)
@@ -97,7 +102,7 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
         _fetch_behind_keys(half, ring, found, span, sides, FORM)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         position = _first_key(tile, span, FORM) + key[None, :]
-        scores = _seen(scores * scale, tile, position, row_position, span, window, FORM)
+        scores = _seen(scores * scale, tile, position, row_position, ancestors, span, window, FORM)
         higher = gl.maximum(top, gl.ceil(gl.max(scores, 1)))
         safe = gl.where(higher == float("-inf"), 0.0, higher)
         portion = gl.exp2(scores - safe[:, None])
@@ -116,16 +121,19 @@ def _by_rows(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
 
 
 @gluon.jit
-def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.constexpr):
+def _by_keys(given, FORM: gl.constexpr):
     """Keys are the left operand, so that few rows are few columns: warps share each row's sums."""
-    begin, end, start, _, _, _ = span
+    ring, asked, found, table, span, sides, placed, scale, window = given
+    begin, end, _, _, _, _ = span
     lines: gl.constexpr = FORM.lines
     tile_lines: gl.constexpr = [FORM.keys, FORM.lines]
     head_lines: gl.constexpr = [FORM.size, FORM.lines]
     shares = gl.allocate_shared_memory(asked.dtype, [lines, FORM.keys], TILE)
     layout: gl.constexpr = FORM.scores
     along: gl.constexpr = gl.SliceLayout(0, layout)
-    row_position = (start + gl.arange(0, lines, along) // FORM.padded)[None, :]
+    row = gl.arange(0, lines, along) // FORM.padded
+    row_position = position_of(row, placed, FORM)[None, :]
+    ancestors = _ancestors(row, placed, FORM)[None, :]
     key = gl.arange(0, FORM.keys, gl.SliceLayout(1, layout))
     top = gl.full([lines], float("-inf"), gl.float32, along)
     mass = gl.zeros(tile_lines, gl.float32, layout)
@@ -140,7 +148,7 @@ def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
         _fetch_behind_keys(half, ring, found, span, sides, FORM)
         scores = warpgroup_mma_wait(0, deps=(scores,))
         position = _first_key(tile, span, FORM) + key[:, None]
-        scores = _seen(scores * scale, tile, position, row_position, span, window, FORM)
+        scores = _seen(scores * scale, tile, position, row_position, ancestors, span, window, FORM)
         higher = gl.maximum(top, gl.ceil(gl.max(scores, 0)))
         safe = gl.where(higher == float("-inf"), 0.0, higher)
         portion = gl.exp2(scores - safe[None, :])
@@ -163,6 +171,16 @@ def _by_keys(ring, asked, found, table, span, sides, scale, window, FORM: gl.con
 
 
 @gluon.jit
+def _ancestors(row, placed, FORM: gl.constexpr):
+    """Bits of the rows that a request's rows see among its own."""
+    _, ancestors, _, count = placed
+    if FORM.tree:
+        return gl.load(ancestors + row, mask=row < count, other=0)
+    else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
+        return row
+
+
+@gluon.jit
 def _first_key(tile, span, FORM: gl.constexpr):
     """The position of a tile's first key."""
     _, _, start, _, _, skipped = span
@@ -170,10 +188,15 @@ def _first_key(tile, span, FORM: gl.constexpr):
 
 
 @gluon.jit
-def _seen(scores, tile, position, row_position, span, window, FORM: gl.constexpr):
+def _seen(scores, tile, position, row_position, ancestors, span, window, FORM: gl.constexpr):
     """Scores of what rows may see; minus infinity for the rest."""
-    _, _, _, stop, older, _ = span
-    seen = (position < gl.where(tile == 0, stop, older)) & (position <= row_position)
+    _, _, start, stop, older, _ = span
+    seen = position < gl.where(tile == 0, stop, older)
+    if FORM.tree:  # of their own tile's keys those of their ancestors
+        bit = gl.minimum(gl.maximum(position - start, 0), 31)
+        seen = seen & ((tile > 0) | ((ancestors >> bit) & 1 == 1))
+    else:
+        seen = seen & (position <= row_position)
     if FORM.window:
         seen = seen & (position > row_position - window)
     return gl.where(seen, scores, float("-inf"))
