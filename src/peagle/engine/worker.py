@@ -68,7 +68,7 @@ def open_worker(
     processor: LogitsProcessor,
     synthetic: Sequence[float] | None = None,
     lookup: Lookup | None = None,
-    tree_nodes: int | None = None,
+    tree_nodes: int = 0,
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
@@ -85,11 +85,11 @@ def open_worker(
         check_batch_invariance(target, lengths[-1], captures)
     for what, asked in (
         ("synthetic acceptance needs", synthetic is not None),
-        ("num_tree_nodes needs", bool(tree_nodes)),
+        ("num_tree_nodes needs", tree_nodes > 0),
     ):
         if asked and not captures and device.type == "cuda":
             raise InputError(f"{what} GPU kernels, and there are none for this model")
-    on_device = captures or synthetic is not None or bool(tree_nodes)
+    on_device = captures or synthetic is not None or tree_nodes > 0
     rows = capacity.num_seqs + on_device  # one that is spare
     table = RequestTable(
         rows,

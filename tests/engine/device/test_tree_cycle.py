@@ -14,9 +14,8 @@ from peagle.config import SamplingParams, SpeculativeConfig
 from peagle.drafters import readout
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
-from peagle.engine.device import worker
 from peagle.engine.device.graphs import CycleGraphs
-from peagle.engine.device.tree_cycle import TreeCycle, nodes_for
+from peagle.engine.device.tree_cycle import TreeCycle
 from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
@@ -34,7 +33,7 @@ MIXED = [
 ]
 
 
-def engine_of(target, drafter, nodes: int | None, **changes: object) -> Engine:
+def engine_of(target, drafter, nodes: int, **changes: object) -> Engine:
     config = tiny.engine_config(**{"max_num_seqs": 4, "draft_length": "fixed", **changes})
     k = K if drafter else 0
     with tiny.on_device(True):
@@ -227,28 +226,6 @@ def test_what_cannot_branch_is_refused(targets, tmp_path, family, method, nodes,
         engine_of(targets[family], drafter, nodes)
 
 
-@pytest.mark.parametrize(
-    ("family", "method", "default"),
-    [("easy", "peagle", 15), ("easy", "eagle3", 0), ("gpt_oss", "peagle", 0)],
-)
-def test_a_gpu_has_them_where_nothing_is_said_and_they_are_possible(
-    targets, tmp_path, monkeypatch: pytest.MonkeyPatch, family: str, method: str, default: int
-):
-    decoder, asked = targets[family].decoder, []
-    config = tiny.drafter_config(parallel=method == "peagle")
-    drafter = tiny.random_drafter_for(decoder, tmp_path, config)
-    monkeypatch.setattr(worker, "nodes_for", lambda *given: asked.append(given) or 0)
-    engine = engine_of(targets[family], drafter, None)
-    [(cycle, number, lengths)] = asked
-    assert number is None
-    assert engine.worker.spare == 0
-    assert nodes_for(cycle, None, lengths) == 0
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    assert nodes_for(cycle, None, lengths) == default
-    assert nodes_for(cycle, 0, lengths) == 0
-    assert nodes_for(cycle, None, [15]) == 0
-
-
 def test_slots_are_kept_for_them_where_they_are_used(targets, trained):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
     assert engine.worker.spare == 12 - K
@@ -387,7 +364,6 @@ def test_they_branch_up_to_where_there_is_memory(monkeypatch: pytest.MonkeyPatch
 def test_the_key_is_bounded():
     given = {"model": "drafter", "num_tree_nodes": 15}
     assert SpeculativeConfig(**given).num_tree_nodes == 15
-    assert SpeculativeConfig(model="drafter", num_tree_nodes=0, prompt_lookup_max=16)
     for wrong in (1, 31):
         with pytest.raises(InputError, match="num_tree_nodes"):
             SpeculativeConfig(**{**given, "num_tree_nodes": wrong})

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from peagle.config import NO_PENALTIES, TREE_NODES
+from peagle.config import NO_PENALTIES
 from peagle.drafters.peagle import ResidentParallel
 from peagle.drafters.resident import CycleShape
 from peagle.engine.device.cycle import DeviceCycle, Verified
@@ -101,32 +101,16 @@ def _known(chain: Drafts, chosen: Tensor) -> Drafts:
     return replace(chain, alternatives=chain.alternatives.masked_fill(unknown, -1))
 
 
-def nodes_for(cycle: DeviceCycle, asked: int | None, lengths: Sequence[int]) -> int:
-    """How many nodes a cycle's trees have; 0: it has none.
-
-    asked: None is `TREE_NODES` on a GPU where trees are possible. lengths: of drafts, ascending.
-    Raises `InputError` where they are asked for and are not possible.
-    """
-    if asked is None:
-        on_a_gpu = cycle.target.embed.weight.is_cuda
-        return TREE_NODES if on_a_gpu and _hindrance(cycle, TREE_NODES, lengths[-1]) is None else 0
-    hindrance = _hindrance(cycle, asked, lengths[-1]) if asked else None
-    if hindrance is not None:
-        raise InputError(f"num_tree_nodes {hindrance}")
-    return asked
-
-
-def _hindrance(cycle: DeviceCycle, nodes: int, k: int) -> str | None:
-    """Why a cycle cannot have trees, said of `num_tree_nodes`; None if it can."""
+def check_trees(cycle: DeviceCycle, nodes: int, lengths: Sequence[int]) -> None:
+    """Raise `InputError` where a cycle cannot have trees."""
+    k, window = lengths[-1], cycle.target_cache.shortest_window
     if nodes <= k:
-        return f"{nodes} is not above K = {k}; give more, or leave it out"
+        raise InputError(f"num_tree_nodes {nodes} is not above K = {k}; give more, or leave it out")
     if not isinstance(cycle.drafter, ResidentParallel):
-        return "needs a P-EAGLE drafter, whose slots have all candidates"
+        raise InputError("num_tree_nodes needs a P-EAGLE drafter, whose slots have all candidates")
     if cycle.texts is not None or cycle.synthetic is not None:
-        return "goes with neither lookups nor synthetic acceptance"
-    window = cycle.target_cache.shortest_window
+        raise InputError("num_tree_nodes goes with neither lookups nor synthetic acceptance")
     if window is not None and window <= nodes:
-        return f"{nodes} is not below the target's window of {window}"
+        raise InputError(f"num_tree_nodes {nodes} is not below the target's window of {window}")
     if cycle.target.batch_invariant:  # a key's place among others decides how sums are rounded
-        return "does not go with batch_invariant; leave one of them out"
-    return None
+        raise InputError("num_tree_nodes does not go with batch_invariant; leave one of them out")
