@@ -21,7 +21,7 @@ def quantize(x: Tensor, group: int, run: int) -> tuple[Tensor, Tensor]:
     several = max(1, min(AT_ONCE // width, triton.next_power_of_2(groups)))
     _quantize[(padded, triton.cdiv(groups, several))](
         x.contiguous(),
-        numbers,
+        numbers.view(torch.int16),
         scales,
         rows,
         depth,
@@ -29,7 +29,7 @@ def quantize(x: Tensor, group: int, run: int) -> tuple[Tensor, Tensor]:
         LARGEST=LARGEST,
         LEAST=LEAST,
         GROUP=group,
-        WIDTH=width,
+        RUNS=width // run,
         GROUPS=several,
         RUN=run,
         num_warps=4 if several * width <= AT_ONCE else 8,
@@ -48,21 +48,29 @@ def _quantize(
     LARGEST: tl.constexpr,
     LEAST: tl.constexpr,
     GROUP: tl.constexpr,
-    WIDTH: tl.constexpr,
+    RUNS: tl.constexpr,
     GROUPS: tl.constexpr,
     RUN: tl.constexpr,
 ):
+    """numbers: [padded, depth / 2] int16, two numbers each."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    at = tl.arange(0, WIDTH)
+    half: tl.constexpr = RUN // 2
     # of a run of 128 numbers the first two are of inputs 0 and 64, the next of 1 and 65
-    source = at // RUN * RUN + at % 2 * (RUN // 2) + at % RUN // 2
-    start = group * GROUP
-    inside = (start < depth)[:, None] & (at < GROUP)[None, :]
-    read = inside & (row < rows)
-    found = tl.load(x + row * depth + start[:, None] + source[None, :], mask=read, other=0.0)
-    found = found.to(tl.float32)
-    scale = tl.maximum(tl.max(tl.abs(found), 1), LEAST) / LARGEST
-    rounded = (found / scale[:, None]).to(numbers.dtype.element_ty)
-    tl.store(numbers + row * depth + start[:, None] + at[None, :], rounded, mask=inside)
-    tl.store(scales + group * padded + row, scale, mask=start < depth)
+    run, pair = tl.arange(0, RUNS)[None, :, None], tl.arange(0, half)[None, None, :]
+    start = (group * GROUP)[:, None, None]
+    inside = (start < depth) & (run * RUN < GROUP) & (pair >= 0)
+    at = x + row * depth + start + run * RUN + pair
+    lower = tl.load(at, mask=inside & (row < rows), other=0.0).to(tl.float32)
+    upper = tl.load(at + half, mask=inside & (row < rows), other=0.0).to(tl.float32)
+    largest = tl.max(tl.max(tl.maximum(tl.abs(lower), tl.abs(upper)), 2), 1)
+    scale = tl.maximum(largest, LEAST) / LARGEST
+    by = scale[:, None, None]
+    both = _e4m3_bits(lower / by) | (_e4m3_bits(upper / by) << 8)
+    tl.store(numbers + row * (depth // 2) + start // 2 + run * half + pair, both, mask=inside)
+    tl.store(scales + group * padded + row, scale, mask=group * GROUP < depth)
+
+
+@triton.jit
+def _e4m3_bits(x):
+    return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int16)
