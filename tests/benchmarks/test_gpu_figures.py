@@ -15,7 +15,10 @@ RESULTS = ROOT / "benchmarks" / "gpu" / "results"
 REPORTS = sorted(path.parent for path in RESULTS.rglob("report.md"))
 AGAINST_VLLM = [
     RESULTS / f"{name}_2026-11-{day}"
-    for name, day in (("comparison", 25), ("packed", 27), ("qwen3-30b-a3b-fp8", 27))
+    for name, day in (
+        *(("comparison", 25), ("packed", 27), ("qwen3-30b-a3b-fp8", 27)),
+        ("gpt-oss-20b", 27),
+    )
 ]
 RECORDS = [path for path in sorted(RESULTS.glob("*.json")) if '"records"' in path.read_text()]
 PLAIN = str.maketrans({"*": None, "\u2013": "-", "\u00d7": "x"})
@@ -25,6 +28,7 @@ SHOWN = {
     ("qwen3-8b", "EAGLE-3, AL 2.6"): ["fixed"],
     ("qwen3-8b", "P-EAGLE, AL 3.94"): ["fixed", "auto"],
     ("qwen3-30b-a3b", "P-EAGLE, AL 3.94"): ["fixed"],
+    ("gpt-oss-20b", "none"): ["fixed"],
     ("gpt-oss-20b", "P-EAGLE, AL 3.94"): ["auto"],
     ("gpt-oss-120b", "P-EAGLE, AL 3.15"): ["auto"],
     ("qwen3-8b-fp8", "P-EAGLE, AL 3.94"): ["auto"],
