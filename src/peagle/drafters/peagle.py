@@ -32,6 +32,18 @@ class ParallelDrafter:
 
     def propose(self, work: DraftWork, memory: Memory) -> Drafts:
         """One forward over every request's known rows and mask slots; K tokens for each."""
+        hidden, reads = self._forward(work, memory)
+        return self._read(hidden, reads, work) if work.active else Drafts(work.tokens[:0])
+
+    def grow(self, work: DraftWork, memory: Memory, nodes: int) -> tuple[Tree, Drafts | None]:
+        """A tree of one request's drafts, and those that `propose` makes if they are drawn."""
+        hidden, reads = self._forward(work, memory)
+        [k] = work.ks
+        alone = torch.zeros(1, dtype=torch.int64, device=reads.device)
+        return self.model.readout.grow(hidden.index_select(0, reads), k, work.race, nodes, alone)
+
+    def _forward(self, work: DraftWork, memory: Memory) -> tuple[Tensor, Tensor]:
+        """The hidden states of all rows, and which of them drafts are read from."""
         counts = [span.count for span in work.spans]
         sources, reads = draft_rows(counts, work.ks, work.tokens.device)
         tokens = torch.cat((work.tokens, self._mask_token)).index_select(0, sources)
@@ -43,9 +55,7 @@ class ParallelDrafter:
             ]
         )
         hidden = self.model(tokens, features.index_select(0, sources), positions, attend)
-        if not work.active:
-            return Drafts(work.tokens[:0])
-        return self._read(hidden, reads, work)
+        return hidden, reads
 
     def resident(self) -> "ResidentParallel":
         """The same for a captured cycle."""

@@ -90,20 +90,30 @@ class Readout(nn.Module):
         """The same for captured layers' output, which is normed already."""
         return self._draft(lambda layer: residual.linear(hidden, layer), slots, race, depth)
 
+    def grow(
+        self, hidden: Tensor, slots: int, race: Race | None, nodes: int, alone: Tensor
+    ) -> tuple[Tree, Drafts | None]:
+        """A tree of the drafts of consecutive slots, and those that there would be without one, if
+        they are drawn. Arguments as of `draft` and `ops.tree.grow`."""
+        normed = self.norm(hidden)
+        return self._grow(lambda layer: layer(normed), slots, race, nodes, alone)
+
     def grow_normed(
         self, hidden: Normed, slots: int, race: Race, nodes: int, alone: Tensor
     ) -> tuple[Tree, Drafts]:
-        """A tree of the drafts of consecutive slots, and those that there would be without one.
+        """The same for captured layers' output, which is normed already."""
+        given = slots, race, nodes, alone
+        tree, drafts = self._grow(lambda layer: residual.linear(hidden, layer), *given)
+        assert drafts is not None
+        return tree, drafts
 
-        Arguments as of `draft_normed` and `grow`.
-        """
-
-        def product(layer: Linear) -> Tensor:
-            return residual.linear(hidden, layer)
-
+    def _grow(
+        self, product: Product, slots: int, race: Race | None, nodes: int, alone: Tensor
+    ) -> tuple[Tree, Drafts | None]:
         found = self.candidates(product(self.head)).by_request(slots)
         pairs = self._pairs(product, slots)
-        return grow(found, pairs, race, nodes, alone), draw_drafts(found, pairs, race)
+        tree = grow(found, pairs, race, nodes, alone)
+        return tree, None if race is None else draw_drafts(found, pairs, race)
 
     def _draft(self, product: Product, slots: int, race: Race | None, depth: int) -> Drafts:
         logits = product(self.head)

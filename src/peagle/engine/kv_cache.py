@@ -58,8 +58,6 @@ class KVCache:
         attention = [layer.attention for layer in spec.layers]
         self.full = all(each.full for each in attention)
         """Whether no layer has a window or sinks."""
-        self.shortest_window = min((each.window for each in attention if each.window), default=None)
-        """Of the layers that have one."""
         kinds = [(self._group(each.window), each.num_kv_heads, each.head_dim) for each in attention]
         sizes = [slots, *(window.null_slot for window in self._windows.values())]
         self._tensors = {

@@ -15,6 +15,7 @@ from peagle.engine.host.worker import HostWorker
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Outcome, Step
+from peagle.engine.trees import TreeChoice
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
@@ -68,12 +69,12 @@ def open_worker(
     processor: LogitsProcessor,
     synthetic: Sequence[float] | None = None,
     lookup: Lookup | None = None,
-    tree_nodes: int = 0,
+    tree_nodes: int | None = 0,
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
     lengths: the draft lengths that a cycle may have, ascending, K last; tree_nodes: as of
-    `DeviceWorker`. Raises `InputError` for synthetic acceptance and trees on a GPU whose kernels do
+    `TreeChoice.nodes`. Raises `InputError` for synthetic acceptance on a GPU whose kernels do
     not cover the model, for trees and batch invariance that there cannot be, and where Triton finds
     no C compiler.
     """
@@ -83,13 +84,13 @@ def open_worker(
     captures = captures_cycles(target, drafter)
     if target.batch_invariant:
         check_batch_invariance(target, lengths[-1], captures)
-    for what, asked in (
-        ("synthetic acceptance needs", synthetic is not None),
-        ("num_tree_nodes needs", tree_nodes > 0),
-    ):
-        if asked and not captures and device.type == "cuda":
-            raise InputError(f"{what} GPU kernels, and there are none for this model")
-    on_device = captures or synthetic is not None or tree_nodes > 0
+    on_device = captures or synthetic is not None
+    if synthetic is not None and not captures and device.type == "cuda":
+        raise InputError(
+            "synthetic acceptance needs GPU kernels, and there are none for this model"
+        )
+    drafts_set = synthetic is not None or lookup is not None
+    nodes = TreeChoice(target, drafter, lengths[-1], on_device, drafts_set).nodes(tree_nodes)
     rows = capacity.num_seqs + on_device  # one that is spare
     table = RequestTable(
         rows,
@@ -102,7 +103,8 @@ def open_worker(
     if not on_device:
         if drafter is None:
             lengths = lengths[-1:]  # a request in whose text nothing is found drafts nothing anyway
-        return HostWorker(target, drafter, lengths, table, capacity.slots, processor, lookup)
+        slots = capacity.slots
+        return HostWorker(target, drafter, lengths, table, slots, processor, lookup, nodes)
     most = capacity.batched_tokens
     worker = DeviceWorker(
         target,
@@ -114,7 +116,7 @@ def open_worker(
         processor,
         synthetic,
         lookup,
-        tree_nodes,
+        nodes,
     )
     _capture(worker)
     return worker

@@ -12,15 +12,16 @@ its keys are written by its row, since nodes of one depth would overwrite one an
 The target's choice after a row is exact whatever the tree is, so that any tree gives the same text.
 """
 
-import heapq
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race, draft_scores
 from peagle.ops.triton import has_kernels, kernels
 
@@ -54,34 +55,24 @@ class Path:
     """[requests, depth + 1] what the target takes after each of them, first after the root"""
 
 
-def grow(found: Candidates, pairs: Pairs | None, race: Race, nodes: int, alone: Tensor) -> Tree:
+def grow(
+    found: Candidates, pairs: Pairs | None, race: Race | None, nodes: int, alone: Tensor
+) -> Tree:
     """The likeliest nodes: of all paths among the candidates the most probable ones.
 
     found: [requests, slots, candidates]; pairs, race: as in `draw_drafts`, for drafts from depth 0
     on; alone: [requests] whether a request's drafts must not branch.
     """
-    if has_kernels(found.scores):
+    if race is not None and has_kernels(found.scores):
         return Tree(*kernels("tree").grow(found, pairs, race, nodes, alone))
-    requests, device = len(found.ids), found.ids.device
-    tokens, parents = (torch.zeros(requests, nodes, dtype=torch.int64) for _ in range(2))
-    depths = torch.zeros(requests, nodes + 1, dtype=torch.int64)
-    ancestors = torch.ones(requests, nodes + 1, dtype=torch.int64)
-    shares = _log_shares(found, pairs, race)
-    for request in range(requests):
-        chosen = list(_best_first(shares[request].tolist(), nodes, bool(alone[request])))
-        for node in range(nodes):
-            row = node + 1
-            parent, depth, place = chosen[node] if node < len(chosen) else (0, 1, None)
-            parents[request, node], depths[request, row] = parent, depth
-            tokens[request, node] = (
-                NOBODY if place is None else found.tokens[request, depth - 1, place]
-            )
-            ancestors[request, row] = ancestors[request, parent] | 1 << row
-    words = ancestors.to(torch.int32)
-    return Tree(*(part.to(device) for part in (tokens, parents, depths, words)))
+    shares = _log_shares(found, pairs, race).numpy(force=True)
+    tokens, chains = found.tokens.numpy(force=True), alone.tolist()
+    grown = [_grown(*one, nodes) for one in zip(shares, tokens, chains, strict=True)]
+    columns = [torch.tensor(column, device=alone.device) for column in zip(*grown, strict=True)]
+    return Tree(columns[0], columns[1], columns[2], columns[3].to(torch.int32))
 
 
-def _log_shares(found: Candidates, pairs: Pairs | None, race: Race) -> Tensor:
+def _log_shares(found: Candidates, pairs: Pairs | None, race: Race | None) -> Tensor:
     """How probable each draft is after each of the slot before it: [requests, slots, candidates
     before, candidates], in logarithms; alike for all of these without pairs, and in slot 0."""
     scores, count = found.scores[:, :, None], found.scores.shape[-1]
@@ -90,30 +81,32 @@ def _log_shares(found: Candidates, pairs: Pairs | None, race: Race) -> Tensor:
         later = Pairs(pairs.predecessor, pairs.successor, pairs.gates[:, 1:])
         added = later.scores(found.tokens[:, :-1], found.ids[:, 1:]).float()
         scores = scores + torch.cat((torch.zeros_like(scores[:, :1]), added), dim=1)
-    values = draft_scores(scores, found.tokens, race)
+    values = scores if race is None else draft_scores(scores, found.tokens, race)
     return values.log_softmax(dim=-1).nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
-def _best_first(
-    shares: list[list[list[float]]], nodes: int, alone: bool
-) -> Iterator[tuple[int, int, int]]:
-    """(parent's row, depth, place among the candidates) of the most probable nodes."""
-    count = len(shares[0][0])
-    open_nodes = [(-shares[0][0][place], 0, place, 0, 0) for place in range(count)]
-    heapq.heapify(open_nodes)
-    row = 0
-    while open_nodes and row < nodes:
-        cost, parent, place, depth, _ = heapq.heappop(open_nodes)
-        if cost == math.inf:
-            return
-        row += 1
-        yield parent, depth + 1, place
-        if alone:
-            open_nodes.clear()
-        if depth + 1 < len(shares):
-            for following in range(count):
-                after = cost - shares[depth + 1][place][following]
-                heapq.heappush(open_nodes, (after, row, following, depth + 1, 0))
+def _grown(
+    shares: NDArray[np.float32], candidates: NDArray[np.int64], alone: bool, nodes: int
+) -> tuple[list[int], list[int], list[int], list[int]]:
+    """Tokens, parents, depths and ancestors of one request's tree. shares: [slots, candidates
+    before, candidates]; candidates: [slots, candidates] target ids."""
+    slots, _, count = shares.shape
+    costs = np.full((nodes + 1, count), -math.inf, dtype=np.float32)
+    costs[0] = shares[0, 0]
+    tokens, parents, depths, ancestors = [NOBODY] * nodes, [0] * nodes, [0], [1]
+    for row in range(1, nodes + 1):
+        parent, place = divmod(int(costs.argmax()), count)
+        best = costs[parent, place]
+        there = bool(best > -math.inf)
+        parent, depth = (parent, depths[parent] + 1) if there else (0, 1)
+        depths.append(depth)
+        ancestors.append(ancestors[parent] | 1 << row)
+        if there:
+            tokens[row - 1], parents[row - 1] = int(candidates[depth - 1, place]), parent
+            costs[parent, slice(None) if alone else place] = -math.inf
+            if depth < slots:
+                costs[row] = best + shares[depth, place]
+    return tokens, parents, depths, ancestors
 
 
 def walk(tree: Tree, chosen: Tensor, slots: int) -> Path:
@@ -124,21 +117,35 @@ def walk(tree: Tree, chosen: Tensor, slots: int) -> Path:
     """
     if has_kernels(chosen):
         return Path(*kernels("tree").walk(tree, chosen, slots))
-    requests, device = len(chosen), chosen.device
-    rows = torch.arange(slots + 1, device=device).repeat(requests, 1)
-    drafts = torch.full((requests, slots), NOBODY, dtype=torch.int64, device=device)
-    taken = torch.full((requests, slots + 1), -1, dtype=torch.int64, device=device)
-    for request in range(requests):
-        row = 0
-        for depth in range(slots + 1):
-            rows[request, depth] = row
-            token = taken[request, depth] = chosen[request, row]
-            found = (tree.parents[request] == row) & (tree.tokens[request] == token)
-            if depth == slots or not bool(found.any()):
-                break
-            row = int(found.nonzero()[0]) + 1
-            drafts[request, depth] = token
-    return Path(rows, drafts, taken)
+    given = zip(tree.tokens.tolist(), tree.parents.tolist(), chosen.tolist(), strict=True)
+    paths = [_walked(tokens, parents, taken, slots) for tokens, parents, taken in given]
+    return Path(*(torch.tensor(c, device=chosen.device) for c in zip(*paths, strict=True)))
+
+
+def _walked(
+    tokens: list[int], parents: list[int], chosen: list[int], slots: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Rows, drafts and choices along one request's path."""
+    after: dict[tuple[int, int], int] = {}
+    for node, edge in enumerate(zip(parents, tokens, strict=True)):
+        after.setdefault(edge, node + 1)
+    rows, drafts, taken = [*range(slots + 1)], [NOBODY] * slots, [-1] * (slots + 1)
+    row = 0
+    for depth in range(slots + 1):
+        rows[depth], token = row, chosen[row]
+        taken[depth], following = token, after.get((row, token))
+        if depth == slots or following is None:
+            break
+        drafts[depth], row = token, following
+    return rows, drafts, taken
+
+
+def followed(chain: Drafts, path: Path) -> Drafts:
+    """Drafts without branches, as far as it is known who would have been right: they may leave
+    their tree. chain: [requests, depth], with alternatives."""
+    assert chain.alternatives is not None
+    unknown = path.chosen[:, : chain.tokens.shape[1], None] < 0
+    return replace(chain, alternatives=chain.alternatives.masked_fill(unknown, -1))
 
 
 def compact(
@@ -152,8 +159,13 @@ def compact(
     if has_kernels(cache):
         kernels("tree").compact(cache, slots, requests, starts, limits, path)
         return
-    for request, start, rows in zip(requests.tolist(), starts.tolist(), path.tolist(), strict=True):
-        for depth, row in enumerate(rows):
-            if row != depth and start + row < int(limits[request]):
-                source, target = slots[request, start + row], slots[request, start + depth]
-                cache[:, :, target] = cache[:, :, source]
+    limit = limits[requests].tolist()
+    for request, start, end, rows in zip(
+        requests.tolist(), starts.tolist(), limit, path.tolist(), strict=True
+    ):
+        moved = [
+            (row, depth) for depth, row in enumerate(rows) if row != depth and start + row < end
+        ]
+        if moved:
+            sources, targets = slots[request, start + torch.tensor(moved, device=slots.device).T]
+            cache[:, :, targets] = cache[:, :, sources]

@@ -282,16 +282,6 @@ def test_nothing_is_learned_where_a_chain_leaves_its_tree(
     assert left > 0
 
 
-def test_on_a_cpu_they_branch_as_well(targets, trained, trees: list[int]):
-    """Which shows what they give, if not how fast."""
-    drafter, config = trained["peagle"].drafter, tiny.engine_config(max_num_seqs=4)
-    engine = Engine(targets["easy"].decoder, drafter, K, config, tree_nodes=12)
-    plain = Engine(targets["easy"].decoder, drafter, K, config)
-    expected = tiny.outputs(tiny.run(plain, PROMPTS, MIXED))
-    assert tiny.outputs(tiny.run(engine, PROMPTS, MIXED)) == expected
-    assert len(trees) > 20
-
-
 class Timed(CycleGraphs):
     """Of given times, by size: a chain's and a tree's, None where there is no memory. The first
     time of a tree is disturbed."""

@@ -5,7 +5,6 @@ verify   one pass of the target over all nodes, each of which sees the way that 
 accept   the target's choices lead from the root along a path; its keys move together
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,14 +15,13 @@ from peagle.drafters.peagle import ResidentParallel
 from peagle.drafters.resident import CycleShape
 from peagle.engine.device.cycle import DeviceCycle, Verified
 from peagle.engine.draft_temperatures import DraftTemperatures
-from peagle.errors import InputError
 from peagle.ops.argmax import argmax
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.drafts import Drafts
 from peagle.ops.penalties import penalize
 from peagle.ops.resident import ResidentState, settle
 from peagle.ops.sampling import Sampling, sample_requests
-from peagle.ops.tree import Tree, compact, walk
+from peagle.ops.tree import Tree, compact, followed, walk
 
 
 class TreeCycle:
@@ -81,7 +79,7 @@ class TreeCycle:
         starts = state.computed[requests]
         for tensor, slots in self._cycle.target_cache.tensors:
             compact(tensor, slots, requests, starts, state.limits, path.rows)
-        self._cycle.learn(state, requests, _known(chain, path.chosen), path.chosen, temperatures)
+        self._cycle.learn(state, requests, followed(chain, path), path.chosen, temperatures)
         first = torch.arange(len(requests), device=requests.device)[:, None] * (self._nodes + 1)
         assert verified.features is not None
         features = verified.features.index_select(0, (first + path.rows).flatten())
@@ -92,25 +90,3 @@ def _placed(rows: PassRows, tree: Tree) -> PassRows:
     """A pass's rows, by the depths of a tree."""
     positions = (rows.starts[:, None] + tree.depths).flatten()
     return replace(rows, positions=positions, ancestors=tree.ancestors.flatten())
-
-
-def _known(chain: Drafts, chosen: Tensor) -> Drafts:
-    """Without what it is not known of who would have been right: a chain may leave its tree."""
-    assert chain.alternatives is not None
-    unknown = chosen[:, : chain.tokens.shape[1], None] < 0
-    return replace(chain, alternatives=chain.alternatives.masked_fill(unknown, -1))
-
-
-def check_trees(cycle: DeviceCycle, nodes: int, lengths: Sequence[int]) -> None:
-    """Raise `InputError` where a cycle cannot have trees."""
-    k, window = lengths[-1], cycle.target_cache.shortest_window
-    if nodes <= k:
-        raise InputError(f"num_tree_nodes {nodes} is not above K = {k}; give more, or leave it out")
-    if not isinstance(cycle.drafter, ResidentParallel):
-        raise InputError("num_tree_nodes needs a P-EAGLE drafter, whose slots have all candidates")
-    if cycle.texts is not None or cycle.synthetic is not None:
-        raise InputError("num_tree_nodes goes with neither lookups nor synthetic acceptance")
-    if window is not None and window <= nodes:
-        raise InputError(f"num_tree_nodes {nodes} is not below the target's window of {window}")
-    if cycle.target.batch_invariant:  # a key's place among others decides how sums are rounded
-        raise InputError("num_tree_nodes does not go with batch_invariant; leave one of them out")

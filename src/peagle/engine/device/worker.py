@@ -19,7 +19,7 @@ from peagle.engine.device.prefill import Prefill, in_order
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
 from peagle.engine.device.texts import DeviceTexts
-from peagle.engine.device.tree_cycle import TreeCycle, check_trees
+from peagle.engine.device.tree_cycle import TreeCycle
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
@@ -90,7 +90,7 @@ class DeviceWorker:
         """lengths: draft lengths that a cycle may have, ascending, K last; table: with one row more
         than there can be requests; slots: of the KV caches, besides the table's null slot;
         max_batched_tokens: most target rows in one pass; tree_nodes: of drafts that branch, 0 where
-        none do. Raises `InputError` where they cannot."""
+        none do."""
         self._table, self._processor = table, processor
         spare = len(table.limits) - 1
         dtype = target.embed.weight.dtype
@@ -108,10 +108,8 @@ class DeviceWorker:
         most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0
         self._rows = DeviceRows(target, width, lengths[-1], most_unseen, table, self._follows)
         state, sampling = self._rows.state, self._rows.sampling
-        self._tree_nodes, trees = tree_nodes, None
-        if tree_nodes:
-            check_trees(cycle, tree_nodes, lengths)
-            trees = TreeCycle(cycle, tree_nodes)
+        self._tree_nodes = tree_nodes
+        trees = TreeCycle(cycle, tree_nodes) if tree_nodes else None
         self.graphs = CycleGraphs(cycle, state, sampling, spare, lengths, trees)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from peagle.ops.attention import (
     write_kv,
 )
 from peagle.ops.cached_attention import AttentionHeads, PassRows
+from peagle.ops.tree import Tree
 from peagle.transfer import upload
 
 
@@ -39,6 +40,17 @@ class HostCache(KVCache):
                 return views.positions, views
         rows = gather_rows(self._table, spans, self.tensor.dtype)
         return rows.positions, PagedAttend(self.layers, rows)
+
+    def open_tree(self, row: int, start: int, tree: Tree) -> tuple[Tensor, Attend]:
+        """The same for one request's tree, whose root stands at `start`; without windows."""
+        span = Span(row, start, tree.depths.shape[1])
+        positions, bias = start + tree.depths[0], _tree_bias(tree, start, self.tensor.dtype)
+        run = self._table.contiguous_from(row)
+        if run is not None:
+            return positions, ContiguousAttend(self.tensor, run, span, bias)
+        rows = gather_rows(self._table, [span], self.tensor.dtype)
+        groups = (replace(rows.groups[0], bias=bias),)
+        return positions, PagedAttend(self.layers, replace(rows, groups=groups))
 
     def _tiles(self, spans: Sequence[Span]) -> Callable[[int | None], PassRows]:
         """The rows of a pass by the window of the layers that attend."""
@@ -74,11 +86,13 @@ class PagedAttend:
 class ContiguousAttend:
     """The same for one request whose slots are contiguous: views in place of gathering."""
 
-    def __init__(self, cache: Tensor, run: int, span: Span) -> None:
+    def __init__(self, cache: Tensor, run: int, span: Span, bias: Tensor | None = None) -> None:
+        """bias: as of `AttentionGroup`; None: rows see what comes before them."""
         stop = span.start + span.count
         self.positions = torch.arange(span.start, stop, device=cache.device)
-        one = span.count == 1
-        self._bias = None if one else causal_bias(self.positions[None], stop, cache.dtype)
+        if bias is None and span.count > 1:
+            bias = causal_bias(self.positions[None], stop, cache.dtype)
+        self._bias = bias
         sides = cache.flatten(0, 1)
         self._written = sides[:, run + span.start : run + stop].unbind()
         self._seen = sides[:, None, run : run + stop].transpose(2, 3).unbind()
@@ -109,6 +123,16 @@ class TiledAttend:
         write_kv(self._layers[layer], rows.writes, key, value)
         attended = cached_attention.attend(query, heads, self._layers[layer], rows)
         return attended.view(query.shape)
+
+
+def _tree_bias(tree: Tree, start: int, dtype: torch.dtype) -> Tensor:
+    """[1, 1, rows, context]: 0 where a row may look: at all before the root, and its ancestors."""
+    words = tree.ancestors[0, :, None]
+    rows = len(words)
+    hidden = (words >> torch.arange(rows, device=words.device)) & 1 == 0
+    bias = torch.zeros(1, 1, rows, start + rows, dtype=dtype, device=words.device)
+    bias[0, 0, :, start:].masked_fill_(hidden, float("-inf"))
+    return bias
 
 
 def gather_rows(table: RequestTable, spans: Sequence[Span], dtype: torch.dtype) -> Rows:

@@ -46,6 +46,13 @@ def choose(
     return torch.cat([sample(*part) for part in zip(rows, settings, positions, strict=True)])
 
 
+def choose_at(logits: Tensor, settings: Settings, positions: Tensor) -> Tensor:
+    """A token for each row of one request, which come at any positions. logits: [rows, vocab]."""
+    if settings.temperature == 0:
+        return argmax(logits)
+    return sample(logits, sampling_of([settings] * len(logits), logits.device), positions)
+
+
 def _penalize(logits: Tensor, work: Sequence[SampledRows], drafts: Tensor) -> None:
     """Penalize in place. logits, drafts: as in `choose`."""
     shares = logits.split([item.drafts + 1 for item in work])

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from peagle.drafters.drafter import Drafter, DraftWork, Span
 from peagle.drafters.lookup import Lookup
+from peagle.drafters.peagle import ParallelDrafter
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.cycle import Verification, accept, verify
 from peagle.engine.host.proposal import Proposal, Texts
 from peagle.engine.host.rows import Part, Row
-from peagle.engine.host.sampler import choose, sampling_of
+from peagle.engine.host.sampler import choose, choose_at, sampling_of
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, scored_rows
 from peagle.engine.request_table import RequestTable
@@ -31,6 +32,7 @@ from peagle.engine.step import (
 from peagle.models.decoder import Decoder
 from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race
+from peagle.ops.tree import Path, compact, followed, walk
 from peagle.transfer import upload
 
 
@@ -65,7 +67,6 @@ class HostWorker:
 
     runs_ahead = False
     pauses = True
-    spare = 0
 
     def __init__(
         self,
@@ -76,9 +77,11 @@ class HostWorker:
         slots: int,
         processor: LogitsProcessor,
         lookup: Lookup | None = None,
+        tree_nodes: int = 0,
     ) -> None:
         """lengths: draft lengths that a cycle may have, K last; slots: of the KV caches, besides
-        the table's null slot."""
+        the table's null slot; tree_nodes: of K drafts that branch, where a request is alone, 0
+        where none do."""
         dtype = target.embed.weight.dtype
         self._target, self._drafter = target, drafter
         self._device = target.embed.weight.device
@@ -100,6 +103,8 @@ class HostWorker:
         """Nothing is measured at the start."""
         self._most_pending = lengths[-1] + 1
         """Positions that a cycle with drafts leaves unseen, at most."""
+        self.spare = max(tree_nodes - lengths[-1], 0)
+        """Nodes of a tree beside as many as a path may have."""
 
     @torch.inference_mode()
     def exchange(self, step: Step) -> Outcome:
@@ -145,6 +150,8 @@ class HostWorker:
 
     def _run(self, work: Sequence[Part], step: Step) -> tuple[Result, ...]:
         """One cycle for every part of a step, in their order."""
+        if self.spare and self._branches(work):
+            return (self._run_tree(*work),)
         proposal = self._draft(work)
         work = proposal.work
         seen = self._verify(work, proposal.tokens)
@@ -163,6 +170,47 @@ class HostWorker:
             did = part.row, tokens, accepted, part.drafts, found
             results.append(Result(*did, pending, scores, of_prompt))
         return tuple(results)
+
+    def _branches(self, work: Sequence[Part]) -> bool:
+        """Whether a step is a cycle of one request whose drafts may branch.
+
+        Forms, penalties and log-probabilities take drafts to be one behind another, and where slots
+        end a node might not see its parent.
+        """
+        part = work[0]
+        if len(work) > 1 or not part.drafts or part.hosted or part.request.settings.penalized:
+            return False
+        return part.start + part.drafts + self.spare < int(self._table.limits[part.row])
+
+    def _run_tree(self, part: Part) -> Result:
+        """A request's cycle, whose drafts branch (`ops.tree`)."""
+        assert isinstance(self._drafter, ParallelDrafter)
+        assert self._drafter_cache is not None
+        row, request, k = part.row, part.request, part.drafts
+        race = self._race([request])
+        unseen = self._draft_work([Unseen(row, request, request.unseen)], (k,), race)
+        tree, chain = self._drafter.grow(unseen, self._drafter_cache, k + self.spare)
+        root = torch.tensor(part.known, device=self._device)
+        positions, attend = self._cache.open_tree(row, part.start, tree)
+        tokens = torch.cat((root, tree.tokens[0].clamp(min=0)))
+        seen = verify(self._target, tokens, positions, attend, None, self._taps)
+        path = walk(tree, choose_at(seen.logits, request.settings, positions + 1)[None], k)
+        accepted = int((path.drafts >= 0).sum())
+        rows = path.rows[0, : accepted + 1]
+        self._straighten(part, path)
+        if chain is not None:
+            self._temperatures.record(followed(chain, path), path.chosen)
+        emitted = tuple(path.chosen[0, : accepted + 1].tolist())
+        assert seen.features is not None
+        kept = seen.features.index_select(0, rows)
+        pending = self._keep(part, emitted, kept, range(len(rows)))
+        return Result(row, emitted, accepted, k, looked_up=False, pending=pending)
+
+    def _straighten(self, part: Part, path: Path) -> None:
+        """Move the keys of a tree's accepted path to where they would be without branches."""
+        row, start = (torch.tensor([each], device=self._device) for each in (part.row, part.start))
+        for tensor, slots in self._cache.tensors:
+            compact(tensor, slots, row, start, self._table.limits, path.rows)
 
     def _is_behind(self, part: Part) -> bool:
         """Whether the drafter has missed more than it sees in a cycle, or than is kept for it.
@@ -196,6 +244,12 @@ class HostWorker:
         """Drafts after what the drafter sees now [sum(ks)]; nothing is forgotten yet."""
         assert self._drafter is not None
         assert self._drafter_cache is not None
+        return self._drafter.propose(self._draft_work(work, ks, race), self._drafter_cache)
+
+    def _draft_work(
+        self, work: Sequence[Unseen], ks: tuple[int, ...], race: Race | None
+    ) -> DraftWork:
+        """What the drafter sees now."""
         spans, following, features = [], [], []
         for row, request, count in work:
             start = request.computed - request.unseen
@@ -203,8 +257,7 @@ class HostWorker:
             following += request.tokens[start + 1 : start + 1 + count]
             features.append(torch.cat(request.features)[:count])
         tokens = torch.tensor(following, device=self._device)
-        rows = DraftWork(tuple(spans), ks, tokens, torch.cat(features), race)
-        return self._drafter.propose(rows, self._drafter_cache)
+        return DraftWork(tuple(spans), ks, tokens, torch.cat(features), race)
 
     def _race(self, requests: Sequence[Row]) -> Race | None:
         """The draws that the requests' drafts are for; None where all are greedy."""

@@ -1,0 +1,186 @@
+"""Drafts of a request that is alone branch on a CPU, and change no token."""
+
+import random
+
+import pytest
+import tiny
+import torch
+
+from peagle.config import SamplingParams, SpeculativeConfig
+from peagle.drafters import readout
+from peagle.drafters.lookup import Lookup
+from peagle.drafters.selector import SelectorConfig
+from peagle.engine.engine import Engine
+from peagle.engine.host.worker import HostWorker
+from peagle.engine.trees import SIBLINGS, TreeChoice
+from peagle.errors import InputError
+from peagle.ops.tree import grow
+
+K = 4
+PROMPTS = [[(5 * i + j + j * j) % tiny.MASK for j in range(9 + 7 * i)] for i in range(5)]
+GREEDY = SamplingParams(max_tokens=30)
+KINDS = {
+    "greedy": GREEDY,
+    "drawn": SamplingParams(max_tokens=40, temperature=1.1, seed=3),
+    "top-p": SamplingParams(max_tokens=37, temperature=0.8, top_k=5, top_p=0.9, seed=4),
+    "min-p": SamplingParams(max_tokens=35, temperature=0.9, min_p=0.05, seed=5),
+    "fewer": SamplingParams(max_tokens=32, num_speculative_tokens=2),
+}
+
+
+def engine_of(target, drafter, nodes: int | None, lookup: Lookup | None = None, **changes: object):
+    changes = {"max_num_seqs": 1, "draft_length": "fixed", **changes}
+    k = K if drafter else 0
+    config = tiny.engine_config(**changes)
+    return Engine(target.decoder, drafter, k, config, lookup=lookup, tree_nodes=nodes)
+
+
+@pytest.fixture
+def trees(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The drafts that paths of cycles with trees may have."""
+    seen, run = [], HostWorker._run_tree
+
+    def counted(worker, part):
+        seen.append(part.drafts)
+        return run(worker, part)
+
+    monkeypatch.setattr(HostWorker, "_run_tree", counted)
+    return seen
+
+
+@pytest.mark.parametrize("nodes", [5, 11, 30])
+@pytest.mark.parametrize("selector", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_texts_are_the_same(
+    targets, trained, tmp_path, trees: list[int], nodes: int, selector: bool, kind: str
+):
+    target, drafter = targets["easy"], trained["peagle"].drafter
+    if selector:
+        config = tiny.drafter_config(True, selector=SelectorConfig(rank=8, candidates=12))
+        drafter = tiny.random_drafter_for(target.decoder, tmp_path, config)
+    plain, branched = (
+        tiny.run(engine_of(target, drafter, each), PROMPTS, KINDS[kind]) for each in (0, nodes)
+    )
+    assert tiny.outputs(branched) == tiny.outputs(plain)
+    assert len(trees) > 20
+    assert set(trees) == {2 if kind == "fewer" else K}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_tree_gives_the_same_text(
+    targets, trained, trees: list[int], monkeypatch: pytest.MonkeyPatch, seed: int
+):
+    """Random ones, with wrong drafts, and the same ones twice."""
+    target, drafter, draw = targets["easy"], trained["peagle"].drafter, random.Random(seed)
+    expected = tiny.outputs(tiny.run(engine_of(target, drafter, 0), PROMPTS, GREEDY))
+
+    def drawn(found, pairs, race, nodes, alone):
+        grown = grow(found, pairs, race, nodes, alone)
+        slots, count = found.tokens.shape[1:]
+        for row in range(1, nodes + 1):
+            parent = draw.choice([r for r in range(row) if grown.depths[0, r] < slots])
+            depth = int(grown.depths[0, parent]) + 1
+            likely = found.scores[0, depth - 1].argsort(descending=True)
+            place = likely[min(int(draw.expovariate(0.7)), count - 1)]
+            grown.tokens[0, row - 1] = found.tokens[0, depth - 1, place]
+            grown.parents[0, row - 1], grown.depths[0, row] = parent, depth
+            grown.ancestors[0, row] = grown.ancestors[0, parent] | 1 << row
+        return grown
+
+    monkeypatch.setattr(readout, "grow", drawn)
+    found = tiny.run(engine_of(target, drafter, 14), PROMPTS, GREEDY)
+    assert tiny.outputs(found) == expected
+    assert sum(request.speculation.accepted for request in found) > 20
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_more_drafts_are_accepted(targets, trained, temperature: float):
+    how = SamplingParams(max_tokens=80, temperature=temperature, seed=1, ignore_eos=True)
+    prompts = [[(7 * i + 3 * j) % tiny.MASK for j in range(6)] for i in range(8)]
+    shares = []
+    for nodes in (0, 16):
+        done = tiny.run(engine_of(targets["easy"], trained["peagle"].drafter, nodes), prompts, how)
+        speculation = [request.speculation for request in done]
+        shares.append(sum(s.accepted for s in speculation) / sum(s.cycles for s in speculation))
+    assert shares[1] > 1.1 * shares[0]
+
+
+def test_in_scattered_blocks_and_with_cached_prefixes(targets, trained, trees: list[int]):
+    """A path's keys move across the edges of blocks, and are found there later."""
+    target, drafter, how = targets["easy"], trained["peagle"].drafter, SamplingParams(max_tokens=40)
+    expected = tiny.outputs(tiny.run(engine_of(target, drafter, 0), PROMPTS, how))
+    sizes = {"block_size": 4, "enable_prefix_caching": True}
+    engine = engine_of(target, drafter, 12, max_num_seqs=2, **sizes)
+    assert tiny.outputs(tiny.run(engine, PROMPTS, how)) == expected
+    longer = [prompt + text for prompt, text in zip(PROMPTS, expected, strict=True)]
+    again = tiny.run(engine, longer, GREEDY)
+    assert engine.scheduler.prefix_hits > 60
+    plain = tiny.run(engine_of(target, None, 0), longer, GREEDY)
+    assert tiny.outputs(again) == tiny.outputs(plain)
+    assert trees
+
+
+def test_at_the_end_of_the_context(targets, trained, trees: list[int]):
+    """Where a tree has no room, drafts are one behind another."""
+    target, how = targets["easy"], SamplingParams(max_tokens=200)
+    texts = [
+        tiny.outputs(tiny.run(engine_of(target, drafter, nodes, max_model_len=64), PROMPTS, how))
+        for drafter, nodes in ((trained["peagle"].drafter, 12), (None, 0))
+    ]
+    assert texts[0] == texts[1]
+    assert all(len(p) + len(text) == 64 for p, text in zip(PROMPTS, texts[0], strict=True))
+
+
+def test_several_requests_and_what_counts_drafts_do_not_branch(targets, trained, trees: list[int]):
+    target, drafter = targets["easy"], trained["peagle"].drafter
+    for how in ({"presence_penalty": 0.4}, {"logprobs": 2}, {"logit_bias": {3: 1.0}}):
+        params = SamplingParams(max_tokens=20, **how)
+        plain, found = (
+            tiny.run(engine_of(target, drafter, nodes), PROMPTS, params) for nodes in (0, 11)
+        )
+        assert tiny.outputs(found) == tiny.outputs(plain)
+    assert not trees
+    together = engine_of(target, drafter, 11, max_num_seqs=5)
+    alike = [SamplingParams(max_tokens=20, ignore_eos=True)] * len(PROMPTS)
+    tiny.run(together, PROMPTS, alike)
+    assert len(trees) < 10  # only who is left over is alone
+
+
+def choice_of(target, drafter, **changes: object) -> TreeChoice:
+    return TreeChoice(
+        **{
+            "target": target.decoder,
+            "drafter": drafter,
+            "k": K,
+            "on_device": False,
+            "drafts_set": False,
+            **changes,
+        }
+    )
+
+
+def test_a_cpu_has_them_where_nothing_is_said(targets, trained, tmp_path):
+    easy, drafter = targets["easy"], trained["peagle"].drafter
+    assert choice_of(easy, drafter).nodes(None) == K + SIBLINGS
+    assert choice_of(easy, drafter).nodes(0) == 0
+    assert choice_of(easy, drafter, on_device=True).nodes(None) == 0
+    assert choice_of(easy, drafter, drafts_set=True).nodes(None) == 0
+    assert choice_of(easy, trained["eagle3"].drafter).nodes(None) == 0
+    assert choice_of(easy, None).nodes(None) == 0
+    windows = targets["gpt_oss"]
+    config = tiny.drafter_config(parallel=True)
+    drafter = tiny.random_drafter_for(windows.decoder, tmp_path, config)
+    assert choice_of(windows, drafter).nodes(None) == 0
+    assert choice_of(windows, drafter, on_device=True).nodes(6) == 6
+    with pytest.raises(InputError, match="on a CPU for targets with windows or sinks"):
+        choice_of(windows, drafter).nodes(6)
+
+
+def test_lookups_keep_their_drafts(targets, trained):
+    lookup = Lookup(2, 5, torch.device("cpu"))
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, None, lookup)
+    assert engine.worker.spare == 0
+
+
+def test_none_may_be_asked_for():
+    assert SpeculativeConfig(model="drafter", num_tree_nodes=0, prompt_lookup_max=16)
