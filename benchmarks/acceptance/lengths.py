@@ -55,7 +55,8 @@ def main(
 
 
 def opened(drafter: str, kind: DrafterFormat | None, tree_nodes: int | None, requests: int) -> LLM:
-    """The bundled target with a drafter, whose cycles always have K drafts, or a tree."""
+    """The bundled target with a drafter, whose cycles always have K drafts, or a tree, which few
+    requests have."""
     place = bundled(drafter) if drafter in BUNDLED else drafter
     speculation = SpeculativeConfig(
         model=str(place),
@@ -63,7 +64,7 @@ def opened(drafter: str, kind: DrafterFormat | None, tree_nodes: int | None, req
         quantization=kind,
         num_tree_nodes=tree_nodes,
     )
-    config = EngineConfig(max_num_seqs=requests, draft_length="fixed")
+    config = EngineConfig(max_num_seqs=1 if tree_nodes else requests, draft_length="fixed")
     return LLM(bundled("target"), speculation, config)
 
 

@@ -6,13 +6,12 @@ import pytest
 import tiny
 import torch
 
-from peagle.config import SamplingParams, SpeculativeConfig
+from peagle.config import SamplingParams
 from peagle.drafters import readout
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.engine.host.worker import HostWorker
-from peagle.engine.trees import SIBLINGS, TreeChoice
 from peagle.errors import InputError
 from peagle.ops.tree import grow
 
@@ -28,7 +27,7 @@ KINDS = {
 }
 
 
-def engine_of(target, drafter, nodes: int | None, lookup: Lookup | None = None, **changes: object):
+def engine_of(target, drafter, nodes: int, lookup: Lookup | None = None, **changes: object):
     changes = {"max_num_seqs": 1, "draft_length": "fixed", **changes}
     k = K if drafter else 0
     config = tiny.engine_config(**changes)
@@ -146,41 +145,22 @@ def test_several_requests_and_what_counts_drafts_do_not_branch(targets, trained,
     assert len(trees) < 10  # only who is left over is alone
 
 
-def choice_of(target, drafter, **changes: object) -> TreeChoice:
-    return TreeChoice(
-        **{
-            "target": target.decoder,
-            "drafter": drafter,
-            "k": K,
-            "on_device": False,
-            "drafts_set": False,
-            **changes,
-        }
-    )
+@pytest.mark.parametrize(
+    ("family", "method", "nodes", "told"),
+    [
+        ("easy", "eagle3", 12, "needs a P-EAGLE drafter"),
+        ("easy", "peagle", K, "not above K = 4"),
+        ("gpt_oss", "peagle", 6, "on a CPU for targets with windows or sinks"),
+    ],
+)
+def test_what_cannot_branch_is_refused(targets, tmp_path, family, method, nodes, told):
+    config = tiny.drafter_config(parallel=method == "peagle")
+    drafter = tiny.random_drafter_for(targets[family].decoder, tmp_path, config)
+    with pytest.raises(InputError, match=told):
+        engine_of(targets[family], drafter, nodes)
 
 
-def test_a_cpu_has_them_where_nothing_is_said(targets, trained, tmp_path):
-    easy, drafter = targets["easy"], trained["peagle"].drafter
-    assert choice_of(easy, drafter).nodes(None) == K + SIBLINGS
-    assert choice_of(easy, drafter).nodes(0) == 0
-    assert choice_of(easy, drafter, on_device=True).nodes(None) == 0
-    assert choice_of(easy, drafter, drafts_set=True).nodes(None) == 0
-    assert choice_of(easy, trained["eagle3"].drafter).nodes(None) == 0
-    assert choice_of(easy, None).nodes(None) == 0
-    windows = targets["gpt_oss"]
-    config = tiny.drafter_config(parallel=True)
-    drafter = tiny.random_drafter_for(windows.decoder, tmp_path, config)
-    assert choice_of(windows, drafter).nodes(None) == 0
-    assert choice_of(windows, drafter, on_device=True).nodes(6) == 6
-    with pytest.raises(InputError, match="on a CPU for targets with windows or sinks"):
-        choice_of(windows, drafter).nodes(6)
-
-
-def test_lookups_keep_their_drafts(targets, trained):
+def test_lookups_do_not_branch(targets, trained):
     lookup = Lookup(2, 5, torch.device("cpu"))
-    engine = engine_of(targets["easy"], trained["peagle"].drafter, None, lookup)
-    assert engine.worker.spare == 0
-
-
-def test_none_may_be_asked_for():
-    assert SpeculativeConfig(model="drafter", num_tree_nodes=0, prompt_lookup_max=16)
+    with pytest.raises(InputError, match="neither lookups"):
+        engine_of(targets["easy"], trained["peagle"].drafter, 12, lookup)
