@@ -68,8 +68,9 @@ def grow(
     shares = _log_shares(found, pairs, race).numpy(force=True)
     tokens, chains = found.tokens.numpy(force=True), alone.tolist()
     grown = [_grown(*one, nodes) for one in zip(shares, tokens, chains, strict=True)]
-    columns = [torch.tensor(column, device=alone.device) for column in zip(*grown, strict=True)]
-    return Tree(columns[0], columns[1], columns[2], columns[3].to(torch.int32))
+    each = torch.from_numpy(np.stack(grown, axis=1)).to(alone.device)
+    drafts, parents = each[:2, :, 1:].contiguous()
+    return Tree(drafts, parents, each[2], each[3].to(torch.int32))
 
 
 def _log_shares(found: Candidates, pairs: Pairs | None, race: Race | None) -> Tensor:
@@ -80,33 +81,36 @@ def _log_shares(found: Candidates, pairs: Pairs | None, race: Race | None) -> Te
     if pairs is not None:
         later = Pairs(pairs.predecessor, pairs.successor, pairs.gates[:, 1:])
         added = later.scores(found.tokens[:, :-1], found.ids[:, 1:]).float()
-        scores = scores + torch.cat((torch.zeros_like(scores[:, :1]), added), dim=1)
-    values = scores if race is None else draft_scores(scores, found.tokens, race)
+        scores = torch.cat((scores[:, :1], scores[:, 1:] + added), dim=1)
+    if race is None:
+        return scores.log_softmax(dim=-1)
+    values = draft_scores(scores, found.tokens, race)
     return values.log_softmax(dim=-1).nan_to_num(nan=-math.inf, neginf=-math.inf)
 
 
 def _grown(
     shares: NDArray[np.float32], candidates: NDArray[np.int64], alone: bool, nodes: int
-) -> tuple[list[int], list[int], list[int], list[int]]:
-    """Tokens, parents, depths and ancestors of one request's tree. shares: [slots, candidates
-    before, candidates]; candidates: [slots, candidates] target ids."""
+) -> NDArray[np.int64]:
+    """[4, nodes + 1] tokens, parents, depths and ancestors of one request's rows, the root's first.
+
+    shares: [slots, candidates before, candidates]; candidates: [slots, candidates] target ids.
+    """
     slots, _, count = shares.shape
     costs = np.full((nodes + 1, count), -math.inf, dtype=np.float32)
     costs[0] = shares[0, 0]
-    tokens, parents, depths, ancestors = [NOBODY] * nodes, [0] * nodes, [0], [1]
+    rows = [(NOBODY, 0, 0, 1)]
     for row in range(1, nodes + 1):
         parent, place = divmod(int(costs.argmax()), count)
         best = costs[parent, place]
-        there = bool(best > -math.inf)
-        parent, depth = (parent, depths[parent] + 1) if there else (0, 1)
-        depths.append(depth)
-        ancestors.append(ancestors[parent] | 1 << row)
-        if there:
-            tokens[row - 1], parents[row - 1] = int(candidates[depth - 1, place]), parent
-            costs[parent, slice(None) if alone else place] = -math.inf
-            if depth < slots:
-                costs[row] = best + shares[depth, place]
-    return tokens, parents, depths, ancestors
+        if not best > -math.inf:  # nor a NaN
+            rows.append((NOBODY, 0, 1, 1 | 1 << row))
+            continue
+        _, _, above, ancestors = rows[parent]
+        rows.append((candidates[above, place], parent, above + 1, ancestors | 1 << row))
+        costs[parent, slice(None) if alone else place] = -math.inf
+        if above + 1 < slots:
+            np.add(shares[above + 1, place], best, out=costs[row])
+    return np.array(rows).T
 
 
 def walk(tree: Tree, chosen: Tensor, slots: int) -> Path:

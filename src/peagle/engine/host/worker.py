@@ -197,7 +197,8 @@ class HostWorker:
         path = walk(tree, choose_at(seen.logits, request.settings, positions + 1)[None], k)
         accepted = int((path.drafts >= 0).sum())
         rows = path.rows[0, : accepted + 1]
-        self._straighten(part, path)
+        if rows.tolist() != [*range(len(rows))]:
+            self._straighten(part, path)
         if chain is not None:
             self._temperatures.record(followed(chain, path), path.chosen)
         emitted = tuple(path.chosen[0, : accepted + 1].tolist())
