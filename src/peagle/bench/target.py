@@ -9,6 +9,7 @@ from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DraftModel
 from peagle.engine.capacity import cache_shape
 from peagle.engine.engine import Engine
+from peagle.engine.trees import SIBLINGS
 from peagle.llm import LLM
 from peagle.models.decoder import Decoder
 from peagle.models.generation_config import end_tokens
@@ -57,17 +58,18 @@ class SharedTarget:
         need; None lets it take the memory that an engine of its own takes.
         """
         drafter: Drafter | None = None
-        k = nodes = 0
+        k, nodes = 0, None
         lookup: Lookup | None = None
         if speculation is not None:
-            k, nodes = speculation.num_speculative_tokens or 0, speculation.num_tree_nodes or 0
+            k, nodes = speculation.num_speculative_tokens or 0, speculation.num_tree_nodes
             lookup = Lookup.of(speculation, self._decoder.embed.weight.device)
             if speculation.model is not None:
                 how = speculation.parallel_drafting, speculation.quantization
                 model = self.draft_model(speculation.model, *how)
                 drafter, k = drafter_for(model), k or model.config.default_k
         if longest is not None:
-            memory = kv_memory(self._decoder, drafter, k, config, longest + max(k, nodes))
+            most = k + SIBLINGS if nodes is None else max(k, nodes)
+            memory = kv_memory(self._decoder, drafter, k, config, longest + most)
             config = config.model_copy(update={"kv_cache_memory": memory})
         engine = Engine(
             self._decoder, drafter, k, config, self._ends, lookup=lookup, tree_nodes=nodes

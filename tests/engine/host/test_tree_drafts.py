@@ -6,12 +6,13 @@ import pytest
 import tiny
 import torch
 
-from peagle.config import SamplingParams
+from peagle.config import SamplingParams, SpeculativeConfig
 from peagle.drafters import readout
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.engine.host.worker import HostWorker
+from peagle.engine.trees import TreeChoice
 from peagle.errors import InputError
 from peagle.ops.tree import grow
 
@@ -145,6 +146,24 @@ def test_several_requests_and_what_counts_drafts_do_not_branch(targets, trained,
     assert len(trees) < 10  # only who is left over is alone
 
 
+def choice_of(target, drafter, captured: bool = False, shared: bool = False) -> TreeChoice:
+    return TreeChoice(target.decoder, drafter, K, captured, shared)
+
+
+def test_a_cpu_has_them_where_nothing_is_said(targets, trained, tmp_path):
+    easy, drafter = targets["easy"], trained["peagle"].drafter
+    assert choice_of(easy, drafter).nodes(None) == K + 2
+    assert choice_of(easy, drafter).nodes(0) == 0
+    assert choice_of(easy, drafter, captured=True).nodes(None) == 0
+    assert choice_of(easy, drafter, shared=True).nodes(None) == 0
+    assert choice_of(easy, trained["eagle3"].drafter).nodes(None) == 0
+    assert choice_of(easy, None).nodes(None) == 0
+    windows, config = targets["gpt_oss"], tiny.drafter_config(parallel=True)
+    drafter = tiny.random_drafter_for(windows.decoder, tmp_path, config)
+    assert choice_of(windows, drafter).nodes(None) == 0
+    assert choice_of(windows, drafter, captured=True).nodes(6) == 6
+
+
 @pytest.mark.parametrize(
     ("family", "method", "nodes", "told"),
     [
@@ -164,3 +183,7 @@ def test_lookups_do_not_branch(targets, trained):
     lookup = Lookup(2, 5, torch.device("cpu"))
     with pytest.raises(InputError, match="neither lookups"):
         engine_of(targets["easy"], trained["peagle"].drafter, 12, lookup)
+
+
+def test_none_may_be_asked_for():
+    assert SpeculativeConfig(model="drafter", num_tree_nodes=0, prompt_lookup_max=16)
