@@ -187,8 +187,9 @@ DrafterFormat = Literal["fp8"]
 
 
 AcceptanceRate = Annotated[float, Field(ge=0, le=1)]
-TreeNodes = Literal[0] | Annotated[int, Field(ge=2, le=30)]
+MOST_TREE_NODES = 30
 """A row's way from the root is kept in the bits of an int32."""
+TreeNodes = Literal[0] | Annotated[int, Field(ge=2, le=MOST_TREE_NODES)]
 LookupLength = Annotated[int, Field(ge=1, le=64)]
 SHORTEST_MATCH, LONGEST_MATCH = 3, 16
 """Of lookups, where nothing is said: shorter matches are seldom right, and of longer ones all are
@@ -308,8 +309,8 @@ class EngineConfig(Config):
     CPU, of which prompts may take 1,024; prompts may take all of a number that is given."""
     enable_prefix_caching: bool = True
     quantize_activations: bool = True
-    """Of a target in FP8 whose files ask for it, on a Hopper GPU: products of more than 128 rows
-    round their inputs to FP8 as well. False keeps them in 16 bits, as fewer rows always are."""
+    """Of a target in FP8 whose files ask for it, on a Hopper GPU: dense products of more than 128
+    rows round their inputs to FP8 as well. False keeps them in 16 bits, as fewer always are."""
     batch_invariant: bool = False
     """On a GPU: a request's text depends, to the last bit, neither on drafts nor on what else is in
     flight. Slower, and K is at most 15; without it a near-tie may be decided either way in 16

@@ -9,7 +9,6 @@ from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DraftModel
 from peagle.engine.capacity import cache_shape
 from peagle.engine.engine import Engine
-from peagle.engine.trees import SIBLINGS
 from peagle.llm import LLM
 from peagle.models.decoder import Decoder
 from peagle.models.generation_config import end_tokens
@@ -68,8 +67,7 @@ class SharedTarget:
                 model = self.draft_model(speculation.model, *how)
                 drafter, k = drafter_for(model), k or model.config.default_k
         if longest is not None:
-            most = k + SIBLINGS if nodes is None else max(k, nodes)
-            memory = kv_memory(self._decoder, drafter, k, config, longest + most)
+            memory = kv_memory(self._decoder, drafter, k, config, longest + max(k, nodes or 0))
             config = config.model_copy(update={"kv_cache_memory": memory})
         engine = Engine(
             self._decoder, drafter, k, config, self._ends, lookup=lookup, tree_nodes=nodes

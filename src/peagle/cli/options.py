@@ -48,7 +48,7 @@ HARDWARE: dict[str, Help] = {
     "dtype": "auto is float32 on a CPU, bfloat16 on a GPU.",
     "device": "auto, cpu, cuda or cuda:N.",
     "batch_invariant": "On a GPU: the same text to the last bit, whatever else runs; slower.",
-    "quantize_activations": "FP8 targets on a Hopper GPU: above 128 rows round inputs too.",
+    "quantize_activations": "FP8 on a Hopper GPU: dense products of 129 rows on round inputs too.",
 }
 """And of those of its fields that every command has."""
 BOTH_FORMS = "give either --speculative-config or --drafter and --k"

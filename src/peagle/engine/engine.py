@@ -96,7 +96,8 @@ class Engine:
     lookup: finds drafts in a request's own text, beside a drafter or without one.
     tree_nodes: drafts that branch, in place of K; 0: none do, None: as `SpeculativeConfig` says.
 
-    Raises `InputError` when the KV cache cannot hold one sequence, or the context K drafts.
+    Raises `InputError` when the KV cache cannot hold one sequence, or the context K drafts, and for
+    trees that there cannot be.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class Engine:
         end_tokens: Sequence[int] = (),
         synthetic: Sequence[float] | None = None,
         lookup: Lookup | None = None,
-        tree_nodes: int | None = 0,
+        tree_nodes: int | None = None,
     ) -> None:
         assert (drafter is None and lookup is None) == (k == 0), "whatever drafts comes with its K"
         self.target, self.drafter, self.k = target, drafter, k

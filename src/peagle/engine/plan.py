@@ -96,7 +96,8 @@ class Limits:
     repeats: int = 1
     """How often cycles of requests on the device run; more than once only without drafts."""
     spare: int = 0
-    """Positions behind a request's rows that it has blocks for, if the context goes on so far."""
+    """Positions behind a request's rows that it has blocks for, if the context goes on so far and
+    there are any."""
 
 
 class Planner:
@@ -141,9 +142,7 @@ class Planner:
         share = self._share(request, request.furthest, held)
         if share is None:
             return
-        stop = min(share.stop + self._limits.spare, self._limits.max_length)
-        if stop > held:
-            share = replace(share, fresh=self._blocks_for(stop - held))
+        share = self._with_spare(share, held)
         if request.ahead and min(self._free_blocks) < share.fresh <= self._free_blocks[WHOLE]:
             return  # its windows get blocks back when what it has in flight is known
         while share.fresh > min(self._free_blocks):
@@ -151,6 +150,14 @@ class Planner:
             if self._preempted[-1] is request:
                 return
         self._take(share)
+
+    def _with_spare(self, share: Share, held: int) -> Share:
+        """The same within the context, and with blocks for spare positions if nobody has to make
+        room for them."""
+        stops = share.stop, share.stop + self._limits.spare
+        ends = (min(stop, self._limits.max_length) for stop in stops)
+        needed, wanted = (self._blocks_for(max(end - held, 0)) for end in ends)
+        return replace(share, fresh=wanted if wanted <= min(self._free_blocks) else needed)
 
     def _pass(self, request: Request) -> None:
         """Give back what a running request's next rows do not see.

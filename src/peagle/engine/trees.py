@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from peagle.config import MOST_TREE_NODES
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.peagle import ParallelDrafter
 from peagle.errors import InputError
@@ -46,6 +47,10 @@ class TreeChoice:
             return "needs a P-EAGLE drafter, whose slots have all candidates"
         if nodes <= self.k:
             return f"{nodes} is not above K = {self.k}; give more, or leave it out"
+        if nodes > MOST_TREE_NODES:
+            return f"{nodes} is above {MOST_TREE_NODES}"
+        if not self.captured and self.target.embed.weight.is_cuda:
+            return "needs GPU kernels, and there are none for this model"
         if self.shared:
             return "goes with neither lookups nor synthetic acceptance"
         if not self.captured and not all(each.full for each in layers):

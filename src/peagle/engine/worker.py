@@ -69,7 +69,7 @@ def open_worker(
     processor: LogitsProcessor,
     synthetic: Sequence[float] | None = None,
     lookup: Lookup | None = None,
-    tree_nodes: int | None = 0,
+    tree_nodes: int | None = None,
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 

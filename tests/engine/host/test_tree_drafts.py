@@ -185,5 +185,33 @@ def test_lookups_do_not_branch(targets, trained):
         engine_of(targets["easy"], trained["peagle"].drafter, 12, lookup)
 
 
+@pytest.mark.parametrize(("k", "nodes"), [(28, 30), (29, 0), (40, 0)])
+def test_rows_of_a_tree_fit_the_bits_that_name_them(targets, trained, k: int, nodes: int):
+    choice = TreeChoice(targets["easy"].decoder, trained["peagle"].drafter, k, False, False)
+    assert choice.nodes(None) == nodes
+    with pytest.raises(InputError, match="41 is above 30"):
+        choice.nodes(41)
+
+
+def test_a_gpu_whose_kernels_do_not_cover_the_model_has_none(
+    targets, trained, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    choice = choice_of(targets["easy"], trained["peagle"].drafter)
+    assert choice.nodes(None) == 0
+    with pytest.raises(InputError, match="needs GPU kernels"):
+        choice.nodes(12)
+
+
+def test_nobody_makes_room_for_nodes_beside_a_path(targets, trained, trees: list[int]):
+    target, drafter, how = targets["easy"], trained["peagle"].drafter, SamplingParams(max_tokens=60)
+    sizes = {"block_size": 4, "max_num_seqs": 3, "kv_cache_memory": 5 << 16, "max_model_len": 100}
+    plain, found = (engine_of(target, drafter, nodes, **sizes) for nodes in (0, 30))
+    expected = tiny.outputs(tiny.run(plain, PROMPTS, how))
+    assert tiny.outputs(tiny.run(found, PROMPTS, how)) == expected
+    assert found.scheduler.preemptions <= plain.scheduler.preemptions + 1
+    assert plain.scheduler.blocks.free_by_group() == found.scheduler.blocks.free_by_group()
+
+
 def test_none_may_be_asked_for():
     assert SpeculativeConfig(model="drafter", num_tree_nodes=0, prompt_lookup_max=16)

@@ -191,7 +191,7 @@ packed = {"codes": "*i16", "numbers": "*i16"}
 from peagle.ops.triton import quantized_experts
 
 for (kind, few), form in quantized_experts.FORMS.items():
-    mxfp4, block = kind == "mxfp4", 16 if few else quantized_experts.MOST_PAIRS
+    mxfp4, block = kind == "mxfp4", 16 if few else quantized_experts.LARGEST_BLOCK
     depth = 2880 if mxfp4 else 2048
     sizes = {"COLUMNS": 768, "DEPTH": depth, "BLOCK_M": block, "BLOCK_N": form.lines}
     sizes["BLOCK_K"] = form.depth

@@ -80,8 +80,8 @@ class HostWorker:
         tree_nodes: int = 0,
     ) -> None:
         """lengths: draft lengths that a cycle may have, K last; slots: of the KV caches, besides
-        the table's null slot; tree_nodes: of K drafts that branch, where a request is alone, 0
-        where none do."""
+        the table's null slot; tree_nodes: of a tree of K drafts, for a request that is
+        alone; 0: drafts do not branch."""
         dtype = target.embed.weight.dtype
         self._target, self._drafter = target, drafter
         self._device = target.embed.weight.device

@@ -167,7 +167,7 @@ def _outputs(
     tiles = tiles_for(0.0 if router.batch_invariant else pairs / experts, x.x.dtype)
     activated, outputs = x.x.new_empty(pairs, inner), x.x.new_empty(pairs, hidden)
     if isinstance(gate_up, packed.Packed) and isinstance(down, packed.Packed):
-        routing = route(routed, router, min(tiles.block, packed.MOST_PAIRS))
+        routing = route(routed, router, min(tiles.block, packed.LARGEST_BLOCK))
         packed.gate_up(x.x, routing.scales, gate_up, routing, clamped, gelu, activated)
         packed.down(activated, down, routing, clamped, outputs)
         return outputs

@@ -44,8 +44,8 @@ class Form:
 
 FEW_PAIRS = 32
 """Most pairs in a block whose weights take longer to read than to multiply."""
-MOST_PAIRS = 64
-"""In a block: with more, sums outgrow the registers of four warps, and eight are slower."""
+LARGEST_BLOCK = 64
+"""Most pairs in any block: the sums of more outgrow four warps' registers; eight are slower."""
 FORMS = {
     ("fp8", True): Form(64, 128, 4),
     ("mxfp4", True): Form(64, 256, 4),
