@@ -57,17 +57,17 @@ class SharedTarget:
         need; None lets it take the memory that an engine of its own takes.
         """
         drafter: Drafter | None = None
-        k, nodes = 0, None
+        k = nodes = 0
         lookup: Lookup | None = None
         if speculation is not None:
-            k, nodes = speculation.num_speculative_tokens or 0, speculation.num_tree_nodes
+            k, nodes = speculation.num_speculative_tokens or 0, speculation.num_tree_nodes or 0
             lookup = Lookup.of(speculation, self._decoder.embed.weight.device)
             if speculation.model is not None:
                 how = speculation.parallel_drafting, speculation.quantization
                 model = self.draft_model(speculation.model, *how)
                 drafter, k = drafter_for(model), k or model.config.default_k
         if longest is not None:
-            memory = kv_memory(self._decoder, drafter, k, config, longest + max(k, nodes or 0))
+            memory = kv_memory(self._decoder, drafter, k, config, longest + max(k, nodes))
             config = config.model_copy(update={"kv_cache_memory": memory})
         engine = Engine(
             self._decoder, drafter, k, config, self._ends, lookup=lookup, tree_nodes=nodes

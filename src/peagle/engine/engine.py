@@ -94,7 +94,7 @@ class Engine:
     `synthetic[i]`: share of cycles in which draft i + 1 is accepted, whatever the target says. This
     is for measuring time; the text means nothing.
     lookup: finds drafts in a request's own text, beside a drafter or without one.
-    tree_nodes: drafts that branch, in place of K; 0: none do, None: as `SpeculativeConfig` says.
+    tree_nodes: drafts that branch, in place of K; 0: none do.
 
     Raises `InputError` when the KV cache cannot hold one sequence, or the context K drafts, and for
     trees that there cannot be.
@@ -109,7 +109,7 @@ class Engine:
         end_tokens: Sequence[int] = (),
         synthetic: Sequence[float] | None = None,
         lookup: Lookup | None = None,
-        tree_nodes: int | None = None,
+        tree_nodes: int = 0,
     ) -> None:
         assert (drafter is None and lookup is None) == (k == 0), "whatever drafts comes with its K"
         self.target, self.drafter, self.k = target, drafter, k

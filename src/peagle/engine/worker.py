@@ -15,7 +15,7 @@ from peagle.engine.host.worker import HostWorker
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Outcome, Step
-from peagle.engine.trees import TreeChoice
+from peagle.engine.trees import check_trees
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
@@ -69,12 +69,12 @@ def open_worker(
     processor: LogitsProcessor,
     synthetic: Sequence[float] | None = None,
     lookup: Lookup | None = None,
-    tree_nodes: int | None = None,
+    tree_nodes: int = 0,
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
-    lengths: the draft lengths that a cycle may have, ascending, K last; tree_nodes: as of
-    `TreeChoice.nodes`. Raises `InputError` for synthetic acceptance on a GPU whose kernels do
+    lengths: the draft lengths that a cycle may have, ascending, K last; tree_nodes: of drafts that
+    branch, 0 where none do. Raises `InputError` for synthetic acceptance on a GPU whose kernels do
     not cover the model, for trees and batch invariance that there cannot be, and where Triton finds
     no C compiler.
     """
@@ -89,8 +89,9 @@ def open_worker(
         raise InputError(
             "synthetic acceptance needs GPU kernels, and there are none for this model"
         )
-    shared = synthetic is not None or lookup is not None
-    nodes = TreeChoice(target, drafter, lengths[-1], on_device, shared).nodes(tree_nodes)
+    if tree_nodes:
+        shared = synthetic is not None or lookup is not None
+        check_trees(target, drafter, lengths[-1], tree_nodes, captured=on_device, shared=shared)
     rows = capacity.num_seqs + on_device  # one that is spare
     table = RequestTable(
         rows,
@@ -104,7 +105,7 @@ def open_worker(
         if drafter is None:
             lengths = lengths[-1:]  # a request in whose text nothing is found drafts nothing anyway
         slots = capacity.slots
-        return HostWorker(target, drafter, lengths, table, slots, processor, lookup, nodes)
+        return HostWorker(target, drafter, lengths, table, slots, processor, lookup, tree_nodes)
     most = capacity.batched_tokens
     worker = DeviceWorker(
         target,
@@ -116,7 +117,7 @@ def open_worker(
         processor,
         synthetic,
         lookup,
-        nodes,
+        tree_nodes,
     )
     _capture(worker)
     return worker

@@ -6,13 +6,13 @@ import pytest
 import tiny
 import torch
 
-from peagle.config import SamplingParams, SpeculativeConfig
+from peagle.config import SamplingParams
 from peagle.drafters import readout
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.engine.host.worker import HostWorker
-from peagle.engine.trees import TreeChoice
+from peagle.engine.trees import check_trees
 from peagle.errors import InputError
 from peagle.ops.tree import grow
 
@@ -146,29 +146,12 @@ def test_several_requests_and_what_counts_drafts_do_not_branch(targets, trained,
     assert len(trees) < 10  # only who is left over is alone
 
 
-def choice_of(target, drafter, captured: bool = False, shared: bool = False) -> TreeChoice:
-    return TreeChoice(target.decoder, drafter, K, captured, shared)
-
-
-def test_a_cpu_has_them_where_nothing_is_said(targets, trained, tmp_path):
-    easy, drafter = targets["easy"], trained["peagle"].drafter
-    assert choice_of(easy, drafter).nodes(None) == K + 2
-    assert choice_of(easy, drafter).nodes(0) == 0
-    assert choice_of(easy, drafter, captured=True).nodes(None) == 0
-    assert choice_of(easy, drafter, shared=True).nodes(None) == 0
-    assert choice_of(easy, trained["eagle3"].drafter).nodes(None) == 0
-    assert choice_of(easy, None).nodes(None) == 0
-    windows, config = targets["gpt_oss"], tiny.drafter_config(parallel=True)
-    drafter = tiny.random_drafter_for(windows.decoder, tmp_path, config)
-    assert choice_of(windows, drafter).nodes(None) == 0
-    assert choice_of(windows, drafter, captured=True).nodes(6) == 6
-
-
 @pytest.mark.parametrize(
     ("family", "method", "nodes", "told"),
     [
         ("easy", "eagle3", 12, "needs a P-EAGLE drafter"),
         ("easy", "peagle", K, "not above K = 4"),
+        ("easy", "peagle", 31, "31 is above 30"),  # bits name the rows
         ("gpt_oss", "peagle", 6, "on a CPU for targets with windows or sinks"),
     ],
 )
@@ -185,22 +168,14 @@ def test_lookups_do_not_branch(targets, trained):
         engine_of(targets["easy"], trained["peagle"].drafter, 12, lookup)
 
 
-@pytest.mark.parametrize(("k", "nodes"), [(28, 30), (29, 0), (40, 0)])
-def test_rows_of_a_tree_fit_the_bits_that_name_them(targets, trained, k: int, nodes: int):
-    choice = TreeChoice(targets["easy"].decoder, trained["peagle"].drafter, k, False, False)
-    assert choice.nodes(None) == nodes
-    with pytest.raises(InputError, match="41 is above 30"):
-        choice.nodes(41)
-
-
 def test_a_gpu_whose_kernels_do_not_cover_the_model_has_none(
     targets, trained, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    choice = choice_of(targets["easy"], trained["peagle"].drafter)
-    assert choice.nodes(None) == 0
+    given = targets["easy"].decoder, trained["peagle"].drafter, K, 12
     with pytest.raises(InputError, match="needs GPU kernels"):
-        choice.nodes(12)
+        check_trees(*given, captured=False, shared=False)
+    check_trees(*given, captured=True, shared=False)
 
 
 def test_nobody_makes_room_for_nodes_beside_a_path(targets, trained, trees: list[int]):
@@ -210,8 +185,3 @@ def test_nobody_makes_room_for_nodes_beside_a_path(targets, trained, trees: list
     expected = tiny.outputs(tiny.run(plain, PROMPTS, how))
     assert tiny.outputs(tiny.run(found, PROMPTS, how)) == expected
     assert found.scheduler.preemptions <= plain.scheduler.preemptions + 1
-    assert plain.scheduler.blocks.free_by_group() == found.scheduler.blocks.free_by_group()
-
-
-def test_none_may_be_asked_for():
-    assert SpeculativeConfig(model="drafter", num_tree_nodes=0, prompt_lookup_max=16)
