@@ -21,6 +21,24 @@ def short(monkeypatch):
     monkeypatch.setattr(module, "COMPARED", 2)
 
 
+def test_drafts_of_the_bundled_pair_branch(peagle, pair, short, monkeypatch):
+    """And those of a pair that is given are as it says."""
+    monkeypatch.setattr(module, "ROUNDS", 1)
+    monkeypatch.setattr(module, "ANSWER_TOKENS", 40)
+    bundled, given = (
+        peagle("demo"),
+        peagle("demo", "--target", pair.target, "--eagle3", pair.eagle3, "--peagle", pair.peagle),
+    )
+    assert "guesses branch here" in bundled.out
+    assert "branch" not in given.out
+    lengths = {
+        line.split()[0]: float(line.split()[-2])
+        for line in bundled.out.splitlines()
+        if line.strip().endswith("yes")
+    }
+    assert lengths["P-EAGLE"] > lengths["EAGLE-3"] > lengths["none"] == 1.0
+
+
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_it_writes_answers_and_compares_the_three_methods(
     peagle, pair, short, monkeypatch, columns

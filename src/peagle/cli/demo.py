@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 EXAMPLE = """\b
 Example:
   peagle demo"""
-K = 5
+K, NODES = 5, 7
+"""Drafts of a cycle; P-EAGLE's branch with the bundled pair, and are so many then."""
 SHOWN, COMPARED = 2, 8
 """How many of the bundled prompts are answered on the screen, and how many are measured."""
 ANSWER_TOKENS = 160
@@ -33,6 +35,10 @@ PROMPT, DRAFTED, OWN = "dim", "green", "bold yellow"
 WHY = (
     "As many right guesses, or fewer, can be faster: EAGLE-3 guesses one token after the other, K "
     "passes of its drafter; P-EAGLE guesses all K in one."
+)
+BRANCHES = (
+    f"P-EAGLE's guesses branch here: of all texts that may follow, up to {K} tokens long, the "
+    f'{NODES} likeliest tokens are checked in one pass ("num_tree_nodes": {NODES}).'
 )
 FIXED = (
     f"K = {K} is fixed: on these prompts, and two CPU cores, neither method is faster with 3 or 7. "
@@ -58,6 +64,8 @@ def demo(
     from peagle.config import SamplingParams
 
     pair = choose_pair(METHODS, target, {"eagle3": eagle3, "peagle": peagle})
+    branches = target is None and peagle is None
+    pair = replace(pair, tree_nodes=NODES if branches else None)
     answers = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True)
     # float32 is exactly comparable
     workload = PromptWorkload(pair, load_sets(["bundled"], COMPARED), answers, "float32")
@@ -66,7 +74,8 @@ def demo(
     console = Console(highlight=False)
     _show_answers(console, workload)
     _show_comparison(console, _median_runs(workload))
-    for line in ("", WHY, FIXED) if target else ("", WHY, FIXED, MODEL):
+    told = {WHY: True, BRANCHES: branches, FIXED: True, MODEL: target is None}
+    for line in ("", *(line for line, shown in told.items() if shown)):
         console.print(line)
 
 
