@@ -40,10 +40,7 @@ BRANCHES = (
     f"P-EAGLE's guesses branch here: of all texts that may follow, up to {K} tokens long, the "
     f'{NODES} likeliest tokens are checked in one pass ("num_tree_nodes": {NODES}).'
 )
-FIXED = (
-    f"K = {K} is fixed: on these prompts, and two CPU cores, neither method is faster with 3 or 7. "
-    "`peagle bench --k 3,5,7` measures that here."
-)
+FIXED = f"K = {K} is fixed here, for both; `peagle bench --k 3,5,7` measures others."
 MODEL = (
     "The model is tiny (15M parameters), has read Python and little else, and is often wrong. Text "
     "that repeats itself is easy to guess, which flatters every drafter; these prompts were chosen "
