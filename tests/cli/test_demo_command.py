@@ -61,7 +61,7 @@ def test_it_writes_answers_and_compares_the_three_methods(
     assert "took turns in 2 rounds" in words
     assert "No clear winner on this machine" in words
     assert "P-EAGLE guesses all K in one" in words
-    assert "K = 5 is fixed: on these prompts" in words  # other prompts have another best K
+    assert "K = 5 is fixed here, for both" in words  # other prompts have another best K
     assert "15M parameters" not in words  # of a model that is not the bundled one
 
 
