@@ -37,6 +37,8 @@ def _of_target(target: Decoder, nodes: int, captured: bool) -> str | None:
         return "needs GPU kernels, and there are none for this model"
     if not captured and not all(each.full for each in layers):
         return "is not supported on a CPU for targets with windows or sinks"
+    if not captured and len({(each.num_kv_heads, each.head_dim) for each in layers}) > 1:
+        return "is not supported on a CPU for targets with keys of several shapes"
     if window is not None and window <= nodes:
         return f"{nodes} is not below the target's window of {window}"
     if target.batch_invariant:  # a key's place among others decides how sums are rounded

@@ -9,6 +9,7 @@ from typing import ClassVar
 import pytest
 import tiny
 import torch
+from grafted_trees import graft, redraw
 
 from peagle.config import SamplingParams, SpeculativeConfig
 from peagle.drafters import readout
@@ -96,18 +97,8 @@ def test_any_tree_gives_the_same_text(
 
     def drawn(found, pairs, race, nodes, alone):
         grown = grow(found, pairs, race, nodes, alone)
-        slots, count = found.tokens.shape[1:]
         for request in (~alone.bool()).nonzero()[:, 0].tolist():
-            for row in range(1, nodes + 1):
-                shallow = [r for r in range(row) if grown.depths[request, r] < slots]
-                parent = draw.choice(shallow)
-                depth = int(grown.depths[request, parent]) + 1
-                likely = found.scores[request, depth - 1].argsort(descending=True)
-                place = likely[min(int(draw.expovariate(0.7)), count - 1)]
-                grown.tokens[request, row - 1] = found.tokens[request, depth - 1, place]
-                grown.parents[request, row - 1] = parent
-                grown.depths[request, row] = depth
-                grown.ancestors[request, row] = grown.ancestors[request, parent] | 1 << row
+            redraw(grown, found, request, draw)
         return grown
 
     monkeypatch.setattr(readout, "grow", drawn)
@@ -149,13 +140,9 @@ def test_with_windows_and_sinks(
             for row in range(1, nodes + 1):
                 depth = int(grown.depths[0, path]) + 1
                 right = draw.random() < 0.6 and depth <= K
-                parent = path if right or depth > K else draw.randrange(row)
                 known = text[position + depth : position + depth + 1]
-                grown.tokens[0, row - 1] = known[0] if right and known else tiny.MASK
-                grown.parents[0, row - 1] = parent if right else 0
-                grown.depths[0, row] = depth if right else 1
-                above = int(grown.ancestors[0, parent if right else 0])
-                grown.ancestors[0, row] = above | 1 << row
+                token = known[0] if right and known else tiny.MASK
+                graft(grown, 0, row, path if right else 0, token)
                 path = row if right else path
             return grown
 

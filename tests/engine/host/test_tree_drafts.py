@@ -1,10 +1,12 @@
 """Drafts of a request that is alone branch on a CPU, and change no token."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import tiny
 import torch
+from grafted_trees import redraw
 
 from peagle.config import SamplingParams
 from peagle.drafters import readout
@@ -76,15 +78,7 @@ def test_any_tree_gives_the_same_text(
 
     def drawn(found, pairs, race, nodes, alone):
         grown = grow(found, pairs, race, nodes, alone)
-        slots, count = found.tokens.shape[1:]
-        for row in range(1, nodes + 1):
-            parent = draw.choice([r for r in range(row) if grown.depths[0, r] < slots])
-            depth = int(grown.depths[0, parent]) + 1
-            likely = found.scores[0, depth - 1].argsort(descending=True)
-            place = likely[min(int(draw.expovariate(0.7)), count - 1)]
-            grown.tokens[0, row - 1] = found.tokens[0, depth - 1, place]
-            grown.parents[0, row - 1], grown.depths[0, row] = parent, depth
-            grown.ancestors[0, row] = grown.ancestors[0, parent] | 1 << row
+        redraw(grown, found, 0, draw)
         return grown
 
     monkeypatch.setattr(readout, "grow", drawn)
@@ -176,6 +170,18 @@ def test_a_gpu_whose_kernels_do_not_cover_the_model_has_none(
     with pytest.raises(InputError, match="needs GPU kernels"):
         check_trees(*given, captured=False, shared=False)
     check_trees(*given, captured=True, shared=False)
+
+
+def test_keys_of_several_shapes_are_refused_on_a_cpu(targets, trained, monkeypatch):
+    """A tree's attention reads one tensor."""
+    target = targets["easy"].decoder
+    first, *others = target.spec.layers
+    wider = replace(first.attention, head_dim=2 * first.attention.head_dim)
+    spec = replace(target.spec, layers=(replace(first, attention=wider), *others))
+    monkeypatch.setattr(target, "spec", spec)
+    with pytest.raises(InputError, match="keys of several shapes"):
+        check_trees(target, trained["peagle"].drafter, K, 12, captured=False, shared=False)
+    check_trees(target, trained["peagle"].drafter, K, 12, captured=True, shared=False)
 
 
 def test_nobody_makes_room_for_nodes_beside_a_path(targets, trained, trees: list[int]):
