@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from process import Process
 
 from peagle.cli.loading import wants_own_process
@@ -87,6 +88,18 @@ def test_an_engine_ends_with_its_server(process: Process):
     process.process.kill()
     process.process.wait()
     wait_for_end(engine)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_killed_server_gives_its_memory_of_the_gpu_back(process: Process):
+    """Within five seconds."""
+    process.post(LONG).readline()
+    held, whole = torch.cuda.mem_get_info()
+    process.process.kill()
+    end = time.monotonic() + 5.0
+    while torch.cuda.mem_get_info()[0] - held < whole / 2:
+        assert time.monotonic() < end, "its engine's memory is not back"
+        time.sleep(0.02)
 
 
 def test_a_server_ends_with_its_engine_and_says_why(process: Process):
