@@ -21,7 +21,7 @@ def quantize(x: Tensor, group: int, run: int) -> tuple[Tensor, Tensor]:
     several = max(1, min(AT_ONCE // width, triton.next_power_of_2(groups)))
     _quantize[(padded, triton.cdiv(groups, several))](
         x.contiguous(),
-        numbers.view(torch.int16),
+        numbers,
         scales,
         rows,
         depth,
@@ -52,7 +52,6 @@ def _quantize(
     GROUPS: tl.constexpr,
     RUN: tl.constexpr,
 ):
-    """numbers: [padded, depth / 2] int16, two numbers each."""
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     half: tl.constexpr = RUN // 2
@@ -66,11 +65,8 @@ def _quantize(
     largest = tl.max(tl.max(tl.maximum(tl.abs(lower), tl.abs(upper)), 2), 1)
     scale = tl.maximum(largest, LEAST) / LARGEST
     by = scale[:, None, None]
-    both = _e4m3_bits(lower / by) | (_e4m3_bits(upper / by) << 8)
-    tl.store(numbers + row * (depth // 2) + start // 2 + run * half + pair, both, mask=inside)
+    rounded = tl.interleave(lower / by, upper / by).to(numbers.dtype.element_ty)
+    place = tl.arange(0, RUN)[None, None, :]
+    inside = (start < depth) & (run * RUN < GROUP) & (place >= 0)
+    tl.store(numbers + row * depth + start + run * RUN + place, rounded, mask=inside)
     tl.store(scales + group * padded + row, scale, mask=group * GROUP < depth)
-
-
-@triton.jit
-def _e4m3_bits(x):
-    return x.to(tl.float8e4nv).to(tl.uint8, bitcast=True).to(tl.int16)
