@@ -315,7 +315,7 @@ types |= {"shares": "*i32", "positions": INT, "ancestors": "*i32"}
 for lines, size, together, tree in (
     *((8, 128, 1, False), (32, 64, 2, True), (64, 128, 2, False), (64, 64, 2, True)),
     *((8, 128, 4, False), (16, 128, 4, True), (64, 128, 4, False)),
-    *((64, 128, 2, True), (64, 128, 4, True)),
+    *((64, 128, 2, True), (64, 128, 4, True), (64, 128, 1, True)),
 ):
     plain = size == 128
     sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines}

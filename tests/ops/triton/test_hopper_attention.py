@@ -41,18 +41,18 @@ def test_many_rows_are_where_there_are_several_requests() -> None:
     assert taken(16, requests=8)
 
 
-@pytest.mark.parametrize("lines", [8, 64])
-def test_programs_are_as_large_as_few_pairs_leave_room_for(lines: int) -> None:
+@pytest.mark.parametrize("few_lines", [True, False])
+def test_programs_are_as_large_as_few_pairs_leave_room_for(few_lines: bool) -> None:
     from peagle.ops.triton.hopper_attention import programs
 
-    assert programs(8, lines, 128, 4, 132) == (1 if lines == 8 else 2)
-    assert programs(66, lines, 128, 4, 132) == (1 if lines == 8 else 2)
-    assert programs(8, lines, 64, 4, 132) == 2
-    assert programs(67, lines, 128, 4, 132) == 2
-    assert programs(264, lines, 128, 4, 132) == 2
-    assert programs(265, lines, 128, 4, 132) == 4
-    assert programs(512, lines, 64, 4, 132) == 2
-    assert programs(512, lines, 128, 1, 132) == 2
+    assert programs(8, few_lines, 128, 4, 132) == (1 if few_lines else 2)
+    assert programs(66, few_lines, 128, 4, 132) == (1 if few_lines else 2)
+    assert programs(8, few_lines, 64, 4, 132) == 2
+    assert programs(67, few_lines, 128, 4, 132) == 2
+    assert programs(264, few_lines, 128, 4, 132) == 2
+    assert programs(265, few_lines, 128, 4, 132) == 4
+    assert programs(512, few_lines, 64, 4, 132) == 2
+    assert programs(512, few_lines, 128, 1, 132) == 2
 
 
 def parts_of(starts: list[int], room: int, least: int = 4, kv_heads: int = 8) -> list[int]:

@@ -3,8 +3,8 @@
 One program takes a part of a request's context (`division`) and all query heads that share keys.
 Keys and values come through a ring in shared memory, ahead of what is multiplied. Four warps need
 64 lines as a product's left operand. Where a request's rows times the heads that share keys fill
-them, these are the left operand, so that no warp needs what another has; fewer are columns beside
-the cache.
+them, these are the left operand, so that no warp needs what another has; fewer, and those of a tree
+in a large program, are columns beside the cache.
 
 The first tile of a context is the rows' own keys, which their program norms, rotates and writes;
 older ones are on their way while the product still runs, wherever a program is there by then.
@@ -99,7 +99,9 @@ def attend_product(
 
 def _form(spec: QKVSpec, rows: PassRows, settled: bool = False) -> Form:
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
-    together = programs(pairs, lines, spec.head_dim, _padded(spec), multiprocessors(rows.starts))
+    few_lines = lines < LEFT_LINES or rows.ancestors is not None
+    sizes = spec.head_dim, _padded(spec), multiprocessors(rows.starts)
+    together = programs(pairs, few_lines, *sizes)
     if together == 4 and 2 * lines == LEFT_LINES:  # by keys four would have no room
         lines = LEFT_LINES
     return Form(
@@ -117,14 +119,14 @@ def _form(spec: QKVSpec, rows: PassRows, settled: bool = False) -> Form:
     )
 
 
-def programs(pairs: int, lines: int, size: int, padded: int, processors: int) -> int:
+def programs(pairs: int, few_lines: bool, size: int, padded: int, processors: int) -> int:
     """How many programs are to share a multiprocessor, given pairs of a request and key-value head.
 
-    A large one fills it; those whose rows are the left operand are small. Four small ones, so that
-    no pair waits for a second turn, but where every head has keys of its own: a request's rows
-    would not fit into their tile.
+    A large one fills it, where lines may be columns; those whose rows are the left operand are
+    small. Four small ones, so that no pair waits for a second turn, but where every head has keys
+    of its own: a request's rows would not fit into their tile.
     """
-    if 2 * pairs <= processors and size == 128 and lines < LEFT_LINES:
+    if 2 * pairs <= processors and size == 128 and few_lines:
         return 1
     return 4 if pairs > 2 * processors and size == 128 and padded > 1 else 2
 

@@ -54,7 +54,7 @@ class Form:
     @property
     def by_rows(self) -> bool:
         """Whether a request's lines are the left operand of products; else keys are."""
-        return self.lines == LEFT_LINES
+        return self.lines == LEFT_LINES and self.together > 1
 
     @property
     def places(self) -> int:
