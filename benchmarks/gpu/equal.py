@@ -68,12 +68,13 @@ def main(
         spawning = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(1, spawning) as process:  # its end frees its GPU memory
             kept = {"peagle": _kept(process.submit(ours, workload, cases).result())}
-        print(f"ours: {_equal(kept['peagle'], max_tokens)} of {len(given)}", file=sys.stderr)
+        outputs = len(next(iter(kept["peagle"].values())))
+        print(f"ours: {_equal(kept['peagle'], max_tokens)} of {outputs}", file=sys.stderr)
         vllm = Vllm(vllm_python, vllm_path)
         if vllm.found():
             kept["vllm"] = _kept(theirs(workload, cases, vllm, timeout))
         equal = {side: _equal(counts, max_tokens) for side, counts in kept.items()}
-        print(json.dumps({"equal": equal, "of": len(given), "dtype": dtype}))
+        print(json.dumps({"equal": equal, "of": outputs, "dtype": dtype}))
         facts = environment(workload) | {"k": k, "concurrency": concurrency}
         write(facts | {"equal": equal, "kept": kept})
 
