@@ -20,9 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from peagle.config import NO_PENALTIES
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race, draft_scores
+from peagle.ops.resident import ResidentState
 from peagle.ops.triton import has_kernels, kernels
 
 NOBODY = -2
@@ -49,10 +51,26 @@ class Path:
 
     rows: Tensor
     """[requests, depth + 1] the tree's rows from the root on; behind the last accepted one any"""
+    reads: Tensor
+    """[requests, depth + 1] the same rows, counted over all requests"""
     drafts: Tensor
     """[requests, depth] the accepted drafts, then `NOBODY`"""
     chosen: Tensor
     """[requests, depth + 1] what the target takes after each of them, first after the root"""
+
+
+def unbranched(state: ResidentState, requests: Tensor, nodes: int) -> Tensor:
+    """[requests] int64, whose drafts must not branch: penalties count the drafts before a row as if
+    there were no others, and where slots end a node might not see its parent. Rows of no request
+    branch, since they are timed in the place of others."""
+    rates = state.penalties.rates
+    if has_kernels(rates):
+        given = rates, state.computed, state.limits, requests, nodes
+        alone: Tensor = kernels("tree").unbranched(*given)
+        return alone
+    penalized = (rates[requests] != torch.tensor(NO_PENALTIES, device=rates.device)).any(dim=1)
+    needed, limits = state.computed[requests] + nodes + 1, state.limits[requests]
+    return (penalized | ((needed > limits) & (limits > 0))).long()
 
 
 def grow(
@@ -123,7 +141,9 @@ def walk(tree: Tree, chosen: Tensor, slots: int) -> Path:
         return Path(*kernels("tree").walk(tree, chosen, slots))
     given = zip(tree.tokens.tolist(), tree.parents.tolist(), chosen.tolist(), strict=True)
     paths = [_walked(tokens, parents, taken, slots) for tokens, parents, taken in given]
-    return Path(*(torch.tensor(c, device=chosen.device) for c in zip(*paths, strict=True)))
+    rows, drafts, taken = (torch.tensor(c, device=chosen.device) for c in zip(*paths, strict=True))
+    before = torch.arange(len(rows), device=chosen.device)[:, None] * chosen.shape[1]
+    return Path(rows, before + rows, drafts, taken)
 
 
 def _walked(

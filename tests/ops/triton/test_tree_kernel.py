@@ -10,6 +10,7 @@ from test_drafts_kernel import RANK, SETTINGS, SLOTS, VOCAB, moved, race
 from peagle.ops import cached_attention
 from peagle.ops import tree as reference
 from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.resident import ResidentState
 from peagle.ops.tree import NOBODY, Tree
 
 REQUESTS = len(SETTINGS) + 1
@@ -36,6 +37,25 @@ def pairs_of(wanted: bool) -> Pairs | None:
 
 def alone() -> torch.Tensor:
     return torch.tensor([index == 3 for index in range(REQUESTS)]).long()
+
+
+def test_drafts_branch_where_slots_and_penalties_allow(device: torch.device):
+    """Row 0 does; 1 to 3 have a penalty each, 4 lacks a slot, 5 has just enough, 6 is nobody's."""
+    from peagle.ops.triton import tree as kernels
+
+    state = ResidentState.empty(
+        torch.zeros(7, 1), torch.zeros(7).long(), torch.zeros(7, 1, 1), 9, 3
+    )
+    state.computed.copy_(torch.tensor([5, 5, 5, 5, 5, 5, 30]))
+    state.limits.copy_(torch.tensor([40, 40, 40, 40, 14, 15, 0]))
+    for row in range(1, 4):
+        state.penalties.rates[row, row - 1] = 0.5
+    requests = torch.tensor([6, 5, 4, 3, 2, 1, 0, 0])
+    wanted = reference.unbranched(state, requests, 9)
+    assert wanted.tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+    given = state.penalties.rates, state.computed, state.limits, requests
+    found_ones = kernels.unbranched(*(each.to(device) for each in given), 9)
+    assert torch.equal(found_ones.cpu(), wanted)
 
 
 @pytest.mark.parametrize("pairs", [False, True])
@@ -85,6 +105,7 @@ def test_walking(device: torch.device, nodes: int):
     walked = kernels.walk(moved(grown, device), chosen.to(device), SLOTS)
     for column, expected in zip(walked, vars(wanted).values(), strict=True):
         assert torch.equal(column.cpu(), expected)
+    assert wanted.reads[-1, 0] == (REQUESTS - 1) * (nodes + 1)
     assert (wanted.drafts >= 0).sum() > 1
     assert (wanted.drafts == wanted.chosen[:, :-1]).logical_or(wanted.drafts == NOBODY).all()
 

@@ -7,10 +7,8 @@ accept   the target's choices lead from the root along a path; its keys move tog
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
-from peagle.config import NO_PENALTIES
 from peagle.drafters.peagle import ResidentParallel
 from peagle.drafters.resident import CycleShape
 from peagle.engine.device.cycle import DeviceCycle, Verified
@@ -21,7 +19,7 @@ from peagle.ops.drafts import Drafts
 from peagle.ops.penalties import penalize
 from peagle.ops.resident import ResidentState, settle
 from peagle.ops.sampling import Sampling, sample_requests
-from peagle.ops.tree import Tree, compact, followed, walk
+from peagle.ops.tree import Tree, compact, followed, unbranched, walk
 
 
 class TreeCycle:
@@ -29,8 +27,6 @@ class TreeCycle:
 
     def __init__(self, cycle: DeviceCycle, nodes: int) -> None:
         self._cycle, self._nodes = cycle, nodes
-        device = cycle.target.embed.weight.device
-        self._no_penalties = torch.tensor(NO_PENALTIES, device=device)
 
     def run(
         self,
@@ -42,7 +38,7 @@ class TreeCycle:
     ) -> None:
         """Draft, verify and accept for some requests. Arguments as of `DeviceCycle.run`."""
         race = temperatures.race(sampling, state.computed, requests)
-        drafter, alone = self._cycle.drafter, self._alone(state, requests)
+        drafter, alone = self._cycle.drafter, unbranched(state, requests, self._nodes)
         assert isinstance(drafter, ResidentParallel)
         given = state, race, shape, self._nodes, alone
         tree, chain = drafter.grow(*given, self._cycle.open_drafter)
@@ -56,14 +52,6 @@ class TreeCycle:
             verified.logits, argmax(verified.logits), sampling, requests, state.computed + 1, depths
         )
         self._accept(state, requests, verified, tree, chain, chosen, temperatures)
-
-    def _alone(self, state: ResidentState, requests: Tensor) -> Tensor:
-        """[requests] int64, whose drafts must not branch: penalties count the drafts before a row
-        as if there were no others, and where slots end a node might not see its parent. Rows of no
-        request branch, since they are timed in the place of others."""
-        penalized = (state.penalties.rates[requests] != self._no_penalties).any(dim=1)
-        needed, limits = state.computed[requests] + self._nodes + 1, state.limits[requests]
-        return (penalized | ((needed > limits) & (limits > 0))).long()
 
     def _accept(
         self,
@@ -80,9 +68,8 @@ class TreeCycle:
         for tensor, slots in self._cycle.target_cache.tensors:
             compact(tensor, slots, requests, starts, state.limits, path.rows)
         self._cycle.learn(state, requests, followed(chain, path), path.chosen, temperatures)
-        first = torch.arange(len(requests), device=requests.device)[:, None] * (self._nodes + 1)
         assert verified.features is not None
-        features = verified.features.index_select(0, (first + path.rows).flatten())
+        features = verified.features.index_select(0, path.reads.flatten())
         settle(state, requests, path.drafts, path.chosen, features)
 
 

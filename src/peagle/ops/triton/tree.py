@@ -1,10 +1,11 @@
-"""Trees of drafts: grown in two launches, walked and straightened in one each."""
+"""Trees of drafts: grown in three launches, walked and straightened in one each."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.config import NO_PENALTIES
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.race import Race
 from peagle.ops.tree import NOBODY, Tree
@@ -13,6 +14,17 @@ from peagle.ops.triton.sampling import arrival_time, row_key
 
 HELD = 1024
 """Numbers of a row that a program moves at once."""
+
+
+def unbranched(
+    rates: Tensor, computed: Tensor, limits: Tensor, requests: Tensor, nodes: int
+) -> Tensor:
+    """As the reference."""
+    alone = torch.empty_like(requests)
+    _unbranched[(len(requests),)](
+        rates, computed, limits, requests, alone, nodes, *NO_PENALTIES, num_warps=1
+    )
+    return alone
 
 
 def grow(
@@ -52,13 +64,13 @@ def _log_shares(found: Candidates, pairs: Pairs | None, race: Race, befores: int
 def walk(tree: Tree, chosen: Tensor, slots: int) -> tuple[Tensor, ...]:
     """As the reference. Returns what a path is made of."""
     requests, rows = chosen.shape
-    path, taken = (chosen.new_empty(requests, slots + 1) for _ in range(2))
+    path, reads, taken = (chosen.new_empty(requests, slots + 1) for _ in range(3))
     drafts = chosen.new_empty(requests, slots)
     _walk[(requests,)](
-        tree.tokens, tree.parents, chosen, path, drafts, taken, rows, slots,
+        tree.tokens, tree.parents, chosen, path, reads, drafts, taken, rows, slots,
         ROWS=triton.next_power_of_2(rows), NOBODY=NOBODY, num_warps=1,
     )  # fmt: skip
-    return path, drafts, taken
+    return path, reads, drafts, taken
 
 
 def compact(
@@ -70,6 +82,31 @@ def compact(
         cache, slots, requests, starts, limits, path, path.shape[1], cache.stride(0),
         cache.stride(1), slots.stride(0), numbers, HELD=HELD, num_warps=4,
     )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["nodes"])
+def _unbranched(
+    rates,
+    computed,
+    limits,
+    requests,
+    alone,
+    nodes,
+    REPETITION: tl.constexpr,
+    PRESENCE: tl.constexpr,
+    FREQUENCY: tl.constexpr,
+):
+    index = tl.program_id(0)
+    request = tl.load(requests + index)
+    of_request = rates + request * 3
+    penalized = (
+        (tl.load(of_request) != REPETITION)
+        | (tl.load(of_request + 1) != PRESENCE)
+        | (tl.load(of_request + 2) != FREQUENCY)
+    )
+    limit = tl.load(limits + request)
+    short = (tl.load(computed + request) + nodes + 1 > limit) & (limit > 0)
+    tl.store(alone + index, (penalized | short).to(tl.int64))
 
 
 @triton.jit
@@ -186,6 +223,7 @@ def _walk(
     parents,
     chosen,
     path,
+    reads,
     drafts,
     taken,
     rows,
@@ -203,7 +241,9 @@ def _walk(
     goes_on = row == 0
     for depth in range(slots + 1):
         wanted = tl.load(chosen + index * rows + row)
-        tl.store(path + index * (slots + 1) + depth, tl.where(goes_on, row, depth))
+        here = tl.where(goes_on, row, depth)
+        tl.store(path + index * (slots + 1) + depth, here)
+        tl.store(reads + index * (slots + 1) + depth, index * rows + here)
         tl.store(taken + index * (slots + 1) + depth, tl.where(goes_on, wanted, -1))
         found = inside & (parent == row) & (token == wanted)
         following = tl.min(tl.where(found, node, ROWS), 0) + 1
