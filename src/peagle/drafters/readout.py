@@ -12,7 +12,7 @@ from peagle.drafters.selector import Selector
 from peagle.models.spec import DecoderSpec
 from peagle.ops import residual
 from peagle.ops.argmax import argmax
-from peagle.ops.candidates import Candidates, Pairs, likeliest
+from peagle.ops.candidates import Candidates, Pairs, earliest, likeliest
 from peagle.ops.drafts import Drafts, draw_drafts
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
@@ -20,8 +20,8 @@ from peagle.ops.products.normed import Normed
 from peagle.ops.race import Race
 from peagle.ops.tree import Tree, grow
 
-CANDIDATES = 32
-"""The likeliest drafts of each slot that take part in a draw, where there is no selector."""
+CANDIDATES = 16
+"""Drafts of each slot that take part in a draw or may be nodes, where there is no selector."""
 Product = Callable[[Linear], Tensor]
 """A layer's product with the final norm's output: [rows, out_features]."""
 
@@ -56,11 +56,15 @@ class Readout(nn.Module):
         """Ids in the draft vocabulary -> ids in the target's."""
         return draft_ids + self.d2t[draft_ids]
 
-    def candidates(self, logits: Tensor, race: Race | None = None) -> Candidates:
-        """The likeliest drafts. logits: [rows, draft_vocab_size]; race: as in `likeliest`."""
-        if self.selector is None:
-            return likeliest(logits, self.d2t, CANDIDATES, race)
-        return likeliest(logits, self.d2t, self.selector.config.candidates)
+    def candidates(
+        self, logits: Tensor, race: Race | None = None, depth: int = 0, whole: bool = True
+    ) -> Candidates:
+        """The likeliest drafts, or the earliest of a race. logits: [rows, draft_vocab_size]; depth,
+        whole: as in `earliest`."""
+        count = CANDIDATES if self.selector is None else self.selector.config.candidates
+        if race is None:
+            return likeliest(logits, self.d2t, count)
+        return earliest(logits, self.d2t, count, race, depth, whole)
 
     def forward(self, hidden: Tensor, previous: Tensor) -> tuple[Candidates, Tensor]:
         """The likeliest drafts after known tokens, and their corrected scores.
@@ -110,7 +114,7 @@ class Readout(nn.Module):
     def _grow(
         self, product: Product, slots: int, race: Race | None, nodes: int, alone: Tensor
     ) -> tuple[Tree, Drafts | None]:
-        found = self.candidates(product(self.head)).by_request(slots)
+        found = self.candidates(product(self.head), race).by_request(slots)
         pairs = self._pairs(product, slots)
         tree = grow(found, pairs, race, nodes, alone)
         return tree, None if race is None else draw_drafts(found, pairs, race)
@@ -119,7 +123,8 @@ class Readout(nn.Module):
         logits = product(self.head)
         if self.selector is None and race is None:
             return Drafts(argmax(logits, self.d2t).view(-1, slots))
-        found = self.candidates(logits, race).by_request(slots)
+        whole = self.selector is not None
+        found = self.candidates(logits, race, depth, whole).by_request(slots)
         return draw_drafts(found, self._pairs(product, slots), race, depth)
 
     def _pairs(self, product: Product, slots: int) -> Pairs | None:

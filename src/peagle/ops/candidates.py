@@ -1,16 +1,19 @@
-"""The likeliest drafts of some slots, and how those of neighbouring slots go together."""
+"""Drafts that may be chosen in some slots, and how those of neighbouring slots go together."""
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from peagle.ops.race import Race
+from peagle.ops.race import Race, arrivals
 from peagle.ops.triton import has_kernels, kernels
+
+RACED = 64
+"""The likeliest drafts of a row among which a race is run."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The likeliest drafts of some slots, in the order of the draft vocabulary."""
+    """Drafts that may be chosen in some slots, in the order of the draft vocabulary."""
 
     scores: Tensor
     """[..., candidates] logits, in float32."""
@@ -46,16 +49,37 @@ class Pairs:
         return gated @ self.successor[following].mT
 
 
-def likeliest(logits: Tensor, offsets: Tensor, count: int, race: Race | None = None) -> Candidates:
+def likeliest(logits: Tensor, offsets: Tensor, count: int) -> Candidates:
     """The `count` likeliest drafts of each row, fewer where the vocabulary has fewer.
 
-    logits: [rows, draft_vocab]; offsets: [draft_vocab], from draft ids to target ids. With a race,
-    whose requests have as many rows each, the rows of greedy requests may get the likeliest draft
-    alone, in the first place.
+    logits: [rows, draft_vocab]; offsets: [draft_vocab], from draft ids to target ids.
     """
     count = min(count, logits.shape[-1])
     if has_kernels(logits):
-        found = kernels("candidates").likeliest(logits, offsets, count, race)
-        return Candidates(*found)
+        return Candidates(*kernels("candidates").likeliest(logits, offsets, count))
     ids = logits.topk(count, dim=-1, sorted=False).indices.sort(dim=-1).values
     return Candidates(logits.gather(-1, ids).float(), ids, ids + offsets[ids])
+
+
+def earliest(
+    logits: Tensor, offsets: Tensor, count: int, race: Race, depth: int = 0, whole: bool = True
+) -> Candidates:
+    """Of each row's `RACED` likeliest drafts the `count` that arrive first at the request's
+    temperature: where many tokens are likely, the one that is drawn is seldom among the likeliest.
+
+    logits, offsets: as of `likeliest`, with as many rows for each of the race's requests; depth:
+    that of a request's first row. Rows of greedy requests get the likeliest drafts; where not
+    `whole`, they may get the likeliest alone, in the first place.
+    """
+    count = min(count, logits.shape[-1])
+    if has_kernels(logits):
+        return Candidates(
+            *kernels("candidates").earliest(logits, offsets, count, race, depth, whole)
+        )
+    slots = len(logits) // len(race.requests)
+    found = likeliest(logits, offsets, RACED).by_request(slots)
+    values = arrivals(found.scores, found.tokens, race, depth)
+    order = values.sort(dim=-1, descending=True, stable=True).indices
+    places = order[..., :count].sort(dim=-1).values
+    columns = (each.gather(-1, places) for each in (found.scores, found.ids, found.tokens))
+    return Candidates(*(column.flatten(0, 1) for column in columns))

@@ -128,13 +128,22 @@ for logits, bits in ((BF16, 16), (F32, 32)):
     compiled("sampling", "_sample", types | {"logits": logits}, sizes, num_warps=32)
 types |= {"best": F32, "place": "*i32", "scores": F32}
 types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
-for logits, bits, skips in ((BF16, 16, True), (F32, 32, False)):
-    sizes = {"COUNT": 32, "BITS": bits, "SKIPS": skips}
+types |= dict.fromkeys(("top_ks", "seeds", "newest", "chosen"), INT)
+types |= dict.fromkeys(("min_ps", "factors"), F32)
+for logits, bits, races, skips in (
+    *((BF16, 16, True, True), (BF16, 16, True, False), (F32, 32, False, False)),
+):
+    raced = 64 if races else 16
     types |= {"logits": logits}
-    compiled("candidates", "_part", types, {**sizes, "BLOCK": 4096}, num_warps=8)
-    compiled("candidates", "_merge", types, {**sizes, "LANES": 2048}, num_warps=8)
+    switches = {"BITS": bits, "SKIPS": skips}
+    compiled(
+        "candidates", "_part", types, {**switches, "COUNT": raced, "BLOCK": 4096}, num_warps=8
+    )
+    switches |= {"COUNT": 16, "RACED": raced, "RACES": races, "LANES": 4096}
+    merged = compiled("candidates", "_merge", types, switches, num_warps=8)
+    assert spilled(merged) == 0, "64 candidates each of 64 blocks, 262,144 tokens"
 types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16) | {"factors": F32}
-types |= dict.fromkeys(("newest", "chosen", "others"), INT)
+types |= {"others": INT}
 for pairs, warps in ((False, 1), (True, 4)):
     sizes = {"COUNT": 16 if pairs else 32, "FACTORS": 8, "RANK": 256 if pairs else 1}
     compiled("drafts", "_draw", types, {**sizes, "PAIRS": pairs}, num_warps=warps)

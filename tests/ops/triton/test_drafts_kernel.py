@@ -91,16 +91,62 @@ def test_greedy_requests_get_the_first_of_the_likeliest(device: torch.device, bl
     broken = int(greedy.nonzero()[0])
     logits[broken, [7, 200]] = float("nan")
     logits[broken + 1] = float("-inf")
-    scores, ids, tokens = kernel.likeliest(
-        logits.to(device), offsets().to(device), 32, moved(known, device)
-    )
+    given = logits.to(device), offsets().to(device), 32, moved(known, device)
+    scores, ids, tokens = kernel.earliest(*given, 0, False)
     best = logits.nan_to_num(float("-inf")).argmax(dim=1)
     best[broken] = 0
     assert ids[greedy, 0].tolist() == best[greedy].tolist()
     assert tokens[greedy, 0].tolist() == (best + offsets()[best])[greedy].tolist()
-    assert torch.equal(ids[~greedy].cpu(), ranked(logits, 32)[~greedy])
     drawn = drawn_by_kernel(scores, ids, tokens, known, device)
     assert drawn.tokens.flatten()[greedy].tolist() == tokens[greedy, 0].tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("count", "raced", "depth"), [(5, 40, 3), (16, 64, 0), (32, 100, 1)])
+def test_the_earliest(
+    device: torch.device,
+    block: int,
+    dtype: torch.dtype,
+    count: int,
+    raced: int,
+    depth: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of greedy requests the likeliest."""
+    from peagle.ops.triton import candidates as kernel
+
+    for module in (candidates, kernel):
+        monkeypatch.setattr(module, "RACED", raced)
+    torch.manual_seed(block + count)
+    known = race()
+    logits = (2 * torch.randn(len(known.requests) * SLOTS, DRAFT_VOCAB)).to(dtype)
+    given = logits.to(device), offsets().to(device), count, moved(known, device), depth
+    scores, ids, tokens = (column.cpu() for column in kernel.earliest(*given, True))
+    assert torch.equal(scores, logits.gather(1, ids).float())
+    assert torch.equal(tokens, ids + offsets()[ids])
+    greedy = (known.sampling.temperature[known.requests] == 0).repeat_interleave(SLOTS)
+    assert torch.equal(ids[greedy], ranked(logits, count)[greedy])
+    assert not torch.equal(ids, ranked(logits, count))
+    theirs = candidates.earliest(logits.float(), offsets(), count, known, depth)
+    same = (theirs.ids == ids).all(dim=1)
+    assert (
+        same.all() or dtype == torch.bfloat16
+    )  # of equal scores any may be the last of those raced
+    assert same.float().mean() > 0.9
+
+
+def test_of_all_that_a_request_takes_part_in_the_first_arrives_first() -> None:
+    """Whatever of them is drafted, top-k and min-p leave nothing else where there is enough."""
+    torch.manual_seed(3)
+    known = race()
+    logits = 3 * torch.randn(len(known.requests) * SLOTS, DRAFT_VOCAB)
+    found = candidates.earliest(logits, offsets(), 8, known).by_request(SLOTS)
+    drawn = drafts.draw_drafts(found, None, known)
+    all_of_them = candidates.likeliest(logits, offsets(), DRAFT_VOCAB).by_request(SLOTS)
+    wanted = drafts.draw_drafts(all_of_them, None, known)
+    assert (drawn.tokens == wanted.tokens).float().mean() > 0.9
+    few = candidates.likeliest(logits, offsets(), 8).by_request(SLOTS)
+    assert not torch.equal(drafts.draw_drafts(few, None, known).tokens, wanted.tokens)
 
 
 def drawn_by_kernel(

@@ -1,4 +1,5 @@
-"""A row's likeliest tokens without sorting: those of each block, then those of all blocks.
+"""A row's likeliest tokens without sorting: those of each block, then those of all blocks; and of
+these the first of a race.
 
 The edge of a block's likeliest is a key, found a bit at a time in registers; of the tokens at the
 edge the first ones stay. A row whose likeliest token alone is wanted takes no more than an argmax.
@@ -9,36 +10,57 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from peagle.ops.candidates import RACED
 from peagle.ops.race import Race
-from peagle.ops.triton.sampling import ordered
+from peagle.ops.triton.sampling import arrival_time, ordered, row_key
 
 BLOCK = 4096
 
 
-def likeliest(
-    logits: Tensor, offsets: Tensor, count: int, race: Race | None = None
+def likeliest(logits: Tensor, offsets: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As the reference; logits with any row stride. Returns scores, ids and tokens."""
+    unused = (offsets,) * 6
+    return _found(logits, offsets, (count, count), unused, 1, 0, RACES=False, SKIPS=False)
+
+
+def earliest(
+    logits: Tensor, offsets: Tensor, count: int, race: Race, depth: int, whole: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As the reference; logits with any row stride. Returns scores, ids and tokens."""
+    how = race.sampling
+    settings = how.temperature, race.requests, how.top_k, how.min_p, how.seeds, race.newest
+    counts = count, min(RACED, logits.shape[1])
+    of_request = len(logits) // len(race.requests)
+    return _found(logits, offsets, counts, settings, of_request, depth, RACES=True, SKIPS=not whole)
+
+
+def _found(
+    logits: Tensor,
+    offsets: Tensor,
+    counts: tuple[int, int],
+    settings: tuple[Tensor, ...],
+    of_request: int,
+    depth: int,
+    **switches: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """counts: candidates of a row, and the likeliest drafts among which they are; settings:
+    temperatures of a table's rows, each request's row, and what else a race reads."""
     rows, vocab = logits.shape
+    count, raced = counts
     parts = triton.cdiv(vocab, BLOCK)
-    best = torch.empty(rows, parts, count, dtype=torch.float32, device=logits.device)
-    place = torch.empty(rows, parts, count, dtype=torch.int32, device=logits.device)
+    best = torch.empty(rows, parts, raced, dtype=torch.float32, device=logits.device)
+    place = torch.empty(rows, parts, raced, dtype=torch.int32, device=logits.device)
     scores = torch.empty(rows, count, dtype=torch.float32, device=logits.device)
     ids, tokens = (torch.empty_like(scores, dtype=torch.int64) for _ in range(2))
-    sizes = {"COUNT": count, "BITS": 16 if logits.dtype == torch.bfloat16 else 32}
-    if race is None:
-        settings, of_request = (offsets, offsets), 1
-    else:
-        settings = (race.sampling.temperature, race.requests)
-        of_request = rows // len(race.requests)
-    skips = race is not None
+    bits = 16 if logits.dtype == torch.bfloat16 else 32
     _part[(rows, parts)](
-        logits, *settings, best, place, of_request, vocab, logits.stride(0),
-        **sizes, SKIPS=skips, BLOCK=BLOCK, num_warps=8,
+        logits, *settings[:2], best, place, of_request, vocab, logits.stride(0),
+        COUNT=raced, BITS=bits, SKIPS=switches["SKIPS"], BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     _merge[(rows,)](
-        best, place, *settings, offsets, scores, ids, tokens, of_request, parts,
-        **sizes, SKIPS=skips, LANES=triton.next_power_of_2(parts * count), num_warps=8,
+        best, place, *settings, offsets, scores, ids, tokens, of_request, depth, parts,
+        COUNT=count, RACED=raced, BITS=bits, **switches,
+        LANES=triton.next_power_of_2(parts * raced), num_warps=8,
     )  # fmt: skip
     return scores, ids, tokens
 
@@ -80,32 +102,39 @@ def _part(
         tl.store(place + to, tl.where(inside, column, -1), mask=stays)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["depth"])
 def _merge(
     best,
     place,
     temperatures,
     requests,
+    top_ks,
+    min_ps,
+    seeds,
+    newest,
     offsets,
     scores,
     ids,
     tokens,
     of_request,
+    depth,
     parts,
     COUNT: tl.constexpr,
+    RACED: tl.constexpr,
     BITS: tl.constexpr,
+    RACES: tl.constexpr,
     SKIPS: tl.constexpr,
     LANES: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, LANES)
-    there = lane < parts * COUNT
+    there = lane < parts * RACED
     alone = False
     if SKIPS:
         alone = tl.load(temperatures + tl.load(requests + row // of_request)) == 0
-        there = there & ((lane % COUNT == 0) | (alone == 0))
-    value = tl.load(best + row * parts * COUNT + lane, mask=there, other=float("-inf"))
-    column = tl.load(place + row * parts * COUNT + lane, mask=there, other=-1)
+        there = there & ((lane % RACED == 0) | (alone == 0))
+    value = tl.load(best + row * parts * RACED + lane, mask=there, other=float("-inf"))
+    column = tl.load(place + row * parts * RACED + lane, mask=there, other=-1)
     if alone:
         top = tl.max(value, 0)
         first = tl.min(tl.where(there & (value == top), column, 2147483647), 0)
@@ -113,7 +142,24 @@ def _merge(
         value = tl.where(lane == 0, top, float("-inf"))
         stays, to = lane < COUNT, row * COUNT + lane
     else:
-        stays = _highest(tl.where(column < 0, 0, ordered(value, BITS)), COUNT, BITS)
+        key = tl.where(column < 0, 0, ordered(value, BITS))
+        stays = _highest(key, RACED, BITS)
+        if RACES:
+            request = tl.load(requests + row // of_request)
+            ahead = depth + row % of_request
+            temperature = tl.load(temperatures + request)
+            heat = tl.where(temperature == 0, 1.0, temperature)
+            top_k, min_p = tl.load(top_ks + request), tl.load(min_ps + request)
+            share = (value - tl.max(value, 0)) / heat
+            kept = tl.exp(share) >= min_p
+            if top_k > 0:
+                kept = kept & (key >= _edge(key, top_k, BITS))
+            token = column + tl.load(offsets + tl.maximum(column, 0), mask=stays, other=0)
+            times = row_key(tl.load(seeds + request), tl.load(newest + request) + 1 + ahead)
+            arrives = value / heat - tl.log(arrival_time(times, token))
+            arrives = tl.where(kept, arrives, float("-inf"))
+            arrives = tl.where(temperature == 0, value, arrives)
+            stays = _highest(tl.where(stays, ordered(arrives, 32), 0), COUNT, 32)
         to = row * COUNT + tl.cumsum(stays.to(tl.int32), 0) - 1
     column = tl.maximum(column, 0)
     tl.store(scores + to, value, mask=stays)
@@ -124,12 +170,19 @@ def _merge(
 @triton.jit
 def _highest(key, COUNT: tl.constexpr, BITS: tl.constexpr):
     """Which keys are the `COUNT` highest, the first ones among equals."""
-    edge = tl.zeros([], tl.uint32)
-    step = tl.full([], 1 << (BITS - 1), tl.uint32)
-    for _ in range(BITS):
-        enough = tl.sum((key >= edge + step).to(tl.int32), 0) >= COUNT
-        edge = tl.where(enough, edge + step, edge)
-        step = step >> 1
+    edge = _edge(key, COUNT, BITS)
     above, tied = key > edge, key == edge
     ties = COUNT - tl.sum(above.to(tl.int32), 0)
     return above | (tied & (tl.cumsum(tied.to(tl.int32), 0) <= ties))
+
+
+@triton.jit
+def _edge(key, count, BITS: tl.constexpr):
+    """The lowest of the `count` highest keys; 0 where there are fewer."""
+    edge = tl.zeros([], tl.uint32)
+    step = tl.full([], 1 << (BITS - 1), tl.uint32)
+    for _ in range(BITS):
+        enough = tl.sum((key >= edge + step).to(tl.int32), 0) >= count
+        edge = tl.where(enough, edge + step, edge)
+        step = step >> 1
+    return edge
