@@ -116,6 +116,51 @@ def test_changes_stand_apart():
     assert min(b - a for a, b in pairwise(places)) > MIN_CYCLES
 
 
+TREES = {1: {0: 4.0, 1: 5.0, 3: 5.1, 7: 7.2}, 8: {0: 6.0, 1: 7.0, 3: 7.5, 7: 9.0}}
+"""One request's seven drafts branch."""
+
+
+def branching(may_stop: bool) -> DraftLength:
+    branches = lambda requests, drafts: requests == 1 and drafts == 7  # noqa: E731
+    return DraftLength(7, MeasuredTimes(TREES), may_stop, branches)
+
+
+def with_trees(length: DraftLength, requests: int, cycles: int, chain: float, tree: float) -> list:
+    """What is chosen where a tree's drafts are right at another rate."""
+    rights = {rate: iter(lots([rate] * 7, requests * cycles)) for rate in {chain, tree}}
+    chosen = []
+    for _ in range(cycles):
+        drafts = chosen_for(length, requests)
+        mine = rights[tree if requests == 1 and drafts == 7 else chain]
+        length.verified([drawn(drafts, next(mine)) for _ in range(requests)])
+        chosen.append(drafts)
+    return chosen
+
+
+def test_a_trees_drafts_are_not_taken_for_a_chains():
+    """Three drafts would be faster if they were right as often as the tree's; they are not."""
+    chosen = with_trees(branching(False), 1, 3000, 0.6, 0.75)
+    assert chosen.count(7) > 2700
+    assert changes(chosen) < 12
+
+
+def test_a_tree_is_tried_after_many_requests_had_chains():
+    length = branching(False)
+    with_trees(length, 8, 1000, 0.6, 0.75)
+    assert with_trees(length, 1, 1000, 0.6, 0.75).count(7) > 800
+
+
+def test_where_a_tree_is_hardly_better_a_shorter_chain_is_faster():
+    chosen = with_trees(branching(False), 1, 3000, 0.6, 0.63)
+    assert chosen.count(3) > 2400
+
+
+def test_trees_stop_and_begin_again():
+    length = branching(True)
+    assert with_trees(length, 1, 2000, 0.05, 0.06)[-1000:].count(0) > 950
+    assert with_trees(length, 1, 3000, 0.75, 0.85)[-1000:].count(7) > 900
+
+
 class Run:
     """An engine's cycles, with given costs and draws."""
 

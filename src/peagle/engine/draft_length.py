@@ -1,7 +1,7 @@
 """How many drafts a cycle makes: the number that gives the most tokens per second, or none."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from peagle.engine.cycle_times import CycleTimes
 from peagle.engine.step import CycleTime
@@ -40,12 +40,17 @@ def candidate_lengths(k: int) -> tuple[int, ...]:
     return (0, *(count for count in CANDIDATES if 4 * count <= 3 * k), k) if k else (0,)
 
 
+Branches = Callable[[int, int], bool]
+"""Whether drafts branch, by a cycle's number of requests and of drafts."""
+
+
 class DraftLength:
     """Weighs the time of cycles against the tokens that they are expected to give.
 
     Each draft position has its own acceptance rate, given that those before it were accepted. The
     rate of a position that no cycle has tried for long drifts to that of the one before it, so that
-    it is tried again.
+    it is tried again. Of drafts that branch more are accepted at every position, so they have rates
+    of their own.
 
     Drafting keeps an account, in cycles without drafts: a cycle with drafts pays what it takes
     longer, and is paid the tokens that were accepted. Without credit drafting stops. From then on
@@ -53,9 +58,11 @@ class DraftLength:
     come into use again when they are right again. Those that are right pay for the next probe.
     """
 
-    def __init__(self, k: int, times: CycleTimes, may_stop: bool) -> None:
-        """may_stop: whether a cycle may have no drafts."""
-        self._times, self._may_stop = times, may_stop
+    def __init__(
+        self, k: int, times: CycleTimes, may_stop: bool, branches: Branches = lambda *_: False
+    ) -> None:
+        """may_stop: whether a cycle may have no drafts; branches: whether its drafts branch."""
+        self._times, self._may_stop, self._branches = times, may_stop, branches
         self._k = self._chosen = k
         self._cycles = MIN_CYCLES
         """Cycles since the last change."""
@@ -63,8 +70,7 @@ class DraftLength:
         """Cycles in all."""
         self._probed = False
         """Whether the last cycle was a probe, so that the drafter has missed nothing since."""
-        self._accepted, self._tried = ([0.0] * k for _ in range(2))
-        self._accepted[0], self._tried[0] = PRIOR_RATE * PRIOR_COUNT, float(PRIOR_COUNT)
+        self._chains, self._trees = (Acceptance(k, PRIOR_RATE, PRIOR_COUNT) for _ in range(2))
         self._credit = MOST_CREDIT
         self._catching_up = 0.0
         """Seconds for which the drafter catches up before a probe."""
@@ -82,17 +88,17 @@ class DraftLength:
         share = followed / requests
         if self._chosen:
             too_soon = self._cycles < MIN_CYCLES and not self._broke
-            return self._chosen if too_soon else self._best(costs, share)
+            return self._chosen if too_soon else self._best(costs, share, requests)
         probe = min(drafts for drafts in costs if drafts)
         probes = followed > 0 and self._credit >= self._price(costs, probe)
-        return self._best(costs, share) or (probe if probes else 0)
+        return self._best(costs, share, requests) or (probe if probes else 0)
 
     def pays(self, requests: int) -> bool:
         """Whether drafts for all of so many requests would be faster than none, as far as known."""
         costs = self._times.seconds(requests)
         if not self._may_stop or not costs:
             return True
-        speeds = self._speeds(costs, 1.0)
+        speeds = self._speeds(costs, 1.0, requests)
         return max(speeds, key=lambda drafts: speeds[drafts]) > 0
 
     def launched(self, requests: int, followed: int, drafts: int) -> None:
@@ -101,7 +107,7 @@ class DraftLength:
         self._launched += 1
         if looks or not costs:
             return
-        best = self._best(costs, followed / requests)
+        best = self._best(costs, followed / requests, requests)
         probes = drafts > 0 and not self._chosen and drafts != best
         self._credit += ALLOWANCE if not drafts else -self._price(costs, drafts)
         self._probed = probes
@@ -115,12 +121,8 @@ class DraftLength:
         if not drafted:
             return
         keep = math.exp(-len(drafted) / MEMORY) if self._chosen else 1 - 1 / PROBE_MEMORY
-        self._accepted = [keep * count for count in self._accepted]
-        self._tried = [keep * count for count in self._tried]
-        for drafts, accepted in drafted:
-            for place in range(min(accepted + 1, drafts)):
-                self._tried[place] += 1
-                self._accepted[place] += place < accepted
+        branch = self._branches(len(cycle), max(drafts for drafts, _ in drafted))
+        (self._trees if branch else self._chains).learn(drafted, keep)
         gained = sum(accepted for _, accepted in drafted) / len(cycle)
         self._credit = min(self._credit + gained, MOST_CREDIT)
 
@@ -139,17 +141,17 @@ class DraftLength:
     def _broke(self) -> bool:
         return self._may_stop and self._credit < 0
 
-    def _best(self, costs: dict[int, float], share: float) -> int:
+    def _best(self, costs: dict[int, float], share: float, requests: int) -> int:
         """The fastest length, if it is enough faster than the chosen one; none without credit."""
         if self._chosen and self._broke:
             return 0
-        speeds = self._speeds(costs, share)
+        speeds = self._speeds(costs, share, requests)
         best = max(speeds, key=lambda drafts: speeds[drafts])
         return best if speeds[best] > MIN_GAIN * speeds[self._chosen] else self._chosen
 
-    def _speeds(self, costs: dict[int, float], share: float) -> dict[int, float]:
+    def _speeds(self, costs: dict[int, float], share: float, requests: int) -> dict[int, float]:
         """Tokens per request and second of every length, where a share of requests has drafts."""
-        tokens = self._tokens()
+        tokens = self._tokens(requests)
         return {d: (1 + share * (tokens[d] - 1)) / seconds for d, seconds in costs.items()}
 
     def _price(self, costs: dict[int, float], drafts: int) -> float:
@@ -170,19 +172,75 @@ class DraftLength:
             return
         if not drafts:
             self._credit = min(self._credit, 0.0)
-            self._accepted, self._tried = ([0.0] * self._k for _ in range(2))
-            self._tried[0] = float(DOUBT)
+            self._chains, self._trees = (Acceptance(self._k, 0.0, DOUBT) for _ in range(2))
         elif not self._chosen:
             self._credit = max(self._credit, STAKE)
         self._chosen, self._cycles = drafts, 0
 
-    def _tokens(self) -> list[float]:
+    def _tokens(self, requests: int) -> list[float]:
         """Expected tokens per request and cycle with 0, 1, 2 ... drafts."""
-        first = self._accepted[0] / max(self._tried[0], 1.0)
-        tokens, rate, reached = [1.0], first, 1.0
-        for place, (accepted, tried) in enumerate(zip(self._accepted, self._tried, strict=True)):
-            if place:
-                rate = (accepted + PRIOR_COUNT * rate) / (tried + PRIOR_COUNT)
-            reached *= rate
-            tokens.append(tokens[-1] + reached)
-        return tokens
+        branches = [self._branches(requests, drafts) for drafts in range(self._k + 1)]
+        if not any(branches):
+            return _expected(self._chains.rates())
+        chain, tree = consistent(self._chains, self._trees)
+        pairs = zip(branches, _expected(tree), _expected(chain), strict=True)
+        return [of_tree if branch else of_chain for branch, of_tree, of_chain in pairs]
+
+
+class Acceptance:
+    """How often each draft of a cycle was accepted, given that those before it were."""
+
+    def __init__(self, k: int, rate: float, count: int) -> None:
+        """rate: that of so many first drafts that are taken to have been tried."""
+        self.accepted, self.tried = ([0.0] * k for _ in range(2))
+        self.accepted[0], self.tried[0] = rate * count, float(count)
+
+    def learn(self, drafted: Sequence[tuple[int, int]], keep: float) -> None:
+        """Count drafts, of which so many were accepted. keep: what earlier counts weigh now."""
+        self.accepted = [keep * count for count in self.accepted]
+        self.tried = [keep * count for count in self.tried]
+        for drafts, accepted in drafted:
+            for place in range(min(accepted + 1, drafts)):
+                self.tried[place] += 1
+                self.accepted[place] += place < accepted
+
+    def rate(self, place: int, before: float) -> float:
+        """That of a position; where little was tried near `before`, that of the one before it."""
+        if not place:
+            return self.accepted[0] / max(self.tried[0], 1.0)
+        return (self.accepted[place] + PRIOR_COUNT * before) / (self.tried[place] + PRIOR_COUNT)
+
+    def rates(self) -> list[float]:
+        """Those of all positions."""
+        found: list[float] = []
+        for place in range(len(self.tried)):
+            found.append(self.rate(place, found[-1] if found else 0.0))
+        return found
+
+
+def consistent(chains: Acceptance, trees: Acceptance) -> tuple[list[float], list[float]]:
+    """The rates of drafts one behind another, and of those that branch.
+
+    A tree has nearly all of a chain, so its rates are no lower: where they contradict one another,
+    those that were tried more often count for both.
+    """
+    chain: list[float] = []
+    tree: list[float] = []
+    for place in range(len(chains.tried)):
+        of_chain = chains.rate(place, chain[-1] if chain else 0.0)
+        of_tree = trees.rate(place, tree[-1] if tree else 0.0)
+        if of_chain > of_tree:
+            known_by_chain = chains.tried[place] > trees.tried[place]
+            of_chain = of_tree = of_chain if known_by_chain else of_tree
+        chain.append(of_chain)
+        tree.append(of_tree)
+    return chain, tree
+
+
+def _expected(rates: Sequence[float]) -> list[float]:
+    """Tokens of a cycle with 0, 1, 2 ... drafts of given rates."""
+    tokens, reached = [1.0], 1.0
+    for rate in rates:
+        reached *= rate
+        tokens.append(tokens[-1] + reached)
+    return tokens

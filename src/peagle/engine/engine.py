@@ -131,7 +131,8 @@ class Engine:
         draft_length = None
         if (costs := self.worker.cycle_seconds) is not None:
             times = cycle_times(lengths, costs)
-            draft_length = DraftLength(k, times, self.worker.pauses)
+            worker = self.worker
+            draft_length = DraftLength(k, times, worker.pauses, worker.branches)
         ahead = self.worker.runs_ahead
         without_drafts = lengths[0] == 0
         repeats = Repeats() if ahead and without_drafts and lookup is None else None

@@ -48,6 +48,10 @@ class Worker(Protocol):
         """Slots behind a request's drafts that a cycle writes as well."""
         ...
 
+    def branches(self, requests: int, drafts: int) -> bool:
+        """Whether drafts branch in a cycle of so many requests, each with so many."""
+        ...
+
     def exchange(self, step: Step) -> Outcome:
         """Take a step, and answer it or the one before.
 

@@ -133,6 +133,10 @@ class DeviceWorker:
         """Slots behind a request's drafts that a cycle writes as well: those of a tree."""
         return max(self._tree_nodes - self.graphs.lengths[-1], 0) if self.graphs.most_trees else 0
 
+    def branches(self, requests: int, drafts: int) -> bool:
+        """As `Worker`."""
+        return drafts == self.graphs.lengths[-1] and requests <= self.graphs.most_trees
+
     @torch.inference_mode()
     def capture(self) -> None:
         """Choose tiles, capture graphs and build plans, before the first request."""

@@ -106,6 +106,10 @@ class HostWorker:
         self.spare = max(tree_nodes - lengths[-1], 0)
         """Nodes of a tree beside as many as a path may have."""
 
+    def branches(self, requests: int, drafts: int) -> bool:
+        """As `Worker`, of requests whose choices are simple."""
+        return requests == 1 and drafts > 0 and self.spare > 0
+
     @torch.inference_mode()
     def exchange(self, step: Step) -> Outcome:
         """Run a step."""
