@@ -1,13 +1,13 @@
 """A step that is under way on the device."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from peagle.engine.logprobs import PromptLogprobs
-from peagle.engine.step import Chunk, Cycle
+from peagle.engine.step import Chunk, Cycle, CycleTime
 from peagle.transfer import Download
 
 
@@ -49,3 +49,24 @@ class Flight:
     """[rows, vocab] by table row, of those that want log-probabilities."""
     prompts: PromptLogprobs | None
     """Log-probabilities of prompts' own tokens; None where none are wanted."""
+
+    @property
+    def time(self) -> CycleTime | None:
+        """How long its cycle took, where that is known; only after it has ended."""
+        cycle = self.cycle
+        if cycle is None:
+            return None
+        times = cycle.seconds, self.host, self.catching_up
+        return CycleTime(cycle.requests, cycle.drafts, *times)
+
+    def tokens(self, found: Sequence[Sequence[int]]) -> dict[int, tuple[int, ...]]:
+        """What each request got, by table row. found: the results."""
+        repeated = None if self.repeated is None else self.repeated.tolist()
+        got: dict[int, tuple[int, ...]] = {}
+        for item in self.work:
+            mine = found[item.row]
+            if repeated is not None and isinstance(item, Cycle):
+                got[item.row] = tuple(repeated[item.row])
+            else:
+                got[item.row] = tuple(mine[1 : mine[0] + 2]) if item.completes else ()
+        return got

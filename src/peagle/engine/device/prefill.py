@@ -1,7 +1,7 @@
 """Prompt chunks through target and drafter, outside the captured cycle."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from peagle.drafters.drafter import Span
 from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptPass, PromptRows
@@ -61,8 +61,15 @@ class Prefill:
         rows = PromptRows(*(upload(values, device) for values in given))
         return PromptPass(rows, attention, followed)
 
-    def show_drafter(self, state: ResidentState, spans: Sequence[Span]) -> None:
-        """The drafter alone over positions that wait for it: the first ones of each row's."""
+    def show_drafter(self, state: ResidentState, spans: Sequence[Span], most: int) -> None:
+        """The drafter alone over positions that wait for it: the first ones of each row's.
+
+        most: rows of a pass; none of the spans has more.
+        """
+        for together in _passes(spans, most):
+            self._show_drafter(state, together)
+
+    def _show_drafter(self, state: ResidentState, spans: Sequence[Span]) -> None:
         device, count = state.computed.device, sum(span.count for span in spans)
         padding = _padding(count)
         rows = [span.row for span in spans for _ in range(span.count)] + [spans[0].row] * padding
@@ -115,3 +122,15 @@ def _ends(chunks: Sequence[Chunk]) -> list[int]:
     """The batch rows that give completing chunks their next token."""
     stops = itertools.accumulate(chunk.rows for chunk in chunks)
     return [stop - 1 for chunk, stop in zip(chunks, stops, strict=True) if chunk.completes]
+
+
+def _passes(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
+    """Spans together as far as a pass has room for them."""
+    waiting: list[Span] = []
+    for span in spans:
+        if waiting and sum(each.count for each in waiting) + span.count > most:
+            yield waiting
+            waiting = []
+        waiting.append(span)
+    if waiting:
+        yield waiting

@@ -2,13 +2,13 @@
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Drafter, Span
+from peagle.drafters.drafter import Drafter
 from peagle.drafters.lookup import Lookup
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
@@ -29,7 +29,6 @@ from peagle.engine.step import (
     MOST_UNSEEN,
     Chunk,
     Cycle,
-    CycleTime,
     Outcome,
     Result,
     Step,
@@ -191,8 +190,7 @@ class DeviceWorker:
         for row in behind:
             span = self._rows.missed(row)
             missed.append(replace(span, count=span.count - 1))
-        for spans in _passes(missed, self._most_rows):
-            self._prefill.show_drafter(self._rows.state, spans)
+        self._prefill.show_drafter(self._rows.state, missed, self._most_rows)
         if behind:
             self._rows.catch_up(behind)
         # what is launched kernel by kernel takes the host longer than the device
@@ -355,19 +353,14 @@ class DeviceWorker:
         """Read what a step brought; waits for it."""
         found = flight.results.tolist()
         self._landed = time.perf_counter()
-        repeated = None if flight.repeated is None else flight.repeated.tolist()
-        tokens = {item.row: _tokens(item, found[item.row], repeated) for item in flight.work}
+        tokens = flight.tokens(found)
         scores = self._scores(flight.logits, tokens) if flight.logits else {}
         prompts = {} if flight.prompts is None else flight.prompts.by_row()
         results = tuple(
             self._result(item, flight, tokens[item.row], found[item.row], scores, prompts)
             for item in flight.work
         )
-        cycle, timed = flight.cycle, None
-        if cycle is not None:
-            times = cycle.seconds, flight.host, flight.catching_up
-            timed = CycleTime(cycle.requests, cycle.drafts, *times)
-        return Outcome(flight.number, results, timed)
+        return Outcome(flight.number, results, flight.time)
 
     def _result(
         self,
@@ -405,24 +398,3 @@ class DeviceWorker:
             tops, [logits[row] for row in asked], [tokens[row] for row in asked]
         )
         return dict(zip(asked, scores, strict=True))
-
-
-def _tokens(
-    item: Cycle | Chunk, found: Sequence[int], repeated: Sequence[Sequence[int]] | None
-) -> tuple[int, ...]:
-    """What a request got. found: its row of the results; repeated: all rows of a repeated cycle."""
-    if isinstance(item, Cycle) and repeated is not None:
-        return tuple(repeated[item.row])
-    return tuple(found[1 : found[0] + 2]) if item.completes else ()
-
-
-def _passes(spans: Sequence[Span], most: int) -> Iterator[list[Span]]:
-    """Spans together as far as a pass has room for them; none of them is larger than a pass."""
-    waiting: list[Span] = []
-    for span in spans:
-        if waiting and sum(each.count for each in waiting) + span.count > most:
-            yield waiting
-            waiting = []
-        waiting.append(span)
-    if waiting:
-        yield waiting
