@@ -13,7 +13,7 @@ GROUPS = {
     "routing": r"^_route|^_layout_kernel|softmax|sort",
     "choice, inputs, settling": (
         r"^_(part|merge|sample|draw|record|penalize|count_emitted|settle)$|_inputs$|argmax|arg_max"
-        r"|^_(write_newest|search|follow|weigh|log_share|grow|walk|compact)$"
+        r"|^_(write_newest|search|follow|weigh|log_share|unbranched|grow|walk|compact)$"
     ),
     "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",
     "norms, elementwise": r"^_add_kernel|norm|glu$|silu|elementwise|reduce",
