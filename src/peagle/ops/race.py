@@ -89,6 +89,8 @@ def _raced(scores: Tensor, delays: Tensor, heat: Tensor) -> Tensor:
 
 def _kept(scores: Tensor, rows: Sampling) -> Tensor:
     """Scores with those outside top-k and below min-p at -inf."""
+    if not bool((rows.top_k > 0).any() | (rows.min_p > 0).any()):
+        return scores
     most = scores.shape[-1]
     temperature = torch.where(rows.temperature == 0, 1.0, rows.temperature)[:, None, None, None]
     floor = scores.amax(dim=-1, keepdim=True) + temperature * rows.min_p.log()[:, None, None, None]
