@@ -17,6 +17,7 @@ from peagle.drafters.readout import Readout
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.draft_temperatures import FACTORS
 from peagle.models.decoder import Decoder
+from peagle.ops.candidates import earliest
 from peagle.ops.race import Race
 from peagle.ops.sampling import Sampling
 
@@ -104,6 +105,41 @@ def test_every_alternative_follows_the_same_drafts(selector: SelectorConfig | No
             changed = model.readout.draft(hidden, 4, replace(race, chosen=other))
             assert changed.tokens[0, slot] == mine[0, factor]
     assert len(set(drafts.alternatives[0].flatten().tolist())) > 4
+
+
+def race_of(temperatures: list[float]) -> Race:
+    how = Sampling.empty(len(temperatures), tiny.CPU)
+    how.temperature.copy_(torch.tensor(temperatures))
+    how.seeds.copy_(torch.arange(len(temperatures)) * 7)
+    rows = torch.arange(len(temperatures))
+    return Race(how, rows + 3, rows, torch.tensor(FACTORS), torch.tensor([3, 0, 5, 2]))
+
+
+@torch.no_grad()
+def test_slots_one_by_one_race_as_slots_at_once():
+    """Each at its own place, without a selector: as a sequential drafter's come."""
+    model = tiny.random_drafter(tiny.drafter_config(True))
+    hidden, race = torch.randn(3 * 4, 64), race_of([0.0, 0.8, 2.0])
+    at_once = model.readout.draft(hidden, 4, race)
+    for slot in range(4):
+        alone = model.readout.draft(hidden.view(3, 4, -1)[:, slot], 1, race, depth=slot)
+        assert torch.equal(alone.tokens[:, 0], at_once.tokens[:, slot])
+        assert torch.equal(alone.alternatives[:, 0], at_once.alternatives[:, slot])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("selector", [None, SELECTOR])
+def test_greedy_requests_have_candidates_where_more_than_one_counts(
+    selector: SelectorConfig | None,
+):
+    """For a selector, and for trees."""
+    readout = tiny.random_drafter(tiny.drafter_config(True, selector=selector)).readout
+    hidden, race = torch.randn(4, 64), race_of([0.0])
+    with mock.patch("peagle.drafters.readout.earliest", wraps=earliest) as asked:
+        readout.draft(hidden, 4, race)
+        readout.grow(hidden, 4, race, 9, torch.zeros(1, dtype=torch.int64))
+    wholes = [call.args[-1] for call in asked.call_args_list]
+    assert wholes == [selector is not None, True]
 
 
 PARAMS = [

@@ -1,7 +1,7 @@
 """A correction by the draft before, for slots that were computed without knowing it.
 
 P-EAGLE's slots all run at once, so none has seen the tokens drafted in those before it. A selector
-adds to the scores of a slot's likeliest drafts b, given the draft a in the slot before,
+adds to the scores of a slot's candidates b, given the draft a in the slot before,
 
     <A[a] * (H h), B[b]>
 
@@ -24,7 +24,7 @@ class SelectorConfig:
 
     rank: int
     candidates: int
-    """The likeliest drafts of each slot, which are scored again."""
+    """Drafts of each slot that are scored again: the likeliest, or the earliest of a race."""
 
 
 class Selector(nn.Module):

@@ -8,7 +8,7 @@ from peagle.ops.race import Race
 from peagle.ops.sampling import Sampling
 
 FACTORS = (0.0, 0.5, 0.7, 0.85, 1.0, 1.2)
-"""What a request's temperature may be multiplied by for its drafts; 0 drafts greedily."""
+"""What a request's temperature may be multiplied by for its drafts; 0: the likeliest candidate."""
 FIRST_CHOICE = FACTORS.index(0.85)
 """Drafters are a little flatter than their targets."""
 

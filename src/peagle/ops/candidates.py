@@ -65,7 +65,8 @@ def earliest(
     logits: Tensor, offsets: Tensor, count: int, race: Race, depth: int = 0, whole: bool = True
 ) -> Candidates:
     """Of each row's `RACED` likeliest drafts the `count` that arrive first at the request's
-    temperature: where many tokens are likely, the one that is drawn is seldom among the likeliest.
+    temperature: where many tokens are likely, the one that is drawn is often not among the `count`
+    likeliest. Where top-k or min-p leave fewer, the likeliest others are behind them.
 
     logits, offsets: as of `likeliest`, with as many rows for each of the race's requests; depth:
     that of a request's first row. Rows of greedy requests get the likeliest drafts; where not
@@ -77,9 +78,11 @@ def earliest(
             *kernels("candidates").earliest(logits, offsets, count, race, depth, whole)
         )
     slots = len(logits) // len(race.requests)
-    found = likeliest(logits, offsets, RACED).by_request(slots)
+    found = likeliest(logits, offsets, max(RACED, count)).by_request(slots)
     values = arrivals(found.scores, found.tokens, race, depth)
-    order = values.sort(dim=-1, descending=True, stable=True).indices
-    places = order[..., :count].sort(dim=-1).values
+    likely = found.scores.sort(dim=-1, descending=True, stable=True).indices
+    early = values.gather(-1, likely).sort(dim=-1, descending=True, stable=True).indices
+    # behind those that take part the others, the likeliest first
+    places = likely.gather(-1, early[..., :count]).sort(dim=-1).values
     columns = (each.gather(-1, places) for each in (found.scores, found.ids, found.tokens))
     return Candidates(*(column.flatten(0, 1) for column in columns))

@@ -145,7 +145,7 @@ for logits, bits, races, skips in (
 types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16) | {"factors": F32}
 types |= {"others": INT}
 for pairs, warps in ((False, 1), (True, 4)):
-    sizes = {"COUNT": 16 if pairs else 32, "FACTORS": 8, "RANK": 256 if pairs else 1}
+    sizes = {"COUNT": 16, "FACTORS": 8, "RANK": 256 if pairs else 1}
     compiled("drafts", "_draw", types, {**sizes, "PAIRS": pairs}, num_warps=warps)
     del sizes["FACTORS"]
     shares = types | {"out": F32}

@@ -55,6 +55,22 @@ def test_programs_are_as_large_as_few_pairs_leave_room_for(few_lines: bool) -> N
     assert programs(512, few_lines, 128, 1, 132) == 2
 
 
+@pytest.mark.parametrize(("requests", "tree", "large"), [(1, True, True), (8, False, False)])
+def test_a_trees_many_lines_are_columns_where_programs_are_large(
+    requests: int, tree: bool, large: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from peagle.ops.triton import hopper_attention
+
+    monkeypatch.setattr(hopper_attention, "multiprocessors", lambda _: 132)
+    rows = pass_rows([64] * requests, [16] * requests, 16)
+    if tree:
+        rows = replace(rows, ancestors=torch.ones(16 * requests, dtype=torch.int32))
+    form = hopper_attention._form(spec_of(8, 128), rows)
+    assert form.lines == 64
+    assert (form.together == 1) == large
+    assert form.by_rows != large
+
+
 def parts_of(starts: list[int], room: int, least: int = 4, kv_heads: int = 8) -> list[int]:
     """Into how many parts each context is divided; every part comes once, in order."""
     from peagle.ops.triton.hopper_attention.division import divide, most_items

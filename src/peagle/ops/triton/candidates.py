@@ -29,7 +29,7 @@ def earliest(
     """As the reference; logits with any row stride. Returns scores, ids and tokens."""
     how = race.sampling
     settings = how.temperature, race.requests, how.top_k, how.min_p, how.seeds, race.newest
-    counts = count, min(RACED, logits.shape[1])
+    counts = count, min(max(RACED, count), logits.shape[1])
     of_request = len(logits) // len(race.requests)
     return _found(logits, offsets, counts, settings, of_request, depth, RACES=True, SKIPS=not whole)
 
@@ -151,15 +151,18 @@ def _merge(
             heat = tl.where(temperature == 0, 1.0, temperature)
             top_k, min_p = tl.load(top_ks + request), tl.load(min_ps + request)
             share = (value - tl.max(value, 0)) / heat
-            kept = tl.exp(share) >= min_p
-            if top_k > 0:
+            kept = tl.exp(share) >= tl.where(temperature == 0, 0.0, min_p)
+            if (top_k > 0) & (temperature > 0):
                 kept = kept & (key >= _edge(key, top_k, BITS))
             token = column + tl.load(offsets + tl.maximum(column, 0), mask=stays, other=0)
             times = row_key(tl.load(seeds + request), tl.load(newest + request) + 1 + ahead)
             arrives = value / heat - tl.log(arrival_time(times, token))
-            arrives = tl.where(kept, arrives, float("-inf"))
             arrives = tl.where(temperature == 0, value, arrives)
-            stays = _highest(tl.where(stays, ordered(arrives, 32), 0), COUNT, 32)
+            # behind those that take part the others, the likeliest first
+            behind = ordered(value, 32) >> 1
+            before = (ordered(arrives, 32) >> 1) + tl.full([], 1 << 31, tl.uint32)
+            key = tl.where(kept, before, behind)
+            stays = _highest(tl.where(stays, key, 0), COUNT, 32)
         to = row * COUNT + tl.cumsum(stays.to(tl.int32), 0) - 1
     column = tl.maximum(column, 0)
     tl.store(scores + to, value, mask=stays)
