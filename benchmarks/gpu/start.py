@@ -21,17 +21,14 @@ import typer
 from matches import METHODS
 
 from peagle.bench.environment import machine
-from peagle.bench.random_weights import random_target
 from peagle.bench.result_file import result_file
-from peagle.bench.shapes import random_drafter, shape_of
+from peagle.bench.shapes import random_models
 from peagle.bench.synthetic import DRAFT_LAYERS
 from peagle.cli.script import run
 from peagle.config import EngineConfig
-from peagle.drafters.drafter import Drafter
 from peagle.engine.device.worker import DeviceWorker
 from peagle.engine.engine import Engine
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder
 
 GIB = 2**30
 
@@ -75,26 +72,17 @@ def main(
 
 def started(shape: str, method: str, seats: int) -> Start:
     """Start an engine with K by load, as `peagle serve` does."""
-    target, drafter, k = _models(shape, method)
+    layers, k = DRAFT_LAYERS.get(method, 0), METHODS[method][0]
+    models = random_models(shape, method, layers, torch.device("cuda"), torch.bfloat16)
     took: list[tuple[float, int]] = []
     begun = time.perf_counter()
     with mock.patch.object(DeviceWorker, "capture", _measured(took)):
-        engine = Engine(target, drafter, k, EngineConfig(max_num_seqs=seats))
+        engine = Engine(*models, k, EngineConfig(max_num_seqs=seats))
     torch.cuda.synchronize()
     seconds = time.perf_counter() - begun
     [(capturing, held)] = took
     slots = engine.blocks.num_blocks * engine.blocks.block_size
     return Start(seats, seconds, capturing, held / GIB, slots)
-
-
-def _models(shape: str, method: str) -> tuple[Decoder, Drafter | None, int]:
-    device, dtype, found = torch.device("cuda"), torch.bfloat16, shape_of(shape)
-    target = random_target(found.target, device, dtype, found.weights)
-    if method == "none":
-        return target, None, 0
-    layers = DRAFT_LAYERS[method]
-    drafter = random_drafter(found, method == "peagle", layers, device, dtype)
-    return target, drafter, METHODS[method][0]
 
 
 def _measured(took: list[tuple[float, int]]) -> Callable[[DeviceWorker], None]:

@@ -257,13 +257,22 @@ def random_engine(
 
     Raises `InputError` for an unknown shape or too little memory.
     """
-    shape, device = shape_of(name), resolve_device(config.device)
-    dtype = resolve_dtype(config.dtype, device)
+    device = resolve_device(config.device)
+    models = random_models(name, method, layers, device, resolve_dtype(config.dtype, device))
+    if method == "none":
+        return Engine(*models, 0, config)
+    return Engine(*models, k, config, synthetic=synthetic)
+
+
+def random_models(
+    name: str, method: str, layers: int, device: torch.device, dtype: torch.dtype
+) -> tuple[Decoder, Drafter | None]:
+    """A shape's target and drafter; `method` as of `random_engine`. Raises `InputError`."""
+    shape = shape_of(name)
     target = random_target(shape.target, device, dtype, shape.weights)
     if method == "none":
-        return Engine(target, None, 0, config)
-    drafter = random_drafter(shape, method == "peagle", layers, device, dtype)
-    return Engine(target, drafter, k, config, synthetic=synthetic)
+        return target, None
+    return target, random_drafter(shape, method == "peagle", layers, device, dtype)
 
 
 def random_prompts(count: int, length: int, vocab_size: int, seed: int = 1) -> Sequence[list[int]]:

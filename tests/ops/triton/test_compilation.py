@@ -131,16 +131,17 @@ types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
 types |= dict.fromkeys(("top_ks", "seeds", "newest", "chosen"), INT)
 types |= dict.fromkeys(("min_ps", "factors"), F32)
 for logits, bits, races, skips in (
-    *((BF16, 16, True, True), (BF16, 16, True, False), (F32, 32, False, False)),
+    (BF16, 16, True, True),
+    (BF16, 16, True, False),
+    (F32, 32, False, False),
 ):
     raced = 64 if races else 16
     types |= {"logits": logits}
     switches = {"BITS": bits, "SKIPS": skips}
-    compiled(
-        "candidates", "_part", types, {**switches, "COUNT": raced, "BLOCK": 4096}, num_warps=8
-    )
-    switches |= {"COUNT": 16, "RACED": raced, "RACES": races, "LANES": 4096}
-    merged = compiled("candidates", "_merge", types, switches, num_warps=8)
+    sizes = {**switches, "COUNT": raced, "BLOCK": 4096}
+    compiled("candidates", "_part", types, sizes, num_warps=8)
+    sizes = {**switches, "COUNT": 16, "RACED": raced, "RACES": races, "LANES": 4096}
+    merged = compiled("candidates", "_merge", types, sizes, num_warps=8)
     assert spilled(merged) == 0, "64 candidates each of 64 blocks, 262,144 tokens"
 types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16) | {"factors": F32}
 types |= {"others": INT}

@@ -111,6 +111,10 @@ class CycleGraphs:
         """The shortest captured length of at least `wanted` drafts."""
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
 
+    def branches(self, requests: int, drafts: int) -> bool:
+        """Whether so many drafts of each of so many requests, padded or not, branch."""
+        return drafts == self.lengths[-1] and requests <= self.most_trees
+
     def measure_trees(self) -> None:
         """Let drafts branch up to the number of requests where it costs little, in long contexts as
         well, and where there is memory for it."""
@@ -173,8 +177,7 @@ class CycleGraphs:
 
     def _whole(self, size: int, drafts: int) -> Callable[[int, CycleShape], None]:
         """A cycle from drafts to acceptance."""
-        branches = drafts == self.lengths[-1] and size <= self.most_trees
-        return self._tree if branches else self._once
+        return self._tree if self.branches(size, drafts) else self._once
 
     def _seconds_of(self, size: int, drafts: int) -> float:
         run = self._prepared(self._whole(size, drafts), size, drafts)

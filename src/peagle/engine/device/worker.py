@@ -134,7 +134,7 @@ class DeviceWorker:
 
     def branches(self, requests: int, drafts: int) -> bool:
         """As `Worker`."""
-        return drafts == self.graphs.lengths[-1] and requests <= self.graphs.most_trees
+        return self.graphs.branches(requests, drafts)
 
     @torch.inference_mode()
     def capture(self) -> None:

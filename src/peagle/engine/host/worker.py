@@ -154,7 +154,7 @@ class HostWorker:
 
     def _run(self, work: Sequence[Part], step: Step) -> tuple[Result, ...]:
         """One cycle for every part of a step, in their order."""
-        if self.spare and self._branches(work):
+        if self._grows(work):
             return (self._run_tree(*work),)
         proposal = self._draft(work)
         work = proposal.work
@@ -175,14 +175,16 @@ class HostWorker:
             results.append(Result(*did, pending, scores, of_prompt))
         return tuple(results)
 
-    def _branches(self, work: Sequence[Part]) -> bool:
+    def _grows(self, work: Sequence[Part]) -> bool:
         """Whether a step is a cycle of one request whose drafts may branch.
 
         Forms, penalties and log-probabilities take drafts to be one behind another, and where slots
         end a node might not see its parent.
         """
         part = work[0]
-        if len(work) > 1 or not part.drafts or part.hosted or part.request.settings.penalized:
+        if not self.branches(len(work), part.drafts):
+            return False
+        if part.hosted or part.request.settings.penalized:
             return False
         return part.start + part.drafts + self.spare < int(self._table.limits[part.row])
 

@@ -58,7 +58,8 @@ def _quantize(
     # of a run of 128 numbers the first two are of inputs 0 and 64, the next of 1 and 65
     run, pair = tl.arange(0, RUNS)[None, :, None], tl.arange(0, half)[None, None, :]
     start = (group * GROUP)[:, None, None]
-    inside = (start < depth) & (run * RUN < GROUP) & (pair >= 0)
+    there = (start < depth) & (run * RUN < GROUP)
+    inside = there & (pair >= 0)
     at = x + row * depth + start + run * RUN + pair
     lower = tl.load(at, mask=inside & (row < rows), other=0.0).to(tl.float32)
     upper = tl.load(at + half, mask=inside & (row < rows), other=0.0).to(tl.float32)
@@ -67,6 +68,6 @@ def _quantize(
     by = scale[:, None, None]
     rounded = tl.interleave(lower / by, upper / by).to(numbers.dtype.element_ty)
     place = tl.arange(0, RUN)[None, None, :]
-    inside = (start < depth) & (run * RUN < GROUP) & (place >= 0)
-    tl.store(numbers + row * depth + start + run * RUN + place, rounded, mask=inside)
+    at = numbers + row * depth + start + run * RUN + place
+    tl.store(at, rounded, mask=there & (place >= 0))
     tl.store(scales + group * padded + row, scale, mask=group * GROUP < depth)
