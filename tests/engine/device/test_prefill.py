@@ -22,7 +22,7 @@ def test_many_rows_come_in_whole_multiples_and_mean_the_same(targets, trained, m
     )
     rows, fill = [], DeviceCycle.fill
     monkeypatch.setattr(
-        DeviceCycle, "fill", lambda *given: rows.append(len(given[1].rows.tokens)) or fill(*given)
+        DeviceCycle, "fill", lambda *given: rows.append(len(given[1].tokens)) or fill(*given)
     )
     monkeypatch.setattr(PromptGraphs, "fit", lambda *_: None)
     monkeypatch.setattr(prefill, "ROW_MULTIPLE", 32)

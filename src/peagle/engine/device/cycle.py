@@ -8,7 +8,6 @@ wants fewer accepts fewer.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
 from peagle.drafters.resident import CycleShape, ResidentDrafter, known_inputs
@@ -46,16 +45,6 @@ class PromptRows:
     """[ends] rows that give their requests the next token."""
     scored: Tensor | None = None
     """[scored] rows whose following token is scored; None: no row's."""
-
-
-@dataclass(frozen=True)
-class PromptPass:
-    """Rows of prompt chunks, and how they are computed."""
-
-    rows: PromptRows
-    attention: Attention
-    followed: bool
-    """Whether the drafter sees them, where there is one."""
 
 
 @dataclass(frozen=True)
@@ -124,22 +113,6 @@ class DeviceCycle:
         verified = self.verify(state, requests, proposed.drafts)
         self.accept(state, requests, verified, sampling, temperatures, proposed.rivals)
 
-    def run_beside(
-        self,
-        state: ResidentState,
-        requests: Tensor,
-        shape: CycleShape,
-        sampling: Sampling,
-        temperatures: DraftTemperatures,
-        prompts: PromptPass,
-    ) -> PromptEnds:
-        """The same, with rows of prompts in the target's pass; none of them is scored."""
-        race = temperatures.race(sampling, state.computed, requests)
-        proposed = self.draft(state, race, shape)
-        verified, ends = self._verify_beside(state, requests, proposed.drafts, prompts)
-        self.accept(state, requests, verified, sampling, temperatures, proposed.rivals)
-        return ends
-
     def draft(self, state: ResidentState, race: Race, shape: CycleShape) -> Proposed:
         """[requests, drafts] for a race's requests."""
         requests, own = race.requests, None
@@ -181,37 +154,6 @@ class DeviceCycle:
         taps = self.taps(len(x))
         _, last = self.layers(x, first, self.open_target(rows), taps)
         return Verified(drafts, self._logits(last), self._features(taps))
-
-    def _verify_beside(
-        self, state: ResidentState, requests: Tensor, drafts: Drafts, prompts: PromptPass
-    ) -> tuple[Verified, PromptEnds]:
-        """What the target makes of drafts and of prompts, in one pass over both."""
-        target, norm = self.target, self.layers.layers[0].input_norm
-        rows, x, _ = verify_inputs(
-            state, requests, drafts.tokens, target.embed.weight, norm.weight, norm.eps
-        )
-        own, device = len(x), x.device
-        x = torch.cat((target.scaled(x), target.scaled(target.embed(prompts.rows.tokens))))
-        ends = own + prompts.rows.ends
-        reads, taps = torch.cat((torch.arange(own, device=device), ends)), self.taps(len(x))
-        attend = _split(own, self.open_target(rows), prompts.attention(self.target_cache))
-        _, last = self._through(x, attend, taps, reads)
-        logits, features = self._logits(last), self._features(taps)
-        verified = Verified(drafts, logits[:own], None if features is None else features[:own])
-        if features is None or not prompts.followed:
-            return verified, PromptEnds(logits[own:], None)
-        self.show_drafter(prompts.rows.following, features[own:], prompts.attention)
-        return verified, PromptEnds(logits[own:], features.index_select(0, ends))
-
-    def _through(
-        self, x: Tensor, attend: AttendProduct, taps: Taps | None, reads: Tensor
-    ) -> tuple[Tensor, Normed]:
-        """The stream and the final norm of some rows, whatever layers are tapped."""
-        first = residual.normed(x, self.layers.layers[0].input_norm)
-        if taps is None or len(self.layers.layers) not in taps.layers:
-            return self.layers(x, first, attend, taps, reads)
-        stream = self.layers(x, first, attend, taps)[0].index_select(0, reads)
-        return stream, residual.normed(stream, self.target.norm)
 
     def accept(
         self,
@@ -256,18 +198,17 @@ class DeviceCycle:
             found = replace(found, lengths=found.lengths.where(followed, 0))
             self.texts.record(found, drafts.tokens, chosen, own)
 
-    def fill(self, given: PromptPass) -> PromptEnds:
+    def fill(self, prompts: PromptRows, attention: Attention, followed: bool) -> PromptEnds:
         """Write the keys and values of prompt rows into both caches; the target's alone where the
         drafter follows none of the requests.
 
         The drafter's at a prompt's last row are wrong, since its next token is not known yet: the
         first cycle overwrites them before it reads them.
         """
-        target, prompts, attention = self.target, given.rows, given.attention
-        ends = prompts.ends
+        target, ends = self.target, prompts.ends
         x = target.scaled(target.embed(prompts.tokens))
         first = residual.normed(x, self.layers.layers[0].input_norm)
-        taps = self.taps(len(x)) if given.followed else None
+        taps = self.taps(len(x)) if followed else None
         tapped = taps is not None and len(self.layers.layers) in taps.layers
         to_the_end = tapped or prompts.scored is not None
         reads = None if to_the_end else ends
@@ -338,15 +279,6 @@ class DeviceCycle:
         config = self.drafter.model.config
         embedding = self.target.embed.weight
         return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
-
-
-def _split(own: int, ours: AttendProduct, theirs: AttendProduct) -> AttendProduct:
-    """Attention of a pass whose first rows attend in one way, and the others in another."""
-
-    def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
-        return torch.cat((ours(layer, qkv[:own], spec), theirs(layer, qkv[own:], spec)))
-
-    return attend
 
 
 def _attend(cache: KVCache, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendProduct:

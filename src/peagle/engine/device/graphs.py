@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.resident import CycleShape
-from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptPass, Verified
+from peagle.engine.device.cycle import DeviceCycle, Verified
 from peagle.engine.device.tree_cycle import TreeCycle
 from peagle.engine.draft_temperatures import FACTORS, DraftTemperatures
 from peagle.ops.drafts import Drafts
@@ -101,12 +101,6 @@ class CycleGraphs:
         trees where drafts branch."""
         return {size: {d: self._seconds_of(size, d) for d in self.lengths} for size in self.sizes}
 
-    def steady_run(self, size: int) -> tuple[list[int], CycleShape]:
-        """Rows that no request has yet, ready for a cycle, and the shape of a whole one after one
-        like it."""
-        self._make_ready(size)
-        return self._idle(size), _steady(self.lengths[-1])
-
     def length_for(self, wanted: int) -> int:
         """The shortest captured length of at least `wanted` drafts."""
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
@@ -143,15 +137,6 @@ class CycleGraphs:
         whole = self._whole(self._size_for(len(rows)), shape.drafts)
         self._run(whole if _fits(shape) else self._once, rows, shape)
         return _fits(shape)
-
-    def run_beside(self, rows: Sequence[int], shape: CycleShape, prompts: PromptPass) -> PromptEnds:
-        """The same with rows of prompts in the target's pass, launched kernel by kernel."""
-        given = self._pad(rows), shape, self._sampling, self._temperatures
-        return self._cycle.run_beside(self._state, *given, prompts)
-
-    def target_rows(self, requests: int, drafts: int) -> int:
-        """Rows that the target computes in a cycle, padding included."""
-        return self._size_for(requests) * (drafts + 1)
 
     def draft(self, rows: Sequence[int], shape: CycleShape) -> Tensor:
         """A cycle's drafts [rows and padding, drafts]; `verify` and `accept` go on from there.
@@ -197,14 +182,12 @@ class CycleGraphs:
 
     def _make_ready(self, size: int) -> None:
         """Give idle rows tokens, which are different: these decide on experts."""
-        self._fill(size, self._idle(size))
+        idle = [row for row in range(size + 1) if row != self._spare][:size]
+        self._fill(size, idle)
         tokens = self._requests[size] * TOKEN_STRIDE % self._cycle.target.spec.vocab_size
         self._state.emitted[self._requests[size], 0] = tokens
         self._state.computed[self._requests[size]] = 1
         self._state.pending[self._requests[size]] = 1
-
-    def _idle(self, size: int) -> list[int]:
-        return [row for row in range(size + 1) if row != self._spare][:size]
 
     def _run(
         self, part: Callable[[int, CycleShape], Result], rows: Sequence[int], shape: CycleShape

@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from peagle.drafters.drafter import Span
-from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptPass, PromptRows
+from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptRows
 from peagle.engine.device.prompt_attention import by_torch, prompt_attention, warm_up
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.kv_cache import KVCache
@@ -20,8 +20,6 @@ from peagle.transfer import upload
 ROW_MULTIPLE, MULTIPLE_FROM = 128, 1024
 """Above 1,024 rows, passes are padded to a multiple of 128: for each new number of rows cuBLAS
 takes about 5 ms to choose kernels."""
-MULTIPLE_BESIDE = 64
-"""Of rows beside those of a cycle, together with these, for the same reason."""
 
 
 class Prefill:
@@ -40,26 +38,17 @@ class Prefill:
         graph = None if scored else self._graphs.fit(chunks, followed)
         if graph is not None:
             return graph.run(chunks)
-        return self._cycle.fill(self.laid_out(chunks, followed))
-
-    def laid_out(self, chunks: Sequence[Chunk], followed: bool, beside: int = 0) -> PromptPass:
-        """The rows of some chunks as a pass has them that is launched kernel by kernel.
-
-        beside: rows of a cycle in the same pass. What could be captured by itself then attends as
-        it would there: a plan for each number of prompts and their length would be built first.
-        """
-        scored, device = scored_rows(chunks), self._table.slots.device
+        device = self._table.slots.device
         tokens = [token for chunk in chunks for token in chunk.tokens]
         following = [token for chunk in chunks for token in chunk.following]
-        padding = _padding(len(tokens), beside)
+        padding = _padding(len(tokens))
         tokens += [0] * padding
         following += [0] * padding
         given = [tokens, following, _ends(chunks)] + [scored] * bool(scored)
         spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
-        tiled = beside > 0 and self._graphs.fit(chunks, followed) is not None
-        attention = prompt_attention(self._table, spans, padding, tiled)
+        attention = prompt_attention(self._table, spans, padding)
         rows = PromptRows(*(upload(values, device) for values in given))
-        return PromptPass(rows, attention, followed)
+        return self._cycle.fill(rows, attention, followed)
 
     def show_drafter(self, state: ResidentState, spans: Sequence[Span], most: int) -> None:
         """The drafter alone over positions that wait for it: the first ones of each row's.
@@ -111,10 +100,7 @@ def in_order(chunks: Sequence[Chunk]) -> list[Chunk]:
     return sorted(chunks, key=lambda chunk: (chunk.start > 0, -chunk.rows))
 
 
-def _padding(rows: int, beside: int = 0) -> int:
-    """Rows that are added to some, which stand beside others."""
-    if beside:
-        return -(rows + beside) % MULTIPLE_BESIDE
+def _padding(rows: int) -> int:
     return -rows % ROW_MULTIPLE if rows > MULTIPLE_FROM else 0
 
 

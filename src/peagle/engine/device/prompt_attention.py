@@ -37,14 +37,11 @@ MAX_SHARED_ROWS = 1024
 """Prompts that begin with longer chunks do not share a call: its kernel takes twice as long."""
 
 
-def prompt_attention(
-    table: RequestTable, spans: Sequence[Span], padding: int = 0, tiled: bool = False
-) -> Attention:
+def prompt_attention(table: RequestTable, spans: Sequence[Span], padding: int = 0) -> Attention:
     """The attention of one pass over prompt chunks.
 
     Chunks from position 0 that are padded to one length attend in one call if they are adjacent;
-    long ones should come first. padding: rows after the chunks'; tiled: whether all layers attend
-    tile by tile.
+    long ones should come first. padding: rows after the chunks'.
     """
     layout = functools.cache(lambda: _laid_out(table, spans, padding))
     # of whole tiles, as captured prompts are, though spans may be shorter: kernels exist for those
@@ -54,7 +51,7 @@ def prompt_attention(
         tiles = functools.cache(lambda window: cache.rows_for(window, whole()))
 
         def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
-            if by_torch(spec) and not tiled:
+            if by_torch(spec):
                 return layout().attend(qkv, spec, cache.layers[layer])
             own, rows = qkv[: len(qkv) - padding], tiles(spec.window)
             attended = store_attend(own, spec, cache.layers[layer], rows)

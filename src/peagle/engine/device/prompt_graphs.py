@@ -13,13 +13,7 @@ from typing import Any
 
 import torch
 
-from peagle.engine.device.cycle import (
-    Attention,
-    DeviceCycle,
-    PromptEnds,
-    PromptPass,
-    PromptRows,
-)
+from peagle.engine.device.cycle import Attention, DeviceCycle, PromptEnds, PromptRows
 from peagle.engine.device.graphs import captured
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
@@ -101,7 +95,7 @@ class PromptGraph:
             most=TILE,
         )
         prompts = PromptRows(tokens, following, ends)
-        return self._cycle.fill(PromptPass(prompts, _attention(rows), self._followed))
+        return self._cycle.fill(prompts, _attention(rows), self._followed)
 
 
 class PromptGraphs:

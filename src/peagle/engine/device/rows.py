@@ -57,13 +57,9 @@ class DeviceRows:
         """Whether the drafter sees a request's positions: not of one that never drafts."""
         return self._follows and self._begun[row].settings.k > 0
 
-    def shape(self, rows: Sequence[int], drafts: int) -> CycleShape:
-        """The shape of a cycle of some requests."""
-        return CycleShape(drafts, max(self._pending[row] for row in rows))
-
     def next_shape(self, rows: Sequence[int], drafts: int) -> CycleShape:
         """The shape of the next cycle of some requests, which leaves up to `drafts` + 1 pending."""
-        shape = self.shape(rows, drafts)
+        shape = CycleShape(drafts, max(self._pending[row] for row in rows))
         for row in filter(self.followed, rows):
             self._pending[row] = drafts + 1 if drafts else self._pending[row] + 1
         return shape

@@ -13,8 +13,7 @@ from peagle.drafters.lookup import Lookup
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.flight import Flight, LaunchedCycle
-from peagle.engine.device.graphs import TOKEN_STRIDE, CycleGraphs
-from peagle.engine.device.joined_passes import PROMPT, JoinedPasses, Trial
+from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.prefill import Prefill, in_order
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
@@ -112,10 +111,6 @@ class DeviceWorker:
         self.graphs = CycleGraphs(cycle, state, sampling, spare, lengths, trees)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)
-        longest = min(PROMPT, max_batched_tokens, table.slots.shape[1])
-        tokens = tuple(i * TOKEN_STRIDE % target.spec.vocab_size for i in range(longest))
-        trial = Trial(spare, tokens, followed=drafter is not None)
-        self.joined_passes = JoinedPasses(self.graphs, self._prefill, trial, max_batched_tokens)
         self._most_rows = max_batched_tokens
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
@@ -147,7 +142,6 @@ class DeviceWorker:
         self.graphs.measure_trees()
         self._prompts.capture(self.graphs.pool)
         self._prefill.warm_up(self._most_rows)
-        self.joined_passes.measure()
         if len(self.graphs.lengths) > 1:
             self.cycle_seconds = self.graphs.seconds_by_length()
 
@@ -217,15 +211,13 @@ class DeviceWorker:
         logits: dict[int, Tensor] = {}
         drafts = max((cycle.drafts for cycle in step.cycles), default=0)
         drafts = self.graphs.length_for(drafts)
-        repeated, cycle, prompts = None, None, None
-        chunks = self._join(step, drafts) if self.joined_passes.serve(step, drafts) else None
-        if chunks is None:
-            if step.cycles:
-                cycle = self._cycle(step.cycles, drafts, step.repeats, logits)
-                if step.repeats > 1:
-                    repeated = Download(self._repeated[:, : step.repeats])
-            # after the cycle, whose replay would overwrite what a prompt leaves in their memory
-            chunks, prompts = self._start(step.chunks, logits)
+        repeated, cycle = None, None
+        if step.cycles:
+            cycle = self._cycle(step.cycles, drafts, step.repeats, logits)
+            if step.repeats > 1:
+                repeated = Download(self._repeated[:, : step.repeats])
+        # after the cycle, whose replay would overwrite what a prompt leaves in their memory
+        chunks, prompts = self._start(step.chunks, logits)
         refused = () if chunks else tuple(chunk.row for chunk in step.chunks)
         results = Download(self._rows.state.results)
         work: tuple[Cycle | Chunk, ...] = (*step.cycles, *chunks)
@@ -245,31 +237,6 @@ class DeviceWorker:
             prompts=prompts,
         )
         return flight, refused
-
-    def _join(self, step: Step, drafts: int) -> tuple[Chunk, ...] | None:
-        """Run a step's cycle and chunks in one pass. Returns the chunks, none of them if there was
-        no memory for what follows.
-
-        None: there was none for the pass, so that nothing has come of it, and both can still run by
-        themselves.
-        """
-        rows, chunks = [cycle.row for cycle in step.cycles], in_order(step.chunks)
-        followed = any(self._rows.followed(chunk.row) for chunk in chunks)
-        try:
-            ends = self.joined_passes.run(rows, self._rows.shape(rows, drafts), chunks, followed)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            self.joined_passes.found_too_large(step, drafts)
-            return None
-        self._rows.next_shape(rows, drafts)
-        last = [chunk for chunk in chunks if chunk.completes]
-        try:
-            if last:
-                self._rows.begin(last, ends)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            return ()
-        return tuple(chunks)
 
     def _cycle(
         self, cycles: Sequence[Cycle], drafts: int, repeats: int, logits: dict[int, Tensor]
