@@ -189,7 +189,9 @@ DrafterFormat = Literal["fp8"]
 AcceptanceRate = Annotated[float, Field(ge=0, le=1)]
 MOST_TREE_NODES = 30
 """A row's way from the root is kept in the bits of an int32."""
-TreeNodes = Annotated[int, Field(ge=2, le=MOST_TREE_NODES)]
+TREE_NODES = 15
+"""On a GPU, where nothing is said: with the newest token 16 rows, which is what tiles have."""
+TreeNodes = Annotated[int, Field(ge=0, le=MOST_TREE_NODES)]
 LookupLength = Annotated[int, Field(ge=1, le=64)]
 SHORTEST_MATCH, LONGEST_MATCH = 3, 16
 """Of lookups, where nothing is said: shorter matches are seldom right, and of longer ones all are
@@ -213,7 +215,8 @@ class SpeculativeConfig(Config):
     drafter's files decide."""
     num_tree_nodes: TreeNodes | None = None
     """Drafts of a cycle that branch, in place of K: more than K. On a GPU for few requests at once,
-    on a CPU for one. P-EAGLE only. The answer stays the same."""
+    on a CPU for one. P-EAGLE only. Unset, a GPU has `TREE_NODES` where models allow trees, and a
+    CPU none; 0: none. The answer stays the same."""
     quantization: DrafterFormat | None = None
     """fp8: round the drafter's layers and head to FP8 as they are loaded, half the bytes to read.
     The answer stays the same; how often drafts are right may change."""
@@ -240,7 +243,7 @@ class SpeculativeConfig(Config):
         elif self.model is None:
             raise ValueError("model is missing: give the drafter's directory or hub id")
         lengths = self.lookup
-        if self.num_tree_nodes is not None and (lengths or self.synthetic_acceptance_rates):
+        if self.num_tree_nodes and (lengths or self.synthetic_acceptance_rates):
             raise ValueError("num_tree_nodes goes with neither lookups nor synthetic acceptance")
         if lengths is not None and lengths[0] > lengths[1]:
             raise ValueError(

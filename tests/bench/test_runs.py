@@ -76,6 +76,7 @@ def test_a_run_as_json_is_an_entry_of_the_result_file():
     assert entry["ttft_ms"] == {"p50": 10.0, "p95": 20.0, "p99": 30.0}
     assert run(replace(PEAGLE, engine="vLLM")).as_json()["engine"] == "vLLM"
     assert run(PEAGLE, core_share=0.5).as_json()["core_share"] == 0.5
+    assert replace(run(PEAGLE), branches=True).as_json()["branches"]
 
 
 @pytest.mark.parametrize("failed", [0, 2])

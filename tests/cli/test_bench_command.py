@@ -345,3 +345,5 @@ def test_drafts_that_branch_give_the_same_text(peagle, pair, tmp_path):
     assert result.code == 0, result.err
     runs = json.loads((tmp_path / "out.json").read_text())["runs"]
     assert [(run["method"], run["same_text"]) for run in runs] == [("none", True), ("peagle", True)]
+    assert [run.get("branches", False) for run in runs] == [False, True]
+    assert "Drafts branch: P-EAGLE, K = 8, 1 in flight." in result.out

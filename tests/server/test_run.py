@@ -72,6 +72,19 @@ def test_a_server_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch):
     assert not llm.alive
 
 
+@pytest.mark.parametrize("most", [0, 3])
+def test_it_says_whether_drafts_branch(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int
+):
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr(Engine, "_most_trees", most)
+    llm = AsyncLLM(load)
+    llm.failed = True
+    with caplog.at_level("INFO", logger="peagle.server"), bind("127.0.0.1", 0) as listener:
+        serve(llm, ServerSettings(model_names=(NAME,)), listener)
+    assert ("drafts branch while no more than 3 requests run" in caplog.text) == (most == 3)
+
+
 def test_sigterm_lets_requests_finish(process: Process):
     answer = process.post({"prompt": "x", "max_tokens": 600, "ignore_eos": True, "stream": True})
     first = answer.readline()

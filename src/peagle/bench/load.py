@@ -122,6 +122,7 @@ class EngineCase:
             measure(completions, seconds),
             tuple(completion.token_ids for completion in completions),
             core_share=None if self.llm.engine.runs_ahead else own / seconds,
+            branches=0 < self.case.concurrency <= self.llm.engine.facts.most_trees,
         )
 
 

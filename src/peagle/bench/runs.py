@@ -28,6 +28,8 @@ class Run:
     this machine; None where it waits for something else, or nobody tells."""
     failed: int = 0
     """Requests that got no answer and are in no measure."""
+    branches: bool = False
+    """Whether K drafts of all its requests at once branch."""
 
     def as_json(self) -> dict[str, Any]:
         """The run as an entry of the result file; its engine where several are compared."""
@@ -36,7 +38,8 @@ class Run:
             del case["engine"]
         others = {"same_text": self.same_text, "rounds": self.rounds, "failed": self.failed}
         share = {} if self.core_share is None else {"core_share": self.core_share}
-        return {**case, **asdict(self.measures), **others, **share}
+        trees = {"branches": True} if self.branches else {}
+        return {**case, **asdict(self.measures), **others, **share, **trees}
 
 
 @dataclass(frozen=True)

@@ -77,6 +77,12 @@ def verdict_sentence(verdict: Verdict) -> str:
     return f"No clear winner on this machine: {first} was {times}, in too few rounds to say so."
 
 
+def branching_text(runs: Sequence[Run]) -> str:
+    """Whose drafts branch, in a sentence; nothing where nobody's do."""
+    whose = [f"{run.case.label}, {run.case.load.shown} in flight" for run in runs if run.branches]
+    return f"Drafts branch: {'; '.join(dict.fromkeys(whose))}." if whose else ""
+
+
 def k_text(case: Case) -> str:
     """Its K: "7", at most 7 by load as "≤7", none as "-"."""
     at_most = "≤" if case.draft_length == "auto" else ""

@@ -1,6 +1,6 @@
 """A target's weights, loaded once for all engines that verify with them."""
 
-from peagle.config import DrafterFormat, EngineConfig, SpeculativeConfig
+from peagle.config import TREE_NODES, DrafterFormat, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.drafter import Drafter
@@ -57,17 +57,18 @@ class SharedTarget:
         need; None lets it take the memory that an engine of its own takes.
         """
         drafter: Drafter | None = None
-        k = nodes = 0
+        k, nodes = 0, None
         lookup: Lookup | None = None
         if speculation is not None:
-            k, nodes = speculation.num_speculative_tokens or 0, speculation.num_tree_nodes or 0
+            k, nodes = speculation.num_speculative_tokens or 0, speculation.num_tree_nodes
             lookup = Lookup.of(speculation, self._decoder.embed.weight.device)
             if speculation.model is not None:
                 how = speculation.parallel_drafting, speculation.quantization
                 model = self.draft_model(speculation.model, *how)
                 drafter, k = drafter_for(model), k or model.config.default_k
         if longest is not None:
-            memory = kv_memory(self._decoder, drafter, k, config, longest + max(k, nodes))
+            most = max(k, TREE_NODES if nodes is None else nodes)
+            memory = kv_memory(self._decoder, drafter, k, config, longest + most)
             config = config.model_copy(update={"kv_cache_memory": memory})
         engine = Engine(
             self._decoder, drafter, k, config, self._ends, lookup=lookup, tree_nodes=nodes

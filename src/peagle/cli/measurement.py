@@ -160,7 +160,7 @@ def _follow(benchmark: Benchmark, kept: Kept) -> None:
 
 def show_runs(console: Console, runs: "Sequence[Run]") -> None:
     """The table of median runs, what they decide, and why they should not be believed."""
-    from peagle.bench.tables import full_table
+    from peagle.bench.tables import branching_text, full_table
     from peagle.bench.verdict import bounded, doubts
 
     table, keys = full_table(runs)
@@ -168,11 +168,13 @@ def show_runs(console: Console, runs: "Sequence[Run]") -> None:
     rounds = max(len(run.rounds) for run in runs)
     intervals = ", and 95 % intervals of the speed-up" if bounded(rounds) else ""
     console.print(f"Medians of {rounds} rounds{intervals}." if rounds > 1 else "One round.")
+    if told := branching_text(runs):
+        console.print(told, soft_wrap=True)
     for _, _, sentence in verdicts(runs):
         console.print(sentence, soft_wrap=True)
     if found := list(doubts(runs)):
-        told = "; ".join(found)
-        console.print(f"Do not rely on these figures: {told}.", style="bold red", soft_wrap=True)
+        doubted = "; ".join(found)
+        console.print(f"Do not rely on these figures: {doubted}.", style="bold red", soft_wrap=True)
 
 
 def verdicts(runs: "Sequence[Run]") -> "list[tuple[Load, Verdict, str]]":

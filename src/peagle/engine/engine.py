@@ -61,6 +61,8 @@ class EngineFacts:
     """Most requests that run at once."""
     k: int
     """Most drafts in a cycle; 0 without a drafter."""
+    most_trees: int
+    """Requests at once up to which K drafts branch; 0: they never do."""
     runs_ahead: bool
     """Whether a step's results come while the device works on the next one."""
     drafter: DrafterFacts | None
@@ -94,7 +96,7 @@ class Engine:
     `synthetic[i]`: share of cycles in which draft i + 1 is accepted, whatever the target says. This
     is for measuring time; the text means nothing.
     lookup: finds drafts in a request's own text, beside a drafter or without one.
-    tree_nodes: drafts that branch, in place of K; 0: none do.
+    tree_nodes: drafts that branch, in place of K; as in `SpeculativeConfig`.
 
     Raises `InputError` when the KV cache cannot hold one sequence, or the context K drafts, and for
     trees that there cannot be.
@@ -109,7 +111,7 @@ class Engine:
         end_tokens: Sequence[int] = (),
         synthetic: Sequence[float] | None = None,
         lookup: Lookup | None = None,
-        tree_nodes: int = 0,
+        tree_nodes: int | None = None,
     ) -> None:
         assert (drafter is None and lookup is None) == (k == 0), "whatever drafts comes with its K"
         self.target, self.drafter, self.k = target, drafter, k
@@ -168,9 +170,15 @@ class Engine:
             max_length=self.max_length,
             max_num_seqs=self.max_num_seqs,
             k=self.k,
+            most_trees=self._most_trees,
             runs_ahead=self.runs_ahead,
             drafter=drafter,
         )
+
+    @property
+    def _most_trees(self) -> int:
+        counts = range(self.max_num_seqs, 0, -1)
+        return next((count for count in counts if self.worker.branches(count, self.k)), 0)
 
     @property
     def stats(self) -> EngineStats:

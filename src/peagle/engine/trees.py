@@ -1,23 +1,34 @@
 """Whether drafts can branch, with these models and on this device."""
 
-from peagle.config import MOST_TREE_NODES
+from peagle.config import MOST_TREE_NODES, TREE_NODES
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.peagle import ParallelDrafter
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
 
-def check_trees(
-    target: Decoder, drafter: Drafter | None, k: int, nodes: int, *, captured: bool, shared: bool
-) -> None:
-    """Raise `InputError` where K drafts cannot be trees of so many nodes.
+def tree_nodes(
+    target: Decoder,
+    drafter: Drafter | None,
+    k: int,
+    asked: int | None,
+    *,
+    captured: bool,
+    shared: bool,
+) -> int:
+    """How many nodes the trees of K drafts have; 0: drafts do not branch.
 
-    captured: whether cycles are, on a GPU; shared: whether lookups or a given acceptance decide on
-    drafts, too.
+    asked: None is `TREE_NODES` on a GPU where trees are possible; captured: whether cycles are, on
+    a GPU; shared: whether lookups or a given acceptance decide on drafts, too. Raises `InputError`
+    where trees are asked for and are not possible.
     """
+    if asked is None and not (captured and target.embed.weight.is_cuda):
+        return 0
+    nodes = TREE_NODES if asked is None else asked
     hindrance = _of_drafts(drafter, k, nodes, shared) or _of_target(target, nodes, captured)
-    if hindrance is not None:
+    if asked and hindrance is not None:
         raise InputError(f"num_tree_nodes {hindrance}")
+    return nodes if hindrance is None else 0
 
 
 def _of_drafts(drafter: Drafter | None, k: int, nodes: int, shared: bool) -> str | None:

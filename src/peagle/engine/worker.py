@@ -15,7 +15,7 @@ from peagle.engine.host.worker import HostWorker
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Outcome, Step
-from peagle.engine.trees import check_trees
+from peagle.engine.trees import tree_nodes
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
@@ -73,14 +73,14 @@ def open_worker(
     processor: LogitsProcessor,
     synthetic: Sequence[float] | None = None,
     lookup: Lookup | None = None,
-    tree_nodes: int = 0,
+    nodes: int | None = None,
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
-    lengths: the draft lengths that a cycle may have, ascending, K last; tree_nodes: of drafts that
-    branch, 0 where none do. Raises `InputError` for synthetic acceptance on a GPU whose kernels do
-    not cover the model, for trees and batch invariance that there cannot be, and where Triton finds
-    no C compiler.
+    lengths: the draft lengths that a cycle may have, ascending, K last; nodes: of drafts that
+    branch, as `tree_nodes` is asked for them. Raises `InputError` for synthetic acceptance on a GPU
+    whose kernels do not cover the model, for trees and batch invariance that there cannot be, and
+    where Triton finds no C compiler.
     """
     device = target.embed.weight.device
     if device.type == "cuda":
@@ -93,9 +93,8 @@ def open_worker(
         raise InputError(
             "synthetic acceptance needs GPU kernels, and there are none for this model"
         )
-    if tree_nodes:
-        shared = synthetic is not None or lookup is not None
-        check_trees(target, drafter, lengths[-1], tree_nodes, captured=on_device, shared=shared)
+    shared = synthetic is not None or lookup is not None
+    nodes = tree_nodes(target, drafter, lengths[-1], nodes, captured=on_device, shared=shared)
     rows = capacity.num_seqs + on_device  # one that is spare
     table = RequestTable(
         rows,
@@ -109,7 +108,7 @@ def open_worker(
         if drafter is None:
             lengths = lengths[-1:]  # a request in whose text nothing is found drafts nothing anyway
         slots = capacity.slots
-        return HostWorker(target, drafter, lengths, table, slots, processor, lookup, tree_nodes)
+        return HostWorker(target, drafter, lengths, table, slots, processor, lookup, nodes)
     most = capacity.batched_tokens
     worker = DeviceWorker(
         target,
@@ -121,7 +120,7 @@ def open_worker(
         processor,
         synthetic,
         lookup,
-        tree_nodes,
+        nodes,
     )
     _capture(worker)
     return worker

@@ -43,11 +43,11 @@ class EngineSource(Config):
             batch_invariant=self.config.batch_invariant,
         )
         drafter, k = _load_drafter(self.speculation, decoder)
-        lookup, rates, nodes = None, None, 0
+        lookup, rates, nodes = None, None, None
         if self.speculation is not None:
             lookup = Lookup.of(self.speculation, device)
             rates = self.speculation.synthetic_acceptance_rates
-            nodes = self.speculation.num_tree_nodes or 0
+            nodes = self.speculation.num_tree_nodes
         ends = end_tokens(directory, tokenizer.eos_token_id)
         core = Engine(decoder, drafter, k, self.config, ends, rates, lookup, nodes)
         return local_engine(core, tokenizer)

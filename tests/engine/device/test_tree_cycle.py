@@ -11,7 +11,7 @@ import tiny
 import torch
 from grafted_trees import graft, redraw
 
-from peagle.config import SamplingParams, SpeculativeConfig
+from peagle.config import TREE_NODES, SamplingParams, SpeculativeConfig
 from peagle.drafters import readout
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
@@ -19,6 +19,7 @@ from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.tree_cycle import TreeCycle
 from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.engine import Engine
+from peagle.engine.trees import tree_nodes
 from peagle.errors import InputError
 from peagle.ops.tree import grow
 
@@ -34,7 +35,7 @@ MIXED = [
 ]
 
 
-def engine_of(target, drafter, nodes: int, **changes: object) -> Engine:
+def engine_of(target, drafter, nodes: int | None, **changes: object) -> Engine:
     config = tiny.engine_config(**{"max_num_seqs": 4, "draft_length": "fixed", **changes})
     k = K if drafter else 0
     with tiny.on_device(True):
@@ -203,6 +204,35 @@ def test_what_cannot_branch_is_refused(targets, tmp_path, family, method, nodes,
         engine_of(targets[family], drafter, nodes)
 
 
+@pytest.mark.parametrize(
+    ("family", "method", "default"),
+    [("easy", "peagle", TREE_NODES), ("easy", "eagle3", 0), ("gpt_oss", "peagle", 0)],
+)
+def test_a_gpu_has_them_where_nothing_is_said_and_they_are_possible(
+    targets, tmp_path, monkeypatch: pytest.MonkeyPatch, family: str, method: str, default: int
+):
+    decoder, how = targets[family].decoder, {"captured": True, "shared": False}
+    config = tiny.drafter_config(parallel=method == "peagle")
+    drafter = tiny.random_drafter_for(decoder, tmp_path, config)
+    assert tree_nodes(decoder, drafter, K, None, **how) == 0
+    assert engine_of(targets[family], drafter, None).facts.most_trees == 0
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
+    assert tree_nodes(decoder, drafter, K, None, **how) == default
+    assert tree_nodes(decoder, drafter, K, None, captured=False, shared=False) == 0
+    assert tree_nodes(decoder, drafter, K, None, captured=True, shared=True) == 0
+    assert tree_nodes(decoder, drafter, TREE_NODES, None, **how) == 0
+    assert tree_nodes(decoder, drafter, K, 0, **how) == 0
+    assert tree_nodes(decoder, None, 0, None, **how) == 0
+
+
+def test_an_engine_knows_up_to_how_many_requests_they_branch(targets, trained):
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
+    assert engine.facts.most_trees == 4
+    engine.worker.graphs.most_trees = 2
+    assert engine.facts.most_trees == 2
+    assert engine_of(targets["easy"], trained["peagle"].drafter, 0).facts.most_trees == 0
+
+
 def test_slots_are_kept_for_them_where_they_are_used(targets, trained):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
     assert engine.worker.spare == 12 - K
@@ -333,7 +363,8 @@ def test_they_branch_up_to_where_there_is_memory(monkeypatch: pytest.MonkeyPatch
 def test_the_key_is_bounded():
     given = {"model": "drafter", "num_tree_nodes": 15}
     assert SpeculativeConfig(**given).num_tree_nodes == 15
-    for wrong in (1, 31):
+    assert SpeculativeConfig(model="drafter", num_tree_nodes=0, prompt_lookup_max=16)
+    for wrong in (-1, 31):
         with pytest.raises(InputError, match="num_tree_nodes"):
             SpeculativeConfig(**{**given, "num_tree_nodes": wrong})
     with pytest.raises(InputError, match="neither lookups"):  # else `peagle bench` would drop it

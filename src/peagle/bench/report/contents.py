@@ -20,7 +20,7 @@ from peagle.bench.report.document import (
 )
 from peagle.bench.report.plots import draw_plots
 from peagle.bench.runs import Failure, Run
-from peagle.bench.tables import case_text, length_text, ratio_text
+from peagle.bench.tables import branching_text, case_text, length_text, ratio_text
 from peagle.bench.verdict import bounded, by_load, doubts, reference, speed_up
 
 SHOWN = 3
@@ -78,6 +78,7 @@ def contents(
             *what_ran(environment),
             Heading("How it was measured"),
             Text(SPEEDS + (PROCESSES if first.engine else TURNS) + TERMS),
+            *(Text(told) for told in [branching_text(runs)] if told),
             Text(f"Made by: {command}"),
         ],
     )
