@@ -151,6 +151,7 @@ class WritingEngine:
             max_length=1 << 20,
             max_num_seqs=len(answers),
             k=0,
+            most_trees=0,
             runs_ahead=True,
             drafter=None,
         )
