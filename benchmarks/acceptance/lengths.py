@@ -62,7 +62,7 @@ def opened(drafter: str, kind: DrafterFormat | None, tree_nodes: int | None, req
         model=str(place),
         num_speculative_tokens=K,
         quantization=kind,
-        num_tree_nodes=tree_nodes,
+        num_tree_nodes=tree_nodes or 0,
     )
     config = EngineConfig(max_num_seqs=1 if tree_nodes else requests, draft_length="fixed")
     return LLM(bundled("target"), speculation, config)

@@ -289,6 +289,18 @@ class TestEngineLength:
         result = peagle("train", recipe, "steps=10")
         assert result.err.endswith("the engine's AL was not measured: enough\n")
 
+    def test_drafts_do_not_branch_in_it(self, peagle, recipe, monkeypatch):
+        """As in the estimate, and on every machine."""
+        asked = []
+
+        def opened(target, speculation, config):
+            asked.append(speculation.num_tree_nodes)
+            raise InputError("enough")
+
+        monkeypatch.setattr("peagle.LLM", opened)
+        assert peagle("train", recipe, "steps=10").err.endswith("not measured: enough\n")
+        assert asked == [0]
+
     def test_data_without_prompts(self, peagle, recipe, tmp_path: Path):
         path = tmp_path / "text.jsonl"
         lines = (json.dumps({"prompt_token_ids": [], "token_ids": [i + 2] * 40}) for i in range(60))

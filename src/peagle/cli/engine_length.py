@@ -55,7 +55,9 @@ def measure_engine(recipe: "Recipe", prompts: Sequence[tuple[int, ...]]) -> Engi
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     drafter = SpeculativeConfig(
-        model=recipe.output, num_speculative_tokens=recipe.num_speculative_tokens
+        model=recipe.output,
+        num_speculative_tokens=recipe.num_speculative_tokens,
+        num_tree_nodes=0,  # as the estimate has it, and the same on every machine
     )
     try:
         config = EngineConfig(device=recipe.device, draft_length="fixed")
