@@ -353,7 +353,7 @@ class GivenLengths:
     def pays(self, requests: int) -> bool:
         return True
 
-    def verified(self, cycle: object) -> None:
+    def verified(self, cycle: object, branched: bool = False) -> None:
         """Learns nothing."""
 
     def took(self, time: object) -> None:

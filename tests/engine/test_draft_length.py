@@ -132,7 +132,8 @@ def with_trees(length: DraftLength, requests: int, cycles: int, chain: float, tr
     for _ in range(cycles):
         drafts = chosen_for(length, requests)
         mine = rights[tree if requests == 1 and drafts == 7 else chain]
-        length.verified([drawn(drafts, next(mine)) for _ in range(requests)])
+        branched = requests == 1 and drafts == 7
+        length.verified([drawn(drafts, next(mine)) for _ in range(requests)], branched)
         chosen.append(drafts)
     return chosen
 
@@ -148,6 +149,13 @@ def test_a_tree_is_tried_after_many_requests_had_chains():
     length = branching(False)
     with_trees(length, 8, 1000, 0.6, 0.75)
     assert with_trees(length, 1, 1000, 0.6, 0.75).count(7) > 800
+
+
+def test_what_is_known_of_chains_grows_old_while_drafts_branch():
+    """Of other texts it may be far too high, and said more than what trees had just shown."""
+    length = branching(False)
+    with_trees(length, 8, 2000, 0.9, 0.95)
+    assert with_trees(length, 1, 3000, 0.45, 0.5).count(3) > 2000
 
 
 def test_where_a_tree_is_hardly_better_a_shorter_chain_is_faster():

@@ -281,9 +281,9 @@ def test_draft_lengths_learn_from_them(targets, trained):
     seen: list[int] = []
 
     class Seeing(DraftLength):
-        def verified(self, cycle: Sequence[tuple[int, int]]) -> None:
+        def verified(self, cycle: Sequence[tuple[int, int]], branched: bool = False) -> None:
             seen.extend(accepted for _, accepted in cycle)
-            super().verified(cycle)
+            super().verified(cycle, branched)
 
     engine = engine_of(targets, trained, "peagle", True, draft_length="auto")
     times = MeasuredTimes({4: {1: 1.0, 3: 1.5, 4: 1.6}})

@@ -20,6 +20,7 @@ from peagle import AsyncLLM
 from peagle.cli.app import main
 from peagle.config import ChatConfig
 from peagle.engine.engine import Engine
+from peagle.engine.host.worker import HostWorker
 from peagle.errors import InputError
 from peagle.pair import bundled
 from peagle.server.run import DrainingServer, bind, serve
@@ -77,7 +78,9 @@ def test_it_says_whether_drafts_branch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int
 ):
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-    monkeypatch.setattr(Engine, "_most_trees", most)
+    monkeypatch.setattr(
+        HostWorker, "most_trees", property(lambda _: most, lambda *_: None), raising=False
+    )
     llm = AsyncLLM(load)
     llm.failed = True
     with caplog.at_level("INFO", logger="peagle.server"), bind("127.0.0.1", 0) as listener:

@@ -40,8 +40,8 @@ def candidate_lengths(k: int) -> tuple[int, ...]:
     return (0, *(count for count in CANDIDATES if 4 * count <= 3 * k), k) if k else (0,)
 
 
-Branches = Callable[[int, int], bool]
-"""Whether drafts branch, by a cycle's number of requests and of drafts."""
+Branching = Callable[[int, int], int]
+"""`Worker.tree_nodes`: how a cycle of so many requests and drafts will branch."""
 
 
 class DraftLength:
@@ -59,10 +59,10 @@ class DraftLength:
     """
 
     def __init__(
-        self, k: int, times: CycleTimes, may_stop: bool, branches: Branches = lambda *_: False
+        self, k: int, times: CycleTimes, may_stop: bool, tree_nodes: Branching = lambda *_: 0
     ) -> None:
-        """may_stop: whether a cycle may have no drafts; branches: whether its drafts branch."""
-        self._times, self._may_stop, self._branches = times, may_stop, branches
+        """may_stop: whether a cycle may have no drafts."""
+        self._times, self._may_stop, self._tree_nodes = times, may_stop, tree_nodes
         self._k = self._chosen = k
         self._cycles = MIN_CYCLES
         """Cycles since the last change."""
@@ -115,14 +115,21 @@ class DraftLength:
             self._change_to(drafts)
         self._credit = min(self._credit, MOST_CREDIT)
 
-    def verified(self, cycle: Sequence[tuple[int, int]]) -> None:
-        """Learn from a cycle: the drafts of each of its requests, and how many were accepted."""
+    def verified(self, cycle: Sequence[tuple[int, int]], branched: bool = False) -> None:
+        """Learn from a cycle: the drafts of each of its requests, and how many were accepted.
+
+        branched: whether they did.
+        """
         drafted = [(drafts, accepted) for drafts, accepted in cycle if drafts]
         if not drafted:
             return
         keep = math.exp(-len(drafted) / MEMORY) if self._chosen else 1 - 1 / PROBE_MEMORY
-        branch = self._branches(len(cycle), max(drafts for drafts, _ in drafted))
-        (self._trees if branch else self._chains).learn(drafted, keep)
+        newest, other = self._chains, self._trees
+        if branched:
+            newest, other = other, newest
+        newest.learn(drafted, keep)
+        for place in contradictions(self._chains, self._trees):
+            other.doubt(place, newest.tried[place])
         gained = sum(accepted for _, accepted in drafted) / len(cycle)
         self._credit = min(self._credit + gained, MOST_CREDIT)
 
@@ -179,12 +186,12 @@ class DraftLength:
 
     def _tokens(self, requests: int) -> list[float]:
         """Expected tokens per request and cycle with 0, 1, 2 ... drafts."""
-        branches = [self._branches(requests, drafts) for drafts in range(self._k + 1)]
-        if not any(branches):
+        nodes = [self._tree_nodes(requests, drafts) for drafts in range(self._k + 1)]
+        if not any(nodes):
             return _expected(self._chains.rates())
         chain, tree = consistent(self._chains, self._trees)
-        pairs = zip(branches, _expected(tree), _expected(chain), strict=True)
-        return [of_tree if branch else of_chain for branch, of_tree, of_chain in pairs]
+        pairs = zip(nodes, _expected(tree), _expected(chain), strict=True)
+        return [of_tree if count else of_chain for count, of_tree, of_chain in pairs]
 
 
 class Acceptance:
@@ -210,12 +217,27 @@ class Acceptance:
             return self.accepted[0] / max(self.tried[0], 1.0)
         return (self.accepted[place] + PRIOR_COUNT * before) / (self.tried[place] + PRIOR_COUNT)
 
+    def doubt(self, place: int, most: float) -> None:
+        """Let a position's rate stay what it is, of no more than so many drafts."""
+        share = min(max(most, PRIOR_COUNT) / max(self.tried[place], 1.0), 1.0)
+        self.accepted[place] *= share
+        self.tried[place] *= share
+
     def rates(self) -> list[float]:
         """Those of all positions."""
         found: list[float] = []
         for place in range(len(self.tried)):
             found.append(self.rate(place, found[-1] if found else 0.0))
         return found
+
+
+def contradictions(chains: Acceptance, trees: Acceptance) -> list[int]:
+    """Positions whose rate is higher in chains than in trees, which have nearly all of a chain.
+
+    Other texts may have been written since the older of both was tried.
+    """
+    pairs = zip(chains.rates(), trees.rates(), strict=True)
+    return [place for place, (of_chain, of_tree) in enumerate(pairs) if of_chain > of_tree]
 
 
 def consistent(chains: Acceptance, trees: Acceptance) -> tuple[list[float], list[float]]:

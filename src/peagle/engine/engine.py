@@ -1,5 +1,6 @@
 """The engine: add, abort, step."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -134,12 +135,13 @@ class Engine:
         if (costs := self.worker.cycle_seconds) is not None:
             times = cycle_times(lengths, costs)
             worker = self.worker
-            draft_length = DraftLength(k, times, worker.pauses, worker.branches)
+            draft_length = DraftLength(k, times, worker.pauses, worker.tree_nodes)
         ahead = self.worker.runs_ahead
         without_drafts = lengths[0] == 0
         repeats = Repeats() if ahead and without_drafts and lookup is None else None
-        pace = Pace(draft_length, repeats, self.max_length, capacity.num_seqs)
-        self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace, self.worker.spare)
+        sizes = self.max_length, capacity.num_seqs
+        pace = Pace(draft_length, repeats, *sizes, self.worker.tree_nodes)
+        self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         self.max_num_seqs = capacity.num_seqs
         self._may_leave = ahead and drafter is not None and lookup is None
         """Whether requests may go without drafts: on a CPU the cost of a cycle depends on how many
@@ -157,7 +159,7 @@ class Engine:
         """Whether a step's results come while the device works on the next one."""
         return self.worker.runs_ahead
 
-    @property
+    @functools.cached_property
     def facts(self) -> EngineFacts:
         """What never changes."""
         drafter = None
@@ -170,15 +172,10 @@ class Engine:
             max_length=self.max_length,
             max_num_seqs=self.max_num_seqs,
             k=self.k,
-            most_trees=self._most_trees,
+            most_trees=self.worker.most_trees,
             runs_ahead=self.runs_ahead,
             drafter=drafter,
         )
-
-    @property
-    def _most_trees(self) -> int:
-        counts = range(self.max_num_seqs, 0, -1)
-        return next((count for count in counts if self.worker.branches(count, self.k)), 0)
 
     @property
     def stats(self) -> EngineStats:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from peagle.engine.draft_length import DraftLength
+from peagle.engine.draft_length import Branching, DraftLength
 from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request
 from peagle.engine.step import CycleTime
@@ -24,6 +24,7 @@ class Pace:
     """Longest prompt + output in tokens."""
     max_num_seqs: int
     """Most requests that run at once."""
+    branching: Branching = lambda *_: 0
 
     def follows_one_more(self, requests: Collection[Request]) -> bool:
         """Whether the drafter is to follow a request beside these.
@@ -46,6 +47,12 @@ class Pace:
             drafts = self.draft_length.choose(len(decoding), _followed(decoding))
         return drafts, self._repeats(decoding, drafts)
 
+    def tree_nodes(self, decoding: Sequence[Request], drafts: int | None) -> int:
+        """Nodes of each one's tree, with drafts as they were chosen; 0: these do not branch."""
+        most = max((request.k for request in decoding), default=0)
+        most = most if drafts is None else min(most, drafts)
+        return self.branching(len(decoding), most) if most else 0
+
     def launched(self, cycles: Sequence[Request], drafts: int | None, repeats: int) -> None:
         """Note the cycles of a step, with drafts as they were chosen."""
         if self.draft_length is not None and drafts is not None and cycles:
@@ -53,10 +60,15 @@ class Pace:
             for _ in range(repeats):
                 self.draft_length.launched(len(cycles), followed, drafts)
 
-    def landed(self, verified: Sequence[tuple[int, int]], time: CycleTime | None) -> None:
-        """Learn from a step: the drafts of each request, how many were accepted, and its time."""
+    def landed(
+        self, verified: Sequence[tuple[int, int]], time: CycleTime | None, branched: bool
+    ) -> None:
+        """Learn from a step: the drafts of each request, how many were accepted, and its time.
+
+        branched: whether drafts did.
+        """
         if self.draft_length is not None:
-            self.draft_length.verified(verified)
+            self.draft_length.verified(verified, branched)
             if time is not None:
                 self.draft_length.took(time)
         if self.repeats is not None and time is not None:

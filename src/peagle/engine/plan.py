@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from peagle.engine.block_groups import WHOLE, BlockGroups, GroupBlock, HeldBlocks
 from peagle.engine.request import Request
+from peagle.engine.step import Chunk, Cycle
 
 WORTH_WAITING = 256
 """Fewest tokens of its prompt for which a request waits while another one computes them: rows that
@@ -47,6 +48,27 @@ class Share(Struct, frozen=True):
     def tokens(self) -> int:
         """The fewest that it brings."""
         return self.rows - self.drafts if self.decodes else int(self.completes)
+
+    def cycle(self) -> Cycle:
+        """What a worker does of it, where drafts are verified."""
+        request = self.request
+        return Cycle(request.row, self.start, self.drafts, self.hosted, request.missing)
+
+    def chunk(self) -> Chunk:
+        """The same where known tokens are computed."""
+        request, start, stop = self.request, self.start, self.stop
+        wanted = request.unscored
+        return Chunk(
+            row=request.row,
+            start=start,
+            tokens=tuple(request.tokens[start:stop]),
+            next_token=request.tokens[min(stop, request.total - 1)],
+            completes=self.completes,
+            hosted=self.hosted,
+            missing=request.missing,
+            scored=range(max(start, wanted.start), min(stop, wanted.stop)),
+            top=request.params.prompt_logprobs or 0,
+        )
 
 
 class Passed(NamedTuple):
@@ -95,9 +117,9 @@ class Limits:
     prefix_caching: bool
     repeats: int = 1
     """How often cycles of requests on the device run; more than once only without drafts."""
-    spare: int = 0
-    """Positions behind a request's rows that it has blocks for, if the context goes on so far and
-    there are any."""
+    tree_nodes: int = 0
+    """Positions behind the newest token that a request has blocks for where its drafts branch, if
+    the context goes on so far and there are any."""
 
 
 class Planner:
@@ -129,6 +151,8 @@ class Planner:
                 self._grow(request, staying)
         if waiting and free_rows and not self._preempted:
             self._admit_from(waiting, staying, free_rows)
+        if self._limits.tree_nodes:
+            self._work = [self._with_room_for_a_tree(share) for share in self._work]
         parts = tuple(self._work), tuple(self._passed), tuple(self._preempted)
         return Plan(*parts, self._limits.drafts, self._limits.repeats)
 
@@ -142,7 +166,7 @@ class Planner:
         share = self._share(request, request.furthest, held)
         if share is None:
             return
-        share = self._with_spare(share, held)
+        share = replace(share, fresh=self._fresh(share.stop, held))
         if request.ahead and min(self._free_blocks) < share.fresh <= self._free_blocks[WHOLE]:
             return  # its windows get blocks back when what it has in flight is known
         while share.fresh > min(self._free_blocks):
@@ -151,13 +175,21 @@ class Planner:
                 return
         self._take(share)
 
-    def _with_spare(self, share: Share, held: int) -> Share:
-        """The same within the context, and with blocks for spare positions if nobody has to make
-        room for them."""
-        stops = share.stop, share.stop + self._limits.spare
-        ends = (min(stop, self._limits.max_length) for stop in stops)
-        needed, wanted = (self._blocks_for(max(end - held, 0)) for end in ends)
-        return replace(share, fresh=wanted if wanted <= min(self._free_blocks) else needed)
+    def _fresh(self, stop: int, held: int) -> int:
+        """Blocks for positions up to one, within the context, beside those that are held."""
+        return self._blocks_for(max(min(stop, self._limits.max_length) - held, 0))
+
+    def _with_room_for_a_tree(self, share: Share) -> Share:
+        """The same with blocks for a tree, if there are any left when all have what they need."""
+        if not share.drafts:
+            return share
+        held = len(share.request.blocks) * self._block_size
+        wanted = self._fresh(share.start + 1 + self._limits.tree_nodes, held)
+        more = wanted - share.fresh
+        if more <= 0 or more > min(self._free_blocks):
+            return share
+        self._free_blocks = [free - more for free in self._free_blocks]
+        return replace(share, fresh=wanted)
 
     def _pass(self, request: Request) -> None:
         """Give back what a running request's next rows do not see.

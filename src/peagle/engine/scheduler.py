@@ -14,7 +14,7 @@ from peagle.engine.pace import Pace
 from peagle.engine.plan import Limits, Passed, Plan, Planner, Share
 from peagle.engine.request import Request, RequestOutput, Status
 from peagle.engine.row_pool import RowPool
-from peagle.engine.step import Begin, Chunk, Cycle, Outcome, Result, Step
+from peagle.engine.step import Begin, Outcome, Result, Step
 
 SMALLEST_CHUNK = 16
 """Fewest prompt tokens in one pass that a GPU must have memory for."""
@@ -51,16 +51,13 @@ class Scheduler:
         config: EngineConfig,
         runs_ahead: bool,
         pace: Pace,
-        spare: int = 0,
     ) -> None:
-        """spare: as of `Limits`."""
         self.groups, self.rows = groups, RowPool(capacity.num_seqs)
         self.runs_ahead = runs_ahead
         """Whether requests stay on the device after their prompt, so that the worker can begin the
         next step before the outcome of this one is known."""
         self.pace = pace
         self._capacity, self._prefix_caching = capacity, config.enable_prefix_caching
-        self._spare = spare
         self.max_prompt_tokens = capacity.prompt_tokens
         """Most rows of prompts in a step; fewer once the device had no memory for them."""
         self.requests: dict[str, Request] = {}
@@ -118,7 +115,7 @@ class Scheduler:
             drafts=drafts,
             prefix_caching=self._prefix_caching,
             repeats=repeats,
-            spare=self._spare,
+            tree_nodes=self.pace.tree_nodes(decoding, drafts),
         )
         planner = Planner(self.groups, limits)
         return planner.plan(self.running, self.waiting, self.rows.free_rows)
@@ -134,8 +131,8 @@ class Scheduler:
             if share.fresh:
                 self._grow(share)
         shares = [share for share in plan.work if self._is_cycle(share)]
-        cycles = tuple(map(_cycle, shares))
-        chunks = tuple(_chunk(share) for share in plan.work if not self._is_cycle(share))
+        cycles = tuple(share.cycle() for share in shares)
+        chunks = tuple(share.chunk() for share in plan.work if not self._is_cycle(share))
         left, blocks = self.rows.news()
         caught_up, cleared = tuple(self._caught_up), tuple(self._cleared)
         self._caught_up.clear()
@@ -255,7 +252,7 @@ class Scheduler:
                 if share.decodes:
                     verified.append((share.drafts, results[request.row].accepted))
                 outputs.append(self._advance(share, results[request.row]))
-        self.pace.landed(verified, outcome.time)
+        self.pace.landed(verified, outcome.time, outcome.branched)
         return outputs
 
     def _advance(self, share: Share, result: Result) -> RequestOutput:
@@ -378,27 +375,6 @@ class Scheduler:
     def _give_back(self, request: Request) -> None:
         self.groups.release(request.blocks)
         self.rows.leave(request.row)
-
-
-def _cycle(share: Share) -> Cycle:
-    request = share.request
-    return Cycle(request.row, share.start, share.drafts, share.hosted, request.missing)
-
-
-def _chunk(share: Share) -> Chunk:
-    request, start, stop = share.request, share.start, share.stop
-    wanted = request.unscored
-    return Chunk(
-        row=request.row,
-        start=start,
-        tokens=tuple(request.tokens[start:stop]),
-        next_token=request.tokens[min(stop, request.total - 1)],
-        completes=share.completes,
-        hosted=share.hosted,
-        missing=request.missing,
-        scored=range(max(start, wanted.start), min(stop, wanted.stop)),
-        top=request.params.prompt_logprobs or 0,
-    )
 
 
 def _until_end(

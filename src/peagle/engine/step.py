@@ -167,7 +167,7 @@ class Result(msgspec.Struct, frozen=True):
     a prompt."""
     accepted: int = 0
     drafted: int = 0
-    """Drafts that were verified."""
+    """Drafts of a path: K where more are verified that branch."""
     looked_up: bool = False
     """Whether these were found in the request's own text."""
     pending: int = 0
@@ -202,5 +202,7 @@ class Outcome:
     """Of the requests that took part in it; fewer where it did not run."""
     time: CycleTime | None = None
     """Of the step's cycle, where it was measured."""
+    branched: bool = False
+    """Whether its drafts were trees."""
     refused: tuple[int, ...] = ()
     """Rows whose chunks in this step did not run, for want of memory."""

@@ -44,12 +44,13 @@ class Worker(Protocol):
         ...
 
     @property
-    def spare(self) -> int:
-        """Slots behind a request's drafts that a cycle writes as well."""
+    def most_trees(self) -> int:
+        """Requests at once up to which K drafts branch; 0: they never do."""
         ...
 
-    def branches(self, requests: int, drafts: int) -> bool:
-        """Whether drafts branch in a cycle of so many requests, each with so many."""
+    def tree_nodes(self, requests: int, drafts: int) -> int:
+        """Nodes of each tree in a cycle of so many requests, each with so many drafts; 0: these do
+        not branch."""
         ...
 
     def exchange(self, step: Step) -> Outcome:

@@ -493,9 +493,9 @@ def test_lengths_are_chosen_by_what_was_accepted(targets, trained):
     seen: list[tuple[int, int]] = []
 
     class Seeing(DraftLength):
-        def verified(self, cycle: Sequence[tuple[int, int]]) -> None:
+        def verified(self, cycle: Sequence[tuple[int, int]], branched: bool = False) -> None:
             seen.extend(request for request in cycle if request[0])
-            super().verified(cycle)
+            super().verified(cycle, branched)
 
     params = [SamplingParams(max_tokens=60, num_speculative_tokens=k) for k in (None, 2, 0, None)]
     drafter = trained["peagle"].drafter

@@ -19,6 +19,7 @@ from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.tree_cycle import TreeCycle
 from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.engine import Engine
+from peagle.engine.pace import Pace
 from peagle.engine.trees import tree_nodes
 from peagle.errors import InputError
 from peagle.ops.tree import grow
@@ -228,16 +229,40 @@ def test_a_gpu_has_them_where_nothing_is_said_and_they_are_possible(
 def test_an_engine_knows_up_to_how_many_requests_they_branch(targets, trained):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
     assert engine.facts.most_trees == 4
-    engine.worker.graphs.most_trees = 2
-    assert engine.facts.most_trees == 2
     assert engine_of(targets["easy"], trained["peagle"].drafter, 0).facts.most_trees == 0
 
 
 def test_slots_are_kept_for_them_where_they_are_used(targets, trained):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
-    assert engine.worker.spare == 12 - K
-    engine.worker.graphs.most_trees = 0
-    assert engine.worker.spare == 0
+    worker = engine.worker
+    assert [worker.tree_nodes(4, drafts) for drafts in (K, K - 1)] == [12, 12], "all have K"
+    assert worker.tree_nodes(5, K) == 0
+    worker.graphs.most_trees = 0
+    assert worker.tree_nodes(1, K) == 0
+
+
+def test_a_worker_tells_which_cycles_branched(
+    targets, trained, trees: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    """Not where the host takes part, nor where too many run; also where a request has fewer."""
+    told, landed = [], Pace.landed
+
+    def noted(pace, verified, time, branched):
+        told.append(branched)
+        landed(pace, verified, time, branched)
+
+    monkeypatch.setattr(Pace, "landed", noted)
+    few = SamplingParams(max_tokens=20, num_speculative_tokens=2)
+    scored = SamplingParams(max_tokens=20, logprobs=1)
+    for count, how, least in [(1, few, 5), (2, MIXED[0], 0), (1, scored, 0)]:
+        engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
+        engine.worker.graphs.most_trees = 1
+        tiny.run(engine, PROMPTS[:count], how)
+        assert 0 <= len(trees) - told.count(True) <= 1, "the last one may have run ahead"
+        assert len(told) > 5
+        assert len(trees) >= least
+        told.clear()
+        trees.clear()
 
 
 def test_lookups_do_not_branch(targets, trained):

@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 from grafted_trees import redraw
+from msgspec import structs
 
 from peagle.config import SamplingParams
 from peagle.drafters import readout
@@ -14,7 +15,9 @@ from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
 from peagle.engine.engine import Engine
 from peagle.engine.host.worker import HostWorker
-from peagle.engine.trees import check_trees
+from peagle.engine.pace import Pace
+from peagle.engine.plan import Plan
+from peagle.engine.trees import tree_nodes
 from peagle.errors import InputError
 from peagle.ops.tree import grow
 
@@ -168,8 +171,8 @@ def test_a_gpu_whose_kernels_do_not_cover_the_model_has_none(
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
     given = targets["easy"].decoder, trained["peagle"].drafter, K, 12
     with pytest.raises(InputError, match="needs GPU kernels"):
-        check_trees(*given, captured=False, shared=False)
-    check_trees(*given, captured=True, shared=False)
+        tree_nodes(*given, captured=False, shared=False)
+    assert tree_nodes(*given, captured=True, shared=False) == 12
 
 
 def test_keys_of_several_shapes_are_refused_on_a_cpu(targets, trained, monkeypatch):
@@ -180,8 +183,51 @@ def test_keys_of_several_shapes_are_refused_on_a_cpu(targets, trained, monkeypat
     spec = replace(target.spec, layers=(replace(first, attention=wider), *others))
     monkeypatch.setattr(target, "spec", spec)
     with pytest.raises(InputError, match="keys of several shapes"):
-        check_trees(target, trained["peagle"].drafter, K, 12, captured=False, shared=False)
-    check_trees(target, trained["peagle"].drafter, K, 12, captured=True, shared=False)
+        tree_nodes(target, trained["peagle"].drafter, K, 12, captured=False, shared=False)
+    tree_nodes(target, trained["peagle"].drafter, K, 12, captured=True, shared=False)
+
+
+def test_a_worker_tells_which_cycles_branched(
+    targets, trained, trees: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    told, landed = [], Pace.landed
+
+    def noted(pace, verified, time, branched):
+        told.append(branched)
+        landed(pace, verified, time, branched)
+
+    monkeypatch.setattr(Pace, "landed", noted)
+    penalized = SamplingParams(max_tokens=20, repetition_penalty=1.2)
+    for how in (GREEDY, penalized, SamplingParams(max_tokens=20, logprobs=1)):
+        tiny.run(engine_of(targets["easy"], trained["peagle"].drafter, 11), PROMPTS[:1], how)
+    assert told.count(True) == len(trees) > 5
+    assert told.count(False) > 5
+
+
+def test_nobody_is_preempted_for_nodes_beside_a_path(targets, trained):
+    """A tree has what is left when everybody has what they need."""
+    sizes = {"block_size": 4, "max_num_seqs": 3, "kv_cache_memory": 5 << 16, "max_model_len": 100}
+    engine = engine_of(targets["easy"], trained["peagle"].drafter, 30, **sizes)
+    pace, plan, preempted, wider = engine.scheduler.pace, engine.scheduler.plan, 0, 0
+
+    def compared() -> Plan:
+        nonlocal preempted, wider
+        pace.branching = lambda *_: 0
+        plain = plan()
+        pace.branching = lambda *_: 30
+        made = plan()
+        assert made.preempted == plain.preempted
+        assert [structs.replace(share, fresh=0) for share in made.work] == [
+            structs.replace(share, fresh=0) for share in plain.work
+        ]
+        preempted += bool(made.preempted)
+        wider += made != plain
+        return made
+
+    engine.scheduler.plan = compared
+    tiny.run(engine, PROMPTS, SamplingParams(max_tokens=60))
+    assert preempted
+    assert wider > 5
 
 
 def test_nobody_makes_room_for_nodes_beside_a_path(targets, trained, trees: list[int]):

@@ -36,6 +36,8 @@ class Flight:
     """What was not refused."""
     drafts: int
     """Of its cycle."""
+    branched: bool
+    """Whether these did."""
     results: Download
     """[table rows, K + 3]"""
     repeated: Download | None

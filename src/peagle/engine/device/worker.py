@@ -123,13 +123,14 @@ class DeviceWorker:
         """As in `CycleTime`, of the step that is about to be launched."""
 
     @property
-    def spare(self) -> int:
-        """Slots behind a request's drafts that a cycle writes as well: those of a tree."""
-        return max(self._tree_nodes - self.graphs.lengths[-1], 0) if self.graphs.most_trees else 0
-
-    def branches(self, requests: int, drafts: int) -> bool:
+    def most_trees(self) -> int:
         """As `Worker`."""
-        return self.graphs.branches(requests, drafts)
+        return self.graphs.most_trees
+
+    def tree_nodes(self, requests: int, drafts: int) -> int:
+        """As `Worker`."""
+        branch = self.graphs.branches(requests, self.graphs.length_for(drafts))
+        return self._tree_nodes if branch else 0
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -228,6 +229,7 @@ class DeviceWorker:
             number=step.number,
             work=work,
             drafts=drafts,
+            branched=self._branches(step.cycles, drafts),
             results=results,
             repeated=repeated,
             cycle=cycle,
@@ -237,6 +239,11 @@ class DeviceWorker:
             prompts=prompts,
         )
         return flight, refused
+
+    def _branches(self, cycles: Sequence[Cycle], drafts: int) -> bool:
+        """Whether drafts of these do: not where the host looks at them one behind another."""
+        hosted = any(cycle.hosted for cycle in cycles)
+        return bool(cycles) and not hosted and self.graphs.branches(len(cycles), drafts)
 
     def _cycle(
         self, cycles: Sequence[Cycle], drafts: int, repeats: int, logits: dict[int, Tensor]
@@ -327,7 +334,7 @@ class DeviceWorker:
             self._result(item, flight, tokens[item.row], found[item.row], scores, prompts)
             for item in flight.work
         )
-        return Outcome(flight.number, results, flight.time)
+        return Outcome(flight.number, results, flight.time, flight.branched)
 
     def _result(
         self,

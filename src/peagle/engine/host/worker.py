@@ -103,12 +103,13 @@ class HostWorker:
         """Nothing is measured at the start."""
         self._most_pending = lengths[-1] + 1
         """Positions that a cycle with drafts leaves unseen, at most."""
-        self.spare = max(tree_nodes - lengths[-1], 0)
+        self._others = max(tree_nodes - lengths[-1], 0)
         """Nodes of a tree beside as many as a path may have."""
+        self.most_trees = int(self._others > 0)
 
-    def branches(self, requests: int, drafts: int) -> bool:
+    def tree_nodes(self, requests: int, drafts: int) -> int:
         """As `Worker`, of requests whose choices are simple."""
-        return requests == 1 and drafts > 0 and self.spare > 0
+        return drafts + self._others if drafts and requests <= self.most_trees else 0
 
     @torch.inference_mode()
     def exchange(self, step: Step) -> Outcome:
@@ -122,17 +123,18 @@ class HostWorker:
         try:
             behind = [part for part in work if self._is_behind(part)]
             self._catch_up([Unseen(p.row, p.request, p.request.unseen - 1) for p in behind])
+            branched = self._grows(work)
             started = time.perf_counter()
-            results = self._run(work, step)
+            results = (self._run_tree(*work),) if branched else self._run(work, step)
         except torch.OutOfMemoryError:
             if not step.chunks:
                 raise
             torch.cuda.empty_cache()
             return Outcome(step.number, refused=tuple(chunk.row for chunk in step.chunks))
         if step.chunks or self.cycle_seconds is None:
-            return Outcome(step.number, results)
+            return Outcome(step.number, results, branched=branched)
         seconds, drafts = time.perf_counter() - started, max(part.drafts for part in work)
-        return Outcome(step.number, results, CycleTime(len(work), drafts, seconds))
+        return Outcome(step.number, results, CycleTime(len(work), drafts, seconds), branched)
 
     @torch.inference_mode()
     def forget(self) -> None:
@@ -154,8 +156,6 @@ class HostWorker:
 
     def _run(self, work: Sequence[Part], step: Step) -> tuple[Result, ...]:
         """One cycle for every part of a step, in their order."""
-        if self._grows(work):
-            return (self._run_tree(*work),)
         proposal = self._draft(work)
         work = proposal.work
         seen = self._verify(work, proposal.tokens)
@@ -182,11 +182,10 @@ class HostWorker:
         end a node might not see its parent.
         """
         part = work[0]
-        if not self.branches(len(work), part.drafts):
+        nodes = self.tree_nodes(len(work), part.drafts)
+        if not nodes or part.hosted or part.request.settings.penalized:
             return False
-        if part.hosted or part.request.settings.penalized:
-            return False
-        return part.start + part.drafts + self.spare < int(self._table.limits[part.row])
+        return part.start + nodes < int(self._table.limits[part.row])
 
     def _run_tree(self, part: Part) -> Result:
         """A request's cycle, whose drafts branch (`ops.tree`)."""
@@ -195,7 +194,7 @@ class HostWorker:
         row, request, k = part.row, part.request, part.drafts
         race = self._race([request])
         unseen = self._draft_work([Unseen(row, request, request.unseen)], (k,), race)
-        tree, chain = self._drafter.grow(unseen, self._drafter_cache, k + self.spare)
+        tree, chain = self._drafter.grow(unseen, self._drafter_cache, self.tree_nodes(1, k))
         root = torch.tensor(part.known, device=self._device)
         positions, attend = self._cache.open_tree(row, part.start, tree)
         tokens = torch.cat((root, tree.tokens[0].clamp(min=0)))
