@@ -75,14 +75,15 @@ class Results:
         return min(map(len, self._runs.values()))
 
     def medians(self) -> list[Run]:
-        """The median run of each case that has any; `Run.rounds` has the speeds of all."""
+        """The median run of each case that has any, of two in the middle the slower one;
+        `Run.rounds` has the speeds of all."""
         return [self._median(case, runs) for case, runs in self._runs.items() if runs]
 
     def _median(self, case: Case, runs: Sequence[Run]) -> Run:
         ordered = sorted(runs, key=lambda run: run.measures.otps)
         shares = [run.core_share for run in runs if run.core_share is not None]
         return replace(
-            ordered[len(ordered) // 2],
+            ordered[(len(ordered) - 1) // 2],
             same_text=self._same_text(case, runs),
             rounds=tuple(run.measures.otps for run in runs),
             core_share=statistics.median(shares) if shares else None,

@@ -342,7 +342,7 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     finish_reason: str | None
     """stop (a stop token or end of text), length, abort or error; None: running."""
     drafted: int = 0
-    """Drafts that were verified."""
+    """Drafts of a path: K where more are verified that branch."""
     verified: int = 0
     """How many of them were accepted, past the request's end too."""
     logprobs: tuple[TokenLogprobs, ...] = ()
