@@ -60,7 +60,7 @@ def slots_of(
     drafts = readout.draft(stream, k).tokens
     wanted = batch.tokens[anchors[:, None] + torch.arange(k) + 2]
     shape = (-1, k, candidates)
-    tokens, scores = readout.target_ids(ids).view(shape), scores.view(shape)
+    tokens, scores = readout.vocabulary[ids].view(shape), scores.view(shape)
     after = scores[:, :, None].repeat(1, 1, candidates, 1)
     if readout.selector is not None:
         gates = readout.selector.projection(readout.norm(stream)).unflatten(0, (-1, k))

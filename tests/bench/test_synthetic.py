@@ -5,7 +5,7 @@ import torch
 
 from peagle.bench import synthetic
 from peagle.bench.case import Setup
-from peagle.bench.shapes import SHAPES, parameter_count, random_engine
+from peagle.bench.shapes import SHAPES, random_engine, weight_bytes
 from peagle.bench.synthetic import DRAFT_LAYERS, SyntheticWorkload, require_room
 from peagle.config import EngineConfig
 from peagle.drafters.selector import SelectorConfig
@@ -30,14 +30,15 @@ def test_the_count_is_that_of_the_engines_weights(method: str):
     weights = list(engine.target.parameters())
     if engine.drafter is not None:
         weights += engine.drafter.model.parameters()
-    assert parameter_count("tiny", method, layers) == sum(value.numel() for value in weights)
+    counted = weight_bytes("tiny", method, layers, torch.float32)
+    assert counted == sum(value.nbytes for value in weights)
 
 
 def test_a_published_size_has_about_the_parameters_of_its_name():
-    assert parameter_count("qwen3-8b", "none", 0) == pytest.approx(8.2e9, rel=0.01)
-    assert parameter_count("qwen3-30b-a3b", "none", 0) == pytest.approx(30.5e9, rel=0.01)
-    assert parameter_count("gemma-4-31b", "none", 0) == pytest.approx(30.7e9, rel=0.01)
-    assert parameter_count("gemma-4-26b-a4b", "none", 0) == pytest.approx(25.2e9, rel=0.01)
+    sizes = {"qwen3-8b": 8.2e9, "qwen3-30b-a3b": 30.5e9, "gemma-4-31b": 30.7e9}
+    for name, parameters in (sizes | {"gemma-4-26b-a4b": 25.2e9}).items():
+        found = weight_bytes(name, "none", 0, torch.bfloat16) / 2
+        assert found == pytest.approx(parameters, rel=0.01)
 
 
 def test_what_is_too_large_is_refused_with_what_it_takes_and_what_is_free(gpu: bool):

@@ -176,7 +176,7 @@ def test_an_identity_map_of_the_full_vocabulary_is_accepted(target, tmp_path: Pa
         "t2d": torch.ones(tiny.VOCAB, dtype=torch.bool),
     }
     model = load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
-    assert model.readout.target_ids(torch.arange(5)).tolist() == [0, 1, 2, 3, 4]
+    assert model.readout.vocabulary[:5].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_a_map_that_moves_ids_of_the_full_vocabulary_is_not(target, tmp_path: Path):
@@ -406,7 +406,7 @@ def test_offsets_of_either_width(target, tmp_path: Path, dtype: torch.dtype):
     tensors["d2t"] = torch.arange(30).to(dtype)
     tensors["t2d"] = membership(torch.arange(0, 60, 2), tiny.VOCAB)
     model = load_drafter(write(tmp_path / "raw", values, tensors), target.decoder)
-    assert model.readout.target_ids(torch.arange(30)).tolist() == list(range(0, 60, 2))
+    assert model.readout.vocabulary[:30].tolist() == list(range(0, 60, 2))
 
 
 def test_each_method_is_told_from_the_other(target, tmp_path: Path):

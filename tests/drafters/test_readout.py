@@ -64,7 +64,7 @@ def test_each_draft_is_corrected_by_the_one_before(corrected: Drafter, target):
     readout = corrected.model.readout
     drafts, hidden = proposed(corrected, target.decoder)
     assert drafts == walk(readout, hidden, TOKENS[-1])
-    plain = readout.target_ids(readout.logits(hidden).argmax(dim=-1)).tolist()
+    plain = readout.vocabulary[readout.logits(hidden).argmax(dim=-1)].tolist()
     assert drafts[0] == plain[0]
     assert drafts != plain, "the selector changes nothing"
 
@@ -221,5 +221,5 @@ def test_a_directory_with_a_correction_is_the_same_drafter_without_it(
     assert plain.config == replace(model.config, selector=None)
     with torch.no_grad():
         found = tiny.propose(drafter_for(plain), target.decoder, TOKENS, 4)
-    best = plain.readout.target_ids(found.logits.argmax(dim=-1)).tolist()
+    best = plain.readout.vocabulary[found.logits.argmax(dim=-1)].tolist()
     assert found.drafts == best

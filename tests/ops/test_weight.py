@@ -131,4 +131,3 @@ def test_a_tensor_is_a_weight_too():
     tensor = torch.ones(2, 3, dtype=torch.bfloat16)
     assert format_of(tensor) == "bfloat16"
     assert dense(tensor) is tensor
-    assert dense(tensor, torch.float32).dtype == torch.float32

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
 from peagle.bench.random_weights import PLAIN, RandomWeights, Weights, random_target, target_bytes
 from peagle.config import EngineConfig
@@ -220,14 +219,6 @@ def _draft_model(shape: Shape, parallel: bool, layers: int, max_length: int) -> 
         return DraftModel(draft_config(shape, parallel, layers), max_length)
 
 
-def parameter_count(name: str, method: str, layers: int) -> int:
-    """Weights of a shape's target, and of its drafter for a method other than none."""
-    shape = shape_of(name)
-    with torch.device("meta"):
-        target = Decoder(shape.target, max_length=1)
-    return _parameters(target) + _draft_parameters(shape, method, layers)
-
-
 def weight_bytes(name: str, method: str, layers: int, dtype: torch.dtype) -> int:
     """Bytes of a shape's target, in its format, and of its drafter."""
     shape = shape_of(name)
@@ -238,10 +229,7 @@ def weight_bytes(name: str, method: str, layers: int, dtype: torch.dtype) -> int
 def _draft_parameters(shape: Shape, method: str, layers: int) -> int:
     if method == "none":
         return 0
-    return _parameters(_draft_model(shape, method == "peagle", layers, max_length=1))
-
-
-def _parameters(model: nn.Module) -> int:
+    model = _draft_model(shape, method == "peagle", layers, max_length=1)
     return sum(value.numel() for value in model.parameters())
 
 

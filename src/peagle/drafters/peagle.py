@@ -11,6 +11,7 @@ from peagle.drafters.model import DraftModel
 from peagle.drafters.resident import CycleShape, OpenPass, ResidentDrafter
 from peagle.ops.draft_rows import draft_rows
 from peagle.ops.drafts import Drafts
+from peagle.ops.products.normed import Normed
 from peagle.ops.race import Race
 from peagle.ops.resident import ResidentState, draft_inputs
 from peagle.ops.tree import Tree
@@ -78,8 +79,7 @@ class ResidentParallel(ResidentDrafter):
     def propose(
         self, state: ResidentState, race: Race, shape: CycleShape, open_pass: OpenPass
     ) -> Drafts:
-        inputs = draft_inputs(state, race.requests, shape.pending, shape.drafts - 1, self.norms)
-        _, hidden = self.run(inputs, open_pass)
+        hidden = self._slots(state, race, shape, open_pass)
         return self.model.readout.draft_normed(hidden, shape.drafts, race)
 
     def grow(
@@ -92,6 +92,13 @@ class ResidentParallel(ResidentDrafter):
         open_pass: OpenPass,
     ) -> tuple[Tree, Drafts]:
         """A tree of drafts, and those that `propose` makes. nodes, alone: as of `grow`."""
+        hidden = self._slots(state, race, shape, open_pass)
+        return self.model.readout.grow_normed(hidden, shape.drafts, race, nodes, alone)
+
+    def _slots(
+        self, state: ResidentState, race: Race, shape: CycleShape, open_pass: OpenPass
+    ) -> Normed:
+        """What drafts are read from: [requests * drafts, hidden_size]."""
         inputs = draft_inputs(state, race.requests, shape.pending, shape.drafts - 1, self.norms)
         _, hidden = self.run(inputs, open_pass)
-        return self.model.readout.grow_normed(hidden, shape.drafts, race, nodes, alone)
+        return hidden

@@ -52,10 +52,6 @@ class Readout(nn.Module):
         scores: Tensor = self.head(self.norm(hidden))
         return scores
 
-    def target_ids(self, draft_ids: Tensor) -> Tensor:
-        """Ids in the draft vocabulary -> ids in the target's."""
-        return draft_ids + self.d2t[draft_ids]
-
     def candidates(
         self, logits: Tensor, race: Race | None = None, depth: int = 0, whole: bool = True
     ) -> Candidates:

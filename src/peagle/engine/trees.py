@@ -1,6 +1,6 @@
 """Whether drafts can branch, with these models and on this device."""
 
-from peagle.config import MOST_TREE_NODES, TREE_NODES
+from peagle.config import TREE_NODES
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.peagle import ParallelDrafter
 from peagle.errors import InputError
@@ -36,8 +36,6 @@ def _of_drafts(drafter: Drafter | None, k: int, nodes: int, shared: bool) -> str
         return "needs a P-EAGLE drafter, whose slots have all candidates"
     if nodes <= k:
         return f"{nodes} is not above K = {k}; give more, or leave it out"
-    if nodes > MOST_TREE_NODES:
-        return f"{nodes} is above {MOST_TREE_NODES}"
     return "goes with neither lookups nor synthetic acceptance" if shared else None
 
 

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from peagle.errors import InputError
 from peagle.models.weights import Shape, TensorRule
-from peagle.ops.weight import Fp8Weight, Weight
+from peagle.ops.weight import E4M3, Fp8Weight, Weight
 
-E4M3 = torch.float8_e4m3fn
 PRODUCTS = ("qkv.weight", "out.weight", "gate_up.weight", "down.weight", "head.weight")
 EXPERTS = (".gate_up", ".down")
 """How our names of weights end that may be in FP8: those of products, and of experts together."""

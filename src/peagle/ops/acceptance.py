@@ -3,12 +3,15 @@
 import torch
 from torch import Tensor
 
+NO_DRAFT = -2
+"""Where there is none. Not -1, which is what the target chooses where its logits are NaN."""
+
 
 def accepted_counts(drafts: Tensor, chosen: Tensor) -> Tensor:
     """Length of the longest prefix of drafts equal to the target's choices.
 
-    drafts: [requests, k], padded with a value that the target never chooses (-1 is its choice where
-    logits are NaN); chosen: [requests, k + 1], the token the target chooses after each prefix.
+    drafts: [requests, k], padded with `NO_DRAFT`; chosen: [requests, k + 1], the token the target
+    chooses after each prefix.
     Returns [requests]; a request emits its first `accepted + 1` chosen tokens.
 
     The choice is the argmax, or under sampling a draw whose randomness depends on nothing but

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from peagle.ops.race import Race, arrivals
@@ -47,6 +48,22 @@ class Pairs:
         """
         gated = self.predecessor[previous] * self.gates[..., None, :]
         return gated @ self.successor[following].mT
+
+
+def paired_scores(found: Candidates, pairs: Pairs | None) -> Tensor:
+    """[requests, slots, candidates before, candidates] scores of drafts after each candidate of the
+    slot before; alike for all of these in the first slot.
+
+    found: [requests, slots, candidates]; pairs: [requests, slots, rank], those of the first slot
+    are not used; None: what came before changes nothing, [requests, slots, 1, candidates].
+    """
+    scores = found.scores[:, :, None]
+    if pairs is None:
+        return scores
+    later = Pairs(pairs.predecessor, pairs.successor, pairs.gates[:, 1:])
+    added = later.scores(found.tokens[:, :-1], found.ids[:, 1:]).float()
+    first = scores[:, :1].expand(-1, -1, added.shape[2], -1)
+    return torch.cat((first, scores[:, 1:] + added), dim=1)
 
 
 def likeliest(logits: Tensor, offsets: Tensor, count: int) -> Candidates:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from peagle.ops.acceptance import accepted_counts
-from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.candidates import Candidates, Pairs, paired_scores
 from peagle.ops.race import Race, first_arrivals
 from peagle.ops.triton import has_kernels, kernels
 
@@ -57,11 +57,7 @@ def draw_drafts(
     """
     if race is not None and has_kernels(found.scores):
         return Drafts(*kernels("drafts").draw_drafts(found, pairs, race, depth))
-    scores, slots = found.scores[:, :, None], found.tokens.shape[1]
-    if pairs is not None:
-        later = Pairs(pairs.predecessor, pairs.successor, pairs.gates[:, 1:])
-        added = later.scores(found.tokens[:, :-1], found.ids[:, 1:]).float()
-        scores = torch.cat((torch.zeros_like(added[:, :1]), added), dim=1) + scores
+    scores, slots = paired_scores(found, pairs), found.tokens.shape[1]
     if race is None:
         best = scores.argmax(dim=-1, keepdim=True)
         return Drafts(_walk(best, found.tokens, torch.zeros_like(found.ids[0, :, 0]))[..., 0])

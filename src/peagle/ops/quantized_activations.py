@@ -7,12 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from peagle.ops.triton import has_kernels, kernels
-from peagle.ops.weight import Fp8Weight
+from peagle.ops.weight import E4M3, LARGEST_E4M3, LEAST_AMAX, Fp8Weight
 
-E4M3 = torch.float8_e4m3fn
-LARGEST = torch.finfo(E4M3).max
-LEAST = 1e-12
-"""What counts as the largest input of a group of zeros."""
 ROWS = 16
 """Rows come in multiples of it, as products in FP8 want them."""
 
@@ -36,7 +32,7 @@ def quantize(x: Tensor, group: int, run: int) -> QuantizedInputs:
         numbers, scales = kernels("quantized_activations").quantize(x, group, run)
         return QuantizedInputs(numbers, scales)
     groups = F.pad(x.float(), (0, 0, 0, -len(x) % ROWS)).unflatten(1, (-1, group))
-    scales = groups.abs().amax(dim=2, keepdim=True).clamp(min=LEAST) / LARGEST
+    scales = groups.abs().amax(dim=2, keepdim=True).clamp(min=LEAST_AMAX) / LARGEST_E4M3
     bits = (groups / scales).to(E4M3).flatten(1).view(torch.uint8)
     numbers = Fp8Weight.ordered(bits, run).view(E4M3)
     return QuantizedInputs(numbers, scales[:, :, 0].T.contiguous().T)

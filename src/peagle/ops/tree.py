@@ -21,14 +21,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peagle.config import NO_PENALTIES
-from peagle.ops.candidates import Candidates, Pairs
+from peagle.ops.acceptance import NO_DRAFT
+from peagle.ops.candidates import Candidates, Pairs, paired_scores
 from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race, draft_scores
 from peagle.ops.resident import ResidentState
 from peagle.ops.triton import has_kernels, kernels
-
-NOBODY = -2
-"""The token of a node that is none; no target chooses it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,7 @@ class Tree:
     """The drafts of some requests, as many for each."""
 
     tokens: Tensor
-    """[requests, nodes] target ids; `NOBODY` where there is no such node"""
+    """[requests, nodes] target ids; `NO_DRAFT` where there is no such node"""
     parents: Tensor
     """[requests, nodes] row of the parent"""
     depths: Tensor
@@ -54,7 +52,7 @@ class Path:
     reads: Tensor
     """[requests, depth + 1] the same rows, counted over all requests"""
     drafts: Tensor
-    """[requests, depth] the accepted drafts, then `NOBODY`"""
+    """[requests, depth] the accepted drafts, then `NO_DRAFT`"""
     chosen: Tensor
     """[requests, depth + 1] what the target takes after each of them, first after the root"""
 
@@ -94,12 +92,8 @@ def grow(
 def _log_shares(found: Candidates, pairs: Pairs | None, race: Race | None) -> Tensor:
     """How probable each draft is after each of the slot before it: [requests, slots, candidates
     before, candidates], in logarithms; alike for all of these without pairs, and in slot 0."""
-    scores, count = found.scores[:, :, None], found.scores.shape[-1]
-    scores = scores.expand(-1, -1, count, -1)
-    if pairs is not None:
-        later = Pairs(pairs.predecessor, pairs.successor, pairs.gates[:, 1:])
-        added = later.scores(found.tokens[:, :-1], found.ids[:, 1:]).float()
-        scores = torch.cat((scores[:, :1], scores[:, 1:] + added), dim=1)
+    count = found.scores.shape[-1]
+    scores = paired_scores(found, pairs).expand(-1, -1, count, -1)
     if race is None:
         return scores.log_softmax(dim=-1)
     values = draft_scores(scores, found.tokens, race)
@@ -116,12 +110,12 @@ def _grown(
     slots, _, count = shares.shape
     costs = np.full((nodes + 1, count), -math.inf, dtype=np.float32)
     costs[0] = shares[0, 0]
-    rows = [(NOBODY, 0, 0, 1)]
+    rows = [(NO_DRAFT, 0, 0, 1)]
     for row in range(1, nodes + 1):
         parent, place = divmod(int(costs.argmax()), count)
         best = costs[parent, place]
         if not best > -math.inf:  # nor a NaN
-            rows.append((NOBODY, 0, 1, 1 | 1 << row))
+            rows.append((NO_DRAFT, 0, 1, 1 | 1 << row))
             continue
         _, _, above, ancestors = rows[parent]
         rows.append((candidates[above, place], parent, above + 1, ancestors | 1 << row))
@@ -153,7 +147,7 @@ def _walked(
     after: dict[tuple[int, int], int] = {}
     for node, edge in enumerate(zip(parents, tokens, strict=True)):
         after.setdefault(edge, node + 1)
-    rows, drafts, taken = [*range(slots + 1)], [NOBODY] * slots, [-1] * (slots + 1)
+    rows, drafts, taken = [*range(slots + 1)], [NO_DRAFT] * slots, [-1] * (slots + 1)
     row = 0
     for depth in range(slots + 1):
         rows[depth], token = row, chosen[row]

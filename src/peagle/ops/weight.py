@@ -18,6 +18,10 @@ from peagle.errors import InputError
 
 STRIP = 1 << 22
 """Numbers that are dequantised at a time, beside the result."""
+E4M3 = torch.float8_e4m3fn
+LARGEST_E4M3 = torch.finfo(E4M3).max
+LEAST_AMAX = 1e-12
+"""What counts as the largest of numbers that are all zero."""
 LARGEST_SCALE = 127 + 64
 """Of MXFP4, as it is kept: 2 to the power of 64, what kernels have room for. 255 is NaN."""
 POSITIVE = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -134,7 +138,7 @@ class Fp8Weight(QuantizedWeight):
         """A copy of the numbers without their scales: float8_e4m3fn, of the weight's shape."""
         pairs = self.numbers.unflatten(-1, (-1, self.run // 2, 2)).transpose(-1, -2)
         numbers = pairs.flatten(-3)[..., : self.shape[-1]].contiguous()
-        return numbers.view(torch.float8_e4m3fn)
+        return numbers.view(E4M3)
 
     @property
     def factors(self) -> Tensor:
@@ -165,10 +169,9 @@ def run_of(depth: int, block: tuple[int, int]) -> int:
 
 def fp8(weight: Tensor) -> Fp8Weight:
     """A weight [outputs, depth] rounded to E4M3, with a scale for each output."""
-    largest = torch.finfo(torch.float8_e4m3fn).max
     values = weight.detach().float()
-    scales = values.abs().amax(dim=1, keepdim=True).clamp(min=1e-12) / largest
-    numbers = (values / scales).clamp(-largest, largest).to(torch.float8_e4m3fn)
+    scales = values.abs().amax(dim=1, keepdim=True).clamp(min=LEAST_AMAX) / LARGEST_E4M3
+    numbers = (values / scales).clamp(-LARGEST_E4M3, LARGEST_E4M3).to(E4M3)
     return Fp8Weight.of(numbers, scales, (1, weight.shape[1]))
 
 
@@ -280,11 +283,9 @@ def format_of(weight: Weight) -> str:
     return str(weight.dtype).removeprefix("torch.")
 
 
-def dense(weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
-    """The numbers of a weight, in a dtype or, of a tensor, in its own."""
-    if isinstance(weight, QuantizedWeight):
-        return weight.dense(dtype or torch.float32)
-    return weight if dtype is None else weight.to(dtype)
+def dense(weight: Weight) -> Tensor:
+    """The numbers of a weight; of one that is quantized in float32."""
+    return weight.dense() if isinstance(weight, QuantizedWeight) else weight
 
 
 def multiply(x: Tensor, weight: Weight, bias: Tensor | None = None) -> Tensor:

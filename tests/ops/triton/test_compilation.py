@@ -152,9 +152,9 @@ for pairs, warps in ((False, 1), (True, 4)):
     shares = types | {"out": F32}
     compiled("tree", "_log_share", shares, {**sizes, "PAIRS": pairs}, num_warps=1)
 types |= dict.fromkeys(("alone", "parents", "depths"), INT) | {"ancestors": "*i32", "shares": F32}
-compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16, "NOBODY": -2}, num_warps=1)
+compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
 types = dict.fromkeys(("tokens", "parents", "chosen", "path", "drafts", "taken"), INT)
-compiled("tree", "_walk", types | {"reads": INT}, {"ROWS": 16, "NOBODY": -2}, num_warps=1)
+compiled("tree", "_walk", types | {"reads": INT}, {"ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
 types = {"cache": BF16} | dict.fromkeys(("slots", "requests", "starts", "limits", "path"), INT)
 compiled("tree", "_compact", types, {"HELD": 1024})
 types = dict.fromkeys(("computed", "limits", "requests", "alone"), INT) | {"rates": F32}

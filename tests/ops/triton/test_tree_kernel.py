@@ -9,9 +9,10 @@ from test_drafts_kernel import RANK, SETTINGS, SLOTS, VOCAB, moved, race
 
 from peagle.ops import cached_attention
 from peagle.ops import tree as reference
+from peagle.ops.acceptance import NO_DRAFT
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.resident import ResidentState
-from peagle.ops.tree import NOBODY, Tree
+from peagle.ops.tree import Tree
 
 REQUESTS = len(SETTINGS) + 1
 
@@ -87,7 +88,7 @@ def test_a_tree_is_made_of_the_likeliest_paths():
         assert grown.depths[0, row] == grown.depths[0, parent] + 1
         assert grown.ancestors[0, row] == grown.ancestors[0, parent] | 1 << row
     chain = reference.grow(Candidates(shares, ids, ids), None, of_one, 6, torch.ones(1))
-    assert chain.tokens[0].tolist() == [7, 4, *[NOBODY] * 4]
+    assert chain.tokens[0].tolist() == [7, 4, *[NO_DRAFT] * 4]
     assert chain.parents[0].tolist() == [0, 1, 0, 0, 0, 0]
 
 
@@ -107,7 +108,7 @@ def test_walking(device: torch.device, nodes: int):
         assert torch.equal(column.cpu(), expected)
     assert wanted.reads[-1, 0] == (REQUESTS - 1) * (nodes + 1)
     assert (wanted.drafts >= 0).sum() > 1
-    assert (wanted.drafts == wanted.chosen[:, :-1]).logical_or(wanted.drafts == NOBODY).all()
+    assert (wanted.drafts == wanted.chosen[:, :-1]).logical_or(wanted.drafts == NO_DRAFT).all()
 
 
 def test_paths_move_together(device: torch.device):

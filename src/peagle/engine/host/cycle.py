@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from peagle.models.decoder import Attend, Decoder
-from peagle.ops.acceptance import accepted_counts
-
-NO_DRAFT = -2
-"""Pads drafts. Not -1, which is what the target chooses where its logits are NaN."""
+from peagle.ops.acceptance import NO_DRAFT, accepted_counts
 
 
 @dataclass(frozen=True)

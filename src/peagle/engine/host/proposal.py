@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from peagle.drafters.lookup import Lookup
-from peagle.engine.host.cycle import NO_DRAFT
 from peagle.engine.host.rows import Part
+from peagle.ops.acceptance import NO_DRAFT
 from peagle.ops.drafts import Drafts
 from peagle.ops.lookup import Found
 

@@ -5,7 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.quantized_activations import E4M3, LARGEST, LEAST, ROWS
+from peagle.ops.quantized_activations import ROWS
+from peagle.ops.weight import E4M3, LARGEST_E4M3, LEAST_AMAX
 
 AT_ONCE = 2048
 """Inputs of a row that a program rounds, unless one group has more."""
@@ -26,8 +27,8 @@ def quantize(x: Tensor, group: int, run: int) -> tuple[Tensor, Tensor]:
         rows,
         depth,
         padded,
-        LARGEST=LARGEST,
-        LEAST=LEAST,
+        LARGEST=LARGEST_E4M3,
+        LEAST=LEAST_AMAX,
         GROUP=group,
         RUNS=width // run,
         GROUPS=several,

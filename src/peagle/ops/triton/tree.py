@@ -6,9 +6,10 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.config import NO_PENALTIES
+from peagle.ops.acceptance import NO_DRAFT
 from peagle.ops.candidates import Candidates, Pairs
 from peagle.ops.race import Race
-from peagle.ops.tree import NOBODY, Tree
+from peagle.ops.tree import Tree
 from peagle.ops.triton.drafts import added_scores, kept_scores, pair_sides
 from peagle.ops.triton.sampling import arrival_time, row_key
 
@@ -40,7 +41,7 @@ def grow(
     _grow[(requests,)](
         shares, found.tokens, alone, tokens, parents, depths, ancestors, slots, befores, count,
         nodes, COUNT=triton.next_power_of_2(count), ROWS=triton.next_power_of_2(nodes + 1),
-        NOBODY=NOBODY, num_warps=1,
+        NO_DRAFT=NO_DRAFT, num_warps=1,
     )  # fmt: skip
     return tokens, parents, depths, ancestors
 
@@ -68,7 +69,7 @@ def walk(tree: Tree, chosen: Tensor, slots: int) -> tuple[Tensor, ...]:
     drafts = chosen.new_empty(requests, slots)
     _walk[(requests,)](
         tree.tokens, tree.parents, chosen, path, reads, drafts, taken, rows, slots,
-        ROWS=triton.next_power_of_2(rows), NOBODY=NOBODY, num_warps=1,
+        ROWS=triton.next_power_of_2(rows), NO_DRAFT=NO_DRAFT, num_warps=1,
     )  # fmt: skip
     return path, reads, drafts, taken
 
@@ -177,7 +178,7 @@ def _grow(
     nodes,
     COUNT: tl.constexpr,
     ROWS: tl.constexpr,
-    NOBODY: tl.constexpr,
+    NO_DRAFT: tl.constexpr,
 ):
     """Nodes one after another: the likeliest candidate that is open after any row so far."""
     index = tl.program_id(0).to(tl.int64)
@@ -211,7 +212,7 @@ def _grow(
         costs = tl.where(row[:, None] == node, following[None, :], costs)
         depth_of = tl.where(row == node, depth, depth_of)
         word_of = tl.where(row == node, word, word_of)
-        tl.store(out + index * nodes + node - 1, tl.where(there, token, NOBODY))
+        tl.store(out + index * nodes + node - 1, tl.where(there, token, NO_DRAFT))
         tl.store(parents + index * nodes + node - 1, parent.to(tl.int64))
         tl.store(depths + index * (nodes + 1) + node, depth.to(tl.int64))
         tl.store(ancestors + index * (nodes + 1) + node, word)
@@ -229,13 +230,13 @@ def _walk(
     rows,
     slots,
     ROWS: tl.constexpr,
-    NOBODY: tl.constexpr,
+    NO_DRAFT: tl.constexpr,
 ):
     index = tl.program_id(0).to(tl.int64)
     node = tl.arange(0, ROWS)
     inside = node < rows - 1
     at = index * (rows - 1) + node
-    token = tl.load(tokens + at, mask=inside, other=NOBODY)
+    token = tl.load(tokens + at, mask=inside, other=NO_DRAFT)
     parent = tl.load(parents + at, mask=inside, other=-1)
     row = tl.zeros([], tl.int64)
     goes_on = row == 0
@@ -250,7 +251,7 @@ def _walk(
         goes_on = goes_on & (following <= ROWS)
         row = tl.where(goes_on, following.to(tl.int64), row)
         if depth < slots:
-            tl.store(drafts + index * slots + depth, tl.where(goes_on, wanted, NOBODY))
+            tl.store(drafts + index * slots + depth, tl.where(goes_on, wanted, NO_DRAFT))
 
 
 @triton.jit(do_not_specialize=["length"])
