@@ -11,6 +11,7 @@ from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
 from peagle.engine.cycle_times import cycle_times
 from peagle.engine.draft_length import DraftLength, candidate_lengths
+from peagle.engine.drafting import Drafting
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.pace import Pace
 from peagle.engine.plan import NOTHING, Plan
@@ -128,9 +129,8 @@ class Engine:
         self.blocks = capacity.groups()
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         processor = LogitsProcessor(self._constraint_of)
-        self.worker = open_worker(
-            target, drafter, lengths, capacity, processor, synthetic, lookup, tree_nodes
-        )
+        drafting = Drafting(drafter, lengths, synthetic, lookup, tree_nodes)
+        self.worker = open_worker(target, drafting, capacity, processor)
         draft_length = None
         if (costs := self.worker.cycle_seconds) is not None:
             times = cycle_times(lengths, costs)

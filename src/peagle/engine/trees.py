@@ -1,42 +1,36 @@
 """Whether drafts can branch, with these models and on this device."""
 
 from peagle.config import TREE_NODES
-from peagle.drafters.drafter import Drafter
 from peagle.drafters.peagle import ParallelDrafter
+from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
 
-def tree_nodes(
-    target: Decoder,
-    drafter: Drafter | None,
-    k: int,
-    asked: int | None,
-    *,
-    captured: bool,
-    shared: bool,
-) -> int:
+def tree_nodes(target: Decoder, drafting: Drafting, *, captured: bool) -> int:
     """How many nodes the trees of K drafts have; 0: drafts do not branch.
 
-    asked: None is `TREE_NODES` on a GPU where trees are possible; captured: whether cycles are, on
-    a GPU; shared: whether lookups or a given acceptance decide on drafts, too. Raises `InputError`
-    where trees are asked for and are not possible.
+    Where nobody has said, it is `TREE_NODES` on a GPU where trees are possible. captured: whether
+    cycles are, on a GPU. Raises `InputError` where trees are asked for and are not possible.
     """
+    asked = drafting.tree_nodes
     if asked is None and not (captured and target.embed.weight.is_cuda):
         return 0
     nodes = TREE_NODES if asked is None else asked
-    hindrance = _of_drafts(drafter, k, nodes, shared) or _of_target(target, nodes, captured)
+    hindrance = _of_drafts(drafting, nodes) or _of_target(target, nodes, captured)
     if asked and hindrance is not None:
         raise InputError(f"num_tree_nodes {hindrance}")
     return nodes if hindrance is None else 0
 
 
-def _of_drafts(drafter: Drafter | None, k: int, nodes: int, shared: bool) -> str | None:
-    if not isinstance(drafter, ParallelDrafter):
+def _of_drafts(drafting: Drafting, nodes: int) -> str | None:
+    if not isinstance(drafting.drafter, ParallelDrafter):
         return "needs a P-EAGLE drafter, whose slots have all candidates"
-    if nodes <= k:
-        return f"{nodes} is not above K = {k}; give more, or leave it out"
-    return "goes with neither lookups nor synthetic acceptance" if shared else None
+    if nodes <= drafting.k:
+        return f"{nodes} is not above K = {drafting.k}; give more, or leave it out"
+    if drafting.synthetic is not None or drafting.lookup is not None:
+        return "goes with neither lookups nor synthetic acceptance"
+    return None
 
 
 def _of_target(target: Decoder, nodes: int, captured: bool) -> str | None:

@@ -1,16 +1,15 @@
 """Whatever carries out steps, on the device or on the host."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 
-from peagle.drafters.drafter import Drafter
-from peagle.drafters.lookup import Lookup
 from peagle.engine.batch_invariance import check_batch_invariance
 from peagle.engine.capacity import Capacity
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.worker import DeviceWorker, captures_cycles
+from peagle.engine.drafting import Drafting
 from peagle.engine.host.worker import HostWorker
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_table import RequestTable
@@ -67,38 +66,28 @@ class Worker(Protocol):
 
 
 def open_worker(
-    target: Decoder,
-    drafter: Drafter | None,
-    lengths: Sequence[int],
-    capacity: Capacity,
-    processor: LogitsProcessor,
-    synthetic: Sequence[float] | None = None,
-    lookup: Lookup | None = None,
-    nodes: int | None = None,
+    target: Decoder, drafting: Drafting, capacity: Capacity, processor: LogitsProcessor
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
-    lengths: the draft lengths that a cycle may have, ascending, K last; nodes: of drafts that
-    branch, as `tree_nodes` is asked for them. Raises `InputError` for synthetic acceptance on a GPU
-    whose kernels do not cover the model, for trees and batch invariance that there cannot be, and
-    where Triton finds no C compiler.
+    Raises `InputError` for synthetic acceptance on a GPU whose kernels do not cover the model, for
+    trees and batch invariance that there cannot be, and where Triton finds no C compiler.
     """
-    device = target.embed.weight.device
+    device, synthetic = target.embed.weight.device, drafting.synthetic is not None
     if device.type == "cuda":
         torch.cuda.set_device(device)  # where Triton launches
-    captures = captures_cycles(target, drafter)
+    captures = captures_cycles(target, drafting.drafter)
     if target.batch_invariant:
-        check_batch_invariance(target, lengths[-1], captures)
-    on_device = captures or synthetic is not None
-    if synthetic is not None and not captures and device.type == "cuda":
+        check_batch_invariance(target, drafting.k, captures)
+    if synthetic and not captures and device.type == "cuda":
         raise InputError(
             "synthetic acceptance needs GPU kernels, and there are none for this model"
         )
-    shared = synthetic is not None or lookup is not None
-    nodes = tree_nodes(target, drafter, lengths[-1], nodes, captured=on_device, shared=shared)
-    rows = capacity.num_seqs + on_device  # one that is spare
+    on_device = captures or synthetic
+    nodes = tree_nodes(target, drafting, captured=on_device)
+    drafting = replace(drafting, tree_nodes=nodes)
     table = RequestTable(
-        rows,
+        capacity.num_seqs + on_device,  # one that is spare
         capacity.max_length,
         capacity.block_size,
         device,
@@ -106,22 +95,9 @@ def open_worker(
         windows=capacity.window_slots,
     )
     if not on_device:
-        if drafter is None:
-            lengths = lengths[-1:]  # a request in whose text nothing is found drafts nothing anyway
-        slots = capacity.slots
-        return HostWorker(target, drafter, lengths, table, slots, processor, lookup, nodes)
-    most = capacity.batched_tokens
+        return HostWorker(target, drafting, table, capacity.slots, processor)
     worker = DeviceWorker(
-        target,
-        drafter,
-        lengths,
-        table,
-        capacity.slots,
-        most,
-        processor,
-        synthetic,
-        lookup,
-        nodes,
+        target, drafting, table, capacity.slots, capacity.batched_tokens, processor
     )
     _capture(worker)
     return worker

@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -18,6 +19,7 @@ from peagle.drafters.selector import SelectorConfig
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.tree_cycle import TreeCycle
 from peagle.engine.draft_temperatures import DraftTemperatures
+from peagle.engine.drafting import Drafting
 from peagle.engine.engine import Engine
 from peagle.engine.pace import Pace
 from peagle.engine.trees import tree_nodes
@@ -212,18 +214,18 @@ def test_what_cannot_branch_is_refused(targets, tmp_path, family, method, nodes,
 def test_a_gpu_has_them_where_nothing_is_said_and_they_are_possible(
     targets, tmp_path, monkeypatch: pytest.MonkeyPatch, family: str, method: str, default: int
 ):
-    decoder, how = targets[family].decoder, {"captured": True, "shared": False}
+    decoder = targets[family].decoder
     config = tiny.drafter_config(parallel=method == "peagle")
     drafter = tiny.random_drafter_for(decoder, tmp_path, config)
-    assert tree_nodes(decoder, drafter, K, None, **how) == 0
+    drafting = Drafting(drafter, (0, K))
+    assert tree_nodes(decoder, drafting, captured=True) == 0
     assert engine_of(targets[family], drafter, None).facts.most_trees == 0
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    assert tree_nodes(decoder, drafter, K, None, **how) == default
-    assert tree_nodes(decoder, drafter, K, None, captured=False, shared=False) == 0
-    assert tree_nodes(decoder, drafter, K, None, captured=True, shared=True) == 0
-    assert tree_nodes(decoder, drafter, TREE_NODES, None, **how) == 0
-    assert tree_nodes(decoder, drafter, K, 0, **how) == 0
-    assert tree_nodes(decoder, None, 0, None, **how) == 0
+    assert tree_nodes(decoder, drafting, captured=True) == default
+    assert tree_nodes(decoder, drafting, captured=False) == 0
+    others = [{"synthetic": (1.0,)}, {"lengths": (TREE_NODES,)}, {"tree_nodes": 0}]
+    for change in [*others, {"drafter": None, "lengths": (0,)}]:
+        assert tree_nodes(decoder, replace(drafting, **change), captured=True) == 0
 
 
 def test_an_engine_knows_up_to_how_many_requests_they_branch(targets, trained):

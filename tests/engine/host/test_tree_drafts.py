@@ -13,6 +13,7 @@ from peagle.config import SamplingParams
 from peagle.drafters import readout
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
+from peagle.engine.drafting import Drafting
 from peagle.engine.engine import Engine
 from peagle.engine.host.worker import HostWorker
 from peagle.engine.pace import Pace
@@ -168,10 +169,10 @@ def test_a_gpu_whose_kernels_do_not_cover_the_model_has_none(
     targets, trained, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    given = targets["easy"].decoder, trained["peagle"].drafter, K, 12
+    given = targets["easy"].decoder, Drafting(trained["peagle"].drafter, (K,), tree_nodes=12)
     with pytest.raises(InputError, match="needs GPU kernels"):
-        tree_nodes(*given, captured=False, shared=False)
-    assert tree_nodes(*given, captured=True, shared=False) == 12
+        tree_nodes(*given, captured=False)
+    assert tree_nodes(*given, captured=True) == 12
 
 
 def test_keys_of_several_shapes_are_refused_on_a_cpu(targets, trained, monkeypatch):
@@ -181,9 +182,10 @@ def test_keys_of_several_shapes_are_refused_on_a_cpu(targets, trained, monkeypat
     wider = replace(first.attention, head_dim=2 * first.attention.head_dim)
     spec = replace(target.spec, layers=(replace(first, attention=wider), *others))
     monkeypatch.setattr(target, "spec", spec)
+    drafting = Drafting(trained["peagle"].drafter, (K,), tree_nodes=12)
     with pytest.raises(InputError, match="keys of several shapes"):
-        tree_nodes(target, trained["peagle"].drafter, K, 12, captured=False, shared=False)
-    tree_nodes(target, trained["peagle"].drafter, K, 12, captured=True, shared=False)
+        tree_nodes(target, drafting, captured=False)
+    assert tree_nodes(target, drafting, captured=True) == 12
 
 
 def test_a_worker_tells_which_cycles_branched(

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.drafter import Drafter
-from peagle.drafters.lookup import Lookup
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.cycle import DeviceCycle
 from peagle.engine.device.flight import Flight, LaunchedCycle
@@ -19,6 +18,7 @@ from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
 from peagle.engine.device.texts import DeviceTexts
 from peagle.engine.device.tree_cycle import TreeCycle
+from peagle.engine.drafting import Drafting
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
@@ -75,39 +75,34 @@ class DeviceWorker:
     def __init__(
         self,
         target: Decoder,
-        drafter: Drafter | None,
-        lengths: Sequence[int],
+        drafting: Drafting,
         table: RequestTable,
         slots: int,
         max_batched_tokens: int,
         processor: LogitsProcessor,
-        synthetic: Sequence[float] | None = None,
-        lookup: Lookup | None = None,
-        tree_nodes: int = 0,
     ) -> None:
-        """lengths: draft lengths that a cycle may have, ascending, K last; table: with one row more
-        than there can be requests; slots: of the KV caches, besides the table's null slot;
-        max_batched_tokens: most target rows in one pass; tree_nodes: of drafts that branch, 0 where
-        none do."""
+        """table: with one row more than there can be requests; slots: of the KV caches, besides the
+        table's null slot; max_batched_tokens: most target rows in one pass."""
         self._table, self._processor = table, processor
-        spare = len(table.limits) - 1
-        dtype = target.embed.weight.dtype
+        drafter, lengths = drafting.drafter, drafting.lengths
+        spare, dtype = len(table.limits) - 1, target.embed.weight.dtype
         of_target = KVCache(target.spec, table, slots, dtype, table.windows)
         of_drafter: KVCache | None = None
         if drafter is not None:
             of_drafter = KVCache(drafter.model.config.transformer, table, slots, dtype)
         self._caches = [cache for cache in (of_target, of_drafter) if cache is not None]
-        drafting = None if drafter is None else drafter.resident()
+        resident = None if drafter is None else drafter.resident()
+        lookup = drafting.lookup
         self._texts = None if lookup is None else DeviceTexts(lookup, table.slots)
         caches = of_target, of_drafter
-        cycle = DeviceCycle(target, drafting, caches, synthetic, self._texts)
+        cycle = DeviceCycle(target, resident, caches, drafting.synthetic, self._texts)
         width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
         self.pauses, self._follows = lengths[0] == 0, drafter is not None
         most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0
-        self._rows = DeviceRows(target, width, lengths[-1], most_unseen, table, self._follows)
+        self._rows = DeviceRows(target, width, drafting.k, most_unseen, table, self._follows)
         state, sampling = self._rows.state, self._rows.sampling
-        self._tree_nodes = tree_nodes
-        trees = TreeCycle(cycle, tree_nodes) if tree_nodes else None
+        self._tree_nodes = drafting.tree_nodes or 0
+        trees = TreeCycle(cycle, self._tree_nodes) if self._tree_nodes else None
         self.graphs = CycleGraphs(cycle, state, sampling, spare, lengths, trees)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Drafter, DraftWork, Span
-from peagle.drafters.lookup import Lookup
+from peagle.drafters.drafter import DraftWork, Span
 from peagle.drafters.peagle import ParallelDrafter
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.draft_temperatures import DraftTemperatures
+from peagle.engine.drafting import Drafting
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.cycle import Verification, accept, verify
 from peagle.engine.host.proposal import Proposal, Texts
@@ -71,18 +71,14 @@ class HostWorker:
     def __init__(
         self,
         target: Decoder,
-        drafter: Drafter | None,
-        lengths: Sequence[int],
+        drafting: Drafting,
         table: RequestTable,
         slots: int,
         processor: LogitsProcessor,
-        lookup: Lookup | None = None,
-        tree_nodes: int = 0,
     ) -> None:
-        """lengths: draft lengths that a cycle may have, K last; slots: of the KV caches, besides
-        the table's null slot; tree_nodes: of a tree of K drafts, for a request that is
-        alone; 0: drafts do not branch."""
-        dtype = target.embed.weight.dtype
+        """slots: of the KV caches, besides the table's null slot. Trees are for a request that is
+        alone."""
+        dtype, drafter, k = target.embed.weight.dtype, drafting.drafter, drafting.k
         self._target, self._drafter = target, drafter
         self._device = target.embed.weight.device
         self._table, self._processor = table, processor
@@ -94,16 +90,18 @@ class HostWorker:
             self._drafter_cache = HostCache(config.transformer, table, slots, dtype)
             self._taps = config.taps
         self._texts: Texts | None = None
-        if lookup is not None:
+        if drafting.lookup is not None:
             rows, positions = table.slots.shape
-            self._texts = Texts(lookup, rows, positions, self._device)
+            self._texts = Texts(drafting.lookup, rows, positions, self._device)
         self._rows: dict[int, Row] = {}
-        self._temperatures = DraftTemperatures(lengths[-1], self._device)
-        self.cycle_seconds: Seconds | None = {} if len(lengths) > 1 else None
-        """Nothing is measured at the start."""
-        self._most_pending = lengths[-1] + 1
+        self._temperatures = DraftTemperatures(k, self._device)
+        chosen = drafter is not None and len(drafting.lengths) > 1
+        self.cycle_seconds: Seconds | None = {} if chosen else None
+        """Nothing is measured at the start. Without a drafter there is nothing to choose: a request
+        in whose text nothing is found drafts nothing anyway."""
+        self._most_pending = k + 1
         """Positions that a cycle with drafts leaves unseen, at most."""
-        self._others = max(tree_nodes - lengths[-1], 0)
+        self._others = max((drafting.tree_nodes or 0) - k, 0)
         """Nodes of a tree beside as many as a path may have."""
         self.most_trees = int(self._others > 0)
 
