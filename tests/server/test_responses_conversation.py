@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.server.protocol import ChatBody, NamedTool
+from peagle.server.protocol import ChatBody
 from peagle.server.responses.body import ResponsesBody
 from peagle.server.responses.conversation import chat_fields, encoded
 from peagle.server.responses.tools import CustomInput, Tools
+from peagle.server.tool_body import NamedTool
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
 FUNCTION = {"type": "function", "name": "f", "description": "Does f.", "parameters": SCHEMA}

@@ -158,7 +158,7 @@ def _walked(
     return rows, drafts, taken
 
 
-def followed(chain: Drafts, path: Path) -> Drafts:
+def known_alternatives(chain: Drafts, path: Path) -> Drafts:
     """Drafts without branches, as far as it is known who would have been right: they may leave
     their tree. chain: [requests, depth], with alternatives."""
     assert chain.alternatives is not None

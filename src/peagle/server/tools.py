@@ -2,10 +2,11 @@
 
 from peagle.dialects import Tool, ToolUse
 from peagle.server.errors import APIError
-from peagle.server.protocol import ChatBody, NamedTool
-from peagle.server.protocol import Tool as ToolBody
+from peagle.server.protocol import ChatBody
 from peagle.server.sampling import check_schema
 from peagle.server.settings import Limits
+from peagle.server.tool_body import NamedTool
+from peagle.server.tool_body import Tool as ToolBody
 
 
 def tool_use(body: ChatBody, limits: Limits) -> ToolUse | None:

@@ -19,8 +19,8 @@ from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling
 from peagle.transfer import upload
 
-Run = Callable[[], None]
-Result = TypeVar("Result")
+Replay = Callable[[], None]
+Found = TypeVar("Found")
 TILE_TIMINGS = 15
 """Cycles in the median by which tiles are chosen."""
 LENGTH_TIMINGS = 5
@@ -168,7 +168,7 @@ class CycleGraphs:
         run = self._prepared(self._whole(size, drafts), size, drafts)
         return self._timed(run, size, LENGTH_TIMINGS)
 
-    def _timed(self, replay: Run, size: int, count: int, context: int = 1) -> float:
+    def _timed(self, replay: Replay, size: int, count: int, context: int = 1) -> float:
         """The median over idle rows. context: their positions, all of which hold the same keys."""
         self._make_ready(size)
         state, rows = self._state, self._requests[size]
@@ -190,8 +190,8 @@ class CycleGraphs:
         self._state.pending[self._requests[size]] = 1
 
     def _run(
-        self, part: Callable[[int, CycleShape], Result], rows: Sequence[int], shape: CycleShape
-    ) -> Result:
+        self, part: Callable[[int, CycleShape], Found], rows: Sequence[int], shape: CycleShape
+    ) -> Found:
         """A part of the cycle, captured if that fits; rows come after a capture, which pads."""
         size = self._size_for(len(rows))
         once = functools.partial(part, size, shape)
@@ -200,8 +200,8 @@ class CycleGraphs:
         return run()
 
     def _prepared(
-        self, part: Callable[[int, CycleShape], Result], size: int, drafts: int
-    ) -> Callable[[], Result]:
+        self, part: Callable[[int, CycleShape], Found], size: int, drafts: int
+    ) -> Callable[[], Found]:
         """A part of the cycle, captured when it is first asked for."""
         key = part.__name__, size, drafts
         if key not in self._captured:
@@ -209,14 +209,14 @@ class CycleGraphs:
             self._captured[key] = self._capture(run, size)
         return self._captured[key]
 
-    def _capture(self, run: Callable[[], Result], size: int) -> Callable[[], Result]:
+    def _capture(self, run: Callable[[], Found], size: int) -> Callable[[], Found]:
         if not self._requests[size].is_cuda:
             return run
         self._fill(size, [self._spare] * size)
         graph, found = captured(run, self._state.computed.device, self.pool)
         self.pool = self.pool or graph.pool()
 
-        def replay() -> Result:
+        def replay() -> Found:
             graph.replay()
             return found
 
@@ -285,8 +285,8 @@ class CycleGraphs:
 
 
 def captured(
-    run: Callable[[], Result], device: torch.device, pool: Any
-) -> tuple[torch.cuda.CUDAGraph, Result]:
+    run: Callable[[], Found], device: torch.device, pool: Any
+) -> tuple[torch.cuda.CUDAGraph, Found]:
     """A graph of what `run` launches, with its memory from `pool`, and what `run` returned in it.
 
     pool: None is one of its own.
@@ -314,7 +314,7 @@ def _fits(shape: CycleShape) -> bool:
     return not shape.drafts or shape.pending <= _steady(shape.drafts).pending
 
 
-def _seconds(replay: Run) -> float:
+def _seconds(replay: Replay) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     replay()

@@ -19,7 +19,7 @@ from peagle.ops.drafts import Drafts
 from peagle.ops.penalties import penalize
 from peagle.ops.resident import ResidentState, settle
 from peagle.ops.sampling import Sampling, sample_requests
-from peagle.ops.tree import Tree, compact, followed, unbranched, walk
+from peagle.ops.tree import Tree, compact, known_alternatives, unbranched, walk
 
 
 class TreeCycle:
@@ -67,7 +67,9 @@ class TreeCycle:
         starts = state.computed[requests]
         for tensor, slots in self._cycle.target_cache.tensors:
             compact(tensor, slots, requests, starts, state.limits, path.rows)
-        self._cycle.learn(state, requests, followed(chain, path), path.chosen, temperatures)
+        self._cycle.learn(
+            state, requests, known_alternatives(chain, path), path.chosen, temperatures
+        )
         assert verified.features is not None
         features = verified.features.index_select(0, path.reads.flatten())
         settle(state, requests, path.drafts, path.chosen, features)

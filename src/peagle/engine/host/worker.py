@@ -32,7 +32,7 @@ from peagle.engine.step import (
 from peagle.models.decoder import Decoder
 from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race
-from peagle.ops.tree import Path, compact, followed, walk
+from peagle.ops.tree import Path, compact, known_alternatives, walk
 from peagle.transfer import upload
 
 
@@ -203,7 +203,7 @@ class HostWorker:
         if rows.tolist() != [*range(len(rows))]:
             self._straighten(part, path)
         if chain is not None:
-            self._temperatures.record(followed(chain, path), path.chosen)
+            self._temperatures.record(known_alternatives(chain, path), path.chosen)
         emitted = tuple(path.chosen[0, : accepted + 1].tolist())
         assert seen.features is not None
         kept = seen.features.index_select(0, rows)

@@ -6,7 +6,8 @@ from pydantic import Field, Tag
 
 from peagle.config import MinP, RepetitionPenalty, Temperature, TopK
 from peagle.server.body import Body, Ignored, Integer, Items, Positive, Whole
-from peagle.server.protocol import Function, Share, SpeculationOptions
+from peagle.server.protocol import Share, SpeculationOptions
+from peagle.server.tool_body import Function
 from peagle.server.variants import NotText, Other, by_type
 
 

@@ -6,7 +6,8 @@ from pydantic import Field, Tag, field_validator
 
 from peagle.config import MinP, Penalty, RepetitionPenalty, Temperature, TopK
 from peagle.server.body import LONGEST_NAME, Body, Ignored, Integer, Items, Positive, Whole
-from peagle.server.protocol import Function, Share, SpeculationOptions
+from peagle.server.protocol import Share, SpeculationOptions
+from peagle.server.tool_body import Function
 from peagle.server.variants import Other, by_type
 
 TEXT_FIELDS = {
