@@ -344,10 +344,10 @@ class GivenLengths:
         self._given = itertools.cycle(lengths)
         self._next = next(self._given)
 
-    def choose(self, requests: int, followed: int) -> int:
+    def choose(self, requests: int, followed: int, branch: bool = True) -> int:
         return self._next
 
-    def launched(self, requests: int, followed: int, drafts: int) -> None:
+    def launched(self, requests: int, followed: int, drafts: int, branch: bool = True) -> None:
         self._next = next(self._given)
 
     def pays(self, requests: int) -> bool:

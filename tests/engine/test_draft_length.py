@@ -158,6 +158,18 @@ def test_what_is_known_of_chains_grows_old_while_drafts_branch():
     assert with_trees(length, 1, 3000, 0.45, 0.5).count(3) > 2000
 
 
+def test_where_drafts_may_not_branch_nothing_is_expected_of_trees():
+    """As where the host takes part: K was as large as if they did, with a chain's rates."""
+    length = branching(False)
+    with_trees(length, 1, 1000, 0.45, 0.9)
+    rights, chosen = iter(lots([0.45] * 7, 3000)), []
+    for _ in range(3000):
+        chosen.append(length.choose(1, 1, branch=False))
+        length.launched(1, 1, chosen[-1], branch=False)
+        length.verified([drawn(chosen[-1], next(rights))])
+    assert chosen[1000:].count(3) > 1800
+
+
 def test_where_a_tree_is_hardly_better_a_shorter_chain_is_faster():
     chosen = with_trees(branching(False), 1, 3000, 0.6, 0.63)
     assert chosen.count(3) > 2400

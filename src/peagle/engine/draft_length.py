@@ -75,39 +75,39 @@ class DraftLength:
         self._catching_up = 0.0
         """Seconds for which the drafter catches up before a probe."""
 
-    def choose(self, requests: int, followed: int) -> int:
+    def choose(self, requests: int, followed: int, branch: bool = True) -> int:
         """Drafts of the next cycle of `requests` requests. Changes nothing.
 
-        followed: for how many of them there is a drafter.
+        followed: for how many of them there is a drafter; branch: whether their drafts may.
         """
         costs = self._times.seconds(requests)
         if self._look is not None:
             return self._look
         if not costs:
             return self._chosen
-        share = followed / requests
+        share, nodes = followed / requests, self._nodes(requests, branch)
         if self._chosen:
             too_soon = self._cycles < MIN_CYCLES and not self._broke
-            return self._chosen if too_soon else self._best(costs, share, requests)
+            return self._chosen if too_soon else self._best(costs, share, nodes)
         probe = min(drafts for drafts in costs if drafts)
         probes = followed > 0 and self._credit >= self._price(costs, probe)
-        return self._best(costs, share, requests) or (probe if probes else 0)
+        return self._best(costs, share, nodes) or (probe if probes else 0)
 
     def pays(self, requests: int) -> bool:
         """Whether drafts for all of so many requests would be faster than none, as far as known."""
         costs = self._times.seconds(requests)
         if not self._may_stop or not costs:
             return True
-        speeds = self._speeds(costs, 1.0, requests)
+        speeds = self._speeds(costs, 1.0, self._nodes(requests, branch=True))
         return max(speeds, key=lambda drafts: speeds[drafts]) > 0
 
-    def launched(self, requests: int, followed: int, drafts: int) -> None:
-        """Note a cycle with drafts as they were chosen."""
+    def launched(self, requests: int, followed: int, drafts: int, branch: bool = True) -> None:
+        """Note a cycle with drafts as they were chosen. branch: as of `choose`."""
         looks, costs = self._look is not None, self._times.seconds(requests)
         self._launched += 1
         if looks or not costs:
             return
-        best = self._best(costs, followed / requests, requests)
+        best = self._best(costs, followed / requests, self._nodes(requests, branch))
         probes = drafts > 0 and not self._chosen and drafts != best
         self._credit += ALLOWANCE if not drafts else -self._price(costs, drafts)
         self._probed = probes
@@ -148,17 +148,19 @@ class DraftLength:
     def _broke(self) -> bool:
         return self._may_stop and self._credit < 0
 
-    def _best(self, costs: dict[int, float], share: float, requests: int) -> int:
+    def _best(self, costs: dict[int, float], share: float, nodes: Sequence[int]) -> int:
         """The fastest length, if it is enough faster than the chosen one; none without credit."""
         if self._chosen and self._broke:
             return 0
-        speeds = self._speeds(costs, share, requests)
+        speeds = self._speeds(costs, share, nodes)
         best = max(speeds, key=lambda drafts: speeds[drafts])
         return best if speeds[best] > MIN_GAIN * speeds[self._chosen] else self._chosen
 
-    def _speeds(self, costs: dict[int, float], share: float, requests: int) -> dict[int, float]:
+    def _speeds(
+        self, costs: dict[int, float], share: float, nodes: Sequence[int]
+    ) -> dict[int, float]:
         """Tokens per request and second of every length, where a share of requests has drafts."""
-        tokens = self._tokens(requests)
+        tokens = self._tokens(nodes)
         return {d: (1 + share * (tokens[d] - 1)) / seconds for d, seconds in costs.items()}
 
     def _price(self, costs: dict[int, float], drafts: int) -> float:
@@ -184,9 +186,13 @@ class DraftLength:
             self._credit = max(self._credit, STAKE)
         self._chosen, self._cycles = drafts, 0
 
-    def _tokens(self, requests: int) -> list[float]:
-        """Expected tokens per request and cycle with 0, 1, 2 ... drafts."""
-        nodes = [self._tree_nodes(requests, drafts) for drafts in range(self._k + 1)]
+    def _nodes(self, requests: int, branch: bool) -> list[int]:
+        """Of the trees of a cycle with 0, 1, 2 ... drafts."""
+        drafts = range(self._k + 1)
+        return [self._tree_nodes(requests, count) if branch else 0 for count in drafts]
+
+    def _tokens(self, nodes: Sequence[int]) -> list[float]:
+        """Expected tokens per request and cycle with 0, 1, 2 ... drafts; nodes: of their trees."""
         if not any(nodes):
             return _expected(self._chains.rates())
         chain, tree = consistent(self._chains, self._trees)

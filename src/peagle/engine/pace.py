@@ -44,21 +44,22 @@ class Pace:
         """
         drafts = None
         if self.draft_length is not None and decoding:
-            drafts = self.draft_length.choose(len(decoding), _followed(decoding))
+            branch = _may_branch(decoding)
+            drafts = self.draft_length.choose(len(decoding), _followed(decoding), branch)
         return drafts, self._repeats(decoding, drafts)
 
     def tree_nodes(self, decoding: Sequence[Request], drafts: int | None) -> int:
         """Nodes of each one's tree, with drafts as they were chosen; 0: these do not branch."""
         most = max((request.k for request in decoding), default=0)
         most = most if drafts is None else min(most, drafts)
-        return self.branching(len(decoding), most) if most else 0
+        return self.branching(len(decoding), most) if most and _may_branch(decoding) else 0
 
     def launched(self, cycles: Sequence[Request], drafts: int | None, repeats: int) -> None:
         """Note the cycles of a step, with drafts as they were chosen."""
         if self.draft_length is not None and drafts is not None and cycles:
-            followed = _followed(cycles)
+            followed, branch = _followed(cycles), _may_branch(cycles)
             for _ in range(repeats):
-                self.draft_length.launched(len(cycles), followed, drafts)
+                self.draft_length.launched(len(cycles), followed, drafts, branch)
 
     def landed(
         self, verified: Sequence[tuple[int, int]], time: CycleTime | None, branched: bool
@@ -86,3 +87,10 @@ class Pace:
 def _followed(requests: Collection[Request]) -> int:
     """For how many of some requests a drafter works."""
     return sum(request.speculates for request in requests)
+
+
+def _may_branch(requests: Collection[Request]) -> bool:
+    """Whether a cycle of some requests may have trees: the host sees drafts of none of them, and
+    not all have penalties."""
+    hosted = any(request.needs_host for request in requests)
+    return not hosted and any(request.may_branch for request in requests)

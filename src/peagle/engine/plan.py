@@ -180,13 +180,18 @@ class Planner:
         return self._blocks_for(max(min(stop, self._limits.max_length) - held, 0))
 
     def _with_room_for_a_tree(self, share: Share) -> Share:
-        """The same with blocks for a tree, if there are any left when all have what they need."""
+        """The same with blocks for a tree, if there are any left when all have what they need.
+
+        As many as each other one would take for a tree are left to these: else one would lack what
+        another has in advance, and be preempted.
+        """
         if not share.drafts:
             return share
+        rows = 1 + self._limits.tree_nodes
         held = len(share.request.blocks) * self._block_size
-        wanted = self._fresh(share.start + 1 + self._limits.tree_nodes, held)
-        more = wanted - share.fresh
-        if more <= 0 or more > min(self._free_blocks):
+        wanted = self._fresh(share.start + rows, held)
+        more, others = wanted - share.fresh, len(self._work) - 1
+        if more <= 0 or more + others * self._blocks_for(rows) > min(self._free_blocks):
             return share
         self._free_blocks = [free - more for free in self._free_blocks]
         return replace(share, fresh=wanted)

@@ -252,9 +252,9 @@ def begun(monkeypatch) -> list[list[str]]:
         found[-1] += [f"row {chunk.row}" for chunk in chunks]
         return fill(self, chunks, followed)
 
-    def noted_cycle(self: CycleGraphs, rows: list[int], shape: CycleShape) -> bool:
+    def noted_cycle(self: CycleGraphs, rows: list[int], shape: CycleShape, branched: bool) -> bool:
         found[-1].append(f"cycle of {len(rows)}")
-        return cycle(self, rows, shape)
+        return cycle(self, rows, shape, branched)
 
     monkeypatch.setattr(DeviceWorker, "exchange", noted_step)
     monkeypatch.setattr(Prefill, "run", noted_fill)
@@ -461,10 +461,10 @@ class Drawn(DraftLength):
         self._drawn = itertools.cycle(lengths)
         self._next = next(self._drawn)
 
-    def choose(self, requests: int, followed: int) -> int:
+    def choose(self, requests: int, followed: int, branch: bool = True) -> int:
         return self._next
 
-    def launched(self, requests: int, followed: int, drafts: int) -> None:
+    def launched(self, requests: int, followed: int, drafts: int, branch: bool = True) -> None:
         self._next = next(self._drawn)
 
 

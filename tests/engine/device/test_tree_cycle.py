@@ -21,6 +21,7 @@ from peagle.engine.device.tree_cycle import TreeCycle
 from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.drafting import Drafting
 from peagle.engine.engine import Engine
+from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.pace import Pace
 from peagle.engine.trees import tree_nodes
 from peagle.errors import InputError
@@ -228,6 +229,27 @@ def test_a_gpu_has_them_where_nothing_is_said_and_they_are_possible(
         assert tree_nodes(decoder, replace(drafting, **change), captured=True) == 0
 
 
+@pytest.mark.parametrize(("size", "nodes", "count", "length"), [(1, 30, 128, 40), (16, 15, 18, 70)])
+def test_what_one_has_for_nodes_preempts_no_other(
+    targets, trained, size: int, nodes: int, count: int, length: int
+):
+    """It came back into the same blocks again and again, and lost them a step later."""
+    target, drafter = targets["easy"], trained["peagle"].drafter
+    specs = target.decoder.spec, drafter.model.config.transformer
+    each = sum(kv_bytes_per_token(spec, torch.float32) for spec in specs)
+    longest = 80 if size == 1 else 160
+    room = {"block_size": size, "max_num_seqs": 2, "kv_cache_memory": count * size * each}
+    room |= {"max_model_len": longest, "enable_prefix_caching": False}
+    prompts = [[(7 * i + 3 * j + 1) % tiny.MASK for j in range(length)] for i in range(2)]
+    how = SamplingParams(max_tokens=longest - length, ignore_eos=True)
+    found = {}
+    for asked in (0, nodes):
+        engine = engine_of(target, drafter, asked, **room)
+        found[asked] = tiny.outputs(tiny.run(engine, prompts, how)), engine.scheduler.preemptions
+    assert found[nodes][0] == found[0][0]
+    assert found[nodes][1] <= found[0][1] + 1
+
+
 def test_an_engine_knows_up_to_how_many_requests_they_branch(targets, trained):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
     assert engine.facts.most_trees == 4
@@ -256,13 +278,16 @@ def test_a_worker_tells_which_cycles_branched(
     monkeypatch.setattr(Pace, "landed", noted)
     few = SamplingParams(max_tokens=20, num_speculative_tokens=2)
     scored = SamplingParams(max_tokens=20, logprobs=1)
-    for count, how, least in [(1, few, 5), (2, MIXED[0], 0), (1, scored, 0)]:
+    penalized = SamplingParams(max_tokens=20, presence_penalty=0.5)
+    for count, how, least in [(1, few, 5), (2, MIXED[0], 0), (1, scored, 0), (1, penalized, 0)]:
         engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
         engine.worker.graphs.most_trees = 1
         tiny.run(engine, PROMPTS[:count], how)
         assert 0 <= len(trees) - told.count(True) <= 1, "the last one may have run ahead"
         assert len(told) > 5
         assert len(trees) >= least
+        if how in (scored, penalized):
+            assert not trees
         told.clear()
         trees.clear()
 

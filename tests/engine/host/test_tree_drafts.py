@@ -207,7 +207,7 @@ def test_a_worker_tells_which_cycles_branched(
 
 def test_nobody_is_preempted_for_nodes_beside_a_path(targets, trained):
     """A tree has what is left when everybody has what they need."""
-    sizes = {"block_size": 4, "max_num_seqs": 3, "kv_cache_memory": 5 << 16, "max_model_len": 100}
+    sizes = {"block_size": 4, "max_num_seqs": 3, "kv_cache_memory": 9 << 15, "max_model_len": 100}
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 30, **sizes)
     pace, plan, preempted, wider = engine.scheduler.pace, engine.scheduler.plan, 0, 0
 

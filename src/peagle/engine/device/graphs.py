@@ -132,10 +132,12 @@ class CycleGraphs:
                 return True
         return False
 
-    def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
-        """One cycle for some rows of the request table; whether it was captured."""
-        whole = self._whole(self._size_for(len(rows)), shape.drafts)
-        self._run(whole if _fits(shape) else self._once, rows, shape)
+    def run(self, rows: Sequence[int], shape: CycleShape, branched: bool) -> bool:
+        """One cycle for some rows of the request table; whether it was captured.
+
+        branched: whether drafts are to branch, as they can.
+        """
+        self._run(self._tree if branched else self._once, rows, shape)
         return _fits(shape)
 
     def draft(self, rows: Sequence[int], shape: CycleShape) -> Tensor:

@@ -207,9 +207,10 @@ class DeviceWorker:
         logits: dict[int, Tensor] = {}
         drafts = max((cycle.drafts for cycle in step.cycles), default=0)
         drafts = self.graphs.length_for(drafts)
-        repeated, cycle = None, None
+        repeated, cycle, branched = None, None, self._branches(step.cycles, drafts)
         if step.cycles:
-            cycle = self._cycle(step.cycles, drafts, step.repeats, logits)
+            how = drafts, branched, step.repeats
+            cycle = self._cycle(step.cycles, *how, logits)
             if step.repeats > 1:
                 repeated = Download(self._repeated[:, : step.repeats])
         # after the cycle, whose replay would overwrite what a prompt leaves in their memory
@@ -224,7 +225,7 @@ class DeviceWorker:
             number=step.number,
             work=work,
             drafts=drafts,
-            branched=self._branches(step.cycles, drafts),
+            branched=branched,
             results=results,
             repeated=repeated,
             cycle=cycle,
@@ -236,17 +237,25 @@ class DeviceWorker:
         return flight, refused
 
     def _branches(self, cycles: Sequence[Cycle], drafts: int) -> bool:
-        """Whether drafts of these do: not where the host looks at them one behind another."""
-        hosted = any(cycle.hosted for cycle in cycles)
-        return bool(cycles) and not hosted and self.graphs.branches(len(cycles), drafts)
+        """Whether drafts of these do: not where the host or penalties take them to be one behind
+        another."""
+        if any(cycle.hosted for cycle in cycles):
+            return False
+        simple = not all(self._rows.settings(cycle.row).penalized for cycle in cycles)
+        return simple and self.graphs.branches(len(cycles), drafts)
 
     def _cycle(
-        self, cycles: Sequence[Cycle], drafts: int, repeats: int, logits: dict[int, Tensor]
+        self,
+        cycles: Sequence[Cycle],
+        drafts: int,
+        branched: bool,
+        repeats: int,
+        logits: dict[int, Tensor],
     ) -> LaunchedCycle | None:
         """Run a cycle; its times are known only where the host takes no part in it."""
         rows = [cycle.row for cycle in cycles]
         if not any(cycle.hosted for cycle in cycles):
-            return self._timed(rows, drafts, repeats)
+            return self._timed(rows, drafts, branched, repeats)
         shape = self._rows.next_shape(rows, drafts)
         proposed = Download(self.graphs.draft(rows, shape).flatten())
         verified = self.graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
@@ -297,23 +306,26 @@ class DeviceWorker:
                 kept[item.row] = share.clone()
         self._processor.edit(rows, choices, proposed)
 
-    def _timed(self, rows: list[int], drafts: int, repeats: int) -> LaunchedCycle | None:
+    def _timed(
+        self, rows: list[int], drafts: int, branched: bool, repeats: int
+    ) -> LaunchedCycle | None:
         """Run and time a cycle; None if it was not captured, since its time is not typical then."""
         if not self._rows.state.computed.is_cuda:
-            self._repeat(rows, drafts, repeats)
+            self._repeat(rows, drafts, branched, repeats)
             return None
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        replayed = self._repeat(rows, drafts, repeats)
+        replayed = self._repeat(rows, drafts, branched, repeats)
         ended.record()
         cycle = LaunchedCycle(len(rows), drafts, repeats, started, ended)
         return cycle if replayed else None
 
-    def _repeat(self, rows: list[int], drafts: int, repeats: int) -> bool:
+    def _repeat(self, rows: list[int], drafts: int, branched: bool, repeats: int) -> bool:
         """Run a cycle so often, and keep what it chooses; whether it was captured."""
         replayed = True
         for turn in range(repeats):
-            replayed &= self.graphs.run(rows, self._rows.next_shape(rows, drafts))
+            shape = self._rows.next_shape(rows, drafts)
+            replayed &= self.graphs.run(rows, shape, branched)
             if repeats > 1:
                 self._repeated[:, turn].copy_(self._rows.state.results[:, 1])
         return replayed
