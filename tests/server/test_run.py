@@ -20,11 +20,14 @@ from peagle import AsyncLLM
 from peagle.cli.app import main
 from peagle.config import ChatConfig
 from peagle.engine.engine import Engine
-from peagle.engine.host.worker import HostWorker
 from peagle.errors import InputError
 from peagle.pair import bundled
 from peagle.server.run import DrainingServer, bind, serve
 from peagle.server.settings import ServerSettings
+
+NODES = json.dumps(
+    {"model": str(bundled("peagle")), "num_speculative_tokens": 5, "num_tree_nodes": 7}
+)
 
 
 @pytest.fixture
@@ -71,21 +74,6 @@ def test_a_server_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch):
     with bind("127.0.0.1", 0) as listener:
         assert serve(llm, ServerSettings(model_names=(NAME,)), listener) == 1
     assert not llm.alive
-
-
-@pytest.mark.parametrize("most", [0, 3])
-def test_it_says_whether_drafts_branch(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, most: int
-):
-    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
-    monkeypatch.setattr(
-        HostWorker, "most_trees", property(lambda _: most, lambda *_: None), raising=False
-    )
-    llm = AsyncLLM(load)
-    llm.failed = True
-    with caplog.at_level("INFO", logger="peagle.server"), bind("127.0.0.1", 0) as listener:
-        serve(llm, ServerSettings(model_names=(NAME,)), listener)
-    assert ("drafts branch while no more than 3 requests run" in caplog.text) == (most == 3)
 
 
 def test_sigterm_lets_requests_finish(process: Process):
@@ -211,6 +199,10 @@ def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):
         (
             ["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 4}'],
             "none: drafts are looked up in the text, K = 4",
+        ),
+        (
+            ["--speculative-config", NODES],
+            "the bundled one (P-EAGLE), K = 5, branching for up to 1 at once",
         ),
     ],
 )

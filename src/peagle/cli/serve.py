@@ -253,6 +253,8 @@ def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
     ours = speculation.model == str(bundled("peagle"))
     method = "P-EAGLE" if drafter.parallel else "EAGLE-3"
     also = "" if speculation.lookup is None else ", or drafts looked up in the text"
+    if most := llm.engine.facts.most_trees:
+        also += f", branching for up to {most} at once"
     return f"{'the bundled one' if ours else speculation.model} ({method}), K = {llm.k}{also}"
 
 

@@ -109,8 +109,6 @@ def _warn(llm: AsyncLLM, settings: ServerSettings, host: str) -> None:
 
 def _log_start(llm: AsyncLLM, settings: ServerSettings, url: str) -> None:
     log.info(f"serving {settings.model_names[0]} on {url}, {llm.llm.dialect.description}")
-    if most := llm.llm.engine.facts.most_trees:
-        log.info(f"drafts branch while no more than {most} requests run (num_tree_nodes)")
 
 
 class DrainingServer(uvicorn.Server):
