@@ -21,6 +21,7 @@ from peagle.models.spec import DecoderSpec, ExpertsSpec
 from peagle.ops.norm import RMSNorm
 from peagle.ops.packing import pack
 from peagle.ops.weight import (
+    E4M3,
     Fp8Weight,
     Mxfp4Weight,
     QuantizedWeight,
@@ -181,7 +182,7 @@ class RandomWeights:
         return value.normal_(0.0, std, generator=self._generator)
 
     def _fp8(self, shape: tuple[int, ...], std: float) -> Fp8Weight:
-        numbers = torch.empty(shape, device=self._device, dtype=torch.float8_e4m3fn)
+        numbers = torch.empty(shape, device=self._device, dtype=E4M3)
         for part in numbers.view(-1, *shape[-2:]):
             noise = torch.randn(part.shape, device=self._device, generator=self._generator)
             part.copy_(noise * E4M3_STD)

@@ -63,6 +63,8 @@ class DraftLength:
     ) -> None:
         """may_stop: whether a cycle may have no drafts."""
         self._times, self._may_stop, self._tree_nodes = times, may_stop, tree_nodes
+        self._branching = tree_nodes(1, k) > 0
+        """Whether drafts ever do."""
         self._k = self._chosen = k
         self._cycles = MIN_CYCLES
         """Cycles since the last change."""
@@ -128,8 +130,9 @@ class DraftLength:
         if branched:
             newest, other = other, newest
         newest.learn(drafted, keep)
-        for place in contradictions(self._chains, self._trees):
-            other.doubt(place, newest.tried[place])
+        if self._branching:
+            for place in contradictions(self._chains, self._trees):
+                other.doubt(place, newest.tried[place])
         gained = sum(accepted for _, accepted in drafted) / len(cycle)
         self._credit = min(self._credit + gained, MOST_CREDIT)
 

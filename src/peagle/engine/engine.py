@@ -140,7 +140,8 @@ class Engine:
         without_drafts = lengths[0] == 0
         repeats = Repeats() if ahead and without_drafts and lookup is None else None
         sizes = self.max_length, capacity.num_seqs
-        pace = Pace(draft_length, repeats, *sizes, self.worker.tree_nodes)
+        trees = self.worker.most_trees, self.worker.tree_nodes
+        pace = Pace(draft_length, repeats, *sizes, *trees)
         self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         self.max_num_seqs = capacity.num_seqs
         self._may_leave = ahead and drafter is not None and lookup is None

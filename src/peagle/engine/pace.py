@@ -24,6 +24,8 @@ class Pace:
     """Longest prompt + output in tokens."""
     max_num_seqs: int
     """Most requests that run at once."""
+    most_trees: int = 0
+    """Requests of a cycle up to which their drafts may branch."""
     branching: Branching = lambda *_: 0
 
     def follows_one_more(self, requests: Collection[Request]) -> bool:
@@ -44,20 +46,29 @@ class Pace:
         """
         drafts = None
         if self.draft_length is not None and decoding:
-            branch = _may_branch(decoding)
+            branch = self.may_branch(decoding)
             drafts = self.draft_length.choose(len(decoding), _followed(decoding), branch)
         return drafts, self._repeats(decoding, drafts)
 
     def tree_nodes(self, decoding: Sequence[Request], drafts: int | None) -> int:
         """Nodes of each one's tree, with drafts as they were chosen; 0: these do not branch."""
-        most = max((request.k for request in decoding), default=0)
+        if not self.may_branch(decoding):
+            return 0
+        most = max(request.k for request in decoding)
         most = most if drafts is None else min(most, drafts)
-        return self.branching(len(decoding), most) if most and _may_branch(decoding) else 0
+        return self.branching(len(decoding), most) if most else 0
+
+    def may_branch(self, cycles: Sequence[Request]) -> bool:
+        """Whether drafts of some requests may be trees in one cycle: few enough run, and neither
+        the host nor penalties take all drafts to be one behind another."""
+        if not 0 < len(cycles) <= self.most_trees or any(one.needs_host for one in cycles):
+            return False
+        return not all(request.params.penalized for request in cycles)
 
     def launched(self, cycles: Sequence[Request], drafts: int | None, repeats: int) -> None:
         """Note the cycles of a step, with drafts as they were chosen."""
         if self.draft_length is not None and drafts is not None and cycles:
-            followed, branch = _followed(cycles), _may_branch(cycles)
+            followed, branch = _followed(cycles), self.may_branch(cycles)
             for _ in range(repeats):
                 self.draft_length.launched(len(cycles), followed, drafts, branch)
 
@@ -87,10 +98,3 @@ class Pace:
 def _followed(requests: Collection[Request]) -> int:
     """For how many of some requests a drafter works."""
     return sum(request.speculates for request in requests)
-
-
-def _may_branch(requests: Collection[Request]) -> bool:
-    """Whether a cycle of some requests may have trees: the host sees drafts of none of them, and
-    not all have penalties."""
-    hosted = any(request.needs_host for request in requests)
-    return not hosted and any(request.may_branch for request in requests)

@@ -220,11 +220,6 @@ class Request:
         return self._hosted or self.missing > 0
 
     @property
-    def may_branch(self) -> bool:
-        """Whether its drafts may: who looks at a choice takes them to be one behind another."""
-        return not (self.needs_host or self.params.penalized)
-
-    @property
     def missing(self) -> int:
         """Output tokens that must come before one that ends it."""
         least = self.params.min_tokens

@@ -137,9 +137,11 @@ class Scheduler:
         caught_up, cleared = tuple(self._caught_up), tuple(self._cleared)
         self._caught_up.clear()
         self._steps += 1
-        self._note(plan, [share.request for share in shares])
+        requests = [share.request for share in shares]
+        branch = self.pace.may_branch(requests)
+        self._note(plan, requests)
         changes = left, caught_up, cleared, begun, blocks
-        return Step(self._steps, *changes, cycles, plan.repeats, chunks)
+        return Step(self._steps, *changes, cycles, plan.repeats, chunks, branch)
 
     def commit(self, outcome: Outcome) -> list[RequestOutput]:
         """Apply what a worker answered; what each request got by it."""

@@ -135,6 +135,8 @@ class Step:
     repeats: int = 1
     """How often these run, one after the other; more than once only without drafts or the host."""
     chunks: tuple[Chunk, ...] = ()
+    branch: bool = False
+    """Whether drafts of the cycles may, where the worker has trees of so many."""
 
     @property
     def work(self) -> tuple[Cycle | Chunk, ...]:

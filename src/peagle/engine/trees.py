@@ -14,9 +14,10 @@ def tree_nodes(target: Decoder, drafting: Drafting, *, captured: bool) -> int:
     cycles are, on a GPU. Raises `InputError` where trees are asked for and are not possible.
     """
     asked = drafting.tree_nodes
-    if asked is None and not (captured and target.embed.weight.is_cuda):
+    unasked = TREE_NODES if captured and target.embed.weight.is_cuda else 0
+    nodes = unasked if asked is None else asked
+    if not nodes:
         return 0
-    nodes = TREE_NODES if asked is None else asked
     hindrance = _of_drafts(drafting, nodes) or _of_target(target, nodes, captured)
     if asked and hindrance is not None:
         raise InputError(f"num_tree_nodes {hindrance}")

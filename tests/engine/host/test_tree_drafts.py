@@ -210,6 +210,7 @@ def test_nobody_is_preempted_for_nodes_beside_a_path(targets, trained):
     sizes = {"block_size": 4, "max_num_seqs": 3, "kv_cache_memory": 9 << 15, "max_model_len": 100}
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 30, **sizes)
     pace, plan, preempted, wider = engine.scheduler.pace, engine.scheduler.plan, 0, 0
+    pace.most_trees = 3
 
     def compared() -> Plan:
         nonlocal preempted, wider

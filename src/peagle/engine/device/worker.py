@@ -207,7 +207,8 @@ class DeviceWorker:
         logits: dict[int, Tensor] = {}
         drafts = max((cycle.drafts for cycle in step.cycles), default=0)
         drafts = self.graphs.length_for(drafts)
-        repeated, cycle, branched = None, None, self._branches(step.cycles, drafts)
+        repeated, cycle = None, None
+        branched = step.branch and self.graphs.branches(len(step.cycles), drafts)
         if step.cycles:
             how = drafts, branched, step.repeats
             cycle = self._cycle(step.cycles, *how, logits)
@@ -235,14 +236,6 @@ class DeviceWorker:
             prompts=prompts,
         )
         return flight, refused
-
-    def _branches(self, cycles: Sequence[Cycle], drafts: int) -> bool:
-        """Whether drafts of these do: not where the host or penalties take them to be one behind
-        another."""
-        if any(cycle.hosted for cycle in cycles):
-            return False
-        simple = not all(self._rows.settings(cycle.row).penalized for cycle in cycles)
-        return simple and self.graphs.branches(len(cycles), drafts)
 
     def _cycle(
         self,

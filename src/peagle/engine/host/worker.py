@@ -121,7 +121,7 @@ class HostWorker:
         try:
             behind = [part for part in work if self._is_behind(part)]
             self._catch_up([Unseen(p.row, p.request, p.request.unseen - 1) for p in behind])
-            branched = self._grows(work)
+            branched = step.branch and self._grows(work)
             started = time.perf_counter()
             results = (self._run_tree(*work),) if branched else self._run(work, step)
         except torch.OutOfMemoryError:
@@ -174,16 +174,11 @@ class HostWorker:
         return tuple(results)
 
     def _grows(self, work: Sequence[Part]) -> bool:
-        """Whether a step is a cycle of one request whose drafts may branch.
-
-        Forms, penalties and log-probabilities take drafts to be one behind another, and where slots
-        end a node might not see its parent.
-        """
+        """Whether a step is a cycle of one request with room for a tree: where slots end a node
+        might not see its parent."""
         part = work[0]
         nodes = self.tree_nodes(len(work), part.drafts)
-        if not nodes or part.hosted or part.request.settings.penalized:
-            return False
-        return part.start + nodes < int(self._table.limits[part.row])
+        return nodes > 0 and part.start + nodes < int(self._table.limits[part.row])
 
     def _run_tree(self, part: Part) -> Result:
         """A request's cycle, whose drafts branch (`ops.tree`)."""
