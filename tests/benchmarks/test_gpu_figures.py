@@ -17,7 +17,7 @@ AGAINST_VLLM = [
     RESULTS / f"{name}_2026-11-{day}"
     for name, day in (
         *(("comparison", 25), ("packed", 27), ("qwen3-30b-a3b-fp8", 27)),
-        ("gpt-oss-20b", 27),
+        *(("gpt-oss-20b", 27), ("gpt-oss-120b", 27)),
     )
 ]
 RECORDS = [path for path in sorted(RESULTS.glob("*.json")) if '"records"' in path.read_text()]
