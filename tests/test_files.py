@@ -51,6 +51,26 @@ def test_a_directory_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
     assert [*place.parent.iterdir()] == [place]
 
 
+def test_a_signal_between_two_names_loses_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "place"
+    with replacing_directory(place) as fresh:
+        (fresh / "old").write_text("old")
+    rename = Path.rename
+
+    def interrupted(path: Path, target: Path) -> Path:
+        done = rename(path, target)
+        if path == place:
+            raise SystemExit
+        return done
+
+    with monkeypatch.context() as patched, pytest.raises(SystemExit), replacing_directory(place):
+        patched.setattr(Path, "rename", interrupted)
+    assert [file.name for file in place.iterdir()] == ["old"]
+    assert [*tmp_path.iterdir()] == [place]
+
+
 def interrupt(*_: object) -> None:
     """As Ctrl-C between writing a text and giving it its name."""
     raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 import json
 import re
 import resource
+import sys
 from typing import Any
 from unittest import mock
 
@@ -15,8 +16,9 @@ from tokenizers import decoders
 
 from peagle import LLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
 from peagle.config import StructuredOutputs
-from peagle.grammar import GrammarCompiler, refuse_added_tokens
+from peagle.grammar import GrammarCompiler, lark_rule, refuse_added_tokens
 from peagle.pair import bundled
+from peagle.schema import kept_form
 
 SCHEMA = {
     "type": "object",
@@ -119,12 +121,38 @@ def test_an_unbound_request_beside_it_is_not_touched(llm: LLM):
         (StructuredOutputs(regex="(["), ".+ regex parse error: unclosed character class"),
         (StructuredOutputs(grammar="start: nothing_of_the_kind"), ".+ unknown name: .+"),
         (StructuredOutputs(regex=r"[^\s\S]"), "no text fits"),
+        (StructuredOutputs(grammar='start: "a\tb"'), ".+ lexer error"),
+        (StructuredOutputs(json_schema="[1, 2]"), "json is a JSON schema, an object or .+"),
     ],
 )
 def test_forms_that_cannot_be_followed_are_refused(llm: LLM, form: StructuredOutputs, reason: str):
     with pytest.raises(InputError, match=rf"^structured outputs: {reason}$"):
         llm.generate([PROMPT], SamplingParams(structured_outputs=form))
     assert not llm.engine.busy
+
+
+@pytest.mark.parametrize("grammar", ['root ::= "\\', "root ::= [\\", "root ::= ("])
+def test_gbnf_without_an_end_is_refused(llm: LLM, grammar: str):
+    form = StructuredOutputs(grammar=grammar)
+    with pytest.raises(InputError, match=r"not a grammar in GBNF: ."):
+        llm.prepare(PROMPT, SamplingParams(structured_outputs=form))
+
+
+@pytest.mark.parametrize(("regex", "text"), [("a/b", "a/b"), (r"a\/b", "a/b"), (r"\\/b", "\\/b")])
+def test_a_rule_of_a_regex_means_what_it_means_alone(llm: LLM, regex: str, text: str):
+    """Where slashes delimit it, whichever way its own are written."""
+    alone = StructuredOutputs(regex=regex)
+    as_rule = StructuredOutputs(grammar=f"start: {lark_rule(alone)}")
+    how = [SamplingParams(structured_outputs=form) for form in (alone, as_rule)]
+    assert [done.text for done in llm.generate([PROMPT] * 2, how)] == [text] * 2
+
+
+def test_without_the_extra_every_form_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    for name in ("llguidance", "llguidance.gbnf_to_lark"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for form in (StructuredOutputs(grammar="root ::= 'a'"), StructuredOutputs(json={"type": "x"})):
+        with pytest.raises(InputError, match="structured outputs need llguidance"):
+            lark_rule(kept_form(form))
 
 
 def test_a_form_is_compiled_once_for_all_that_bring_it(llm: LLM, monkeypatch: pytest.MonkeyPatch):

@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import tiny
@@ -24,6 +25,8 @@ from peagle import (
 )
 from peagle.async_llm import EngineClosedError
 from peagle.completion import Chunk
+from peagle.dialects import Reader
+from peagle.engine_client.client import EngineStepError
 
 PROMPTS = ["def name(self):", "for item in items:\n", "é世🙂", "x"]
 END = 0
@@ -216,6 +219,41 @@ def test_streams_side_by_side_lose_nothing(llm: LLM):
         assert "".join(chunk.text for chunk in part) == completion.text
         assert sum((chunk.token_ids for chunk in part), ()) == completion.token_ids
         assert part[-1].completion is not None
+
+
+def test_an_answer_that_cannot_be_read_disturbs_no_other(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """Whatever is wrong with what reads it."""
+    expected = llm.generate(PROMPTS, HOW)
+    extend = Reader.extend
+
+    def fail(reader: Reader, tokens: list[int]) -> int | None:
+        if list(tokens) == list(expected[1].token_ids):
+            raise TypeError("unheard of")
+        return extend(reader, tokens)
+
+    monkeypatch.setattr(Reader, "extend", fail)
+    found = llm.generate(PROMPTS, HOW)
+    assert found[1].finish_reason == "error"
+    assert found[1].failure == "its text cannot be read; the log says why"
+    assert "unheard of" in caplog.text
+    for place in (0, 2, 3):
+        assert found[place].text == expected[place].text
+
+
+def test_a_step_that_fails_ends_all_that_run(llm: LLM, monkeypatch: pytest.MonkeyPatch):
+    """Also those of another caller, who does not wait for ever."""
+    stream = llm.stream(PROMPTS[0], HOW)
+    next(stream)
+    with monkeypatch.context() as patched:
+        broken = Mock(side_effect=RuntimeError("broken"))
+        patched.setattr(llm.engine.core.worker, "exchange", broken)
+        with pytest.raises(RuntimeError, match="broken"):
+            llm.generate(PROMPTS[1:], HOW)
+    with pytest.raises(EngineStepError):
+        list(stream)
+    assert [done.finish_reason for done in llm.generate(PROMPTS, HOW)] == ["length"] * 4
 
 
 class TestStopping:

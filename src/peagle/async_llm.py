@@ -86,11 +86,18 @@ class AsyncLLM:
     async def prepare(
         self, prompt: Prompt, params: SamplingParams, chat: ChatTurn | None = None
     ) -> Prepared:
-        """Encode and compile, long work on another thread, so that no stream is delayed."""
+        """Encode and compile, long work on another thread, so that no stream is delayed.
+
+        Raises `InputError` as `LLM.prepare` does, and `EngineClosedError` where the engine ends
+        meanwhile.
+        """
         free = params.structured_outputs is None and (chat is None or chat.use is None)
         if len(prompt) < SHORT_PROMPT and free:
             return self.llm.prepare(prompt, params, chat)
-        return await asyncio.to_thread(self.llm.prepare, prompt, params, chat)
+        try:
+            return await asyncio.to_thread(self.llm.prepare, prompt, params, chat)
+        except EngineDeadError:  # it was to compile a form
+            raise EngineClosedError(failed=self.failed or not self._closed) from None
 
     @contextlib.asynccontextmanager
     async def run(

@@ -45,9 +45,15 @@ def replacing_directory(path: Path) -> Iterator[Path]:
         fresh = Path(scratch) / "fresh"
         fresh.mkdir()
         yield fresh
-        if path.exists():
-            path.rename(Path(scratch) / "before")
-        fresh.rename(path)
+        before = Path(scratch) / "before"
+        try:
+            if path.exists():
+                path.rename(before)
+            fresh.rename(path)
+        except BaseException:  # such as a signal's: what was there must not go with the scratch
+            if before.exists() and not path.exists():
+                before.rename(path)
+            raise
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -39,19 +40,27 @@ UNFIT = {"NoExtensionBias": "no text fits"}
 NO_TOKEN = "structured outputs: what has to come next is no token of the target"
 GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 """A rule as only GBNF writes it."""
-SLASH = r"\/"
+UNESCAPED = re.compile(r"\\.|/", re.DOTALL)
+"""A slash, or an escaped character, which may be one."""
 QUOTED = re.compile(r'"(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"')
 """A literal of a Lark grammar."""
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Raises `InputError` where the block's import finds no llguidance."""
+    try:
+        yield
+    except ModuleNotFoundError:
+        raise InputError(lacking("structured outputs need llguidance", "structured")) from None
 
 
 class GrammarCompiler:
     """Compiles grammars for one tokenizer; safe to call from several threads."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, end_tokens: Sequence[int]) -> None:
-        try:
+        with _importing():
             import llguidance.hf
-        except ModuleNotFoundError:
-            raise InputError(lacking("structured outputs need llguidance", "structured")) from None
         if not end_tokens:
             raise InputError("structured outputs need a target that names its end of text")
         ends, size = list(end_tokens), max(vocab_size, len(tokenizer))
@@ -118,10 +127,8 @@ def complaint_about(schema: dict[str, Any]) -> str | None:
 
     Raises `InputError` without the extra `structured`.
     """
-    try:
+    with _importing():
         from llguidance import LLMatcher
-    except ModuleNotFoundError:
-        raise InputError(lacking("structured outputs need llguidance", "structured")) from None
     try:
         grammar = LLMatcher.grammar_from_json_schema(schema)
     except ValueError as error:
@@ -144,7 +151,8 @@ def _literals(wanted: StructuredOutputs) -> Iterator[str]:
     if wanted.regex is not None:
         yield wanted.regex
     if wanted.grammar is not None:
-        yield from (json.loads(text) for text in QUOTED.findall(wanted.grammar))
+        quoted = QUOTED.findall(wanted.grammar)
+        yield from (json.loads(text, strict=False) for text in quoted)  # tabs may stand in them
 
 
 def _named(schema: Any) -> Iterator[str]:
@@ -197,10 +205,14 @@ def lark_rule(wanted: StructuredOutputs) -> str:
     if wanted.json_schema is not None:
         return f"%json {json.dumps(wanted.json_schema)}"
     if wanted.regex is not None:
-        return f"/{wanted.regex.replace('/', SLASH)}/"
+        return f"/{UNESCAPED.sub(_escaped, wanted.regex)}/"
     if wanted.choice is not None:
         return " | ".join(json.dumps(text) for text in wanted.choice)
     return f"%lark {{\n{_lark(wanted.grammar or '')}\n}}"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return r"\/" if found[0] == "/" else found[0]
 
 
 def _grammar(wanted: StructuredOutputs) -> str:
@@ -219,12 +231,14 @@ def _grammar(wanted: StructuredOutputs) -> str:
 
 def _lark(grammar: str) -> str:
     """A grammar in Lark's notation; those in vLLM's and SGLang's examples are in GBNF."""
-    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
-
     if not GBNF.search(grammar):
         return grammar
+    with _importing():
+        from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
     try:
         return gbnf_to_lark(grammar)
+    except IndexError:  # what it meets where a text or a class of characters has no end
+        raise InputError("not a grammar in GBNF: it ends within a text or a class") from None
     except (GbnfToLarkError, RecursionError) as error:
         raise InputError(f"not a grammar in GBNF: {error}") from None
 

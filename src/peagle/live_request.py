@@ -1,5 +1,6 @@
 """A request between its prompt and its completion."""
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from peagle.engine.step import TokenLogprobs
 from peagle.engine_client.form import Form
 
 NO_BEGINNING = Beginning(0.0, 0, ())
+log = logging.getLogger("peagle.requests")
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,8 @@ class LiveRequest:
         """Tokens that chunks have brought."""
         self.drafted: list[bool] = []
         """Which tokens are accepted drafts."""
+        self._fault: str | None = None
+        """Why its text cannot be read."""
 
     def add(self, output: RequestOutput, now: float) -> None:
         """Take in what a step has brought."""
@@ -96,8 +100,17 @@ class LiveRequest:
     def read(self, finish_reason: str | None) -> str | None:
         """Read what has come. Returns why the request ended; None: it goes on.
 
-        finish_reason: why the engine ended it. A stop string that the text now holds ends it, too.
+        finish_reason: why the engine ended it. A stop string that the text now holds ends it, too,
+        and so does a fault of what reads it: an answer must not disturb others.
         """
+        try:
+            return self._read(finish_reason)
+        except Exception:
+            log.exception("an answer cannot be read, and ends")
+            self._fault = "its text cannot be read; the log says why"
+            return "error"
+
+    def _read(self, finish_reason: str | None) -> str | None:
         tokens, reason, reader = self.tokens[self.read_tokens :], finish_reason, self.reader
         if reason is None and (self.at_its_end or not tokens):
             return None
@@ -133,6 +146,6 @@ class LiveRequest:
             sections=tuple(self.reader.sections),
             events=self.reader.events,
             stop_string=self.reader.stop_string,
-            failure=output.failure if reason == "error" else None,
+            failure=(self._fault or output.failure) if reason == "error" else None,
             prompt_logprobs=self.prompt_logprobs,
         )

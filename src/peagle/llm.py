@@ -23,7 +23,7 @@ from peagle.dialects.dialect import needs_grammar
 from peagle.dialects.markers import Markers
 from peagle.engine.engine import Engine
 from peagle.engine.request import RequestOutput
-from peagle.engine_client.client import EngineClient
+from peagle.engine_client.client import EngineClient, EngineStepError
 from peagle.engine_client.form import Form, written
 from peagle.engine_client.process import EngineProcess
 from peagle.engine_client.source import EngineSource, local_engine
@@ -242,8 +242,8 @@ class LLM:
         self.engine.facts.check(tokens, params)
         wanted = params.structured_outputs
         if wanted is not None:
-            refuse_added_tokens(wanted, self._added_tokens)
             wanted = kept_form(wanted)
+            refuse_added_tokens(wanted, self._added_tokens)
         if chat is not None:
             rule = lark_rule(wanted) if wanted is not None else None
             use = chat.use.kept if chat.use and needs_grammar(chat.use, rule) else chat.use
@@ -321,19 +321,33 @@ class LLM:
         )
 
     def step(self) -> list[Chunk]:
-        """Run one engine step, or read those that have come, and return what each request got."""
+        """Run one engine step, or read those that have come, and return what each request got.
+
+        When it raises, all requests have ended.
+        """
         came: dict[str, list[RequestOutput]] = {}
-        for output in self.engine.step():
+        try:
+            outputs = self.engine.step()
+        except BaseException:
+            for request_id in [*self._live]:
+                self.cancel(request_id)
+            raise
+        for output in outputs:
             came.setdefault(output.request_id, []).append(output)
         now = time.perf_counter()
         kept, self._kept = self._kept, []
-        for outputs in came.values():
-            if (chunk := self._read(outputs, now)) is not None:
+        for brought in came.values():
+            if (chunk := self._read(brought, now)) is not None:
                 kept.append(chunk)
         return kept
 
     def _step_for(self, ids: Set[str]) -> list[Chunk]:
-        """One step's chunks of the requests `ids`; the others' are kept for the next step."""
+        """One step's chunks of the requests `ids`; the others' are kept for the next step.
+
+        Raises `EngineStepError` where none of them is left, since a step of another caller failed.
+        """
+        if ids.isdisjoint(self._live) and not any(c.request_id in ids for c in self._kept):
+            raise EngineStepError("a step failed, and this request with it")
         chunks = self.step()
         self._kept = [chunk for chunk in chunks if chunk.request_id not in ids]
         return [chunk for chunk in chunks if chunk.request_id in ids]
@@ -358,7 +372,7 @@ class LLM:
                 reason = live.read(output.finish_reason)
             if reason is not None:  # what came behind a stop string is none of its cycles
                 break
-        if live.reader.stop_string is not None:  # of which the engine knows nothing
+        if reason is not None and output.finish_reason is None:  # the engine knows nothing of it
             self.engine.abort(output.request_id, "stop")
         if reason is not None:
             completion = live.completion(output, reason)

@@ -85,6 +85,8 @@ def kept_form(wanted: StructuredOutputs) -> StructuredOutputs:
             schema = json.loads(schema)
         except (ValueError, RecursionError) as error:
             raise InputError(f"structured outputs: json is not valid JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise InputError("structured outputs: json is a JSON schema, an object or true or false")
     fitted = kept_schema(schema, wanted.strict, "structured outputs")
     return wanted.model_copy(update={"json_schema": fitted})
 

@@ -1,6 +1,7 @@
 """What each family writes, read: thoughts, content and calls, however the tokens come."""
 
 import json
+import time
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -15,6 +16,7 @@ from peagle.config import ChatConfig
 from peagle.detokenizer import detokenizers
 from peagle.dialects import Message, Reader, Tool, ToolUse, find_dialect
 from peagle.dialects.events import Event
+from peagle.dialects.pythonic import PythonicCalls
 from peagle.stop_strings import StopStrings
 
 SCHEMA = {
@@ -197,6 +199,23 @@ def test_what_is_no_call_between_its_markers_is_content(name: str, caplog):
     assert "cannot be read" in caplog.text
 
 
+NO_CALLS = [
+    "[now(a=...)]",
+    "[now(a=b'x')]",
+    "[now(a={1})]",
+    "[now(a=1j)]",
+    "[now(a=1e999)]",
+    "[now(**{'a': 1})]",
+    '[now(a="\\ud800")]',
+    "[now(1)]",
+    "[now(a=1, a=2)]",
+    "[now(a=now())]",
+    "[now()(a=1)]",
+    "[now(a=1) + 1]",
+]
+"""Python that is no list of calls with JSON's values."""
+
+
 def test_surplus_calls_are_left_out():
     name, use = "qwen3", ToolUse(USE.tools, most=1)
     text, _ = answer(name, "Hm.", "", [CALL, ("now", {})])
@@ -219,6 +238,7 @@ def test_surplus_calls_are_left_out():
         ("llama3.1", '{"answer": 4}', '{"answer": 4}'),
         ("llama3.2", "[other(a=1)]", "[other(a=1)]"),
         ("llama3.2", "[1, 2]", "[1, 2]"),
+        *(("llama3.2", text, text) for text in NO_CALLS),
         ("gpt-oss", "No header at all.", "No header at all."),
         ("gpt-oss", "<|channel|>final<|message|>4<|end|>, I think", "4\n, I think"),
         ("gpt-oss", '<|channel|>final <|constrain|>json<|message|>{"a": 1}', '{"a": 1}'),
@@ -227,6 +247,25 @@ def test_surplus_calls_are_left_out():
 )
 def test_what_only_looks_like_a_call_or_a_thought_is_content(name: str, text: str, expected: str):
     assert said(read(name, encode(name, text))) == ("", expected, [])
+
+
+@pytest.mark.filterwarnings("ignore")  # of Python's about escapes, which pytest asks for
+def test_a_pythonic_call_may_hold_brackets_quotes_and_dashes():
+    text = """[now(), get_weather(city='it\\'s ]) "', days=[1, (2, -3.5)], more={"a": true}),
+    get-time(place="\\d")]"""
+    asked = {"city": "it's ]) \"", "days": [1, [2, -3.5]], "more": {"a": True}}
+    calls = [("now", {}), ("get_weather", asked), ("get-time", {"place": "\\d"})]
+    assert said(read("llama3.2", encode("llama3.2", text))) == ("", "", calls)
+
+
+def test_a_long_pythonic_call_is_read_as_fast_as_it_is_written():
+    """In the time of engines' steps: what is held is not parsed at each of its brackets."""
+    reader = PythonicCalls().reader(USE, marked=False)
+    began = time.perf_counter()
+    parts = ["[now(a=[", *["[1],"] * 8000, "])]"]
+    events = [event for part in parts for event in reader.feed(part)]
+    assert time.perf_counter() - began < 5.0
+    assert len(events) == 3
 
 
 @pytest.mark.parametrize(

@@ -250,3 +250,7 @@ def test_closing_ends_the_process(pair: TinyPair):
     with pytest.raises(ProcessLookupError):
         os.kill(engine.pid, 0)
     assert not llm.failed
+    bound = SamplingParams(structured_outputs=StructuredOutputs(regex="[a-f]{7}"))
+    with pytest.raises(EngineClosedError) as told:
+        asyncio.run(llm.prepare(PROMPTS[0], bound))
+    assert not told.value.failed

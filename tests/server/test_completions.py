@@ -153,12 +153,13 @@ class TestPromptLogprobs:
             assert_vllms(choice.model_extra["prompt_logprobs"], tokens, peer, offline)
             assert {len(top) for top in choice.logprobs.top_logprobs[1:]} == {1}
 
-    def test_of_a_chat(self, client: OpenAI, offline: LLM, peer: Any):
-        """Once, since all choices have the same prompt."""
+    @pytest.mark.parametrize("length", [0, 4])
+    def test_of_a_chat(self, client: OpenAI, offline: LLM, peer: Any, length: int):
+        """Once, since all choices have the same prompt; it may be all that is asked for."""
         messages: Any = [{"role": "user", "content": "def is_prime(n):"}]
-        answer = client.chat.completions.create(
-            model="demo", messages=messages, n=2, max_tokens=4, extra_body={"prompt_logprobs": 2}
-        )
+        how = {"model": "demo", "messages": messages, "n": 2, "max_tokens": length}
+        answer = client.chat.completions.create(**how, extra_body={"prompt_logprobs": 2})
+        assert answer.usage.completion_tokens == 2 * length
         text = offline.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )

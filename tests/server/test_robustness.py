@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from typing import Any
+from unittest import mock
 from unittest.mock import Mock
 
 import pytest
@@ -18,6 +19,7 @@ from uvicorn.server import ServerState
 from peagle import SamplingParams
 from peagle.server.body import MOST_TOLD
 from peagle.server.connection import Connection
+from peagle.server.service import Service
 from peagle.server.settings import Limits, ServerSettings
 
 PROMPT = "def fibonacci(n):\n"
@@ -325,6 +327,10 @@ def test_draining_refuses_new_requests_and_ends_old_ones(small: Running):
     assert "retry-after" in headers
     thread.join()
     service.close()
+    for failed, why in ((False, "the server is shutting down"), (True, "the engine failed")):
+        with mock.patch.object(Service, "failed", failed):
+            found = ask(small, "/v1/completions", {"prompt": "x"})[2]
+        assert found["error"]["message"].startswith(why)
     rest = b""
     while data := connection.recv(1 << 16):
         rest += data

@@ -3,6 +3,7 @@
 import ast
 import json
 import re
+import warnings
 from collections.abc import Collection, Iterator
 from typing import Any, ClassVar
 
@@ -10,12 +11,18 @@ from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Event
 from peagle.dialects.markers import Markers
 from peagle.dialects.tools import Argument, ToolUse, listed, types_of
 
+ANSWER = "<answer>"
+"""The file that Python's parser takes an answer for."""
 OPENING = re.compile(r"\s*\[\s*([\w.-]*)(\s*\()?")
 UNBOUND = {"type", "description", "title", "default", "examples"}
 """Keys of a string's schema that allow any string."""
 SINGLE_QUOTED = r"/'([^'\\\n]|\\.)*'/"
 CONSTANTS = {"true": True, "false": False, "null": None}
 """JSON's words, which models mix with Python's."""
+CALL = re.compile(r"[\s,]*([\w.-]+)\s*(\(.*\))", re.DOTALL)
+"""A name, which may have dashes as no name of Python's has, and its arguments."""
+
+warnings.filterwarnings("ignore", module=re.escape(ANSWER))  # such as of `"\d"`
 
 
 class PythonicCalls:
@@ -61,6 +68,28 @@ def _argument(symbol: str, argument: Argument) -> list[str]:
     ]
 
 
+class Nesting:
+    """How deep in brackets a text is, those in strings aside, character by character."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self._quote, self._escaped = "", False
+
+    def take(self, character: str) -> None:
+        """Move on by one character."""
+        if self._quote:
+            if self._escaped or character == "\\":
+                self._escaped = not self._escaped
+            elif character == self._quote:
+                self._quote = ""
+        elif character in "'\"":
+            self._quote = character
+        elif character in "([{":
+            self.depth += 1
+        elif character in ")]}":
+            self.depth -= 1
+
+
 class PythonicReader:
     """Reads a list of calls.
 
@@ -69,8 +98,7 @@ class PythonicReader:
 
     def __init__(self, known: Collection[str] | None) -> None:
         self._known = known
-        self._tried = 0
-        """How much of what is held was tried as a list."""
+        self._begin()
         self.held = ""
         self.refused = self.within = False
 
@@ -78,16 +106,18 @@ class PythonicReader:
         """The calls of the list, once it is complete."""
         self.held += text
         self.refused = not self._may_be_calls()
-        while not self.refused and (end := self.held.find("]", self._tried) + 1):
-            self._tried = end
+        while not self.refused and (end := self._end()):
             calls = _calls(self.held[:end])
-            if calls is not None:
-                self.held, self._tried = self.held[end:], 0
-                for name, arguments in calls:
-                    yield CallBegin(name)
-                    yield CallArguments(json.dumps(arguments, ensure_ascii=False))
-                    yield CallEnd()
-                self.refused = not self._may_be_calls()
+            if calls is None:
+                self.refused = True
+                return
+            self.held = self.held[end:]
+            self._begin()
+            for name, arguments in calls:
+                yield CallBegin(name)
+                yield CallArguments(json.dumps(arguments, ensure_ascii=False))
+                yield CallEnd()
+            self.refused = not self._may_be_calls()
 
     def marker(self, name: str) -> Iterator[Event]:
         """A marker within a list is text of it."""
@@ -96,6 +126,20 @@ class PythonicReader:
     def finish(self) -> Iterator[Event]:
         """A list ends by itself."""
         yield from ()
+
+    def _begin(self) -> None:
+        """Expect a list."""
+        self._nesting, self._followed = Nesting(), 0
+        """How deep what is held ends, as far as it was followed."""
+
+    def _end(self) -> int:
+        """Where the list ends that is held; 0: not yet."""
+        for place in range(self._followed, len(self.held)):
+            self._nesting.take(self.held[place])
+            if self._nesting.depth == 0 and self.held[place] == "]":
+                return place + 1
+        self._followed = len(self.held)
+        return 0
 
     def _may_be_calls(self) -> bool:
         opening = OPENING.match(self.held)
@@ -110,33 +154,51 @@ class PythonicReader:
 
 
 def _calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Names and arguments of a list of calls; None if it is none, or not complete."""
+    """Names and arguments of a complete list of calls; None if it is none."""
+    nesting, begun = Nesting(), text.index("[") + 1
+    found: list[str] = []
+    for place, character in enumerate(text):
+        before = nesting.depth
+        nesting.take(character)
+        if (before, nesting.depth) == (2, 1):
+            found.append(text[begun : place + 1])
+            begun = place + 1
+    if text[begun:-1].strip(", \n"):
+        return None
     try:
-        listed = ast.parse(text.strip(), mode="eval").body
-        if not isinstance(listed, ast.List):
-            return None
-        return [_call(one) for one in listed.elts]
+        return [_call(one) for one in found]
     except (ValueError, SyntaxError, RecursionError, MemoryError):
         return None
 
 
-def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
+def _call(text: str) -> tuple[str, dict[str, Any]]:
     """One call. Raises `ValueError` for anything else."""
+    written = CALL.fullmatch(text)
+    if written is None:
+        raise ValueError("no call")
+    name, arguments = written.groups()
+    node = ast.parse(f"_{arguments}", ANSWER, "eval").body
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("no call with named arguments")
-    return ast.unparse(node.func), {str(one.arg): _value(one.value) for one in node.keywords}
+    pairs = ((keyword.arg, keyword.value) for keyword in node.keywords)
+    values = {argument: _value(value) for argument, value in pairs if argument is not None}
+    if len(values) < len(node.keywords):
+        raise ValueError("arguments that are unpacked, or given twice")
+    return name, values
 
 
 def _value(node: ast.expr) -> Any:
-    """A literal's value. Raises `ValueError` for anything else."""
+    """A literal's value. Raises `ValueError` for anything that is not JSON's."""
     match node:
         case ast.Name(id=name) if name in CONSTANTS:
             return CONSTANTS[name]
         case ast.List(elts=items) | ast.Tuple(elts=items):
             return [_value(item) for item in items]
-        case ast.Dict(keys=keys, values=values):
+        case ast.Dict(keys=keys, values=values) if None not in keys:
             pairs = zip(keys, values, strict=True)
             return {str(_value(key)): _value(value) for key, value in pairs if key is not None}
     value = ast.literal_eval(node)
-    json.dumps(value)  # raises what is not JSON's, such as bytes
+    if not isinstance(value, str | int | float | None):
+        raise ValueError(f"{value!r} is not JSON's")
+    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     return value

@@ -10,6 +10,10 @@ from peagle.engine.request import RequestOutput
 from peagle.engine_client.form import Form
 
 
+class EngineStepError(Exception):
+    """A step failed, and all requests with it; the engine goes on."""
+
+
 class EngineClient(ABC):
     """Requests in, outputs out, all of it plain data.
 

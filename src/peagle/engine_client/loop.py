@@ -51,13 +51,16 @@ def serve(descriptor: int) -> int:
     loop = EngineLoop(channel)
     threading.Thread(target=_read, args=(channel, loop), name="peagle-reader", daemon=True).start()
     try:
-        loop.open(_load(opened))
+        try:
+            engine = _load(opened)
+        except InputError as error:
+            channel.send(Refused(str(error)))
+            return 1
+        loop.open(engine)
         return loop.run()
-    except InputError as error:
-        channel.send(Refused(str(error)))
     except Exception as error:
         channel.send(_failed(error, dead=True))
-    return 1
+        return 1
 
 
 def _load(opened: Open) -> LocalEngine:

@@ -19,7 +19,7 @@ import torch
 from peagle.config import SamplingParams
 from peagle.engine.engine import EngineDeadError, EngineStats
 from peagle.engine.request import RequestOutput
-from peagle.engine_client.client import EngineClient
+from peagle.engine_client.client import EngineClient, EngineStepError
 from peagle.engine_client.form import Form
 from peagle.engine_client.messages import (
     Abort,
@@ -43,10 +43,6 @@ from peagle.errors import InputError
 CHILD = "peagle.engine_client.child"
 GRACE = 5.0
 """Seconds that the process has to end by itself once nothing more can come."""
-
-
-class EngineStepError(Exception):
-    """A step failed, and all requests with it; the engine goes on."""
 
 
 class RemoteTracebackError(Exception):
@@ -77,6 +73,9 @@ class EngineProcess(EngineClient):
         self._numbers = itertools.count()
         self._calls: dict[int, Future[Answered]] = {}
         self._ended = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._channel, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
         self._send(Open(json.dumps(source.model_dump()), torch.get_num_threads()))
         try:
             ready = self._loaded()
@@ -85,9 +84,6 @@ class EngineProcess(EngineClient):
             raise
         self._stats = ready.stats
         super().__init__(ready.facts)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._channel, selectors.EVENT_READ)
-        self._selector.register(self._woken, selectors.EVENT_READ)
 
     @property
     def pid(self) -> int:
@@ -138,13 +134,16 @@ class EngineProcess(EngineClient):
         return outputs
 
     def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it has been woken often enough
+        with contextlib.suppress(OSError):  # it has been woken often enough, or is closed
             self._waker.send(b"\0")
 
     def close(self) -> None:
         """End the process, and wait for it."""
         self._channel.close()
         self._end()
+        self._selector.close()
+        for each in (self._waker, self._woken):
+            each.close()
 
     def _take(self, message: FromEngine) -> list[RequestOutput]:
         match message:

@@ -66,7 +66,7 @@ async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitS
         body,
         service.llm.sampling_defaults,
         limits,
-        body.max_completion_tokens or body.max_tokens or service.room_after(prompt),
+        body.most_tokens(service.room_after(prompt)),
         (body.top_logprobs or 0) if body.logprobs else None,
         structured,
     )

@@ -38,7 +38,7 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
         body,
         service.llm.sampling_defaults,
         limits,
-        _most_tokens(body),
+        body.most_tokens(DEFAULT_MAX_TOKENS),
         body.logprobs,
         structured_outputs(body, limits),
     )
@@ -134,13 +134,6 @@ class CompletionForm:
 
     def _name(self, token: int) -> str:
         return token_name(self._tokenizer, token, self._body.return_tokens_as_token_ids)
-
-
-def _most_tokens(body: CompletionBody) -> int:
-    """0 is a length only where the answer is about the prompt."""
-    if body.max_tokens is None or (body.max_tokens == 0 and body.prompt_top is None):
-        return DEFAULT_MAX_TOKENS
-    return body.max_tokens
 
 
 def _refuse_unsupported(body: CompletionBody) -> None:

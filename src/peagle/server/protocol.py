@@ -191,6 +191,18 @@ class GenerationBody(Body):
         return None if self.speculation is None else self.speculation.num_speculative_tokens
 
     @property
+    def asked_tokens(self) -> int | None:
+        """Most tokens of an answer; None: the client has not said."""
+        return self.max_tokens
+
+    def most_tokens(self, default: int) -> int:
+        """Of an answer; 0 is a length only where the answer is about the prompt."""
+        asked = self.asked_tokens
+        if asked is None or (asked == 0 and self.prompt_top is None):
+            return default
+        return asked
+
+    @property
     def prompt_top(self) -> int | None:
         """Likely tokens to find in the place of each of the prompt's; None: score no prompt."""
         return self.prompt_logprobs
@@ -292,6 +304,11 @@ class ChatBody(GenerationBody, Prompting):
     moderation: Ignored = None
     prompt_cache_options: Ignored = None
     web_search_options: Ignored = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """Of two names the newer one counts."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @model_validator(mode="after")
     def _choose_tools(self) -> Self:

@@ -65,7 +65,7 @@ class Service:
         """Reserve room for sequences. Raises `APIError`: 503 during shutdown, 429 when full."""
         if not self.ready:
             self.metrics.refused("draining" if self.draining else "engine")
-            raise closing()
+            raise closing(self.failed)
         if sequences > self.capacity:
             raise APIError(400, f"{sequences} sequences, but the server holds {self.capacity}", "n")
         if self.admitted + sequences > self.capacity:

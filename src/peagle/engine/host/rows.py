@@ -22,7 +22,6 @@ class Row:
     """Positions with the target's keys."""
     features: list[Tensor] = field(default_factory=list)
     """[positions, feature_size] each, of the last of them, which the drafter has not seen."""
-
     unseen: int = 0
     """How many those positions are."""
 
@@ -37,8 +36,8 @@ class Row:
         return self.settings.k > 0
 
     def keep(self, features: Tensor) -> None:
-        """Keep the features of positions after those. A copy: they are part of a whole pass's."""
-        self.features.append(features.clone())
+        """Keep the features of positions after those."""
+        self.features.append(features)
         self.unseen += len(features)
 
     def forget(self, count: int) -> None:

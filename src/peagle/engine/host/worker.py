@@ -161,16 +161,22 @@ class HostWorker:
         self._learn(proposal, verdicts)
         first_chunk = sum(part.span.count for part in work[: len(step.cycles)])
         prompts = self._score_prompts(step.chunks, seen.hidden[first_chunk:])
-        results, first, looked_up = [], 0, proposal.sources
-        for part in work:
-            tokens, accepted, scores = verdicts.get(part.row, UNDECIDED)
-            kept = len(part.known) + accepted
-            pending = self._keep(part, tokens, seen.features, range(first, first + kept))
-            first += part.span.count
-            of_prompt = prompts.get(part.row, ())
+        known = [verdicts.get(part.row, UNDECIDED) for part in work]
+        kept = self._kept(work, known, seen.features)  # where memory lacks, nothing has changed yet
+        results, looked_up = [], proposal.sources
+        for part, verdict, features in zip(work, known, kept, strict=True):
             found = part.drafts > 0 and looked_up.get(part.row, False)
-            did = part.row, tokens, accepted, part.drafts, found
-            results.append(Result(*did, pending, scores, of_prompt))
+            result = Result(
+                part.row,
+                verdict.tokens,
+                verdict.accepted,
+                part.drafts,
+                looked_up=found,
+                pending=self._keep(part, verdict, features),
+                logprobs=verdict.logprobs,
+                prompt_logprobs=prompts.get(part.row, ()),
+            )
+            results.append(result)
         return tuple(results)
 
     def _grows(self, work: Sequence[Part]) -> bool:
@@ -202,7 +208,7 @@ class HostWorker:
         emitted = tuple(path.chosen[0, : accepted + 1].tolist())
         assert seen.features is not None
         kept = seen.features.index_select(0, rows)
-        pending = self._keep(part, emitted, kept, range(len(rows)))
+        pending = self._keep(part, Verdict(emitted, accepted, ()), kept)
         return Result(row, emitted, accepted, k, looked_up=False, pending=pending)
 
     def _straighten(self, part: Part, path: Path) -> None:
@@ -332,20 +338,30 @@ class HostWorker:
         scores = score(hidden.index_select(0, places), self._target.logits, chosen)
         return PromptLogprobs(chunks, scores).by_row()
 
-    def _keep(
-        self, part: Part, tokens: tuple[int, ...], features: Tensor | None, rows: range
-    ) -> int:
-        """Keep what the next step needs; returns how many positions the drafter has not seen.
+    def _kept(
+        self, work: Sequence[Part], verdicts: Sequence[Verdict], features: Tensor | None
+    ) -> list[Tensor | None]:
+        """Copies of the features of each part's positions that stay, where a drafter wants them.
 
-        rows: of the pass, those whose keys stay.
+        features: [rows, feature_size] of the whole pass, None where nobody does.
         """
+        each = None if features is None else features.split([part.span.count for part in work])
+        return [
+            each[i][: len(part.known) + verdict.accepted].clone()
+            if each is not None and part.request.speculates
+            else None
+            for i, (part, verdict) in enumerate(zip(work, verdicts, strict=True))
+        ]
+
+    def _keep(self, part: Part, verdict: Verdict, features: Tensor | None) -> int:
+        """Keep what the next step needs; returns how many positions the drafter has not seen."""
         request = part.request
         if part.drafts:
             request.forget(request.unseen)
         if self._texts is not None:
-            self._texts.write(part.row, len(request.tokens), tokens)
-        request.tokens += tokens
-        request.computed = part.start + len(rows)
-        if features is not None and request.speculates:
-            request.keep(features[rows.start : rows.stop])
+            self._texts.write(part.row, len(request.tokens), verdict.tokens)
+        request.tokens += verdict.tokens
+        request.computed = part.start + len(part.known) + verdict.accepted
+        if features is not None:
+            request.keep(features)
         return request.unseen
