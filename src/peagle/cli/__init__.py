@@ -1,1 +1,11 @@
-"""The command line: one file per command."""
+"""The command line.
+
+- A file per command, over `app`: `demo`, `generate`, `serve`, `bench`, `check`, `regenerate`,
+  `train`.
+- Their flags: `options` and `groups`, `compared`, `servers`, `synthetic` and `reporting` of
+  `bench`; `unknown_flags`, those that they do not have.
+- Models as commands have them: `loading`, `engine_length`.
+- What is shown: `stdout`, `tables`, `progress`, `measurement`, `verdict`; of training `dry_run`,
+  `training_log`, `curves`, `trackers`.
+- `interrupts` is Ctrl-C, `script` the same for the scripts of benchmarks/.
+"""

@@ -22,9 +22,12 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
 - What is next, and what came of it: `engine` drives, `scheduler` decides by `plan`, over `request`,
   `block_groups` (of `block_pool`s), `row_pool`, `pace` (of `draft_length`, by `cycle_times`, and
   `repeats`) and `capacity` (of a `cache_shape`).
+- Where drafts come from: `drafting`, with `draft_temperatures`, and `trees`, which says whether
+  they may branch.
 - What passes between: `step`. A worker keeps what a request needs from step to step by its table
   row, and nobody else knows that.
 - What carries it out: `worker`, of which there are two, `host` and `device`, over `request_table`,
-  `kv_cache`, `spans` and `logprobs`.
+  `kv_cache`, `spans` and `logprobs`; `batch_invariance` says whether they can do so alike in any
+  batch.
 - What the host decides within a step: `logits_processor`, which asks a request's `constraint`.
 """

@@ -11,6 +11,7 @@
             └────────┴──> Engine, Constraints               one of each, made by EngineSource
 ```
 
+- `client` is the interface, `local` and `process` its two forms, `source` what makes an engine.
 - What a request brings: `form`, the source of its grammar; `constraints` compiles it beside the
   engine.
 - What is sent: `messages`. Nothing in them is code, and nobody else can send any.

@@ -1,8 +1,11 @@
 """Tensor operations in plain torch, one file each; on a GPU most hand over to `triton`.
 
-Products and norms: `linear`, `norm`, `rope`, `swiglu`, `moe`, and `residual`, which fuses them.
-Attention: `attention` (gathered), `cached_attention` (over slots). Choosing tokens: `argmax`,
-`sampling`, `penalties`, `acceptance`. Choosing drafts: `candidates`, `race`, `drafts`. A cycle on
-the device: `resident`, `draft_rows`. Training: `divergence`, `rows`. Weights laid out for
-inference: `packing`.
+- Products and what stands between them: `weight` (numbers of some format), `products` (of few
+  rows), `linear`, `packing` (weights laid out for inference), `quantized_activations`, `norm`,
+  `rope`, `swiglu`, `geglu`, `moe`, `residual` and `sandwich`, which fuse them.
+- Attention: `attention` (gathered), `cached_attention` (over slots).
+- Choosing tokens: `argmax`, `sampling`, `penalties`, `softcap`, `acceptance`.
+- Choosing drafts: `candidates`, `race`, `tree`, `lookup`, `drafts`.
+- A cycle on the device: `resident`, `draft_rows`.
+- Training: `divergence`, `rows`.
 """

@@ -11,10 +11,10 @@ tokens), own_answers (answers whose tokens are known), conversations (samples to
 Target features: features (computed in every step), feature_cache and feature_format (kept on disk).
 
 P-EAGLE's pass: cod (which depths each anchor keeps), mask (which keys each query sees), partition
-(depth 0 once, deeper elements in segments), context (what segments share), attention.
+(depth 0 once, deeper elements in segments), segment, context (what segments share), attention.
 EAGLE-3's pass: unroll.
 
-Learning: initial (the drafter before step 0), loss, estimate (acceptance length without an engine),
-optimizer, adamw, product and lookup (weights and tables that sum their own gradients), transfer
-(index tensors to the device).
+Learning: initial (the drafter before step 0), loss, depth_weights (how much each element counts in
+it), estimate (acceptance length without an engine), optimizer, adamw, product and lookup (weights
+and tables that sum their own gradients).
 """
