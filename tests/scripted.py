@@ -17,7 +17,7 @@ from torch import Tensor
 
 from peagle import LLM
 from peagle.config import EngineConfig
-from peagle.drafters.drafter import DraftWork, Memory
+from peagle.drafters.drafter import DrafterCache, DraftWork
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.engine.host.sampler import SampledRows, choose
@@ -62,9 +62,9 @@ class ScriptedDrafter:
     def __init__(self, model: Any, script: Script) -> None:
         self.model, self._real, self._script = model, drafter_for(model), script
 
-    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
+    def propose(self, work: DraftWork, cache: DrafterCache) -> Drafts:
         """Drafts as the real one makes, so that its cache is filled, with other tokens."""
-        drafts = self._real.propose(work, memory)
+        drafts = self._real.propose(work, cache)
         places = [
             span.start + span.count + 1 + i
             for span, k in zip(work.spans, work.ks, strict=True)

@@ -27,6 +27,7 @@ BAD_SAMPLING = [
     ({"num_speculative_tokens": -1}, "num_speculative_tokens: "),
     ({"allowed_token_ids": []}, "allowed_token_ids: "),
     ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens: "),
+    ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens: 0 leaves nothing"),
     ({"colour": "red"}, "colour: no such key"),
     ({"max_tokens": 0, "top_k": -9}, "top_k: .*max_tokens: "),
 ]

@@ -140,6 +140,13 @@ class SamplingParams(Config):
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
 
+    @field_validator("truncate_prompt_tokens")
+    @classmethod
+    def _keep_something(cls, value: int | None) -> int | None:
+        if value == 0:
+            raise ValueError("0 leaves nothing of the prompt; give -1 or a number above 0")
+        return value
+
     @field_validator("max_tokens")
     @classmethod
     def _generate_for_something(cls, value: int, others: ValidationInfo) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import EMBEDDINGS, load_drafter, save_drafter
-from peagle.drafters.drafter import Drafter, DraftWork, Memory
+from peagle.drafters.drafter import Drafter, DrafterCache, DraftWork
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
 from peagle.engine.engine import Engine
@@ -122,8 +122,8 @@ class Recording:
         self.model, self._drafter = drafter.model, drafter
         self.proposals: list[tuple[int, int, list[int]]] = []
 
-    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
-        drafts = self._drafter.propose(work, memory)
+    def propose(self, work: DraftWork, cache: DrafterCache) -> Drafts:
+        drafts = self._drafter.propose(work, cache)
         for span, k, own in zip(work.spans, work.ks, drafts.tokens.split(work.ks), strict=True):
             if k:
                 self.proposals.append((span.row, span.start + span.count + 1, own.tolist()))

@@ -34,6 +34,11 @@ class Load:
         """As tables say it: "8", or "4/s"."""
         return f"{self.request_rate:g}/s" if self.request_rate else str(self.concurrency)
 
+    @property
+    def labelled(self) -> str:
+        """Where nothing says what the number is: "C = 8", or "4/s"."""
+        return self.shown if self.request_rate else f"C = {self.shown}"
+
 
 @dataclass(frozen=True)
 class Setup:

@@ -23,7 +23,7 @@ class Span:
     count: int
 
 
-class Memory(Protocol):
+class DrafterCache(Protocol):
     """The drafter's KV cache as the engine keeps it."""
 
     def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
@@ -62,7 +62,7 @@ class Drafter(Protocol):
 
     model: DraftModel
 
-    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
+    def propose(self, work: DraftWork, cache: DrafterCache) -> Drafts:
         """Drafts [sum(ks)], request after request."""
         ...
 

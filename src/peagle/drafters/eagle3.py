@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import DraftWork, Memory, Span
+from peagle.drafters.drafter import DrafterCache, DraftWork, Span
 from peagle.drafters.model import DraftModel
 from peagle.drafters.resident import CycleShape, OpenPass, ResidentDrafter
 from peagle.ops.drafts import Drafts
@@ -22,9 +22,9 @@ class SequentialDrafter:
     def __init__(self, model: DraftModel) -> None:
         self.model = model
 
-    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
+    def propose(self, work: DraftWork, cache: DrafterCache) -> Drafts:
         """Draft token by token; requests with a smaller K skip the later passes."""
-        positions, attend = memory.open(work.spans)
+        positions, attend = cache.open(work.spans)
         features = self.model.project(work.features)
         hidden = self.model(work.tokens, features, positions, attend)
         active, readout = work.active, self.model.readout
@@ -37,7 +37,7 @@ class SequentialDrafter:
             keep = torch.tensor([active.index(i) for i in still], device=hidden.device)
             hidden, tokens = hidden[keep], columns[-1].tokens[keep, 0]
             active = still
-            positions, attend = memory.open([self._next(work.spans[i], step) for i in active])
+            positions, attend = cache.open([self._next(work.spans[i], step) for i in active])
             hidden = self.model(tokens, self.model.feedback(hidden), positions, attend)
             columns.append(readout.draft(hidden, 1, work.race_of(active), step))
         return _by_request(columns, work.ks)

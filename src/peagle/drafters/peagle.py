@@ -6,7 +6,7 @@
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import DraftWork, Memory, Span
+from peagle.drafters.drafter import DrafterCache, DraftWork, Span
 from peagle.drafters.model import DraftModel
 from peagle.drafters.resident import CycleShape, OpenPass, ResidentDrafter
 from peagle.ops.draft_rows import draft_rows
@@ -31,25 +31,27 @@ class ParallelDrafter:
         self._mask_token = torch.tensor([model.config.mask_token_id], device=device)
         self._mask_feature = model.mask_feature()
 
-    def propose(self, work: DraftWork, memory: Memory) -> Drafts:
+    def propose(self, work: DraftWork, cache: DrafterCache) -> Drafts:
         """One forward over every request's known rows and mask slots; K tokens for each."""
-        hidden, reads = self._forward(work, memory)
+        hidden, reads = self._forward(work, cache)
         return self._read(hidden, reads, work) if work.active else Drafts(work.tokens[:0])
 
-    def grow(self, work: DraftWork, memory: Memory, nodes: int) -> tuple[Tree, Drafts | None]:
+    def grow(self, work: DraftWork, cache: DrafterCache, nodes: int) -> tuple[Tree, Drafts | None]:
         """A tree of one request's drafts, and those that `propose` makes if they are drawn."""
-        hidden, reads = self._forward(work, memory)
+        hidden, reads = self._forward(work, cache)
         [k] = work.ks
-        alone = torch.zeros(1, dtype=torch.int64, device=reads.device)
-        return self.model.readout.grow(hidden.index_select(0, reads), k, work.race, nodes, alone)
+        unbranched = torch.zeros(1, dtype=torch.int64, device=reads.device)
+        return self.model.readout.grow(
+            hidden.index_select(0, reads), k, work.race, nodes, unbranched
+        )
 
-    def _forward(self, work: DraftWork, memory: Memory) -> tuple[Tensor, Tensor]:
+    def _forward(self, work: DraftWork, cache: DrafterCache) -> tuple[Tensor, Tensor]:
         """The hidden states of all rows, and which of them drafts are read from."""
         counts = [span.count for span in work.spans]
         sources, reads = draft_rows(counts, work.ks, work.tokens.device)
         tokens = torch.cat((work.tokens, self._mask_token)).index_select(0, sources)
         features = torch.cat((self.model.project(work.features), self._mask_feature))
-        positions, attend = memory.open(
+        positions, attend = cache.open(
             [
                 Span(s.row, s.start, s.count + max(k - 1, 0))
                 for s, k in zip(work.spans, work.ks, strict=True)
@@ -88,12 +90,12 @@ class ResidentParallel(ResidentDrafter):
         race: Race,
         shape: CycleShape,
         nodes: int,
-        alone: Tensor,
+        unbranched: Tensor,
         open_pass: OpenPass,
     ) -> tuple[Tree, Drafts]:
-        """A tree of drafts, and those that `propose` makes. nodes, alone: as of `grow`."""
+        """A tree of drafts, and those that `propose` makes. nodes, unbranched: as of `grow`."""
         hidden = self._slots(state, race, shape, open_pass)
-        return self.model.readout.grow_normed(hidden, shape.drafts, race, nodes, alone)
+        return self.model.readout.grow_normed(hidden, shape.drafts, race, nodes, unbranched)
 
     def _slots(
         self, state: ResidentState, race: Race, shape: CycleShape, open_pass: OpenPass

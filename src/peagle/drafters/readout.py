@@ -91,28 +91,28 @@ class Readout(nn.Module):
         return self._draft(lambda layer: residual.linear(hidden, layer), slots, race, depth)
 
     def grow(
-        self, hidden: Tensor, slots: int, race: Race | None, nodes: int, alone: Tensor
+        self, hidden: Tensor, slots: int, race: Race | None, nodes: int, unbranched: Tensor
     ) -> tuple[Tree, Drafts | None]:
         """A tree of the drafts of consecutive slots, and those that there would be without one, if
         they are drawn. Arguments as of `draft` and `ops.tree.grow`."""
         normed = self.norm(hidden)
-        return self._grow(lambda layer: layer(normed), slots, race, nodes, alone)
+        return self._grow(lambda layer: layer(normed), slots, race, nodes, unbranched)
 
     def grow_normed(
-        self, hidden: Normed, slots: int, race: Race, nodes: int, alone: Tensor
+        self, hidden: Normed, slots: int, race: Race, nodes: int, unbranched: Tensor
     ) -> tuple[Tree, Drafts]:
         """The same for captured layers' output, which is normed already."""
-        given = slots, race, nodes, alone
+        given = slots, race, nodes, unbranched
         tree, drafts = self._grow(lambda layer: residual.linear(hidden, layer), *given)
         assert drafts is not None
         return tree, drafts
 
     def _grow(
-        self, product: Product, slots: int, race: Race | None, nodes: int, alone: Tensor
+        self, product: Product, slots: int, race: Race | None, nodes: int, unbranched: Tensor
     ) -> tuple[Tree, Drafts | None]:
         found = self.candidates(product(self.head), race).by_request(slots)
         pairs = self._pairs(product, slots)
-        tree = grow(found, pairs, race, nodes, alone)
+        tree = grow(found, pairs, race, nodes, unbranched)
         return tree, None if race is None else draw_drafts(found, pairs, race)
 
     def _draft(self, product: Product, slots: int, race: Race | None, depth: int) -> Drafts:

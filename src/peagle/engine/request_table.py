@@ -71,6 +71,7 @@ class RequestTable:
     def forget(self) -> None:
         """Forget all rows."""
         self.limits.zero_()
+        self._first_blocks = [None] * len(self._first_blocks)
         for table in self._tables:
             table.slots.fill_(table.null_slot)
 

@@ -38,8 +38,8 @@ def layer_chain(
 
     attended: [rows, heads * head_dim]; stream: [rows, hidden_size]; live: as in `gated`.
     """
-    alone = block.out.batch_invariant or not on_hopper(attended)
-    if not alone and kernels("layer_chain").takes(attended, block):
+    chains = on_hopper(attended) and not block.out.batch_invariant
+    if chains and kernels("layer_chain").takes(attended, block):
         launch = kernels("layer_chain").layer_chain
         fast: tuple[Tensor, Normed, Tensor | None] = launch(attended, stream, block)
         return fast
@@ -79,9 +79,8 @@ def add_mixture(
 ) -> tuple[Tensor, Normed]:
     """`stream + experts(x)`, and the same under the next norm. stream: [rows, hidden_size]."""
     if experts.has_kernels():
-        form, alone = experts.form(), experts.batch_invariant
-        added = stream, norm.weight, norm.eps
-        total, out = kernels("moe").add(x, *added, *form, batch_invariant=alone)
+        given = stream, norm.weight, norm.eps, *experts.form()
+        total, out = kernels("moe").add(x, *given, batch_invariant=experts.batch_invariant)
         return total, Normed(out, None, norm.eps)
     total = stream + experts(x.x)
     return total, normed(total, norm)

@@ -57,34 +57,34 @@ class Path:
     """[requests, depth + 1] what the target takes after each of them, first after the root"""
 
 
-def unbranched(state: ResidentState, requests: Tensor, nodes: int) -> Tensor:
+def find_unbranched(state: ResidentState, requests: Tensor, nodes: int) -> Tensor:
     """[requests] int64, whose drafts must not branch: penalties count the drafts before a row as if
     there were no others, and where slots end a node might not see its parent. Rows of no request
     branch, since they are timed in the place of others."""
     rates = state.penalties.rates
     if has_kernels(rates):
         given = rates, state.computed, state.limits, requests, nodes
-        alone: Tensor = kernels("tree").unbranched(*given)
-        return alone
+        unbranched: Tensor = kernels("tree").find_unbranched(*given)
+        return unbranched
     penalized = (rates[requests] != torch.tensor(NO_PENALTIES, device=rates.device)).any(dim=1)
     needed, limits = state.computed[requests] + nodes + 1, state.limits[requests]
     return (penalized | ((needed > limits) & (limits > 0))).long()
 
 
 def grow(
-    found: Candidates, pairs: Pairs | None, race: Race | None, nodes: int, alone: Tensor
+    found: Candidates, pairs: Pairs | None, race: Race | None, nodes: int, unbranched: Tensor
 ) -> Tree:
     """The likeliest nodes: of all paths among the candidates the most probable ones.
 
     found: [requests, slots, candidates]; pairs, race: as in `draw_drafts`, for drafts from depth 0
-    on; alone: [requests] whether a request's drafts must not branch.
+    on; unbranched: [requests] whether a request's drafts must not branch.
     """
     if race is not None and has_kernels(found.scores):
-        return Tree(*kernels("tree").grow(found, pairs, race, nodes, alone))
+        return Tree(*kernels("tree").grow(found, pairs, race, nodes, unbranched))
     shares = _log_shares(found, pairs, race).numpy(force=True)
-    tokens, chains = found.tokens.numpy(force=True), alone.tolist()
+    tokens, chains = found.tokens.numpy(force=True), unbranched.tolist()
     grown = [_grown(*one, nodes) for one in zip(shares, tokens, chains, strict=True)]
-    each = torch.from_numpy(np.stack(grown, axis=1)).to(alone.device)
+    each = torch.from_numpy(np.stack(grown, axis=1)).to(unbranched.device)
     drafts, parents = each[:2, :, 1:].contiguous()
     return Tree(drafts, parents, each[2], each[3].to(torch.int32))
 
@@ -101,7 +101,7 @@ def _log_shares(found: Candidates, pairs: Pairs | None, race: Race | None) -> Te
 
 
 def _grown(
-    shares: NDArray[np.float32], candidates: NDArray[np.int64], alone: bool, nodes: int
+    shares: NDArray[np.float32], candidates: NDArray[np.int64], unbranched: bool, nodes: int
 ) -> NDArray[np.int64]:
     """[4, nodes + 1] tokens, parents, depths and ancestors of one request's rows, the root's first.
 
@@ -119,7 +119,7 @@ def _grown(
             continue
         _, _, above, ancestors = rows[parent]
         rows.append((candidates[above, place], parent, above + 1, ancestors | 1 << row))
-        costs[parent, slice(None) if alone else place] = -math.inf
+        costs[parent, slice(None) if unbranched else place] = -math.inf
         if above + 1 < slots:
             np.add(shares[above + 1, place], best, out=costs[row])
     return np.array(rows).T

@@ -151,13 +151,13 @@ for pairs, warps in ((False, 1), (True, 4)):
     del sizes["FACTORS"]
     shares = types | {"out": F32}
     compiled("tree", "_log_share", shares, {**sizes, "PAIRS": pairs}, num_warps=1)
-types |= dict.fromkeys(("alone", "parents", "depths"), INT) | {"ancestors": "*i32", "shares": F32}
+types |= dict.fromkeys(("unbranched", "parents", "depths"), INT) | {"ancestors": "*i32", "shares": F32}
 compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
 types = dict.fromkeys(("tokens", "parents", "chosen", "path", "drafts", "taken"), INT)
 compiled("tree", "_walk", types | {"reads": INT}, {"ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
 types = {"cache": BF16} | dict.fromkeys(("slots", "requests", "starts", "limits", "path"), INT)
 compiled("tree", "_compact", types, {"HELD": 1024})
-types = dict.fromkeys(("computed", "limits", "requests", "alone"), INT) | {"rates": F32}
+types = dict.fromkeys(("computed", "limits", "requests", "unbranched"), INT) | {"rates": F32}
 none = {"REPETITION": 1.0, "PRESENCE": 0.0, "FREQUENCY": 0.0}
 compiled("tree", "_unbranched", types, none, num_warps=1)
 types = {"right": F32, "kept": "fp32"}

@@ -52,10 +52,10 @@ def test_drafts_branch_where_slots_and_penalties_allow(device: torch.device):
     for row in range(1, 4):
         state.penalties.rates[row, row - 1] = 0.5
     requests = torch.tensor([6, 5, 4, 3, 2, 1, 0, 0])
-    wanted = reference.unbranched(state, requests, 9)
+    wanted = reference.find_unbranched(state, requests, 9)
     assert wanted.tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
     given = state.penalties.rates, state.computed, state.limits, requests
-    found_ones = kernels.unbranched(*(each.to(device) for each in given), 9)
+    found_ones = kernels.find_unbranched(*(each.to(device) for each in given), 9)
     assert torch.equal(found_ones.cpu(), wanted)
 
 

@@ -137,16 +137,12 @@ def _cost(advice: Sequence[Advice], price: Price) -> Iterator[Block]:
 
 def _short(load: Load, loads: Sequence[Load]) -> str:
     """A load's name, with its prompts and temperature where these differ."""
-    told = [_often(load)]
+    told = [load.labelled]
     if len({other.data for other in loads}) > 1:
         told.append(load.data)
     if len({other.temperature for other in loads}) > 1:
         told.append(f"T = {load.temperature:g}")
     return ", ".join(told)
-
-
-def _often(load: Load) -> str:
-    return load.shown if load.request_rate else f"C = {load.shown}"
 
 
 def _cost_row(load: str, run: Run, price: Price) -> Row:
@@ -187,7 +183,7 @@ def _grid(runs: Sequence[Run]) -> Table:
         [label, *(_grid_cell(found.get((label, load)), runs, best[load]) for load in loads)]
         for label in labels
     ]
-    return Table(("setting", *map(_often, loads)), rows, "Tokens/s, speed-up and AL")
+    return Table(("setting", *(load.labelled for load in loads)), rows, "Tokens/s, speed-up and AL")
 
 
 def _grid_cell(run: Run | None, runs: Sequence[Run], best: Run) -> str | Cell:

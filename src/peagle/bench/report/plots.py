@@ -114,7 +114,7 @@ def _speed_ups(axes: "Axes", runs: Sequence[Run]) -> None:
             [ratio.median for ratio in ratios],
             (below, above),
             capsize=2,
-            label=f"{shown}, {_often(load)}",
+            label=f"{shown}, {load.labelled}",
             color=colours[same[0].case.method],
             marker=next(marks),
             linestyle="--" if mode == "auto" else "-",
@@ -164,10 +164,6 @@ def _grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> dict[Any, list[R
 
 def _place(load: Load) -> float:
     return load.request_rate or load.concurrency
-
-
-def _often(load: Load) -> str:
-    return f"{load.shown}" if load.request_rate else f"C = {load.shown}"
 
 
 def _measure_loads(axes: "Axes", runs: Sequence[Run]) -> None:

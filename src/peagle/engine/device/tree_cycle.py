@@ -19,7 +19,7 @@ from peagle.ops.drafts import Drafts
 from peagle.ops.penalties import penalize
 from peagle.ops.resident import ResidentState, settle
 from peagle.ops.sampling import Sampling, sample_requests
-from peagle.ops.tree import Tree, compact, known_alternatives, unbranched, walk
+from peagle.ops.tree import Tree, compact, find_unbranched, known_alternatives, walk
 
 
 class TreeCycle:
@@ -38,9 +38,9 @@ class TreeCycle:
     ) -> None:
         """Draft, verify and accept for some requests. Arguments as of `DeviceCycle.run`."""
         race = temperatures.race(sampling, state.computed, requests)
-        drafter, alone = self._cycle.drafter, unbranched(state, requests, self._nodes)
+        drafter, unbranched = self._cycle.drafter, find_unbranched(state, requests, self._nodes)
         assert isinstance(drafter, ResidentParallel)
-        given = state, race, shape, self._nodes, alone
+        given = state, race, shape, self._nodes, unbranched
         tree, chain = drafter.grow(*given, self._cycle.open_drafter)
         tokens = tree.tokens.clamp(min=0)
         verified = self._cycle.verify(

@@ -8,6 +8,7 @@ from peagle.ops.penalties import PROMPT, Penalties
 
 BLOCK = 4096
 PROGRAMS = 528
+"""Four on each of an H200's multiprocessors."""
 
 
 def penalize(logits: Tensor, drafts: Tensor, penalties: Penalties, requests: Tensor) -> None:

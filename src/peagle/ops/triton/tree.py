@@ -17,19 +17,19 @@ HELD = 1024
 """Numbers of a row that a program moves at once."""
 
 
-def unbranched(
+def find_unbranched(
     rates: Tensor, computed: Tensor, limits: Tensor, requests: Tensor, nodes: int
 ) -> Tensor:
     """As the reference."""
-    alone = torch.empty_like(requests)
+    unbranched = torch.empty_like(requests)
     _unbranched[(len(requests),)](
-        rates, computed, limits, requests, alone, nodes, *NO_PENALTIES, num_warps=1
+        rates, computed, limits, requests, unbranched, nodes, *NO_PENALTIES, num_warps=1
     )
-    return alone
+    return unbranched
 
 
 def grow(
-    found: Candidates, pairs: Pairs | None, race: Race, nodes: int, alone: Tensor
+    found: Candidates, pairs: Pairs | None, race: Race, nodes: int, unbranched: Tensor
 ) -> tuple[Tensor, ...]:
     """As the reference. Returns what a tree is made of."""
     requests, slots, count = found.scores.shape
@@ -39,7 +39,7 @@ def grow(
     befores = 1 if pairs is None else count
     shares = _log_shares(found, pairs, race, befores)
     _grow[(requests,)](
-        shares, found.tokens, alone, tokens, parents, depths, ancestors, slots, befores, count,
+        shares, found.tokens, unbranched, tokens, parents, depths, ancestors, slots, befores, count,
         nodes, COUNT=triton.next_power_of_2(count), ROWS=triton.next_power_of_2(nodes + 1),
         NO_DRAFT=NO_DRAFT, num_warps=1,
     )  # fmt: skip
@@ -91,7 +91,7 @@ def _unbranched(
     computed,
     limits,
     requests,
-    alone,
+    unbranched,
     nodes,
     REPETITION: tl.constexpr,
     PRESENCE: tl.constexpr,
@@ -107,7 +107,7 @@ def _unbranched(
     )
     limit = tl.load(limits + request)
     short = (tl.load(computed + request) + nodes + 1 > limit) & (limit > 0)
-    tl.store(alone + index, (penalized | short).to(tl.int64))
+    tl.store(unbranched + index, (penalized | short).to(tl.int64))
 
 
 @triton.jit
@@ -167,7 +167,7 @@ def _log_share(
 def _grow(
     shares,
     tokens,
-    alone,
+    unbranched,
     out,
     parents,
     depths,
@@ -182,7 +182,7 @@ def _grow(
 ):
     """Nodes one after another: the likeliest candidate that is open after any row so far."""
     index = tl.program_id(0).to(tl.int64)
-    branches = tl.load(alone + index) == 0
+    branches = tl.load(unbranched + index) == 0
     lane, row = tl.arange(0, COUNT), tl.arange(0, ROWS)
     inside, place = lane < count, row[:, None] * COUNT + lane[None, :]
     first = tl.load(
