@@ -139,9 +139,14 @@ class Engine:
         ahead = self.worker.runs_ahead
         without_drafts = lengths[0] == 0
         repeats = Repeats() if ahead and without_drafts and lookup is None else None
-        sizes = self.max_length, capacity.num_seqs
-        trees = self.worker.most_trees, self.worker.tree_nodes
-        pace = Pace(draft_length, repeats, *sizes, *trees)
+        pace = Pace(
+            draft_length,
+            repeats,
+            max_length=self.max_length,
+            max_num_seqs=capacity.num_seqs,
+            most_trees=self.worker.most_trees,
+            branching=self.worker.tree_nodes,
+        )
         self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         self.max_num_seqs = capacity.num_seqs
         self._may_leave = ahead and drafter is not None and lookup is None
@@ -204,10 +209,16 @@ class Engine:
         self.facts.check(prompt, params)
         k = self.k if params.num_speculative_tokens is None else params.num_speculative_tokens
         seed = self._seed + self._added if params.seed is None else params.seed
-        drafter = self.drafter is not None
-        may_be_left = self._may_leave and params.num_speculative_tokens is None
-        how = seed & MAX_SEED, k, constraint, drafter, may_be_left
-        request = Request(request_id, list(prompt), params, *how)
+        request = Request(
+            request_id,
+            list(prompt),
+            params,
+            seed & MAX_SEED,
+            k,
+            constraint,
+            from_features=self.drafter is not None,
+            may_be_left=self._may_leave and params.num_speculative_tokens is None,
+        )
         ends = () if params.ignore_eos else self.end_tokens
         request.stop_ids = frozenset((*ends, *params.stop_token_ids))
         self._added += 1

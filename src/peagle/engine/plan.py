@@ -153,8 +153,13 @@ class Planner:
             self._admit_from(waiting, staying, free_rows)
         if self._limits.tree_nodes:
             self._work = [self._with_room_for_a_tree(share) for share in self._work]
-        parts = tuple(self._work), tuple(self._passed), tuple(self._preempted)
-        return Plan(*parts, self._limits.drafts, self._limits.repeats)
+        return Plan(
+            work=tuple(self._work),
+            passed=tuple(self._passed),
+            preempted=tuple(self._preempted),
+            drafts=self._limits.drafts,
+            repeats=self._limits.repeats,
+        )
 
     def _grow(self, request: Request, staying: list[Request]) -> None:
         """A share for a running request, for whose blocks the last ones may not stay."""

@@ -209,6 +209,21 @@ class Request:
         """Whether drafts can be made after its newest token."""
         return self.pending > 0 or not self._from_features
 
+    def until_end(
+        self, tokens: tuple[int, ...], max_length: int
+    ) -> tuple[tuple[int, ...], str | None]:
+        """New tokens up to and including the one that ends the request, and why it ends.
+
+        Those of a prompt after which nothing is to be generated are none, and end it.
+        """
+        allowed = min(self.longest, max_length) - self.total
+        for index, token in enumerate(tokens[:allowed]):
+            if token < 0:
+                return tokens[:index], "error"
+            if token in self.stop_ids and self.output_length + index >= self.params.min_tokens:
+                return tokens[: index + 1], "stop"
+        return tokens[:allowed], "length" if tokens and len(tokens) >= allowed else None
+
     @property
     def speculates(self) -> bool:
         """Whether a drafter works for this request."""

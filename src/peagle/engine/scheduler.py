@@ -140,8 +140,18 @@ class Scheduler:
         requests = [share.request for share in shares]
         branch = self.pace.may_branch(requests)
         self._note(plan, requests)
-        changes = left, caught_up, cleared, begun, blocks
-        return Step(self._steps, *changes, cycles, plan.repeats, chunks, branch)
+        return Step(
+            self._steps,
+            left=left,
+            caught_up=caught_up,
+            cleared=cleared,
+            begun=begun,
+            blocks=blocks,
+            cycles=cycles,
+            repeats=plan.repeats,
+            chunks=chunks,
+            branch=branch,
+        )
 
     def commit(self, outcome: Outcome) -> list[RequestOutput]:
         """Apply what a worker answered; what each request got by it."""
@@ -265,7 +275,7 @@ class Scheduler:
         if share.decodes:
             did = result.drafted, result.accepted, result.looked_up
             request.speculation.record(*did, repeats=len(result.tokens))
-        new, reason = _until_end(request, result.tokens, self._capacity.max_length)
+        new, reason = request.until_end(result.tokens, self._capacity.max_length)
         scores = result.prompt_logprobs
         if scores and any(math.isnan(entry.chosen) for entry in scores):
             new, reason = (), "error"
@@ -290,13 +300,13 @@ class Scheduler:
             new,
             min(result.accepted, len(new)),
             reason,
-            result.drafted,
-            result.accepted,
-            scored,
-            request.beginning() if (new or reason) and not request.told else None,
-            request.failure,
-            share.decodes,
-            result.looked_up,
+            drafted=result.drafted,
+            verified=result.accepted,
+            logprobs=scored,
+            beginning=request.beginning() if (new or reason) and not request.told else None,
+            failure=request.failure,
+            cycle=share.decodes,
+            looked_up=result.looked_up,
         )
 
     def _meet_nan(self, request: Request) -> str | None:
@@ -377,22 +387,6 @@ class Scheduler:
     def _give_back(self, request: Request) -> None:
         self.groups.release(request.blocks)
         self.rows.leave(request.row)
-
-
-def _until_end(
-    request: Request, tokens: tuple[int, ...], max_length: int
-) -> tuple[tuple[int, ...], str | None]:
-    """New tokens up to and including the one that ends the request, and why it ends.
-
-    Those of a prompt after which nothing is to be generated are none, and end it.
-    """
-    allowed = min(request.longest, max_length) - request.total
-    for index, token in enumerate(tokens[:allowed]):
-        if token < 0:
-            return tokens[:index], "error"
-        if token in request.stop_ids and request.output_length + index >= request.params.min_tokens:
-            return tokens[: index + 1], "stop"
-    return tokens[:allowed], "length" if tokens and len(tokens) >= allowed else None
 
 
 def _priority(request: Request) -> int:

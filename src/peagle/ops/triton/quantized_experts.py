@@ -17,12 +17,7 @@ from peagle.ops.moe import ALPHA, Clamped
 from peagle.ops.triton import quantized_product
 from peagle.ops.triton.expert_blocks import Routing, block_of
 from peagle.ops.triton.launch import announce, overlap, wait
-from peagle.ops.triton.quantized_product import (
-    gate_lines,
-    halves,
-    room_of,
-    stages_that_fit,
-)
+from peagle.ops.triton.quantized_product import gate_lines, halves, room_of, stages_that_fit
 from peagle.ops.triton.swiglu import clamped_swiglu, gated
 from peagle.ops.triton.widening import e2m1, e4m3, powers, unshifted
 from peagle.ops.weight import Fp8Weight, Mxfp4Weight, Weight
