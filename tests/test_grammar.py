@@ -114,8 +114,8 @@ def test_an_unbound_request_beside_it_is_not_touched(llm: LLM):
     ("form", "reason"),
     [
         (
-            StructuredOutputs(json_schema={"type": "unheard-of"}, strict=True),
-            "no grammar can keep type; .+",
+            StructuredOutputs(json_schema={"uniqueItems": True}, strict=True),
+            "no grammar can keep uniqueItems; .+",
         ),
         (StructuredOutputs(json_schema="{not json"), ".+"),
         (StructuredOutputs(regex="(["), ".+ regex parse error: unclosed character class"),

@@ -232,6 +232,31 @@ def test_arguments_of_which_nothing_can_be_kept_are_an_object():
     assert tool.schema == {"type": "object"}
 
 
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"type": "objekt"}, "Invalid type: objekt"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, r"Unsatisfiable schema: minimum \(5\)"),
+        ({"enum": []}, "Unsatisfiable schema"),
+        ({"$ref": "#/x"}, "Pointer '/x' does not exist"),
+        ({"properties": {"a": {"minLength": "x"}}}, "Expected positive integer"),
+    ],
+)
+def test_a_wrong_schema_is_refused_and_told_for_a_form(schema: Any, why: str):
+    """A tool's is left as far as it goes, since agents send many, unless it is strict."""
+    for strict in (False, True):
+        form = StructuredOutputs(json_schema=schema, strict=strict)
+        with pytest.raises(
+            InputError, match=f"structured outputs: the JSON schema is wrong: {why}"
+        ):
+            kept_form(form)
+    with pytest.raises(InputError, match=f"tool f: the JSON schema is wrong: {why}"):
+        _ = ToolUse((Tool("f", schema, strict=True),)).kept
+    assert len(ToolUse((Tool("f", schema),)).kept.tools) == 1
+    with pytest.raises(InputError, match="nothing fits the JSON schema false"):
+        kept_form(StructuredOutputs(json_schema="false"))
+
+
 def test_a_form_that_is_no_json_is_refused():
     with pytest.raises(InputError, match="json is not valid JSON"):
         kept_form(StructuredOutputs(json_schema="{"))

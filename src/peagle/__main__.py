@@ -15,7 +15,9 @@ def main() -> int:
         installed_version()
         from peagle.cli.app import main
 
-        return main()
+        code = main()
+        stdout.flush()
+        return code
     except InputError as error:
         return _end(str(error))
     except ModuleNotFoundError as error:

@@ -151,7 +151,7 @@ class SamplingParams(Config):
     @classmethod
     def _generate_for_something(cls, value: int, others: ValidationInfo) -> int:
         if value == 0 and others.data.get("prompt_logprobs") is None:
-            raise ValueError("0 generates nothing; give at least 1, or ask for prompt_logprobs")
+            raise ValueError("0 generates nothing; give at least 1 (or 0 with prompt_logprobs)")
         return value
 
     @model_validator(mode="after")

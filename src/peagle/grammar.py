@@ -37,7 +37,9 @@ LEXER_FUEL = 200_000
 
 UNFIT = {"NoExtensionBias": "no text fits"}
 """llguidance's word for it, in ours."""
-NO_TOKEN = "structured outputs: what has to come next is no token of the target"
+FORM = "structured outputs:"
+"""How it is told that a request's form is at fault."""
+NO_TOKEN = f"{FORM} what has to come next is no token of the target"
 GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 """A rule as only GBNF writes it."""
 UNESCAPED = re.compile(r"\\.|/", re.DOTALL)
@@ -176,7 +178,7 @@ def _complaint(matcher: "LLMatcher") -> str:
     """What is wrong with a grammar, without the drawings of where."""
     told, *more = matcher.get_error().strip().splitlines()
     reasons = (line.removeprefix("error: ") for line in more if line.startswith("error: "))
-    return " ".join(["structured outputs:", UNFIT.get(told, told), *reasons])
+    return " ".join([FORM, UNFIT.get(told, told), *reasons])
 
 
 def on_large_stack(work: Callable[[], T]) -> T:

@@ -29,6 +29,15 @@ DEPENDENTS = {
     "items": ("additionalItems",),
 }
 """What would apply to more without a keyword."""
+FAULTS = (
+    "Unsatisfiable schema",
+    "Invalid type",
+    "Pointer ",
+    "Expected ",
+    "properties must be",
+    "invalid multiple",
+)
+"""How complaints begin about what is wrong with a schema, rather than beyond what grammars keep."""
 CHECKS = 2000
 """Most parts of a schema that are tried."""
 FITTED = 256
@@ -64,6 +73,8 @@ def kept_schema(schema: Any, strict: bool, what: str) -> Any:
 
     strict: raise `InputError` instead, naming `what` the schema is of, and the keyword.
     """
+    if strict:
+        _refuse_faults(schema, what)
     fitted = fit_schema(schema)
     for path in fitted.dropped:
         if strict:
@@ -76,7 +87,10 @@ def kept_schema(schema: Any, strict: bool, what: str) -> Any:
 
 
 def kept_form(wanted: StructuredOutputs) -> StructuredOutputs:
-    """A form whose schema, if it has one, is fitted. Raises `InputError` as `kept_schema` does."""
+    """A form whose schema, if it has one, is fitted.
+
+    Raises `InputError` for a schema that is wrong or that nothing fits, and as `kept_schema` does.
+    """
     schema = wanted.json_schema
     if schema is None:
         return wanted
@@ -87,8 +101,26 @@ def kept_form(wanted: StructuredOutputs) -> StructuredOutputs:
             raise InputError(f"structured outputs: json is not valid JSON: {error}") from None
     if not isinstance(schema, dict | bool):
         raise InputError("structured outputs: json is a JSON schema, an object or true or false")
+    _refuse_faults(schema, "structured outputs")
     fitted = kept_schema(schema, wanted.strict, "structured outputs")
     return wanted.model_copy(update={"json_schema": fitted})
+
+
+def _refuse_faults(schema: Any, what: str) -> None:
+    """Raise `InputError` for a schema that is wrong in itself, as far as one look tells."""
+    if schema is False:
+        raise InputError(f"{what}: nothing fits the JSON schema false")
+    try:
+        why = None if schema is True else _complaint(json.dumps(schema))
+    except RecursionError:
+        raise InputError("a JSON schema is nested too deep") from None
+    if why is not None and why.startswith(FAULTS):
+        raise InputError(f"{what}: the JSON schema is wrong: {why}")
+
+
+@lru_cache(FITTED)
+def _complaint(text: str) -> str | None:
+    return on_large_stack(lambda: complaint_about(json.loads(text)))
 
 
 def _tell(keyword: str) -> None:

@@ -339,7 +339,7 @@ def test_what_is_no_server_is_refused(stub):
     with pytest.raises(InputError, match=rf"127.0.0.1:{port} does not answer: .*Connect"):
         find_servers([("a", f"http://127.0.0.1:{port}")], None)
     stub.pages.clear()
-    with pytest.raises(InputError, match="names no model at /v1/models; give its name as TARGET"):
+    with pytest.raises(InputError, match="has no /v1/models; check the address, or give the"):
         find_servers([("a", stub.url)], None)
     for odd in ([1], {"data": "x"}, {"data": ["x"]}, {"data": []}):
         stub.pages["/v1/models"] = odd

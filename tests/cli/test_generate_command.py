@@ -9,6 +9,7 @@ from scripted import scripted_llm, writing
 from peagle.config import SamplingParams
 from peagle.llm import LLM
 from peagle.train.conversations import read_documents
+from peagle.models.tokenizer import load_tokenizer
 from peagle.train.packing import Document
 
 TOKENS = 20
@@ -54,11 +55,11 @@ def test_json_holds_the_same_tokens_with_and_without_a_drafter(generate, pair, e
         assert TOKENS - 1 <= emitted < TOKENS + k
 
 
-def test_training_reads_json_as_prompt_and_response(generate, tmp_path):
+def test_training_reads_json_as_prompt_and_response(generate, pair, tmp_path):
     (tmp_path / "data.jsonl").write_text(generate("--prompt", PROMPT, "--json").out)
     (record,) = records(generate("--prompt", PROMPT, "--json"))
     data = [str(tmp_path / "data.jsonl")]
-    documents, _ = read_documents(data, lambda: pytest.fail("loaded"), 512, "cut", 5000)
+    documents, _ = read_documents(data, lambda: load_tokenizer(pair.target), 512, "cut", 5000)
     prompt, response = record["prompt_token_ids"], record["token_ids"]
     assert documents == [Document.answered([*prompt, *response], len(prompt))]
 

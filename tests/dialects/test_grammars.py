@@ -81,10 +81,11 @@ def test_required_calls_come_after_thoughts_and_fit_their_schema(name: str, voca
 
 @pytest.mark.parametrize("name", ["plain", "qwen3-coder"])
 def test_white_space_before_a_call_comes_to_an_end(name: str, vocabulary: Any):
-    """Else a model that knows no calls writes nothing else."""
+    """Else a model that knows no calls writes nothing else; it is such as readers trim."""
     call, use = FAMILIES[name].write("", "", [CALL]), ToolUse(TOOLS, required=True)
     assert takes(vocabulary, name, " " * 8 + call, use, None)
     assert not takes(vocabulary, name, " " * 9 + call, use, None)
+    assert not takes(vocabulary, name, "\u205f" + call, use, None)
 
 
 @NAMES

@@ -136,8 +136,9 @@ def test_a_server_that_stays_away(stub: Stub, pauses: list[float]):
     assert pauses == list(module.PAUSES)
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    with pytest.raises(InputError, match=rf"^{url} does not answer: "):
+    with pytest.raises(InputError, match=rf"^{url} cannot be reached: "):
         ask(url)
+    assert pauses == list(module.PAUSES), "one that never answered is not waited for"
 
 
 FAILED = {"text": "", "finish_reason": "error", "error": {"message": "too complex"}}

@@ -85,6 +85,15 @@ def test_no_name_of_ours_is_taken_for_another(kind: type[body.Body]):
     assert [near_miss(kind, name) for name in names] == names
 
 
+@pytest.mark.parametrize("name", ["max_new_tokens", "max_output_tokens", "n_predict"])
+def test_another_name_for_the_length_is_refused_unless_ours_is_there(name: str):
+    """An answer of the whole context would surprise whoever asked for a short one."""
+    with pytest.raises(ValidationError, match=r"did you mean max_tokens\?"):
+        chat(**{name: 3})
+    assert chat(**{name: 3, "max_completion_tokens": 3}).most_tokens(9) == 3
+    assert chat(**{name: None}).most_tokens(9) == 9
+
+
 def test_unknown_fields_are_told_once_at_every_level(caplog: pytest.LogCaptureFixture):
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}", "u": 1}}
     turns = [

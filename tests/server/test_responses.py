@@ -265,7 +265,7 @@ def test_an_answer_that_fails_is_an_error_whole_and_streamed(qwen: Served):
     begun = '"aaaaaaaa'  # so that it does not begin to think
     key = {"authorization": "Bearer sesame"}
     answer = qwen.post("/v1/responses", body, begun, **key)
-    assert answer.status_code == 500
+    assert answer.status_code == 400
     why = answer.json()["error"]["message"]
     *_, last = named_events(qwen.post("/v1/responses", {**body, "stream": True}, begun, **key))
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
@@ -301,7 +301,8 @@ def test_an_engine_that_fails_ends_a_stream_with_a_failed_response(
             "input.0.content.0.type: input_image is not supported; this model reads only text",
         ),
         ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.call_id: Field required"),
-        ({"input": []}, "messages: "),
+        ({"input": []}, "input has nothing for the model to read"),
+        ({"max_tokens": 5}, "max_tokens: no such field; did you mean max_output_tokens?"),
         ({"tool_choice": {"type": "function", "name": "f"}, "tools": [WEATHER]}, "called f"),
         ({"tool_choice": "required"}, "tool_choice needs tools"),
         ({"tools": [WEATHER, WEATHER]}, "two tools have the same name"),

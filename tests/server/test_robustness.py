@@ -607,7 +607,7 @@ def test_a_sequence_that_fails_says_why(server: Running, caplog: pytest.LogCaptu
     body = {"prompt": PROMPT, "max_tokens": 200, "structured_outputs": {"grammar": grammar}}
     with caplog.at_level("WARNING", logger="peagle.server"):
         status, _, found = ask(server, "/v1/completions", body)
-    assert status == 500
+    assert status == 400
     why = found["error"]["message"]
     assert why.startswith("structured outputs: ")
     [logged] = [one.getMessage() for one in caplog.records]

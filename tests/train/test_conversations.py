@@ -163,6 +163,10 @@ BAD = [
         {"messages": [user("a"), assistant("hi", token_ids=[2**40])]},
         "turn 2: token_ids say something else by the tokenizer of tiny; use the target that wrote",
     ),
+    (
+        {"prompt_token_ids": [1], "token_ids": [20], "text": "b"},
+        "token_ids say something else by the tokenizer of tiny; use the target that wrote",
+    ),
     ({"prompt": "a", "response": "b", "token_ids": [20]}, "token_ids say something else by the"),
 ]
 

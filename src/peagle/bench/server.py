@@ -85,7 +85,10 @@ class Server:
         served, *_ = _objects(_json(models).get("data")) or [{}]
         model = model or served.get("id")
         if not model:
-            raise InputError(f"{url} names no model at /v1/models; give its name as TARGET")
+            found = "has no" if models is None else "names no model at"
+            raise InputError(
+                f"{url} {found} /v1/models; check the address, or give the model's name as TARGET"
+            )
         by = served.get("owned_by", "")
         told = f"{by} {_json(version).get('version', '')}".strip()
         return cls(name, address, model, told, listeners(address.host, address.port))

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,7 +26,7 @@ from peagle.errors import InputError
 
 if TYPE_CHECKING:
     from peagle.bench.prompts import Prompt
-    from peagle.completion import Completion
+    from peagle.completion import Chunk, Completion
     from peagle.live_request import ChatTurn
     from peagle.llm import LLM
 
@@ -209,10 +209,19 @@ def _echo_thoughts(text: str, nl: bool = False) -> None:
 def _stream(
     llm: "LLM", prompt: list[int], params: SamplingParams, turn: "ChatTurn | None"
 ) -> "Completion":
+    try:
+        return _show(llm.stream(prompt, params, turn))
+    except KeyboardInterrupt:
+        typer.echo()  # what is said of it comes below the text
+        raise
+
+
+def _show(chunks: "Iterator[Chunk]") -> "Completion":
+    """Show a text as it comes."""
     from peagle.dialects import Reasoning
 
     thinking = False
-    for chunk in llm.stream(prompt, params, turn):
+    for chunk in chunks:
         thoughts = "".join(event.text for event in chunk.events if isinstance(event, Reasoning))
         _echo_thoughts(thoughts)
         thinking = thinking or bool(thoughts)

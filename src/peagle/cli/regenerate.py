@@ -151,10 +151,15 @@ def regenerate(
             with _progress(tally, len(conversations)) as show:
                 await answer(waiting, answerer, params, file, in_flight, show, keep_cut)
 
-        if endpoint is not None and model is not None:
-            _ask_endpoint(run, endpoint, model, concurrency or ENDPOINT_CONCURRENCY, variables)
-        elif waiting:
-            _ask_engine(run, waiting.values(), engine(), config, variables)
+        try:
+            if endpoint is not None and model is not None:
+                _ask_endpoint(run, endpoint, model, concurrency or ENDPOINT_CONCURRENCY, variables)
+            elif waiting:
+                _ask_engine(run, waiting.values(), engine(), config, variables)
+        except KeyboardInterrupt:
+            kept = tally.before + tally.finished
+            typer.echo(f"{output} has {kept} of {len(conversations)}; the same command continues", err=True)
+            raise
     if tally.skipped and not tally.before and not tally.finished:
         raise InputError(f"no conversation was answered: {tally.problem}")
     typer.echo(tally)

@@ -261,10 +261,16 @@ def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
 def _read_template(path: Path | None) -> str | None:
     if path is None:
         return None
+    from peagle.models.chat_template import check_syntax
+
     try:
-        return path.read_text()
+        template = path.read_text()
+        check_syntax(template)
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"--chat-template {path}: {reason(error)}") from None
+    except InputError as error:
+        raise InputError(f"--chat-template {path}: {error}") from None
+    return template
 
 
 def _start_vllm(

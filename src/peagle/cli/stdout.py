@@ -1,5 +1,6 @@
 """Standard output that says in a line why it cannot be written, and that can hold any text."""
 
+import contextlib
 import io
 import os
 import sys
@@ -25,6 +26,13 @@ class _Stdout(io.FileIO):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self.fileno())
         os.close(nowhere)
+
+
+def flush() -> None:
+    """Write what is left. Raises `InputError` where the disk is full."""
+    if sys.stdout is not None:
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
 
 
 def install() -> None:

@@ -56,7 +56,7 @@ class SectionDialect:
         """Thoughts first, where the prompt has none; then calls, the form, or either."""
         if not needs_grammar(use, form):
             return None
-        space = rf"WS: /\s{{1,{MOST_SPACE}}}/"
+        space = rf"WS: /[ \t\r\n]{{1,{MOST_SPACE}}}/"
         rules = [*self._thoughts(self._thinks(prompt)), f"ANYTHING: {ANYTHING}", space]
         parts = []
         if form is not None and not (use is not None and use.required):

@@ -140,8 +140,9 @@ def _max_length(target: Decoder, config: EngineConfig, division: Division, memor
     check_length(target.spec, wanted)
     if wanted > held:
         needed = -(-wanted // config.block_size) * (memory / max(num_blocks, 1))
+        about = f" (about {needed / 2**20:.0f} MiB)" if num_blocks else ""
         raise InputError(
-            f"the KV cache holds {held} tokens, one sequence needs {wanted} "
-            f"(about {needed / 2**20:.0f} MiB); raise kv_cache_memory or lower max_model_len"
+            f"the KV cache holds {held} tokens, one sequence needs {wanted}{about}; raise "
+            "kv_cache_memory or lower max_model_len"
         )
     return wanted

@@ -81,6 +81,19 @@ def render_chat(
         raise InputError(f"{place}the chat template refuses this: {what}") from None
 
 
+def check_syntax(template: str) -> None:
+    """Raise `InputError` for a text that is no template, whatever the messages."""
+    from jinja2 import TemplateSyntaxError
+    from transformers.utils.chat_template_utils import render_jinja_template  # slow to import
+
+    try:
+        render_jinja_template([[]], chat_template=template)
+    except TemplateSyntaxError as error:
+        raise InputError(f"line {error.lineno}: {error.message}") from None
+    except Exception:  # about there being no messages
+        return
+
+
 def template_source(tokenizer: Any, template: str | None, tools: Any) -> str:
     """The text of the template: `template`, or the tokenizer's own, perhaps one for tools."""
     if template is None and tokenizer.chat_template is None:

@@ -57,6 +57,8 @@ class Endpoint:
         self, client: httpx2.AsyncClient, url: str, model: str, variables: Mapping[str, Any]
     ) -> None:
         self._client, self._url, self._model = client, url, model
+        self._reached = False
+        """Whether it has ever answered: one that never has is not waited for."""
         self._variables = {"chat_template_kwargs": dict(variables)} if variables else {}
 
     async def chat(
@@ -112,7 +114,10 @@ class Endpoint:
                 response = await self._client.post(f"{self._url}/{path}", json=body)
             except httpx2.TransportError as error:
                 problem = str(error) or type(error).__name__
+                if not self._reached and isinstance(error, httpx2.ConnectError):
+                    raise InputError(f"{self._url} cannot be reached: {problem}") from None
             else:
+                self._reached = True
                 if response.status_code != 429 and response.status_code < 500:
                     return self._read(response)
                 problem = f"{response.status_code} {_complaint(response)}"

@@ -219,8 +219,9 @@ async def _converse(
             problem = f"{chat.place}: {CALLED}" if None in following else None
             break
     if keep_cut and cut is not None and not answers:
+        said_so_far = cut.message.get("content") or cut.message.get("reasoning_content") or ""
         ids = {"prompt_token_ids": cut.prompt_ids, "token_ids": cut.token_ids}
-        return Outcome(ids, cut.tokens)
+        return Outcome({**ids, "text": said_so_far}, cut.tokens)
     record = _record(said, answers, chat.tools) if answers else None
     tokens = sum(answer.tokens for answer in answers.values())
     return Outcome(record, tokens, problem, cut is not None)

@@ -12,6 +12,11 @@ MOST_TOLD = 1000
 """Lines of the log about what is left out."""
 LONGEST_NAME = 64
 """Characters of an unknown field's name that are looked at."""
+LENGTHS = (
+    *("max_tokens", "max_completion_tokens", "max_output_tokens"),
+    *("max_new_tokens", "n_predict", "num_predict"),
+)
+"""What APIs call the most tokens of an answer, which would have no end if that were missed."""
 SHORTEST_TYPED = 6
 """Characters of a name in which one wrong letter is a slip and not another name."""
 log = logging.getLogger("peagle.server")
@@ -33,9 +38,16 @@ class Body(BaseModel):
         if unknown:
             for name, value in unknown.items():
                 if value is not None:
+                    self._refuse_missed_length(name)
                     _meet(type(self), name)
             unknown.clear()
         return self
+
+    def _refuse_missed_length(self, name: str) -> None:
+        """Raise for another API's name for the length of an answer, where ours is not given."""
+        ours = [one for one in LENGTHS if one in type(self).model_fields]
+        if name in LENGTHS and ours and all(getattr(self, one) is None for one in ours):
+            raise _near_miss(name, ours[0])
 
 
 def _whole(value: Any) -> Any:
@@ -77,9 +89,13 @@ def _meet(kind: type[Body], name: str) -> None:
         return
     near = near_miss(kind, name)
     if near is not None:
-        told = "no such field; did you mean {near}?"
-        raise PydanticCustomError("near_miss", told, {"key": name, "near": near})
+        raise _near_miss(name, near)
     tell_once(line)
+
+
+def _near_miss(name: str, near: str) -> PydanticCustomError:
+    told = "no such field; did you mean {near}?"
+    return PydanticCustomError("near_miss", told, {"key": name, "near": near})
 
 
 def near_miss(kind: type[Body], name: str) -> str | None:

@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from starlette.types import Receive, Scope, Send
 
 from peagle.completion import Chunk, Completion
+from peagle.grammar import FORM
 from peagle.server.errors import CLIENT_GONE, APIError, as_api_error
 from peagle.server.service import Job
 
@@ -74,7 +75,7 @@ async def deliver(
     for index, completion in enumerate(done):
         _log_failure(answer, index, completion)
     if all(completion.failure for completion in done):
-        raise APIError(500, done[0].failure or "")
+        raise _failed(done[0].failure or "")
     return JSONResponse(answer.whole(done))
 
 
@@ -158,6 +159,12 @@ async def _gone(receive: Receive, unread: Callable[[], bool]) -> None:
             return
 
 
+def _failed(why: str) -> APIError:
+    """The refusal of an answer that ended with an error: another attempt may mend all but a form
+    that turned out too complex, or that other fields leave no token for."""
+    return APIError(400 if why.startswith(FORM) else 500, why)
+
+
 def _log_failure(answer: Answer, index: int, completion: Completion) -> None:
     """Log why a choice ended with an error. An answer of which nothing came to its end is an error
     as a whole; else its route tells which choice failed."""
@@ -191,7 +198,7 @@ async def _events(answer: Answer, job: Job) -> AsyncIterator[bytes]:
                 yield data or answer.waiting
                 said = time.monotonic()
             if lost is not None:
-                raise APIError(500, lost)
+                raise _failed(lost)
         for data in answer.end([done[index] for index in range(len(job.prepared))]):
             yield data
     except Exception as error:

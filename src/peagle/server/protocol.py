@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    ConfigDict,
     Field,
     RootModel,
     field_validator,
@@ -67,8 +68,12 @@ class SpeculationOptions(Body):
 
 
 class StructuredOutputsOptions(Body):
-    """vLLM's field: the form that the output must have, exactly one of these."""
+    """vLLM's field: the form that the output must have, exactly one of these.
 
+    Nothing else, since a form that is missed is one that is not kept.
+    """
+
+    model_config = ConfigDict(extra="forbid")
     json_: Form | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
@@ -299,7 +304,7 @@ class ChatBody(GenerationBody, Prompting):
     functions: Refused = None
     function_call: Ignored = None
     audio: Refused = None
-    modalities: Ignored = None
+    modalities: Items[Literal["text"]] | None = None
     prediction: Ignored = None
     moderation: Ignored = None
     prompt_cache_options: Ignored = None

@@ -95,7 +95,7 @@ class Encoder:
         kinds: dict[type, Callable[[Sequence[Any]], list[Document]]] = {
             Completion: self._completions,
             Text: self._texts,
-            TokenIds: _token_ids,
+            TokenIds: self._token_ids,
         }
         return [[document] for document in kinds[kind](samples)]
 
@@ -131,6 +131,12 @@ class Encoder:
         check_ids(sample.token_ids, [_response(sample)], self._tokenizer, sample.place)
         return sample.token_ids
 
+    def _token_ids(self, samples: Sequence[TokenIds]) -> list[Document]:
+        for sample in samples:
+            if sample.text:
+                check_ids(sample.response, [sample.text], self._tokenizer, sample.place)
+        return [Document.answered((*s.prompt, *s.response), len(s.prompt)) for s in samples]
+
     def _texts(self, samples: Sequence[Text]) -> list[Document]:
         return [Document.answered(ids, 0) for ids in self._ids([s.text for s in samples])]
 
@@ -147,10 +153,6 @@ def _encode(samples: Iterator[Sample], encoder: Encoder) -> Iterator[list[Docume
         while batch := list(itertools.islice(alike, BATCH)):
             for sample, documents in zip(batch, encoder.encode(batch), strict=True):
                 yield [replace(document, source=sample.place) for document in documents]
-
-
-def _token_ids(samples: Sequence[TokenIds]) -> list[Document]:
-    return [Document.answered((*s.prompt, *s.response), len(s.prompt)) for s in samples]
 
 
 def _response(sample: Completion) -> str:

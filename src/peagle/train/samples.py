@@ -71,6 +71,8 @@ class TokenIds:
     place: str
     prompt: tuple[int, ...]
     response: tuple[int, ...]
+    text: str = ""
+    """What the response says, as far as that is known."""
 
 
 Sample = Chat | Completion | Text | TokenIds
@@ -87,7 +89,8 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
     value = _present(record)
     if value.keys() >= {"prompt_token_ids", "token_ids"}:
         prompt = _ids(value["prompt_token_ids"], f"{place}: prompt_token_ids")
-        return TokenIds(place, prompt, _ids(value["token_ids"], f"{place}: token_ids"))
+        text = _text(value, "text", place) if "text" in value else ""
+        return TokenIds(place, prompt, _ids(value["token_ids"], f"{place}: token_ids"), text)
     for key in ("messages", "conversations"):
         if key in value:
             return _chat(value, key, place)

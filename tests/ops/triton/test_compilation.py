@@ -151,7 +151,8 @@ for pairs, warps in ((False, 1), (True, 4)):
     del sizes["FACTORS"]
     shares = types | {"out": F32}
     compiled("tree", "_log_share", shares, {**sizes, "PAIRS": pairs}, num_warps=1)
-types |= dict.fromkeys(("unbranched", "parents", "depths"), INT) | {"ancestors": "*i32", "shares": F32}
+types |= dict.fromkeys(("unbranched", "parents", "depths"), INT)
+types |= {"ancestors": "*i32", "shares": F32}
 compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
 types = dict.fromkeys(("tokens", "parents", "chosen", "path", "drafts", "taken"), INT)
 compiled("tree", "_walk", types | {"reads": INT}, {"ROWS": 16, "NO_DRAFT": -2}, num_warps=1)

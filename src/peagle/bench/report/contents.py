@@ -92,7 +92,8 @@ def _decision(one: Advice) -> Decision:
     equal = f" Not clearly slower: {_few(others)}." if others and not engines else ""
     speed = f"{_number(chosen.measures.otps)} tokens/s"
     if one.gain is None or one.reference is None:
-        told = f"{speed}, the fastest."
+        ahead = any(run.measures.otps > chosen.measures.otps for run in one.compared)
+        told = f"{speed}; nothing is clearly faster." if ahead else f"{speed}, the fastest."
     elif one.clear or engines:
         told = f"{speed}, {ratio_text(one.gain)} over {one.reference.case.label}."
     elif not one.gain.bounded:

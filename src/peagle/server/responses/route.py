@@ -7,6 +7,7 @@ from fastapi import Request, Response
 from peagle.server.body_route import validated
 from peagle.server.chat import begin
 from peagle.server.delivery import deliver
+from peagle.server.errors import APIError
 from peagle.server.parts import Parts
 from peagle.server.protocol import ChatBody
 from peagle.server.responses.answer import ResponsesAnswer
@@ -20,7 +21,10 @@ from peagle.server.service import Service
 async def respond(service: Service, body: ResponsesBody, request: Request) -> Response:
     """Continue a conversation of items."""
     tools = Tools(body.tools or ())
-    chat = validated(ChatBody, chat_fields(body, tools))
+    fields = chat_fields(body, tools)
+    if not fields["messages"]:
+        raise APIError(400, "input has nothing for the model to read", "input")
+    chat = validated(ChatBody, fields)
     async with contextlib.AsyncExitStack() as running:
         job = await begin(service, chat, running)
         name, model = request.state.request_id, service.settings.model_names[0]
