@@ -8,8 +8,8 @@ from scripted import scripted_llm, writing
 
 from peagle.config import SamplingParams
 from peagle.llm import LLM
-from peagle.train.conversations import read_documents
 from peagle.models.tokenizer import load_tokenizer
+from peagle.train.conversations import read_documents
 from peagle.train.packing import Document
 
 TOKENS = 20

@@ -1,7 +1,7 @@
 import collections
 import json
-import re
 import os
+import re
 import shutil
 import signal
 import subprocess

@@ -21,6 +21,16 @@ def test_a_disk_full_of_text_is_one_line(pair, how):
     assert (done.returncode, done.stderr) == (2, FULL)
 
 
+@pytest.mark.usefixtures("forked")
+def test_so_is_one_that_does_not_take_a_result(pair):
+    """Which is written at the end."""
+    how = ["--limit", 1, "--rounds", 1, "--methods", "none", "--json", "-", *FEW]
+    with open("/dev/full", "w") as full:
+        done = run("bench", "--target", pair.target, *how, stdout=full)
+    assert done.returncode == 2
+    assert done.stderr.endswith(FULL)
+
+
 @pytest.mark.parametrize("what", ["--version", "--help"])
 def test_so_is_one_that_does_not_take_the_help(what):
     with open("/dev/full", "w") as full:

@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -184,6 +185,16 @@ def test_bad_flags_end_in_one_line(flags: list[str], words: str, port: int):
     _, errors = failed.process.communicate(timeout=60)
     assert failed.process.returncode == 2
     assert words in errors.splitlines()[-1]
+
+
+@pytest.mark.usefixtures("forked")
+def test_a_file_that_is_no_template_ends_it_at_once(port: int, tmp_path: Path):
+    file = tmp_path / "bad.jinja"
+    file.write_text("{{ messages }}\n{% if %}")
+    failed = Process(port, "--chat-template", str(file))
+    _, errors = failed.process.communicate(timeout=60)
+    assert failed.process.returncode == 2
+    assert f"--chat-template {file}: line 2: Expected an expression" in errors.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

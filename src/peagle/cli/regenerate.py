@@ -158,7 +158,9 @@ def regenerate(
                 _ask_engine(run, waiting.values(), engine(), config, variables)
         except KeyboardInterrupt:
             kept = tally.before + tally.finished
-            typer.echo(f"{output} has {kept} of {len(conversations)}; the same command continues", err=True)
+            typer.echo(
+                f"{output} has {kept} of {len(conversations)}; the same command continues", err=True
+            )
             raise
     if tally.skipped and not tally.before and not tally.finished:
         raise InputError(f"no conversation was answered: {tally.problem}")
