@@ -18,7 +18,7 @@ from peagle.engine.pace import Pace
 from peagle.engine.request import Request
 from peagle.engine.request_table import RequestTable
 from peagle.engine.scheduler import Scheduler
-from peagle.engine.step import Chunk, Cycle, Outcome, Result, Step
+from peagle.engine.step import Cycle, Outcome, PromptChunk, Result, Step
 
 DRAFTS = 3
 
@@ -95,9 +95,9 @@ class Book:
             return self.answers.popleft()
         return Outcome()
 
-    def _run(self, item: Chunk | Cycle) -> Result:
+    def _run(self, item: PromptChunk | Cycle) -> Result:
         text = self.of_row[item.row]
-        if isinstance(item, Chunk):
+        if isinstance(item, PromptChunk):
             self._pass(item.row, item.start, text[item.start : item.stop])
             self.lengths[item.row] = item.stop
             return Result(item.row, (tiny.VOCAB,) * item.completes, pending=1)

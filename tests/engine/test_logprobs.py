@@ -18,7 +18,7 @@ from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.engine import Engine
 from peagle.engine.logprobs import output_logprobs
 from peagle.engine.request import Request
-from peagle.engine.step import Chunk, TokenLogprobs
+from peagle.engine.step import PromptChunk, TokenLogprobs
 from peagle.errors import InputError
 from peagle.ops import residual
 from peagle.ops.linear import Linear
@@ -155,7 +155,7 @@ class TestPrompts:
         captured: list[int] = []
         fit = PromptGraphs.fit
 
-        def noted(self: PromptGraphs, chunks: list[Chunk], followed: bool) -> object:
+        def noted(self: PromptGraphs, chunks: list[PromptChunk], followed: bool) -> object:
             captured.append(sum(chunk.rows for chunk in chunks))
             return fit(self, chunks, followed)
 
@@ -358,7 +358,7 @@ class TestIsolation:
 def test_prompts_without_memory_are_scored_in_smaller_chunks(targets, trained, monkeypatch):
     run = Prefill.run
 
-    def short_of_memory(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
+    def short_of_memory(self: Prefill, chunks: list[PromptChunk], followed: bool) -> PromptEnds:
         if sum(item.rows for item in chunks) > 30:
             raise torch.OutOfMemoryError
         return run(self, chunks, followed)

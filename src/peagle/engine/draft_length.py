@@ -72,7 +72,7 @@ class DraftLength:
         """Cycles in all."""
         self._probed = False
         """Whether the last cycle was a probe, so that the drafter has missed nothing since."""
-        self._chains, self._trees = (Acceptance(k, PRIOR_RATE, PRIOR_COUNT) for _ in range(2))
+        self._chains, self._trees = (AcceptanceRates(k, PRIOR_RATE, PRIOR_COUNT) for _ in range(2))
         self._credit = MOST_CREDIT
         self._catching_up = 0.0
         """Seconds for which the drafter catches up before a probe."""
@@ -184,7 +184,7 @@ class DraftLength:
             return
         if not drafts:
             self._credit = min(self._credit, 0.0)
-            self._chains, self._trees = (Acceptance(self._k, 0.0, DOUBT) for _ in range(2))
+            self._chains, self._trees = (AcceptanceRates(self._k, 0.0, DOUBT) for _ in range(2))
         elif not self._chosen:
             self._credit = max(self._credit, STAKE)
         self._chosen, self._cycles = drafts, 0
@@ -203,7 +203,7 @@ class DraftLength:
         return [of_tree if count else of_chain for count, of_tree, of_chain in pairs]
 
 
-class Acceptance:
+class AcceptanceRates:
     """How often each draft of a cycle was accepted, given that those before it were."""
 
     def __init__(self, k: int, rate: float, count: int) -> None:
@@ -240,7 +240,7 @@ class Acceptance:
         return found
 
 
-def contradictions(chains: Acceptance, trees: Acceptance) -> list[int]:
+def contradictions(chains: AcceptanceRates, trees: AcceptanceRates) -> list[int]:
     """Positions whose rate is higher in chains than in trees, which have nearly all of a chain.
 
     Other texts may have been written since the older of both was tried.
@@ -249,7 +249,7 @@ def contradictions(chains: Acceptance, trees: Acceptance) -> list[int]:
     return [place for place, (of_chain, of_tree) in enumerate(pairs) if of_chain > of_tree]
 
 
-def consistent(chains: Acceptance, trees: Acceptance) -> tuple[list[float], list[float]]:
+def consistent(chains: AcceptanceRates, trees: AcceptanceRates) -> tuple[list[float], list[float]]:
     """The rates of drafts one behind another, and of those that branch.
 
     A tree has nearly all of a chain, so its rates are no lower: where they contradict one another,

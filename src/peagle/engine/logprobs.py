@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from peagle.config import MAX_LOGPROBS
-from peagle.engine.step import Chunk, TokenLogprobs
+from peagle.engine.step import PromptChunk, TokenLogprobs
 from peagle.transfer import Download, upload
 
 STRIP = 128
@@ -99,7 +99,7 @@ def _strips(rows: Sequence[Tensor]) -> Iterator[slice]:
     yield slice(start, len(rows))
 
 
-def scored_rows(chunks: Sequence[Chunk]) -> list[int]:
+def scored_rows(chunks: Sequence[PromptChunk]) -> list[int]:
     """The rows of some chunks at which tokens of prompts are scored: those that follow them."""
     stops = itertools.accumulate(chunk.rows for chunk in chunks)
     return [
@@ -112,7 +112,7 @@ def scored_rows(chunks: Sequence[Chunk]) -> list[int]:
 class PromptLogprobs:
     """Those of the prompts in a batch, on their way to the host."""
 
-    def __init__(self, chunks: Sequence[Chunk], scores: Scores) -> None:
+    def __init__(self, chunks: Sequence[PromptChunk], scores: Scores) -> None:
         """scores: of `scored_rows`."""
         asked = [chunk for chunk in chunks if chunk.scored]
         self._rows = [chunk.row for chunk in asked]

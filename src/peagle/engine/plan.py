@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from peagle.engine.block_groups import WHOLE, BlockGroups, GroupBlock, HeldBlocks
 from peagle.engine.request import Request
-from peagle.engine.step import Chunk, Cycle
+from peagle.engine.step import Cycle, PromptChunk
 
 WORTH_WAITING = 256
 """Fewest tokens of its prompt for which a request waits while another one computes them: rows that
@@ -54,11 +54,11 @@ class Share(Struct, frozen=True):
         request = self.request
         return Cycle(request.row, self.start, self.drafts, self.hosted, request.missing)
 
-    def chunk(self) -> Chunk:
+    def chunk(self) -> PromptChunk:
         """The same where known tokens are computed."""
         request, start, stop = self.request, self.start, self.stop
         wanted = request.unscored
-        return Chunk(
+        return PromptChunk(
             row=request.row,
             start=start,
             tokens=tuple(request.tokens[start:stop]),

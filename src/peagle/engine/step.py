@@ -50,7 +50,7 @@ class Begin:
     prompt_length: int
 
 
-class Chunk(msgspec.Struct, frozen=True):
+class PromptChunk(msgspec.Struct, frozen=True):
     """Consecutive known tokens of one request, whose keys are to be computed."""
 
     row: int
@@ -95,13 +95,13 @@ class Cycle(msgspec.Struct, frozen=True):
     drafts: int
     """At most K."""
     hosted: bool = False
-    """As in `Chunk`."""
+    """As in `PromptChunk`."""
     missing: int = 0
-    """As in `Chunk`."""
+    """As in `PromptChunk`."""
 
     @property
     def completes(self) -> bool:
-        """As in `Chunk`: always."""
+        """As in `PromptChunk`: always."""
         return True
 
 
@@ -134,12 +134,12 @@ class Step:
     cycles: tuple[Cycle, ...] = ()
     repeats: int = 1
     """How often these run, one after the other; more than once only without drafts or the host."""
-    chunks: tuple[Chunk, ...] = ()
+    chunks: tuple[PromptChunk, ...] = ()
     branch: bool = False
     """Whether drafts of the cycles may, where the worker has trees of so many."""
 
     @property
-    def work(self) -> tuple[Cycle | Chunk, ...]:
+    def work(self) -> tuple[Cycle | PromptChunk, ...]:
         """What there is to compute."""
         return *self.cycles, *self.chunks
 

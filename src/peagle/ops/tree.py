@@ -44,7 +44,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Path:
+class TreePath:
     """What the target confirms of a tree, written as drafts without branches are."""
 
     rows: Tensor
@@ -125,19 +125,19 @@ def _grown(
     return np.array(rows).T
 
 
-def walk(tree: Tree, chosen: Tensor, slots: int) -> Path:
+def walk(tree: Tree, chosen: Tensor, slots: int) -> TreePath:
     """Follow the target's choices from the root on.
 
     chosen: [requests, nodes + 1] what the target takes after each row, -1 for NaN logits; slots:
     the greatest depth.
     """
     if has_kernels(chosen):
-        return Path(*kernels("tree").walk(tree, chosen, slots))
+        return TreePath(*kernels("tree").walk(tree, chosen, slots))
     given = zip(tree.tokens.tolist(), tree.parents.tolist(), chosen.tolist(), strict=True)
     paths = [_walked(tokens, parents, taken, slots) for tokens, parents, taken in given]
     rows, drafts, taken = (torch.tensor(c, device=chosen.device) for c in zip(*paths, strict=True))
     before = torch.arange(len(rows), device=chosen.device)[:, None] * chosen.shape[1]
-    return Path(rows, before + rows, drafts, taken)
+    return TreePath(rows, before + rows, drafts, taken)
 
 
 def _walked(
@@ -158,7 +158,7 @@ def _walked(
     return rows, drafts, taken
 
 
-def known_alternatives(chain: Drafts, path: Path) -> Drafts:
+def known_alternatives(chain: Drafts, path: TreePath) -> Drafts:
     """Drafts without branches, as far as it is known who would have been right: they may leave
     their tree. chain: [requests, depth], with alternatives."""
     assert chain.alternatives is not None

@@ -18,7 +18,7 @@ from peagle.server.service import Job, Service
 DONE = b"data: [DONE]\n\n"
 
 
-class Form(Protocol):
+class AnswerForm(Protocol):
     """The form of one route's answers."""
 
     prefix: str
@@ -43,7 +43,7 @@ class Form(Protocol):
 
 async def answer(
     service: Service,
-    form: Form,
+    form: AnswerForm,
     job: Job,
     body: GenerationBody,
     request: Request,
@@ -67,7 +67,7 @@ class Choices:
 
     waiting = WAITING
 
-    def __init__(self, form: Form, head: Json, job: Job, body: GenerationBody) -> None:
+    def __init__(self, form: AnswerForm, head: Json, job: Job, body: GenerationBody) -> None:
         self._form, self._head, self._job, self._body = form, head, job, body
         self._wanted = body.stream_options or StreamOptions()
         self.id: str = head["id"]

@@ -44,7 +44,7 @@ Limit = Annotated[
 ]
 """A number of tokens; -1 is no limit of one's own."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
-Form = str | dict[str, Any]
+Schema = str | dict[str, Any]
 """A schema, or its JSON text."""
 
 
@@ -74,7 +74,7 @@ class StructuredOutputsOptions(Body):
     """
 
     model_config = ConfigDict(extra="forbid")
-    json_: Form | None = Field(default=None, alias="json")
+    json_: Schema | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
     choice: Items[str] | None = None
@@ -151,11 +151,11 @@ class GenerationBody(Body):
     """Requests with different salts share no cached prefix."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsOptions | None = None
-    guided_json: Form | None = None
+    guided_json: Schema | None = None
     guided_regex: str | None = None
     guided_choice: Items[str] | None = None
     guided_grammar: str | None = None
-    json_schema: Form | None = None
+    json_schema: Schema | None = None
     regex: str | None = None
     ebnf: str | None = None
     prompt_logprobs: Annotated[TopLogprobs, Whole] | None = None

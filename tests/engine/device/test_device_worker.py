@@ -21,7 +21,7 @@ from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
 from peagle.engine.host import worker as host_worker
 from peagle.engine.host.cycle import Verification
-from peagle.engine.step import Chunk, Outcome, Step
+from peagle.engine.step import Outcome, PromptChunk, Step
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.ops import residual
@@ -248,7 +248,7 @@ def begun(monkeypatch) -> list[list[str]]:
         found.append([])
         return exchange(self, step)
 
-    def noted_fill(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
+    def noted_fill(self: Prefill, chunks: list[PromptChunk], followed: bool) -> PromptEnds:
         found[-1] += [f"row {chunk.row}" for chunk in chunks]
         return fill(self, chunks, followed)
 
@@ -313,7 +313,7 @@ def out_of_memory_above(most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]
         if rows > most:
             raise torch.OutOfMemoryError
 
-    def noted_fill(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
+    def noted_fill(self: Prefill, chunks: list[PromptChunk], followed: bool) -> PromptEnds:
         note(sum(chunk.rows for chunk in chunks))
         return fill(self, chunks, followed)
 
@@ -346,7 +346,7 @@ def test_prompts_too_large_for_the_memory_come_in_smaller_chunks(
 def test_no_memory_for_the_smallest_chunk_is_an_error(targets, trained, monkeypatch):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, True)
 
-    def none(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
+    def none(self: Prefill, chunks: list[PromptChunk], followed: bool) -> PromptEnds:
         raise torch.OutOfMemoryError
 
     neighbour = engine.add("zero", PROMPTS[1], SamplingParams(max_tokens=30))
@@ -369,7 +369,7 @@ def test_a_later_chunk_without_memory_keeps_the_earlier_one(targets, trained, mo
     engine = engine_of(targets["easy"], drafter, True, max_num_batched_tokens=40)
     run, calls = Prefill.run, []
 
-    def second_time_short(self: Prefill, chunks: list[Chunk], followed: bool) -> PromptEnds:
+    def second_time_short(self: Prefill, chunks: list[PromptChunk], followed: bool) -> PromptEnds:
         calls.append(sum(item.rows for item in chunks))
         if len(calls) == 2:
             raise torch.OutOfMemoryError

@@ -14,7 +14,7 @@ from peagle.engine.device.prompt_graphs import MOST_PAIRS, SIZES, PromptGraphs
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
-from peagle.engine.step import Chunk
+from peagle.engine.step import PromptChunk
 
 HOW = SamplingParams(max_tokens=16)
 SLOTS = 64
@@ -129,7 +129,9 @@ def caches_after(
     tokens = prompt(ends[-1], 3)
     for start, stop in itertools.pairwise([0, *ends]):
         last = stop == ends[-1]
-        chunk = Chunk(0, start, tuple(tokens[start:stop]), tokens[stop - last], completes=last)
+        chunk = PromptChunk(
+            0, start, tuple(tokens[start:stop]), tokens[stop - last], completes=last
+        )
         with torch.inference_mode():
             left = graphs.fit([chunk], followed).run([chunk])
         assert left.logits.shape == (chunk.completes, target.spec.vocab_size)
@@ -161,8 +163,8 @@ def test_keys_are_those_of_one_chunk_however_a_prompt_is_cut(targets, trained):
         torch.testing.assert_close(other[:, :, slots], one[:, :, slots])
 
 
-def chunk_of(rows: int, start: int = 0) -> Chunk:
-    return Chunk(0, start, (1,) * rows, 1, completes=True)
+def chunk_of(rows: int, start: int = 0) -> PromptChunk:
+    return PromptChunk(0, start, (1,) * rows, 1, completes=True)
 
 
 @pytest.mark.parametrize(

@@ -204,15 +204,15 @@ for form, top_k, columns, depth in forms:
 packed = {"codes": "*i16", "numbers": "*i16"}
 from peagle.ops.triton import quantized_experts
 
-for (kind, few), form in quantized_experts.FORMS.items():
+for (kind, few), tiling in quantized_experts.TILINGS.items():
     mxfp4, block = kind == "mxfp4", 16 if few else quantized_experts.LARGEST_BLOCK
     depth = 2880 if mxfp4 else 2048
-    sizes = {"COLUMNS": 768, "DEPTH": depth, "BLOCK_M": block, "BLOCK_N": form.lines}
-    sizes["BLOCK_K"] = form.depth
+    sizes = {"COLUMNS": 768, "DEPTH": depth, "BLOCK_M": block, "BLOCK_N": tiling.lines}
+    sizes["BLOCK_K"] = tiling.depth
     sizes |= {"MXFP4": mxfp4, "RUN": 64 if mxfp4 else 128, "HIGH": 128, "WIDE": 128, "BIAS": mxfp4}
     gates = {"TOP_K": 8, "SCALED": True, "LIMIT": 7.0, "ALPHA": 1.702, "GELU": block == 64}
     types |= {**packed, "factors": "*u8" if mxfp4 else F32}
-    options = {"num_warps": 4, "num_stages": form.stages}
+    options = {"num_warps": 4, "num_stages": tiling.stages}
     gate_up = compiled("quantized_experts", "_gate_up_kernel", types, {**sizes, **gates}, **options)
     down = {**sizes, "OVERLAP": True}
     down = compiled("quantized_experts", "_down_kernel", types, down, **options)
@@ -258,12 +258,12 @@ for packed, kind, block in (
     *(("fp8", BF16, 32), ("fp8", BF16, 64), ("fp8", F32, 16)),
     *(("mxfp4", BF16, 32), ("mxfp4", BF16, 64), ("mxfp4", F32, 16)),
 ):
-    form, mxfp4 = quantized_experts.FORMS[packed, block <= 32], packed == "mxfp4"
+    tiling, mxfp4 = quantized_experts.TILINGS[packed, block <= 32], packed == "mxfp4"
     x = torch.empty(0, dtype=kinds[kind])
-    stages = quantized_experts.stages_for(form, packed, block, x)
+    stages = quantized_experts.stages_for(tiling, packed, block, x)
     types |= dict.fromkeys(("x", "bias", "out"), kind) | {"factors": "*u8" if mxfp4 else F32}
     flags = {"COLUMNS": 768, "DEPTH": 2880 if mxfp4 else 2048, "BLOCK_M": block}
-    flags |= {"BLOCK_N": form.lines, "BLOCK_K": form.depth, "MXFP4": mxfp4, "RUN": 64}
+    flags |= {"BLOCK_N": tiling.lines, "BLOCK_K": tiling.depth, "MXFP4": mxfp4, "RUN": 64}
     flags |= {"HIGH": 1, "WIDE": 32 if mxfp4 else 2048, "BIAS": mxfp4, **gates, "GELU": False}
     needed = compiled(
         "quantized_experts", "_gate_up_kernel", types, flags, ADA, num_stages=stages
@@ -335,9 +335,9 @@ for lines, size, together, tree in (
     sizes = {"heads": 32, "kv_heads": 8, "padded": 4, "size": size, "lines": lines}
     switches = {"norm": plain, "window": not plain, "sinks": not plain, "settled": plain}
     switches["tree"] = tree
-    form = hopper_attention.Form(**sizes, **switches, together=together)
-    options = {"num_warps": form.warps, "maxnreg": form.registers}
-    kernel = made(hopper_attention._attend_part, types, "FORM", form, **options)
+    tiling = hopper_attention.Tiling(**sizes, **switches, together=together)
+    options = {"num_warps": tiling.warps, "maxnreg": tiling.registers}
+    kernel = made(hopper_attention._attend_part, types, "TILING", tiling, **options)
     assert together * (kernel.metadata.shared + 1024) <= 228 << 10
     print("hopper_attention", "_attend_part")
 types = dict.fromkeys(("starts", "counts", "limits", "requests"), INT) | {"shares": "*i32"}
@@ -352,10 +352,10 @@ def tensor(box):
 
 
 for live in (False, True):
-    form = wide_gate.Form(4096, 12288, 132, live)
+    tiling = wide_gate.Tiling(4096, 12288, 132, live)
     types = {"x": tensor([128, 64]), "out": tensor([128, 128]), "live": "*i32"}
     types["weight"] = tensor([2, 128, 64])
-    kernel = made(wide_gate._wide_gate, types, "FORM", form, num_warps=8)
+    kernel = made(wide_gate._wide_gate, types, "TILING", tiling, num_warps=8)
     assert kernel.metadata.shared <= 227 << 10
     print("wide_gate", "_wide_gate")
 """

@@ -65,10 +65,10 @@ def test_a_trees_many_lines_are_columns_where_programs_are_large(
     rows = pass_rows([64] * requests, [16] * requests, 16)
     if tree:
         rows = replace(rows, ancestors=torch.ones(16 * requests, dtype=torch.int32))
-    form = hopper_attention._form(spec_of(8, 128), rows)
-    assert form.lines == 64
-    assert (form.together == 1) == large
-    assert form.by_rows != large
+    tiling = hopper_attention._tiling(spec_of(8, 128), rows)
+    assert tiling.lines == 64
+    assert (tiling.together == 1) == large
+    assert tiling.by_rows != large
 
 
 def parts_of(starts: list[int], room: int, least: int = 4, kv_heads: int = 8) -> list[int]:

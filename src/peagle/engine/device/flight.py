@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from peagle.engine.logprobs import PromptLogprobs
-from peagle.engine.step import Chunk, Cycle, CycleTime
+from peagle.engine.step import Cycle, CycleTime, PromptChunk
 from peagle.transfer import Download
 
 
@@ -32,7 +32,7 @@ class Flight:
     """A launched step, and where its results will be."""
 
     number: int
-    work: tuple[Chunk | Cycle, ...]
+    work: tuple[PromptChunk | Cycle, ...]
     """What was not refused."""
     drafts: int
     """Of its cycle."""

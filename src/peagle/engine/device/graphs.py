@@ -20,7 +20,7 @@ from peagle.ops.sampling import Sampling
 from peagle.transfer import upload
 
 Replay = Callable[[], None]
-Found = TypeVar("Found")
+T = TypeVar("T")
 TILE_TIMINGS = 15
 """Cycles in the median by which tiles are chosen."""
 LENGTH_TIMINGS = 5
@@ -192,8 +192,8 @@ class CycleGraphs:
         self._state.pending[self._requests[size]] = 1
 
     def _run(
-        self, part: Callable[[int, CycleShape], Found], rows: Sequence[int], shape: CycleShape
-    ) -> Found:
+        self, part: Callable[[int, CycleShape], T], rows: Sequence[int], shape: CycleShape
+    ) -> T:
         """A part of the cycle, captured if that fits; rows come after a capture, which pads."""
         size = self._size_for(len(rows))
         once = functools.partial(part, size, shape)
@@ -202,8 +202,8 @@ class CycleGraphs:
         return run()
 
     def _prepared(
-        self, part: Callable[[int, CycleShape], Found], size: int, drafts: int
-    ) -> Callable[[], Found]:
+        self, part: Callable[[int, CycleShape], T], size: int, drafts: int
+    ) -> Callable[[], T]:
         """A part of the cycle, captured when it is first asked for."""
         key = part.__name__, size, drafts
         if key not in self._captured:
@@ -211,14 +211,14 @@ class CycleGraphs:
             self._captured[key] = self._capture(run, size)
         return self._captured[key]
 
-    def _capture(self, run: Callable[[], Found], size: int) -> Callable[[], Found]:
+    def _capture(self, run: Callable[[], T], size: int) -> Callable[[], T]:
         if not self._requests[size].is_cuda:
             return run
         self._fill(size, [self._spare] * size)
         graph, found = captured(run, self._state.computed.device, self.pool)
         self.pool = self.pool or graph.pool()
 
-        def replay() -> Found:
+        def replay() -> T:
             graph.replay()
             return found
 
@@ -287,8 +287,8 @@ class CycleGraphs:
 
 
 def captured(
-    run: Callable[[], Found], device: torch.device, pool: Any
-) -> tuple[torch.cuda.CUDAGraph, Found]:
+    run: Callable[[], T], device: torch.device, pool: Any
+) -> tuple[torch.cuda.CUDAGraph, T]:
     """A graph of what `run` launches, with its memory from `pool`, and what `run` returned in it.
 
     pool: None is one of its own.

@@ -10,7 +10,7 @@ from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import scored_rows
 from peagle.engine.request_table import RequestTable
-from peagle.engine.step import Chunk
+from peagle.engine.step import PromptChunk
 from peagle.models.fused import FusedLayers
 from peagle.ops.moe import RoutedExperts
 from peagle.ops.resident import ResidentState
@@ -28,7 +28,7 @@ class Prefill:
     def __init__(self, cycle: DeviceCycle, table: RequestTable, graphs: PromptGraphs) -> None:
         self._cycle, self._table, self._graphs = cycle, table, graphs
 
-    def run(self, chunks: Sequence[Chunk], followed: bool) -> PromptEnds:
+    def run(self, chunks: Sequence[PromptChunk], followed: bool) -> PromptEnds:
         """The target over some chunks, and the drafter where it follows one of them.
 
         Long chunks from position 0 should come first, equal ones adjacent. Captured passes read the
@@ -95,7 +95,7 @@ def _plan(layers: FusedLayers, cache: KVCache, longest: int) -> None:
             warm_up(spec, cache.layers[layer], longest)
 
 
-def in_order(chunks: Sequence[Chunk]) -> list[Chunk]:
+def in_order(chunks: Sequence[PromptChunk]) -> list[PromptChunk]:
     """Chunks that begin a prompt first, the longest of them before others."""
     return sorted(chunks, key=lambda chunk: (chunk.start > 0, -chunk.rows))
 
@@ -104,7 +104,7 @@ def _padding(rows: int) -> int:
     return -rows % ROW_MULTIPLE if rows > MULTIPLE_FROM else 0
 
 
-def _ends(chunks: Sequence[Chunk]) -> list[int]:
+def _ends(chunks: Sequence[PromptChunk]) -> list[int]:
     """The batch rows that give completing chunks their next token."""
     stops = itertools.accumulate(chunk.rows for chunk in chunks)
     return [stop - 1 for chunk, stop in zip(chunks, stops, strict=True) if chunk.completes]

@@ -18,7 +18,7 @@ from peagle.engine.device.graphs import captured
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import TILE
-from peagle.engine.step import Chunk
+from peagle.engine.step import PromptChunk
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import PassRows, store_attend
 from peagle.transfer import upload
@@ -45,7 +45,7 @@ class PromptGraph:
         """Capture it, with memory from a pool that nothing else uses while it runs."""
         self._replayed = captured(self._pass, self._inputs.device, pool)
 
-    def run(self, chunks: Sequence[Chunk]) -> PromptEnds:
+    def run(self, chunks: Sequence[PromptChunk]) -> PromptEnds:
         """The ends of the chunks that complete; valid until the next graph of the pool runs."""
         self._inputs.copy_(upload(self._packed_inputs(chunks), self._inputs.device))
         if self._replayed is None:
@@ -57,7 +57,7 @@ class PromptGraph:
         features = None if found.features is None else found.features[:count]
         return PromptEnds(found.logits[:count], features)
 
-    def _packed_inputs(self, chunks: Sequence[Chunk]) -> list[int]:
+    def _packed_inputs(self, chunks: Sequence[PromptChunk]) -> list[int]:
         """For each row its token, the next one, its position and table row; for each tile of
         attention its table row, first position and count; then the rows at which prompts end."""
         padding = (0, 0, 0, self._spare)
@@ -117,7 +117,7 @@ class PromptGraphs:
             for graph in reversed(graphs):
                 graph.capture(pool)
 
-    def fit(self, chunks: Sequence[Chunk], followed: bool) -> PromptGraph | None:
+    def fit(self, chunks: Sequence[PromptChunk], followed: bool) -> PromptGraph | None:
         """The smallest pass that holds the chunks; None where they are too long together."""
         rows = sum(chunk.rows + -chunk.rows % TILE for chunk in chunks)
         pairs = rows * max(chunk.stop for chunk in chunks)

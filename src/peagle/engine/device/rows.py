@@ -9,7 +9,7 @@ from peagle.drafters.drafter import Span
 from peagle.drafters.resident import CycleShape
 from peagle.engine.device.cycle import PromptEnds
 from peagle.engine.request_table import RequestTable
-from peagle.engine.step import Begin, Chunk, Cycle, Settings
+from peagle.engine.step import Begin, Cycle, PromptChunk, Settings
 from peagle.models.decoder import Decoder
 from peagle.ops.argmax import argmax
 from peagle.ops.penalties import penalize
@@ -75,13 +75,13 @@ class DeviceRows:
             return []
         return [row for row in rows if self._pending[row] > least]
 
-    def land(self, item: Cycle | Chunk, emitted: int, drafts: int) -> int:
+    def land(self, item: Cycle | PromptChunk, emitted: int, drafts: int) -> int:
         """Note a step's outcome; returns how many positions the drafter has not seen.
 
         drafts: of the cycle.
         """
         row = item.row
-        if isinstance(item, Chunk):
+        if isinstance(item, PromptChunk):
             self._computed[row], self._unseen[row] = item.stop, emitted
         else:
             self._computed[row] += emitted
@@ -106,7 +106,7 @@ class DeviceRows:
         for row in rows:
             self._pending[row] = self._unseen[row] = 1
 
-    def begin(self, chunks: Sequence[Chunk], ends: PromptEnds) -> None:
+    def begin(self, chunks: Sequence[PromptChunk], ends: PromptEnds) -> None:
         """Choose the first tokens after prompts, and write all that their cycles will read.
 
         chunks: the last ones of their prompts.
@@ -118,7 +118,7 @@ class DeviceRows:
         first = sample_requests(logits, greedy, self.sampling, rows, state.computed)
         state.begin(rows, first, ends.features)
 
-    def _count_tokens(self, chunks: Sequence[Chunk]) -> None:
+    def _count_tokens(self, chunks: Sequence[PromptChunk]) -> None:
         """Of requests with penalties."""
         for begin in (self._begun[chunk.row] for chunk in chunks):
             if begin.settings.penalized:
@@ -126,7 +126,7 @@ class DeviceRows:
                 prompt, output = known[: begin.prompt_length], known[begin.prompt_length :]
                 self.state.penalties.begin(begin.row, prompt, output)
 
-    def _write_settings(self, chunks: Sequence[Chunk]) -> Tensor:
+    def _write_settings(self, chunks: Sequence[PromptChunk]) -> Tensor:
         """Write what requests bring into their table rows, which are returned: [requests]."""
         for chunk in chunks:
             self._pending[chunk.row] = 1
@@ -152,7 +152,7 @@ class DeviceRows:
         return rows
 
 
-def _whole_numbers(chunk: Chunk, settings: Settings) -> tuple[int, ...]:
+def _whole_numbers(chunk: PromptChunk, settings: Settings) -> tuple[int, ...]:
     return chunk.row, chunk.stop, settings.k, settings.seed, settings.top_k
 
 

@@ -26,9 +26,9 @@ from peagle.engine.repeats import MOST_REPEATS
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import (
     MOST_UNSEEN,
-    Chunk,
     Cycle,
     Outcome,
+    PromptChunk,
     Result,
     Step,
     TokenLogprobs,
@@ -218,7 +218,7 @@ class DeviceWorker:
         chunks, prompts = self._start(step.chunks, logits)
         refused = () if chunks else tuple(chunk.row for chunk in step.chunks)
         results = Download(self._rows.state.results)
-        work: tuple[Cycle | Chunk, ...] = (*step.cycles, *chunks)
+        work: tuple[Cycle | PromptChunk, ...] = (*step.cycles, *chunks)
         if self._flight is None:
             self._landed = 0.0
         host = time.perf_counter() - self._landed if self._landed else 0.0
@@ -257,8 +257,8 @@ class DeviceWorker:
         return None
 
     def _start(
-        self, chunks: Sequence[Chunk], logits: dict[int, Tensor]
-    ) -> tuple[tuple[Chunk, ...], PromptLogprobs | None]:
+        self, chunks: Sequence[PromptChunk], logits: dict[int, Tensor]
+    ) -> tuple[tuple[PromptChunk, ...], PromptLogprobs | None]:
         """Run prompt chunks, and move requests whose prompt is complete to the cycle.
 
         Returns none of them if the device has no memory for them, and their log-probabilities.
@@ -282,7 +282,7 @@ class DeviceWorker:
 
     def _edit(
         self,
-        work: Sequence[Chunk | Cycle],
+        work: Sequence[PromptChunk | Cycle],
         drafts: int,
         logits: Tensor,
         proposed: Download,
@@ -338,7 +338,7 @@ class DeviceWorker:
 
     def _result(
         self,
-        item: Cycle | Chunk,
+        item: Cycle | PromptChunk,
         flight: Flight,
         new: tuple[int, ...],
         found: Sequence[int],

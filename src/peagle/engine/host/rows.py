@@ -7,7 +7,7 @@ from torch import Tensor
 
 from peagle.drafters.drafter import Span
 from peagle.engine.host.sampler import SampledRows
-from peagle.engine.step import Begin, Chunk, Cycle, Settings
+from peagle.engine.step import Begin, Cycle, PromptChunk, Settings
 
 
 @dataclass
@@ -63,9 +63,9 @@ class Part:
     missing: int
 
     @classmethod
-    def of(cls, item: Chunk | Cycle, request: Row) -> "Part":
+    def of(cls, item: PromptChunk | Cycle, request: Row) -> "Part":
         """An item of a step."""
-        if isinstance(item, Chunk):
+        if isinstance(item, PromptChunk):
             known, drafts = item.tokens, 0
         else:
             known, drafts = (request.tokens[item.start],), item.drafts
@@ -75,7 +75,7 @@ class Part:
             item.start,
             known,
             drafts,
-            isinstance(item, Chunk),
+            isinstance(item, PromptChunk),
             item.completes,
             item.hosted,
             item.missing,

@@ -22,9 +22,9 @@ from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, score
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import (
     MOST_UNSEEN,
-    Chunk,
     CycleTime,
     Outcome,
+    PromptChunk,
     Result,
     Step,
     TokenLogprobs,
@@ -32,7 +32,7 @@ from peagle.engine.step import (
 from peagle.models.decoder import Decoder
 from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race
-from peagle.ops.tree import Path, compact, known_alternatives, walk
+from peagle.ops.tree import TreePath, compact, known_alternatives, walk
 from peagle.transfer import upload
 
 
@@ -45,7 +45,7 @@ class Unseen(NamedTuple):
     """How many, from the first one on that it has not seen."""
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """What the target decided on one request's drafts."""
 
     tokens: tuple[int, ...]
@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
     logprobs: tuple[TokenLogprobs, ...]
 
 
-UNDECIDED = Verdict((), 0, ())
+UNDECIDED = Decision((), 0, ())
 """In the middle of a prompt."""
 
 
@@ -157,23 +157,23 @@ class HostWorker:
         proposal = self._draft(work)
         work = proposal.work
         seen = self._verify(work, proposal.tokens)
-        verdicts = self._accept(work, proposal.tokens, seen.logits)
-        self._learn(proposal, verdicts)
+        decisions = self._accept(work, proposal.tokens, seen.logits)
+        self._learn(proposal, decisions)
         first_chunk = sum(part.span.count for part in work[: len(step.cycles)])
         prompts = self._score_prompts(step.chunks, seen.hidden[first_chunk:])
-        known = [verdicts.get(part.row, UNDECIDED) for part in work]
+        known = [decisions.get(part.row, UNDECIDED) for part in work]
         kept = self._kept(work, known, seen.features)  # where memory lacks, nothing has changed yet
         results, looked_up = [], proposal.sources
-        for part, verdict, features in zip(work, known, kept, strict=True):
+        for part, decision, features in zip(work, known, kept, strict=True):
             found = part.drafts > 0 and looked_up.get(part.row, False)
             result = Result(
                 part.row,
-                verdict.tokens,
-                verdict.accepted,
+                decision.tokens,
+                decision.accepted,
                 part.drafts,
                 looked_up=found,
-                pending=self._keep(part, verdict, features),
-                logprobs=verdict.logprobs,
+                pending=self._keep(part, decision, features),
+                logprobs=decision.logprobs,
                 prompt_logprobs=prompts.get(part.row, ()),
             )
             results.append(result)
@@ -208,10 +208,10 @@ class HostWorker:
         emitted = tuple(path.chosen[0, : accepted + 1].tolist())
         assert seen.features is not None
         kept = seen.features.index_select(0, rows)
-        pending = self._keep(part, Verdict(emitted, accepted, ()), kept)
+        pending = self._keep(part, Decision(emitted, accepted, ()), kept)
         return Result(row, emitted, accepted, k, looked_up=False, pending=pending)
 
-    def _straighten(self, part: Part, path: Path) -> None:
+    def _straighten(self, part: Part, path: TreePath) -> None:
         """Move the keys of a tree's accepted path to where they would be without branches."""
         row, start = (torch.tensor([each], device=self._device) for each in (part.row, part.start))
         for tensor, slots in self._cache.tensors:
@@ -274,13 +274,13 @@ class HostWorker:
         every = torch.arange(len(requests), device=self._device)
         return self._temperatures.race(sampling_of(settings, self._device), positions, every)
 
-    def _learn(self, proposal: Proposal, verdicts: Mapping[int, Verdict]) -> None:
+    def _learn(self, proposal: Proposal, decisions: Mapping[int, Decision]) -> None:
         """Fit what later drafts depend on: the drafter's temperatures, and the use of lookups."""
         drafts, rivals = proposal.drafter, proposal.rivals
         if rivals is None and (drafts is None or drafts.alternatives is None):
             return
         ks = [part.drafts for part in proposal.drafting]
-        tokens = [verdicts[part.row].tokens for part in proposal.drafting]
+        tokens = [decisions[part.row].tokens for part in proposal.drafting]
         each = [[*known, *[-1] * (max(ks) + 1 - len(known))] for known in tokens]
         chosen = torch.tensor(each, device=self._device)
         if self._texts is not None and rivals is not None:
@@ -313,7 +313,7 @@ class HostWorker:
             return inputs, None
         return inputs, torch.tensor(sampled, dtype=torch.int64, device=self._device)
 
-    def _accept(self, work: Sequence[Part], drafts: Tensor, logits: Tensor) -> dict[int, Verdict]:
+    def _accept(self, work: Sequence[Part], drafts: Tensor, logits: Tensor) -> dict[int, Decision]:
         """By table row, for those whose rows are sampled. logits: [sampled rows, vocab]."""
         sampled = {part.row: part.sampled for part in work if part.completes}
         if not sampled:
@@ -323,11 +323,11 @@ class HostWorker:
         emitted, accepted = accept(drafts, chosen, [rows.drafts for rows in each])
         shares = logits.split([rows.drafts + 1 for rows in each])
         scores = output_logprobs([rows.settings.logprobs for rows in each], shares, emitted)
-        verdicts = map(Verdict, map(tuple, emitted), accepted, scores)
-        return dict(zip(sampled, verdicts, strict=True))
+        decisions = map(Decision, map(tuple, emitted), accepted, scores)
+        return dict(zip(sampled, decisions, strict=True))
 
     def _score_prompts(
-        self, chunks: Sequence[Chunk], hidden: Tensor
+        self, chunks: Sequence[PromptChunk], hidden: Tensor
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
         """Log-probabilities of prompts' tokens, by table row. hidden: [chunks' rows, hidden]."""
         rows = scored_rows(chunks)
@@ -339,7 +339,7 @@ class HostWorker:
         return PromptLogprobs(chunks, scores).by_row()
 
     def _kept(
-        self, work: Sequence[Part], verdicts: Sequence[Verdict], features: Tensor | None
+        self, work: Sequence[Part], decisions: Sequence[Decision], features: Tensor | None
     ) -> list[Tensor | None]:
         """Copies of the features of each part's positions that stay, where a drafter wants them.
 
@@ -347,21 +347,21 @@ class HostWorker:
         """
         each = None if features is None else features.split([part.span.count for part in work])
         return [
-            each[i][: len(part.known) + verdict.accepted].clone()
+            each[i][: len(part.known) + decision.accepted].clone()
             if each is not None and part.request.speculates
             else None
-            for i, (part, verdict) in enumerate(zip(work, verdicts, strict=True))
+            for i, (part, decision) in enumerate(zip(work, decisions, strict=True))
         ]
 
-    def _keep(self, part: Part, verdict: Verdict, features: Tensor | None) -> int:
+    def _keep(self, part: Part, decision: Decision, features: Tensor | None) -> int:
         """Keep what the next step needs; returns how many positions the drafter has not seen."""
         request = part.request
         if part.drafts:
             request.forget(request.unseen)
         if self._texts is not None:
-            self._texts.write(part.row, len(request.tokens), verdict.tokens)
-        request.tokens += verdict.tokens
-        request.computed = part.start + len(part.known) + verdict.accepted
+            self._texts.write(part.row, len(request.tokens), decision.tokens)
+        request.tokens += decision.tokens
+        request.computed = part.start + len(part.known) + decision.accepted
         if features is not None:
             request.keep(features)
         return request.unseen

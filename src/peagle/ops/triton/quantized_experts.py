@@ -26,7 +26,7 @@ Packed = Fp8Weight | Mxfp4Weight
 
 
 @dataclass(frozen=True)
-class Form:
+class Tiling:
     """How a matrix is divided among programs."""
 
     lines: int
@@ -41,11 +41,11 @@ FEW_PAIRS = 32
 """Most pairs in a block whose weights take longer to read than to multiply."""
 LARGEST_BLOCK = 64
 """Most pairs in any block: the sums of more outgrow four warps' registers; eight are slower."""
-FORMS = {
-    ("fp8", True): Form(64, 128, 4),
-    ("mxfp4", True): Form(64, 256, 4),
-    ("fp8", False): Form(128, 128, 4),
-    ("mxfp4", False): Form(128, 128, 4),
+TILINGS = {
+    ("fp8", True): Tiling(64, 128, 4),
+    ("mxfp4", True): Tiling(64, 256, 4),
+    ("fp8", False): Tiling(128, 128, 4),
+    ("mxfp4", False): Tiling(128, 128, 4),
 }
 """The fastest on an H100, by format and whether pairs are few."""
 
@@ -103,8 +103,8 @@ def _launch(
     **options: Any,
 ) -> None:
     columns, (lines, depth) = out.shape[1], weight.shape[1:]
-    form = FORMS[weight.format, routing.block <= FEW_PAIRS]
-    grid = (triton.cdiv(lines, form.lines), len(routing.blocks))
+    tiling = TILINGS[weight.format, routing.block <= FEW_PAIRS]
+    grid = (triton.cdiv(lines, tiling.lines), len(routing.blocks))
     kernel[grid](
         x,
         *_tensors(weight),
@@ -118,23 +118,23 @@ def _launch(
         DEPTH=depth,
         BIAS=bias is not None,
         BLOCK_M=routing.block,
-        BLOCK_N=form.lines,
-        **_constants(weight, form),
+        BLOCK_N=tiling.lines,
+        **_constants(weight, tiling),
         **options,
         num_warps=4,
-        num_stages=stages_for(form, weight.format, routing.block, x),
+        num_stages=stages_for(tiling, weight.format, routing.block, x),
     )
 
 
-def stages_for(form: Form, kind: str, pairs: int, x: Tensor) -> int:
-    """The stages of a form for which a program has room beside so many pairs of rows like x.
+def stages_for(tiling: Tiling, kind: str, pairs: int, x: Tensor) -> int:
+    """The stages of a tiling for which a program has room beside so many pairs of rows like x.
 
     kind: the weight's format.
     """
-    numbers = form.lines * form.depth
+    numbers = tiling.lines * tiling.depth
     codes = numbers if kind == "fp8" else numbers // 2 + numbers // 32  # with their scales
-    step_bytes = codes + form.depth * pairs * x.element_size()
-    return stages_that_fit(form.stages, step_bytes, room_of(x, numbers))
+    step_bytes = codes + tiling.depth * pairs * x.element_size()
+    return stages_that_fit(tiling.stages, step_bytes, room_of(x, numbers))
 
 
 def _tensors(weight: Packed) -> tuple[Tensor, Tensor]:
@@ -143,13 +143,13 @@ def _tensors(weight: Packed) -> tuple[Tensor, Tensor]:
     return weight.numbers.view(torch.int16), scales
 
 
-def _constants(weight: Packed, form: Form) -> dict[str, Any]:
+def _constants(weight: Packed, tiling: Tiling) -> dict[str, Any]:
     """What a kernel is compiled with for a format."""
     if isinstance(weight, Mxfp4Weight):
         # a step must not go beyond the scales, which are there for multiples of 512 inputs
-        return {"MXFP4": True, "RUN": weight.run, "HIGH": 1, "WIDE": 32, "BLOCK_K": form.depth}
+        return {"MXFP4": True, "RUN": weight.run, "HIGH": 1, "WIDE": 32, "BLOCK_K": tiling.depth}
     (high, wide), depth = weight.block, weight.shape[-1]
-    step = form.depth if wide >= depth else math.gcd(form.depth, wide)
+    step = tiling.depth if wide >= depth else math.gcd(tiling.depth, wide)
     return {"MXFP4": False, "RUN": weight.run, "HIGH": high, "WIDE": wide, "BLOCK_K": step}
 
 

@@ -44,7 +44,7 @@ the device says how many are. Measured on an H200, for weights of 24,576 lines o
 
 
 @dataclass(frozen=True)
-class Form:
+class Tiling:
     """What the kernel is compiled for."""
 
     depth: int
@@ -78,16 +78,16 @@ def gated(x: Tensor, weight: Tensor, live: Tensor | None = None) -> Tensor:
     live: [1] int32, how many of the first rows mean anything; None: all.
     """
     rows, depth = x.shape
-    form = Form(depth, len(weight) // 2, multiprocessors(x), live is not None)
-    out = x.new_empty(rows, form.outputs)
-    halves = ([2, form.outputs, depth], [form.outputs * depth, depth, 1])
-    _wide_gate[(form.programs,)](
+    tiling = Tiling(depth, len(weight) // 2, multiprocessors(x), live is not None)
+    out = x.new_empty(rows, tiling.outputs)
+    halves = ([2, tiling.outputs, depth], [tiling.outputs * depth, depth, 1])
+    _wide_gate[(tiling.programs,)](
         _boxes(x, DEPTH.value),
         TensorDescriptor(weight, *halves, [2, WIDTH.value, DEPTH.value], LAYOUT3),
         _boxes(out, WIDTH.value),
         x if live is None else live,
         rows,
-        FORM=form,
+        TILING=tiling,
         num_warps=8,
         launch_pdl=True,
     )
@@ -99,7 +99,7 @@ def _boxes(x: Tensor, width: int) -> TensorDescriptor:
 
 
 @gluon.jit(do_not_specialize=["rows"])
-def _wide_gate(x, weight, out, live, rows, FORM: gl.constexpr):
+def _wide_gate(x, weight, out, live, rows, TILING: gl.constexpr):
     inputs = gl.allocate_shared_memory(gl.bfloat16, [STAGES, HEIGHT, DEPTH], LAYOUT)
     lines = gl.allocate_shared_memory(gl.bfloat16, [STAGES, LINES, DEPTH], LAYOUT)
     written = gl.allocate_shared_memory(gl.bfloat16, [HEIGHT, WIDTH], LAYOUT)
@@ -107,8 +107,8 @@ def _wide_gate(x, weight, out, live, rows, FORM: gl.constexpr):
     ring = (full, free, inputs, lines)
     gl.warp_specialize(
         [
-            (_multiply, (ring, written, out, live, rows, FORM)),
-            (_load, (ring, x, weight, live, rows, FORM)),
+            (_multiply, (ring, written, out, live, rows, TILING)),
+            (_load, (ring, x, weight, live, rows, TILING)),
         ],
         [1],
         [LOADER_REGISTERS],
@@ -116,17 +116,17 @@ def _wide_gate(x, weight, out, live, rows, FORM: gl.constexpr):
 
 
 @gluon.jit
-def _load(ring, x, weight, live, rows, FORM: gl.constexpr):
+def _load(ring, x, weight, live, rows, TILING: gl.constexpr):
     """Fill slots for all tiles of this program."""
     full, free, inputs, lines = ring
     boxes: gl.constexpr = [STAGES, 2, WIDTH, DEPTH]
     halves = lines._reinterpret(gl.bfloat16, boxes, LAYOUT3)
-    steps: gl.constexpr = FORM.depth // DEPTH
+    steps: gl.constexpr = TILING.depth // DEPTH
     size: gl.constexpr = (HEIGHT + LINES) * DEPTH * 2
     gdc_wait()
-    down = _tiles_down(live, rows, FORM)
+    down = _tiles_down(live, rows, TILING)
     done = 0
-    for tile in range(gl.program_id(0), down * FORM.across, FORM.programs):
+    for tile in range(gl.program_id(0), down * TILING.across, TILING.programs):
         row, column = tile % down * HEIGHT, tile // down * WIDTH
         for step in range(steps):
             slot = (done + step) % STAGES
@@ -139,16 +139,16 @@ def _load(ring, x, weight, live, rows, FORM: gl.constexpr):
 
 
 @gluon.jit
-def _multiply(ring, written, out, live, rows, FORM: gl.constexpr):
+def _multiply(ring, written, out, live, rows, TILING: gl.constexpr):
     """Multiply what comes, tile by tile, and write it."""
     full, free, inputs, lines = ring
-    steps: gl.constexpr = FORM.depth // DEPTH
+    steps: gl.constexpr = TILING.depth // DEPTH
     gdc_wait()
     # after the wait, since after a gate everything is settled (`attend_product`)
     gdc_launch_dependents()
-    down = _tiles_down(live, rows, FORM)
+    down = _tiles_down(live, rows, TILING)
     done = 0
-    for tile in range(gl.program_id(0), down * FORM.across, FORM.programs):
+    for tile in range(gl.program_id(0), down * TILING.across, TILING.programs):
         acc = gl.zeros([HEIGHT, LINES], gl.float32, SUMS)
         for step in range(steps):
             slot = (done + step) % STAGES
@@ -183,8 +183,8 @@ def _release(free, step):
 
 
 @gluon.jit
-def _tiles_down(live, rows, FORM: gl.constexpr):
+def _tiles_down(live, rows, TILING: gl.constexpr):
     """How many tiles lie below each other."""
-    if FORM.live:
+    if TILING.live:
         rows = gl.minimum(rows, gl.load(live))
     return (rows + HEIGHT - 1) // HEIGHT

@@ -24,10 +24,10 @@ from peagle.ops.cached_attention import PassRows, QKVSpec
 from peagle.ops.triton.attention_parts import LOG2E
 from peagle.ops.triton.gluon import meet
 from peagle.ops.triton.hopper_attention.division import divide
-from peagle.ops.triton.hopper_attention.form import LEFT_LINES, TILE, Form
 from peagle.ops.triton.hopper_attention.heads import heads_at, position_of, turned, turns
 from peagle.ops.triton.hopper_attention.parts import leave, merged, write
 from peagle.ops.triton.hopper_attention.tiles import attend_tiles, fetch_first, write_own
+from peagle.ops.triton.hopper_attention.tiling import LEFT_LINES, TILE, Tiling
 from peagle.ops.triton.launch import counters, multiprocessors
 
 HEAD_DIMS = (64, 128)
@@ -48,9 +48,9 @@ def takes(spec: QKVSpec, cache: Tensor, rows: PassRows) -> bool:
 
 def shares_of(rows: PassRows, spec: QKVSpec) -> Tensor:
     """How contexts are divided among programs, for any layer of a pass."""
-    form = _form(spec, rows)
-    room = multiprocessors(rows.starts) * form.together
-    return divide(rows, form.kv_heads, form.keys, form.least_share, room)
+    tiling = _tiling(spec, rows)
+    room = multiprocessors(rows.starts) * tiling.together
+    return divide(rows, tiling.kv_heads, tiling.keys, tiling.least_share, room)
 
 
 def attend_product(
@@ -59,11 +59,11 @@ def attend_product(
     """As the reference."""
     if rows.shares is None:  # what is launched here is not settled
         rows, settled = replace(rows, shares=shares_of(rows, spec)), False
-    shares, form = rows.shares, _form(spec, rows, settled)
+    shares, tiling = rows.shares, _tiling(spec, rows, settled)
     assert shares is not None
     out = qkv.new_empty(len(qkv), spec.num_heads * spec.head_dim)
     items = len(shares) * spec.num_kv_heads
-    partial = torch.empty(items * form.partial, dtype=torch.float32, device=qkv.device)
+    partial = torch.empty(items * tiling.partial, dtype=torch.float32, device=qkv.device)
     # an item's heads side by side, so that items that are not used come last
     _attend_part[(spec.num_kv_heads, len(shares))](
         qkv,
@@ -89,22 +89,22 @@ def attend_product(
         spec.eps,
         spec.softmax_scale * LOG2E.value,
         0 if spec.window is None else spec.window,
-        FORM=form,
-        num_warps=form.warps,
-        maxnreg=form.registers,
+        TILING=tiling,
+        num_warps=tiling.warps,
+        maxnreg=tiling.registers,
         launch_pdl=True,
     )
     return out
 
 
-def _form(spec: QKVSpec, rows: PassRows, settled: bool = False) -> Form:
+def _tiling(spec: QKVSpec, rows: PassRows, settled: bool = False) -> Tiling:
     lines, pairs = _lines(spec, rows), len(rows.requests) * spec.num_kv_heads
     few_lines = lines < LEFT_LINES or rows.ancestors is not None
     sizes = spec.head_dim, _padded(spec), multiprocessors(rows.starts)
     together = programs(pairs, few_lines, *sizes)
     if together == 4 and 2 * lines == LEFT_LINES:  # by keys four would have no room
         lines = LEFT_LINES
-    return Form(
+    return Tiling(
         heads=spec.num_heads,
         kv_heads=spec.num_kv_heads,
         size=spec.head_dim,
@@ -165,10 +165,10 @@ def _attend_part(
     eps,
     scale,
     window,
-    FORM: gl.constexpr,
+    TILING: gl.constexpr,
 ):
     dtype: gl.constexpr = cache.dtype.element_ty
-    if not FORM.settled:
+    if not TILING.settled:
         gdc_wait()
     kv_head, item = gl.program_id(0), gl.program_id(1)
     request = gl.load(shares + 3 * item)
@@ -182,62 +182,62 @@ def _attend_part(
     stop = gl.minimum(start + count, gl.load(limits + table_row).to(gl.int32))
     older = gl.minimum(start, stop)
     skipped = 0
-    if FORM.window:  # what is before all windows is not read
-        skipped = gl.maximum(start - window + 1, 0) // FORM.keys
-    tiles = 1 + gl.maximum((older + FORM.keys - 1) // FORM.keys - skipped, 0)
-    share = gl.maximum((tiles + parts - 1) // parts, FORM.least_share)
+    if TILING.window:  # what is before all windows is not read
+        skipped = gl.maximum(start - window + 1, 0) // TILING.keys
+    tiles = 1 + gl.maximum((older + TILING.keys - 1) // TILING.keys - skipped, 0)
+    share = gl.maximum((tiles + parts - 1) // parts, TILING.least_share)
     active = (tiles + share - 1) // share
     begin = part * share
     end = gl.minimum(begin + share, tiles)
     if begin >= end:
         return
-    ring = gl.allocate_shared_memory(dtype, [FORM.places, FORM.keys, FORM.size], TILE)
+    ring = gl.allocate_shared_memory(dtype, [TILING.places, TILING.keys, TILING.size], TILE)
     table = slots + table_row * slots_stride
     span = (begin, end, start, stop, older, skipped)
-    sides = (cache + kv_head * FORM.size, side_stride)
-    found = fetch_first(ring, table, span, sides, FORM)
+    sides = (cache + kv_head * TILING.size, side_stride)
+    found = fetch_first(ring, table, span, sides, TILING)
     # all that is known before the product is
-    at_once: gl.constexpr = FORM.lines_at_once
-    line = gl.arange(0, at_once, gl.SliceLayout(1, FORM.rows))
-    own = gl.arange(0, FORM.own, gl.SliceLayout(1, FORM.rows))
+    at_once: gl.constexpr = TILING.lines_at_once
+    line = gl.arange(0, at_once, gl.SliceLayout(1, TILING.rows))
+    own = gl.arange(0, TILING.own, gl.SliceLayout(1, TILING.rows))
     placed = (positions + first, ancestors + first, start, count)
-    turned_at = gl.minimum(position_of(line // FORM.padded, placed, FORM), last_position)
-    q_turns = turns(rotations, turned_at, norm_weight, FORM)
-    own_turned_at = gl.minimum(position_of(own, placed, FORM), last_position)
-    k_turns = turns(rotations, own_turned_at, norm_weight + FORM.size, FORM)
+    turned_at = gl.minimum(position_of(line // TILING.padded, placed, TILING), last_position)
+    q_turns = turns(rotations, turned_at, norm_weight, TILING)
+    own_turned_at = gl.minimum(position_of(own, placed, TILING), last_position)
+    k_turns = turns(rotations, own_turned_at, norm_weight + TILING.size, TILING)
     kept = start + own < stop
     slot = gl.load(table + start + own, mask=kept, other=0)
-    if FORM.settled:
+    if TILING.settled:
         gdc_wait()
     gdc_launch_dependents()
-    of_own = qkv + (first + own) * FORM.width + (FORM.heads + kv_head) * FORM.size
-    k = heads_at(of_own, kept, FORM)
-    v, _ = heads_at(of_own + FORM.kv_heads * FORM.size, kept, FORM)
+    of_own = qkv + (first + own) * TILING.width + (TILING.heads + kv_head) * TILING.size
+    k = heads_at(of_own, kept, TILING)
+    v, _ = heads_at(of_own + TILING.kv_heads * TILING.size, kept, TILING)
     if begin == 0:
-        write_own(turned(k, k_turns, eps, FORM).to(dtype), v, slot, kept, ring, sides, FORM)
-    lines: gl.constexpr = [FORM.lines, FORM.size]
+        write_own(turned(k, k_turns, eps, TILING).to(dtype), v, slot, kept, ring, sides, TILING)
+    lines: gl.constexpr = [TILING.lines, TILING.size]
     asked = gl.allocate_shared_memory(dtype, lines, TILE)
-    pieces: gl.constexpr = FORM.lines // at_once
+    pieces: gl.constexpr = TILING.lines // at_once
     for piece in gl.static_range(pieces):
         of_request = piece * at_once + line
-        row, head = of_request // FORM.padded, of_request % FORM.padded
-        of_row = qkv + (first + row) * FORM.width + (kv_head * FORM.group + head) * FORM.size
-        q = heads_at(of_row, (row < count) & (head < FORM.group), FORM)
+        row, head = of_request // TILING.padded, of_request % TILING.padded
+        of_row = qkv + (first + row) * TILING.width + (kv_head * TILING.group + head) * TILING.size
+        q = heads_at(of_row, (row < count) & (head < TILING.group), TILING)
         if piece > 0:  # the first piece's rotations were loaded before the wait
-            turned_at = gl.minimum(position_of(row, placed, FORM), last_position)
-            q_turns = turns(rotations, turned_at, norm_weight, FORM)
-        asked.slice(piece * at_once, at_once).store(turned(q, q_turns, eps, FORM).to(dtype))
+            turned_at = gl.minimum(position_of(row, placed, TILING), last_position)
+            q_turns = turns(rotations, turned_at, norm_weight, TILING)
+        asked.slice(piece * at_once, at_once).store(turned(q, q_turns, eps, TILING).to(dtype))
     top, total, attended = attend_tiles(
-        ring, asked, found, table, span, sides, placed, scale, window, FORM
+        ring, asked, found, table, span, sides, placed, scale, window, TILING
     )
     if active > 1:
-        pair = request * FORM.kv_heads + kv_head
-        first_item = (item - part) * FORM.kv_heads + kv_head
-        left = partial + first_item.to(gl.int64) * FORM.partial
-        leave(top, total, attended, left, part, FORM)
+        pair = request * TILING.kv_heads + kv_head
+        first_item = (item - part) * TILING.kv_heads + kv_head
+        left = partial + first_item.to(gl.int64) * TILING.partial
+        leave(top, total, attended, left, part, TILING)
         meet()
         if gl.atomic_add(arrivals + pair, 1, sem="acq_rel") != active - 1:
             return
         gl.store(arrivals + pair, 0)
-        top, total, attended = merged(left, active, FORM)
-    write(top, total, attended, sinks, out, kv_head, first, count, FORM)
+        top, total, attended = merged(left, active, TILING)
+    write(top, total, attended, sinks, out, kv_head, first, count, TILING)

@@ -5,47 +5,47 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.jit
-def heads_at(at, mask, FORM: gl.constexpr):
+def heads_at(at, mask, TILING: gl.constexpr):
     """A head of each row, and the same with lanes half a head away. at, mask: [rows]."""
-    lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
+    lane = gl.arange(0, TILING.size, gl.SliceLayout(0, TILING.rows))[None, :]
     x = gl.load(at[:, None] + lane, mask=mask[:, None], other=0.0)
-    crossed = (lane + FORM.size // 2) % FORM.size
+    crossed = (lane + TILING.size // 2) % TILING.size
     return x, gl.load(at[:, None] + crossed, mask=mask[:, None], other=0.0)
 
 
 @gluon.jit
-def position_of(row, placed, FORM: gl.constexpr):
+def position_of(row, placed, TILING: gl.constexpr):
     """Positions of a request's rows: one behind another, or a tree's.
 
     placed: where positions and ancestors of the request's rows lie, the first position, and how
     many rows there are.
     """
     positions, _, start, count = placed
-    if FORM.tree:
+    if TILING.tree:
         return gl.load(positions + row, mask=row < count, other=0).to(gl.int32)
     else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
         return start + row
 
 
 @gluon.jit
-def turns(rotations, positions, weight, FORM: gl.constexpr):
+def turns(rotations, positions, weight, TILING: gl.constexpr):
     """The rotation at [rows] positions times the norm's weight: what lanes are multiplied by, and
     what the lanes half a head away are."""
-    lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
-    turn = rotations + positions[:, None] * (2 * FORM.size) + lane
-    own, crossed = gl.load(turn), gl.load(turn + FORM.size)
-    if FORM.norm:
+    lane = gl.arange(0, TILING.size, gl.SliceLayout(0, TILING.rows))[None, :]
+    turn = rotations + positions[:, None] * (2 * TILING.size) + lane
+    own, crossed = gl.load(turn), gl.load(turn + TILING.size)
+    if TILING.norm:
         own = own * gl.load(weight + lane).to(gl.float32)
-        far = (lane + FORM.size // 2) % FORM.size
+        far = (lane + TILING.size // 2) % TILING.size
         crossed = crossed * gl.load(weight + far).to(gl.float32)
     return own, crossed
 
 
 @gluon.jit
-def turned(heads, by, eps, FORM: gl.constexpr):
+def turned(heads, by, eps, TILING: gl.constexpr):
     """Rows of heads in float32. heads: of `heads_at`; by: of `turns`."""
     x = heads[0].to(gl.float32)
     rotated = x * by[0] + heads[1].to(gl.float32) * by[1]
-    if FORM.norm:
-        rotated = rotated * gl.rsqrt(gl.sum(x * x, 1) / FORM.size + eps)[:, None]
+    if TILING.norm:
+        rotated = rotated * gl.rsqrt(gl.sum(x * x, 1) / TILING.size + eps)[:, None]
     return rotated

@@ -16,45 +16,47 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from peagle.ops.triton.gluon import meet
-from peagle.ops.triton.hopper_attention.form import TILE
 from peagle.ops.triton.hopper_attention.heads import position_of
+from peagle.ops.triton.hopper_attention.tiling import TILE
 
 
 @gluon.jit
-def fetch_first(ring, table, span, sides, FORM: gl.constexpr):
+def fetch_first(ring, table, span, sides, TILING: gl.constexpr):
     """Ask for the halves that the ring is to be ahead; slots of the tile of the next."""
     begin, _, _, _, _, _ = span
-    found = _slots(begin, table, span, FORM)
+    found = _slots(begin, table, span, TILING)
     following = found
-    ahead: gl.constexpr = FORM.ahead
+    ahead: gl.constexpr = TILING.ahead
     for half in gl.static_range(ahead):
         if half % 2 == 0:
-            following = _slots(begin + half // 2 + 1, table, span, FORM)
-        _fetch(half, half % 2, ring, found, span, sides, FORM)
+            following = _slots(begin + half // 2 + 1, table, span, TILING)
+        _fetch(half, half % 2, ring, found, span, sides, TILING)
         if half % 2 == 1:
             found = following
     return found
 
 
 @gluon.jit
-def write_own(k, v, slot, kept, ring, sides, FORM: gl.constexpr):
+def write_own(k, v, slot, kept, ring, sides, TILING: gl.constexpr):
     """The rows' own keys and values, [own, size], into the cache and the ring's first places."""
     of_head, side_stride = sides
-    lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
-    at = of_head + (slot.to(gl.int64) * (FORM.kv_heads * FORM.size))[:, None] + lane
+    lane = gl.arange(0, TILING.size, gl.SliceLayout(0, TILING.rows))[None, :]
+    at = of_head + (slot.to(gl.int64) * (TILING.kv_heads * TILING.size))[:, None] + lane
     gl.store(at, k, mask=kept[:, None])
     gl.store(at + side_stride, v, mask=kept[:, None])
     # no share of what lies behind them, but zero times anything must be zero
-    tile: gl.constexpr = [FORM.keys, FORM.size]
-    layout: gl.constexpr = FORM.rows
+    tile: gl.constexpr = [TILING.keys, TILING.size]
+    layout: gl.constexpr = TILING.rows
     ring.index(1).store(gl.zeros(tile, v.dtype, layout))
     meet()
-    ring.index(0).slice(0, FORM.own).store(k)
-    ring.index(1).slice(0, FORM.own).store(v)
+    ring.index(0).slice(0, TILING.own).store(k)
+    ring.index(1).slice(0, TILING.own).store(v)
 
 
 @gluon.jit
-def attend_tiles(ring, asked, found, table, span, sides, placed, scale, window, FORM: gl.constexpr):
+def attend_tiles(
+    ring, asked, found, table, span, sides, placed, scale, window, TILING: gl.constexpr
+):
     """The highest scores, sums of shares, [lines], and what rows draw, [lines, size], of a span.
 
     The highest scores are rounded up to whole numbers, as in `attention_parts.weighed`: a row's
@@ -64,45 +66,47 @@ def attend_tiles(ring, asked, found, table, span, sides, placed, scale, window, 
     placed: as of `position_of`. scale: of scores, for powers of two.
     """
     given = (ring, asked, found, table, span, sides, placed, scale, window)
-    if FORM.by_rows:
-        top, total, attended = _by_rows(given, FORM)
+    if TILING.by_rows:
+        top, total, attended = _by_rows(given, TILING)
     else:
-        top, total, attended = _by_keys(given, FORM)
-    across: gl.constexpr = gl.SliceLayout(1, FORM.sums)
-    attended = gl.convert_layout(attended, FORM.sums)
+        top, total, attended = _by_keys(given, TILING)
+    across: gl.constexpr = gl.SliceLayout(1, TILING.sums)
+    attended = gl.convert_layout(attended, TILING.sums)
     return gl.convert_layout(top, across), gl.convert_layout(total, across), attended
 
 
 @gluon.jit
-def _by_rows(given, FORM: gl.constexpr):
+def _by_rows(given, TILING: gl.constexpr):
     """Rows are the left operand: a warp has all keys of its own, and shares stay in registers."""
     ring, asked, found, table, span, sides, placed, scale, window = given
     begin, end, _, _, _, _ = span
-    lines: gl.constexpr = FORM.lines
-    line_keys: gl.constexpr = [FORM.lines, FORM.keys]
-    line_dims: gl.constexpr = [FORM.lines, FORM.size]
-    layout: gl.constexpr = FORM.scores
-    drawn_layout: gl.constexpr = FORM.drawn
+    lines: gl.constexpr = TILING.lines
+    line_keys: gl.constexpr = [TILING.lines, TILING.keys]
+    line_dims: gl.constexpr = [TILING.lines, TILING.size]
+    layout: gl.constexpr = TILING.scores
+    drawn_layout: gl.constexpr = TILING.drawn
     share_layout: gl.constexpr = gl.DotOperandLayout(0, drawn_layout, 2)
     along: gl.constexpr = gl.SliceLayout(1, layout)
-    row = gl.arange(0, lines, along) // FORM.padded
-    row_position = position_of(row, placed, FORM)[:, None]
-    ancestors = _ancestors(row, placed, FORM)[:, None]
-    key = gl.arange(0, FORM.keys, gl.SliceLayout(0, layout))
+    row = gl.arange(0, lines, along) // TILING.padded
+    row_position = position_of(row, placed, TILING)[:, None]
+    ancestors = _ancestors(row, placed, TILING)[:, None]
+    key = gl.arange(0, TILING.keys, gl.SliceLayout(0, layout))
     top = gl.full([lines], float("-inf"), gl.float32, along)
     total = gl.zeros([lines], gl.float32, along)
     attended = gl.zeros(line_dims, gl.float32, drawn_layout)
     for tile in range(begin, end):
         half = 2 * (tile - begin)
-        following = _slots(tile + FORM.ahead // 2 + 1, table, span, FORM)
-        keys, values = ring.index(half % FORM.places), ring.index((half + 1) % FORM.places)
-        _arrived(FORM)  # these keys, and no warp still reads the values before them
+        following = _slots(tile + TILING.ahead // 2 + 1, table, span, TILING)
+        keys, values = ring.index(half % TILING.places), ring.index((half + 1) % TILING.places)
+        _arrived(TILING)  # these keys, and no warp still reads the values before them
         scores = gl.zeros(line_keys, gl.float32, layout)
         scores = warpgroup_mma(asked, keys.permute((1, 0)), scores, is_async=True)
-        _fetch_behind_keys(half, ring, found, span, sides, FORM)
+        _fetch_behind_keys(half, ring, found, span, sides, TILING)
         scores = warpgroup_mma_wait(0, deps=(scores,))
-        position = _first_key(tile, span, FORM) + key[None, :]
-        scores = _seen(scores * scale, tile, position, row_position, ancestors, span, window, FORM)
+        position = _first_key(tile, span, TILING) + key[None, :]
+        scores = _seen(
+            scores * scale, tile, position, row_position, ancestors, span, window, TILING
+        )
         higher = gl.maximum(top, gl.ceil(gl.max(scores, 1)))
         safe = gl.where(higher == float("-inf"), 0.0, higher)
         portion = gl.exp2(scores - safe[:, None])
@@ -111,44 +115,46 @@ def _by_rows(given, FORM: gl.constexpr):
         total = total * fade + gl.sum(portion, 1)
         attended = attended * gl.convert_layout(fade, gl.SliceLayout(1, drawn_layout))[:, None]
         portion = gl.convert_layout(portion.to(asked.dtype), share_layout)
-        if FORM.crowded:
-            _arrived(FORM)  # these values, and no warp still reads their keys
+        if TILING.crowded:
+            _arrived(TILING)  # these values, and no warp still reads their keys
         attended = warpgroup_mma(portion, values, attended, is_async=True)
-        _fetch_behind_values(half, ring, (found, following), span, sides, FORM)
+        _fetch_behind_values(half, ring, (found, following), span, sides, TILING)
         found = following
         attended = warpgroup_mma_wait(0, deps=(attended,))
     return top, total, attended
 
 
 @gluon.jit
-def _by_keys(given, FORM: gl.constexpr):
+def _by_keys(given, TILING: gl.constexpr):
     """Keys are the left operand, so that few rows are few columns: warps share each row's sums."""
     ring, asked, found, table, span, sides, placed, scale, window = given
     begin, end, _, _, _, _ = span
-    lines: gl.constexpr = FORM.lines
-    tile_lines: gl.constexpr = [FORM.keys, FORM.lines]
-    head_lines: gl.constexpr = [FORM.size, FORM.lines]
-    shares = gl.allocate_shared_memory(asked.dtype, [lines, FORM.keys], TILE)
-    layout: gl.constexpr = FORM.scores
+    lines: gl.constexpr = TILING.lines
+    tile_lines: gl.constexpr = [TILING.keys, TILING.lines]
+    head_lines: gl.constexpr = [TILING.size, TILING.lines]
+    shares = gl.allocate_shared_memory(asked.dtype, [lines, TILING.keys], TILE)
+    layout: gl.constexpr = TILING.scores
     along: gl.constexpr = gl.SliceLayout(0, layout)
-    row = gl.arange(0, lines, along) // FORM.padded
-    row_position = position_of(row, placed, FORM)[None, :]
-    ancestors = _ancestors(row, placed, FORM)[None, :]
-    key = gl.arange(0, FORM.keys, gl.SliceLayout(1, layout))
+    row = gl.arange(0, lines, along) // TILING.padded
+    row_position = position_of(row, placed, TILING)[None, :]
+    ancestors = _ancestors(row, placed, TILING)[None, :]
+    key = gl.arange(0, TILING.keys, gl.SliceLayout(1, layout))
     top = gl.full([lines], float("-inf"), gl.float32, along)
     mass = gl.zeros(tile_lines, gl.float32, layout)
     attended = gl.zeros(head_lines, gl.float32, layout)
     for tile in range(begin, end):
         half = 2 * (tile - begin)
-        following = _slots(tile + FORM.ahead // 2 + 1, table, span, FORM)
-        keys, values = ring.index(half % FORM.places), ring.index((half + 1) % FORM.places)
-        _arrived(FORM)  # these keys, and no warp still reads the values before them
+        following = _slots(tile + TILING.ahead // 2 + 1, table, span, TILING)
+        keys, values = ring.index(half % TILING.places), ring.index((half + 1) % TILING.places)
+        _arrived(TILING)  # these keys, and no warp still reads the values before them
         scores = gl.zeros(tile_lines, gl.float32, layout)
         scores = warpgroup_mma(keys, asked.permute((1, 0)), scores, is_async=True)
-        _fetch_behind_keys(half, ring, found, span, sides, FORM)
+        _fetch_behind_keys(half, ring, found, span, sides, TILING)
         scores = warpgroup_mma_wait(0, deps=(scores,))
-        position = _first_key(tile, span, FORM) + key[:, None]
-        scores = _seen(scores * scale, tile, position, row_position, ancestors, span, window, FORM)
+        position = _first_key(tile, span, TILING) + key[:, None]
+        scores = _seen(
+            scores * scale, tile, position, row_position, ancestors, span, window, TILING
+        )
         higher = gl.maximum(top, gl.ceil(gl.max(scores, 0)))
         safe = gl.where(higher == float("-inf"), 0.0, higher)
         portion = gl.exp2(scores - safe[None, :])
@@ -157,101 +163,101 @@ def _by_keys(given, FORM: gl.constexpr):
         mass = mass * fade + portion
         attended = attended * fade
         shares.permute((1, 0)).store(portion.to(asked.dtype))
-        if FORM.crowded:
-            _arrived(FORM)  # these values, too, and no warp still reads their keys
+        if TILING.crowded:
+            _arrived(TILING)  # these values, too, and no warp still reads their keys
         else:
             fence_async_shared()
             meet()
         drawn = values.permute((1, 0))
         attended = warpgroup_mma(drawn, shares.permute((1, 0)), attended, is_async=True)
-        _fetch_behind_values(half, ring, (found, following), span, sides, FORM)
+        _fetch_behind_values(half, ring, (found, following), span, sides, TILING)
         found = following
         attended = warpgroup_mma_wait(0, deps=(attended,))
     return top, gl.sum(mass, 0), gl.permute(attended, (1, 0))
 
 
 @gluon.jit
-def _ancestors(row, placed, FORM: gl.constexpr):
+def _ancestors(row, placed, TILING: gl.constexpr):
     """Bits of the rows that a request's rows see among its own."""
     _, ancestors, _, count = placed
-    if FORM.tree:
+    if TILING.tree:
         return gl.load(ancestors + row, mask=row < count, other=0)
     else:  # noqa: RET505 (Triton compiles one branch only, so there must be two)
         return row
 
 
 @gluon.jit
-def _first_key(tile, span, FORM: gl.constexpr):
+def _first_key(tile, span, TILING: gl.constexpr):
     """The position of a tile's first key."""
     _, _, start, _, _, skipped = span
-    return gl.where(tile == 0, start, (skipped + tile - 1) * FORM.keys)
+    return gl.where(tile == 0, start, (skipped + tile - 1) * TILING.keys)
 
 
 @gluon.jit
-def _seen(scores, tile, position, row_position, ancestors, span, window, FORM: gl.constexpr):
+def _seen(scores, tile, position, row_position, ancestors, span, window, TILING: gl.constexpr):
     """Scores of what rows may see; minus infinity for the rest."""
     _, _, start, stop, older, _ = span
     seen = position < gl.where(tile == 0, stop, older)
-    if FORM.tree:  # of their own tile's keys those of their ancestors
+    if TILING.tree:  # of their own tile's keys those of their ancestors
         bit = gl.minimum(gl.maximum(position - start, 0), 31)
         seen = seen & ((tile > 0) | ((ancestors >> bit) & 1 == 1))
     else:
         seen = seen & (position <= row_position)
-    if FORM.window:
+    if TILING.window:
         seen = seen & (position > row_position - window)
     return gl.where(seen, scores, float("-inf"))
 
 
 @gluon.jit
-def _slots(tile, table, span, FORM: gl.constexpr):
+def _slots(tile, table, span, TILING: gl.constexpr):
     """Cache slots of a tile's older keys; those of the last key where there are no more."""
     _, end, _, _, older, skipped = span
-    key = gl.arange(0, FORM.keys, gl.SliceLayout(1, FORM.rows))
-    position = gl.minimum((skipped + tile - 1) * FORM.keys + key, older - 1)
+    key = gl.arange(0, TILING.keys, gl.SliceLayout(1, TILING.rows))
+    position = gl.minimum((skipped + tile - 1) * TILING.keys + key, older - 1)
     wanted = (tile > 0) & (tile < end) & (key >= 0)
     return gl.load(table + position, mask=wanted, other=0).to(gl.int32)
 
 
 @gluon.jit
-def _arrived(FORM: gl.constexpr):
+def _arrived(TILING: gl.constexpr):
     """The next half (tile, if not crowded) is there for all warps, and what they read is read."""
-    async_copy.wait_group(FORM.ahead - 1 if FORM.crowded else FORM.ahead - 2)
+    async_copy.wait_group(TILING.ahead - 1 if TILING.crowded else TILING.ahead - 2)
     fence_async_shared()
     meet()
 
 
 @gluon.jit
-def _fetch_behind_keys(half, ring, found, span, sides, FORM: gl.constexpr):
+def _fetch_behind_keys(half, ring, found, span, sides, TILING: gl.constexpr):
     """While the keys of a tile are multiplied: for where the values before them were."""
-    _fetch(half + FORM.ahead, FORM.ahead % 2, ring, found, span, sides, FORM)
-    if not FORM.crowded:
-        _fetch(half + FORM.ahead + 1, 1, ring, found, span, sides, FORM)
+    _fetch(half + TILING.ahead, TILING.ahead % 2, ring, found, span, sides, TILING)
+    if not TILING.crowded:
+        _fetch(half + TILING.ahead + 1, 1, ring, found, span, sides, TILING)
 
 
 @gluon.jit
-def _fetch_behind_values(half, ring, slots, span, sides, FORM: gl.constexpr):
+def _fetch_behind_values(half, ring, slots, span, sides, TILING: gl.constexpr):
     """While its values are: for where the keys were.
 
     slots: of the tile that was just asked for, and of the next.
     """
     found, following = slots
-    if FORM.crowded:
-        if FORM.ahead % 2 == 0:
-            _fetch(half + FORM.ahead + 1, 1, ring, found, span, sides, FORM)
+    if TILING.crowded:
+        if TILING.ahead % 2 == 0:
+            _fetch(half + TILING.ahead + 1, 1, ring, found, span, sides, TILING)
         else:
-            _fetch(half + FORM.ahead + 1, 0, ring, following, span, sides, FORM)
+            _fetch(half + TILING.ahead + 1, 0, ring, following, span, sides, TILING)
 
 
 @gluon.jit
-def _fetch(half, SIDE: gl.constexpr, ring, found, span, sides, FORM: gl.constexpr):
+def _fetch(half, SIDE: gl.constexpr, ring, found, span, sides, TILING: gl.constexpr):
     """Ask for older keys (side 0) or values (1), if there are any. found: their slots."""
     begin, end, _, _, _, _ = span
     tile = begin + half // 2
     if (tile > 0) & (tile < end):
         of_head, side_stride = sides
-        lane = gl.arange(0, FORM.size, gl.SliceLayout(0, FORM.rows))[None, :]
-        at = of_head + (found.to(gl.int64) * (FORM.kv_heads * FORM.size))[:, None] + lane
+        lane = gl.arange(0, TILING.size, gl.SliceLayout(0, TILING.rows))[None, :]
+        at = of_head + (found.to(gl.int64) * (TILING.kv_heads * TILING.size))[:, None] + lane
         async_copy.async_copy_global_to_shared(
-            ring.index(half % FORM.places), at + SIDE * side_stride
+            ring.index(half % TILING.places), at + SIDE * side_stride
         )
     async_copy.commit_group()

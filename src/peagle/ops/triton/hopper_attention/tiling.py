@@ -15,7 +15,7 @@ LEAST_KEYS = 256
 
 
 @dataclass(frozen=True)
-class Form:
+class Tiling:
     """Sizes and switches."""
 
     heads: int
