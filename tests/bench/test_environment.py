@@ -35,7 +35,7 @@ def test_arithmetic_that_is_not_the_default_is_recorded(made: Computed):
 def test_how_drafters_draft_is_recorded_where_it_is_said():
     changes = {"quantization": "fp8", "num_tree_nodes": 15}
     assert not changes.keys() & environment(WORKLOAD).keys()
-    pair = Pair("target", {"peagle": "drafter"}, "fp8", tree_nodes=15)
+    pair = Pair("target", {"peagle": "drafter"}, "fp8", num_tree_nodes=15)
     assert changes.items() <= environment(dataclasses.replace(WORKLOAD, pair=pair)).items()
 
 

@@ -42,7 +42,7 @@ def test_a_method_may_look_drafts_up():
 
 
 def test_only_p_eagles_drafts_branch():
-    pair = Pair("target", {"peagle": "p", "eagle3": "e"}, tree_nodes=15)
+    pair = Pair("target", {"peagle": "p", "eagle3": "e"}, num_tree_nodes=15)
     nodes = {
         method: getattr(pair.speculation(method, 7), "num_tree_nodes", None)
         for method in ("none", "ngram", "eagle3", "peagle", "peagle+ngram")

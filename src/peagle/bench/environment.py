@@ -34,7 +34,7 @@ def environment(workload: PromptWorkload) -> dict[str, Any]:
     """The machine, versions and settings that a result of models depends on."""
     pair = workload.pair
     models: dict[str, Any] = {"target": pair.target, "drafters": dict(pair.drafters)}
-    given = {"quantization": pair.quantization, "num_tree_nodes": pair.tree_nodes}
+    given = {"quantization": pair.quantization, "num_tree_nodes": pair.num_tree_nodes}
     models |= {name: value for name, value in given.items() if value is not None}
     return machine() | computed_by(workload) | models | work(workload.sets, workload.sampling)
 

@@ -36,7 +36,7 @@ class Pair:
     """What the drafters are rounded to when they are loaded."""
     lookup: tuple[int, int] = (SHORTEST_MATCH, LONGEST_MATCH)
     """Tokens of a match, where drafts are looked up."""
-    tree_nodes: int | None = None
+    num_tree_nodes: int | None = None
     """As `num_tree_nodes`, for P-EAGLE alone."""
 
     def speculation(self, method: str, k: int) -> SpeculativeConfig | None:
@@ -51,7 +51,7 @@ class Pair:
             num_speculative_tokens=k,
             parallel_drafting=None if by is None else by == "peagle",
             quantization=None if by is None else self.quantization,
-            num_tree_nodes=self.tree_nodes if method == "peagle" else None,
+            num_tree_nodes=self.num_tree_nodes if method == "peagle" else None,
             prompt_lookup_min=shortest,
             prompt_lookup_max=longest,
         )

@@ -71,7 +71,7 @@ class SharedTarget:
             memory = kv_memory(self._decoder, drafter, k, config, longest + most)
             config = config.model_copy(update={"kv_cache_memory": memory})
         engine = Engine(
-            self._decoder, drafter, k, config, self._ends, lookup=lookup, tree_nodes=nodes
+            self._decoder, drafter, k, config, self._ends, lookup=lookup, num_tree_nodes=nodes
         )
         return LLM.over(engine, self.tokenizer)
 

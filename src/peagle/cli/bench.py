@@ -208,12 +208,12 @@ def _of_models(
     from peagle.bench.rounds import run_engines
     from peagle.bench.workload import PromptWorkload
 
-    quantization, lookup, nodes = compared.quantization, compared.lookup, compared.tree_nodes
+    quantization, lookup, nodes = compared.quantization, compared.lookup, compared.num_tree_nodes
     compared = compared.by_method()
     methods = compared.run(all_by_default=target is None)
     drafters = {"eagle3": compared.eagle3, "peagle": compared.peagle}
     pair = choose_pair(methods, target, drafters)
-    pair = replace(pair, quantization=quantization, lookup=lookup, tree_nodes=nodes)
+    pair = replace(pair, quantization=quantization, lookup=lookup, num_tree_nodes=nodes)
     with from_flags():
         EngineConfig(**hardware)
     workload = PromptWorkload(pair, sets, params, **hardware)

@@ -74,7 +74,7 @@ class Compared:
         return (one and one.lookup) or (SHORTEST_MATCH, LONGEST_MATCH)
 
     @property
-    def tree_nodes(self) -> int | None:
+    def num_tree_nodes(self) -> int | None:
         """Drafts that branch, if any do."""
         one = self._one()
         return None if one is None else one.num_tree_nodes

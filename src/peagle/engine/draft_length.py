@@ -40,8 +40,8 @@ def candidate_lengths(k: int) -> tuple[int, ...]:
     return (0, *(count for count in CANDIDATES if 4 * count <= 3 * k), k) if k else (0,)
 
 
-Branching = Callable[[int, int], int]
-"""`Worker.tree_nodes`: how a cycle of so many requests and drafts will branch."""
+NodesFor = Callable[[int, int], int]
+"""`Worker.nodes_for`: how a cycle of so many requests and drafts will branch."""
 
 
 class DraftLength:
@@ -59,11 +59,11 @@ class DraftLength:
     """
 
     def __init__(
-        self, k: int, times: CycleTimes, may_stop: bool, tree_nodes: Branching = lambda *_: 0
+        self, k: int, times: CycleTimes, may_stop: bool, nodes_for: NodesFor = lambda *_: 0
     ) -> None:
         """may_stop: whether a cycle may have no drafts."""
-        self._times, self._may_stop, self._tree_nodes = times, may_stop, tree_nodes
-        self._branching = tree_nodes(1, k) > 0
+        self._times, self._may_stop, self._nodes_for = times, may_stop, nodes_for
+        self._has_trees = nodes_for(1, k) > 0
         """Whether drafts ever do."""
         self._k = self._chosen = k
         self._cycles = MIN_CYCLES
@@ -130,7 +130,7 @@ class DraftLength:
         if branched:
             newest, other = other, newest
         newest.learn(drafted, keep)
-        if self._branching:
+        if self._has_trees:
             for place in contradictions(self._chains, self._trees):
                 other.doubt(place, newest.tried[place])
         gained = sum(accepted for _, accepted in drafted) / len(cycle)
@@ -192,7 +192,7 @@ class DraftLength:
     def _nodes(self, requests: int, branch: bool) -> list[int]:
         """Of the trees of a cycle with 0, 1, 2 ... drafts."""
         drafts = range(self._k + 1)
-        return [self._tree_nodes(requests, count) if branch else 0 for count in drafts]
+        return [self._nodes_for(requests, count) if branch else 0 for count in drafts]
 
     def _tokens(self, nodes: Sequence[int]) -> list[float]:
         """Expected tokens per request and cycle with 0, 1, 2 ... drafts; nodes: of their trees."""

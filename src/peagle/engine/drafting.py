@@ -18,7 +18,7 @@ class Drafting:
     """In which share of cycles draft 1, 2 ... is accepted, whatever the target says."""
     lookup: Lookup | None = None
     """Finds drafts in a request's own text, beside the drafter or without one."""
-    tree_nodes: int | None = None
+    num_tree_nodes: int | None = None
     """Of drafts that branch; 0: they do not, None: as `peagle.engine.trees` decides."""
 
     @property

@@ -98,7 +98,7 @@ class Engine:
     `synthetic[i]`: share of cycles in which draft i + 1 is accepted, whatever the target says. This
     is for measuring time; the text means nothing.
     lookup: finds drafts in a request's own text, beside a drafter or without one.
-    tree_nodes: drafts that branch, in place of K; as in `SpeculativeConfig`.
+    num_tree_nodes: drafts that branch, in place of K; as in `SpeculativeConfig`.
 
     Raises `InputError` when the KV cache cannot hold one sequence, or the context K drafts, and for
     trees that there cannot be.
@@ -113,7 +113,7 @@ class Engine:
         end_tokens: Sequence[int] = (),
         synthetic: Sequence[float] | None = None,
         lookup: Lookup | None = None,
-        tree_nodes: int | None = None,
+        num_tree_nodes: int | None = None,
     ) -> None:
         assert (drafter is None and lookup is None) == (k == 0), "whatever drafts comes with its K"
         self.target, self.drafter, self.k = target, drafter, k
@@ -129,13 +129,13 @@ class Engine:
         self.blocks = capacity.groups()
         lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         processor = LogitsProcessor(self._constraint_of)
-        drafting = Drafting(drafter, lengths, synthetic, lookup, tree_nodes)
+        drafting = Drafting(drafter, lengths, synthetic, lookup, num_tree_nodes)
         self.worker = open_worker(target, drafting, capacity, processor)
         draft_length = None
         if (costs := self.worker.cycle_seconds) is not None:
             times = cycle_times(lengths, costs)
             worker = self.worker
-            draft_length = DraftLength(k, times, worker.pauses, worker.tree_nodes)
+            draft_length = DraftLength(k, times, worker.pauses, worker.nodes_for)
         ahead = self.worker.runs_ahead
         without_drafts = lengths[0] == 0
         repeats = Repeats() if ahead and without_drafts and lookup is None else None
@@ -145,7 +145,7 @@ class Engine:
             max_length=self.max_length,
             max_num_seqs=capacity.num_seqs,
             most_trees=self.worker.most_trees,
-            branching=self.worker.tree_nodes,
+            worker_nodes=self.worker.nodes_for,
         )
         self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         self.max_num_seqs = capacity.num_seqs

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from peagle.engine.draft_length import Branching, DraftLength
+from peagle.engine.draft_length import DraftLength, NodesFor
 from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request
 from peagle.engine.step import CycleTime
@@ -26,7 +26,8 @@ class Pace:
     """Most requests that run at once."""
     most_trees: int = 0
     """Requests of a cycle up to which their drafts may branch."""
-    branching: Branching = lambda *_: 0
+    worker_nodes: NodesFor = lambda *_: 0
+    """`Worker.nodes_for`."""
 
     def follows_one_more(self, requests: Collection[Request]) -> bool:
         """Whether the drafter is to follow a request beside these.
@@ -50,13 +51,13 @@ class Pace:
             drafts = self.draft_length.choose(len(decoding), _followed(decoding), branch)
         return drafts, self._repeats(decoding, drafts)
 
-    def tree_nodes(self, decoding: Sequence[Request], drafts: int | None) -> int:
+    def nodes_for(self, decoding: Sequence[Request], drafts: int | None) -> int:
         """Nodes of each one's tree, with drafts as they were chosen; 0: these do not branch."""
         if not self.may_branch(decoding):
             return 0
         most = max(request.k for request in decoding)
         most = most if drafts is None else min(most, drafts)
-        return self.branching(len(decoding), most) if most else 0
+        return self.worker_nodes(len(decoding), most) if most else 0
 
     def may_branch(self, cycles: Sequence[Request]) -> bool:
         """Whether drafts of some requests may be trees in one cycle: few enough run, and neither

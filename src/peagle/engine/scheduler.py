@@ -115,7 +115,7 @@ class Scheduler:
             drafts=drafts,
             prefix_caching=self._prefix_caching,
             repeats=repeats,
-            tree_nodes=self.pace.tree_nodes(decoding, drafts),
+            tree_nodes=self.pace.nodes_for(decoding, drafts),
         )
         planner = Planner(self.groups, limits)
         return planner.plan(self.running, self.waiting, self.rows.free_rows)

@@ -7,13 +7,13 @@ from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
 
-def tree_nodes(target: Decoder, drafting: Drafting, *, captured: bool) -> int:
+def num_tree_nodes(target: Decoder, drafting: Drafting, *, captured: bool) -> int:
     """How many nodes the trees of K drafts have; 0: drafts do not branch.
 
     Where nobody has said, it is `TREE_NODES` on a GPU where trees are possible. captured: whether
     cycles are, on a GPU. Raises `InputError` where trees are asked for and are not possible.
     """
-    asked = drafting.tree_nodes
+    asked = drafting.num_tree_nodes
     unasked = TREE_NODES if captured and target.embed.weight.is_cuda else 0
     nodes = unasked if asked is None else asked
     if not nodes:

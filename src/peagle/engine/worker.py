@@ -14,7 +14,7 @@ from peagle.engine.host.worker import HostWorker
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Outcome, Step
-from peagle.engine.trees import tree_nodes
+from peagle.engine.trees import num_tree_nodes
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
@@ -47,7 +47,7 @@ class Worker(Protocol):
         """Requests at once up to which K drafts branch; 0: they never do."""
         ...
 
-    def tree_nodes(self, requests: int, drafts: int) -> int:
+    def nodes_for(self, requests: int, drafts: int) -> int:
         """Nodes of each tree in a cycle of so many requests, each with so many drafts; 0: these do
         not branch."""
         ...
@@ -84,8 +84,8 @@ def open_worker(
             "synthetic acceptance needs GPU kernels, and there are none for this model"
         )
     on_device = captures or synthetic
-    nodes = tree_nodes(target, drafting, captured=on_device)
-    drafting = replace(drafting, tree_nodes=nodes)
+    nodes = num_tree_nodes(target, drafting, captured=on_device)
+    drafting = replace(drafting, num_tree_nodes=nodes)
     table = RequestTable(
         capacity.num_seqs + on_device,  # one that is spare
         capacity.max_length,

@@ -23,7 +23,7 @@ from peagle.engine.drafting import Drafting
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.pace import Pace
-from peagle.engine.trees import tree_nodes
+from peagle.engine.trees import num_tree_nodes
 from peagle.errors import InputError
 from peagle.ops.tree import grow
 
@@ -43,7 +43,7 @@ def engine_of(target, drafter, nodes: int | None, **changes: object) -> Engine:
     config = tiny.engine_config(**{"max_num_seqs": 4, "draft_length": "fixed", **changes})
     k = K if drafter else 0
     with tiny.on_device(True):
-        return Engine(target.decoder, drafter, k, config, tree_nodes=nodes)
+        return Engine(target.decoder, drafter, k, config, num_tree_nodes=nodes)
 
 
 @pytest.fixture
@@ -219,14 +219,14 @@ def test_a_gpu_has_them_where_nothing_is_said_and_they_are_possible(
     config = tiny.drafter_config(parallel=method == "peagle")
     drafter = tiny.random_drafter_for(decoder, tmp_path, config)
     drafting = Drafting(drafter, (0, K))
-    assert tree_nodes(decoder, drafting, captured=True) == 0
+    assert num_tree_nodes(decoder, drafting, captured=True) == 0
     assert engine_of(targets[family], drafter, None).facts.most_trees == 0
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    assert tree_nodes(decoder, drafting, captured=True) == default
-    assert tree_nodes(decoder, drafting, captured=False) == 0
-    others = [{"synthetic": (1.0,)}, {"lengths": (TREE_NODES,)}, {"tree_nodes": 0}]
+    assert num_tree_nodes(decoder, drafting, captured=True) == default
+    assert num_tree_nodes(decoder, drafting, captured=False) == 0
+    others = [{"synthetic": (1.0,)}, {"lengths": (TREE_NODES,)}, {"num_tree_nodes": 0}]
     for change in [*others, {"drafter": None, "lengths": (0,)}]:
-        assert tree_nodes(decoder, replace(drafting, **change), captured=True) == 0
+        assert num_tree_nodes(decoder, replace(drafting, **change), captured=True) == 0
 
 
 @pytest.mark.parametrize(("size", "nodes", "count", "length"), [(1, 30, 128, 40), (16, 15, 18, 70)])
@@ -259,10 +259,10 @@ def test_an_engine_knows_up_to_how_many_requests_they_branch(targets, trained):
 def test_slots_are_kept_for_them_where_they_are_used(targets, trained):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
     worker = engine.worker
-    assert [worker.tree_nodes(4, drafts) for drafts in (K, K - 1)] == [12, 12], "all have K"
-    assert worker.tree_nodes(5, K) == 0
+    assert [worker.nodes_for(4, drafts) for drafts in (K, K - 1)] == [12, 12], "all have K"
+    assert worker.nodes_for(5, K) == 0
     worker.graphs.most_trees = 0
-    assert worker.tree_nodes(1, K) == 0
+    assert worker.nodes_for(1, K) == 0
 
 
 def test_a_worker_tells_which_cycles_branched(
@@ -296,7 +296,7 @@ def test_lookups_do_not_branch(targets, trained):
     lookup, config = Lookup(2, 5, torch.device("cpu")), tiny.engine_config()
     drafter = trained["peagle"].drafter
     with tiny.on_device(True), pytest.raises(InputError, match="neither lookups"):
-        Engine(targets["easy"].decoder, drafter, K, config, lookup=lookup, tree_nodes=12)
+        Engine(targets["easy"].decoder, drafter, K, config, lookup=lookup, num_tree_nodes=12)
 
 
 def test_with_batch_invariance_they_do_not_branch(targets, trained):
@@ -304,7 +304,7 @@ def test_with_batch_invariance_they_do_not_branch(targets, trained):
     own = tiny.load_target(targets["easy"].directory)
     own.make_batch_invariant()
     with tiny.on_device(True), pytest.raises(InputError, match="batch_invariant"):
-        Engine(own, trained["peagle"].drafter, K, tiny.engine_config(), tree_nodes=12)
+        Engine(own, trained["peagle"].drafter, K, tiny.engine_config(), num_tree_nodes=12)
 
 
 def test_trees_that_are_timed_branch(targets, trained, monkeypatch: pytest.MonkeyPatch):

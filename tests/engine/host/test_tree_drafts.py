@@ -18,7 +18,7 @@ from peagle.engine.engine import Engine
 from peagle.engine.host.worker import HostWorker
 from peagle.engine.pace import Pace
 from peagle.engine.plan import Plan
-from peagle.engine.trees import tree_nodes
+from peagle.engine.trees import num_tree_nodes
 from peagle.errors import InputError
 from peagle.ops.tree import grow
 
@@ -38,7 +38,7 @@ def engine_of(target, drafter, nodes: int, lookup: Lookup | None = None, **chang
     changes = {"max_num_seqs": 1, "draft_length": "fixed", **changes}
     k = K if drafter else 0
     config = tiny.engine_config(**changes)
-    return Engine(target.decoder, drafter, k, config, lookup=lookup, tree_nodes=nodes)
+    return Engine(target.decoder, drafter, k, config, lookup=lookup, num_tree_nodes=nodes)
 
 
 @pytest.fixture
@@ -169,10 +169,10 @@ def test_a_gpu_whose_kernels_do_not_cover_the_model_has_none(
     targets, trained, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
-    given = targets["easy"].decoder, Drafting(trained["peagle"].drafter, (K,), tree_nodes=12)
+    given = targets["easy"].decoder, Drafting(trained["peagle"].drafter, (K,), num_tree_nodes=12)
     with pytest.raises(InputError, match="needs GPU kernels"):
-        tree_nodes(*given, captured=False)
-    assert tree_nodes(*given, captured=True) == 12
+        num_tree_nodes(*given, captured=False)
+    assert num_tree_nodes(*given, captured=True) == 12
 
 
 def test_keys_of_several_shapes_are_refused_on_a_cpu(targets, trained, monkeypatch):
@@ -182,10 +182,10 @@ def test_keys_of_several_shapes_are_refused_on_a_cpu(targets, trained, monkeypat
     wider = replace(first.attention, head_dim=2 * first.attention.head_dim)
     spec = replace(target.spec, layers=(replace(first, attention=wider), *others))
     monkeypatch.setattr(target, "spec", spec)
-    drafting = Drafting(trained["peagle"].drafter, (K,), tree_nodes=12)
+    drafting = Drafting(trained["peagle"].drafter, (K,), num_tree_nodes=12)
     with pytest.raises(InputError, match="keys of several shapes"):
-        tree_nodes(target, drafting, captured=False)
-    assert tree_nodes(target, drafting, captured=True) == 12
+        num_tree_nodes(target, drafting, captured=False)
+    assert num_tree_nodes(target, drafting, captured=True) == 12
 
 
 def test_a_worker_tells_which_cycles_branched(
@@ -214,9 +214,9 @@ def test_nobody_is_preempted_for_nodes_beside_a_path(targets, trained):
 
     def compared() -> Plan:
         nonlocal preempted, wider
-        pace.branching = lambda *_: 0
+        pace.worker_nodes = lambda *_: 0
         plain = plan()
-        pace.branching = lambda *_: 30
+        pace.worker_nodes = lambda *_: 30
         made = plan()
         assert made.preempted == plain.preempted
         assert [structs.replace(share, fresh=0) for share in made.work] == [

@@ -101,8 +101,8 @@ class DeviceWorker:
         most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0
         self._rows = DeviceRows(target, width, drafting.k, most_unseen, table, self._follows)
         state, sampling = self._rows.state, self._rows.sampling
-        self._tree_nodes = drafting.tree_nodes or 0
-        trees = TreeCycle(cycle, self._tree_nodes) if self._tree_nodes else None
+        self._num_tree_nodes = drafting.num_tree_nodes or 0
+        trees = TreeCycle(cycle, self._num_tree_nodes) if self._num_tree_nodes else None
         self.graphs = CycleGraphs(cycle, state, sampling, spare, lengths, trees)
         self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
         self._prefill = Prefill(cycle, table, self._prompts)
@@ -122,10 +122,10 @@ class DeviceWorker:
         """As `Worker`."""
         return self.graphs.most_trees
 
-    def tree_nodes(self, requests: int, drafts: int) -> int:
+    def nodes_for(self, requests: int, drafts: int) -> int:
         """As `Worker`."""
         branch = self.graphs.branches(requests, self.graphs.length_for(drafts))
-        return self._tree_nodes if branch else 0
+        return self._num_tree_nodes if branch else 0
 
     @torch.inference_mode()
     def capture(self) -> None:

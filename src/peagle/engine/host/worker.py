@@ -101,11 +101,11 @@ class HostWorker:
         in whose text nothing is found drafts nothing anyway."""
         self._most_pending = k + 1
         """Positions that a cycle with drafts leaves unseen, at most."""
-        self._others = max((drafting.tree_nodes or 0) - k, 0)
+        self._others = max((drafting.num_tree_nodes or 0) - k, 0)
         """Nodes of a tree beside as many as a path may have."""
         self.most_trees = int(self._others > 0)
 
-    def tree_nodes(self, requests: int, drafts: int) -> int:
+    def nodes_for(self, requests: int, drafts: int) -> int:
         """As `Worker`, of requests whose choices are simple."""
         return drafts + self._others if drafts and requests <= self.most_trees else 0
 
@@ -183,7 +183,7 @@ class HostWorker:
         """Whether a step is a cycle of one request with room for a tree: where slots end a node
         might not see its parent."""
         part = work[0]
-        nodes = self.tree_nodes(len(work), part.drafts)
+        nodes = self.nodes_for(len(work), part.drafts)
         return nodes > 0 and part.start + nodes < int(self._table.limits[part.row])
 
     def _run_tree(self, part: Part) -> Result:
@@ -193,7 +193,7 @@ class HostWorker:
         row, request, k = part.row, part.request, part.drafts
         race = self._race([request])
         unseen = self._draft_work([Unseen(row, request, request.unseen)], (k,), race)
-        tree, chain = self._drafter.grow(unseen, self._drafter_cache, self.tree_nodes(1, k))
+        tree, chain = self._drafter.grow(unseen, self._drafter_cache, self.nodes_for(1, k))
         root = torch.tensor(part.known, device=self._device)
         positions, attend = self._cache.open_tree(row, part.start, tree)
         tokens = torch.cat((root, tree.tokens[0].clamp(min=0)))
