@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from peagle.completion import Chunk, Completion
 from peagle.config import SamplingParams
@@ -31,6 +31,14 @@ class Prepared:
     params: SamplingParams
     form: Form | None
     chat: ChatTurn | None = None
+
+    def choices(self, n: int) -> "list[Prepared]":
+        """The same n times, each with a seed of its own, so that sampled ones differ."""
+        seed = self.params.seed
+        if seed is None:
+            return [self] * n
+        seeds = ({"seed": seed + index} for index in range(n))
+        return [replace(self, params=self.params.model_copy(update=each)) for each in seeds]
 
 
 class LiveRequest:

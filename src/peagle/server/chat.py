@@ -27,7 +27,7 @@ from peagle.server.delivery import Json
 from peagle.server.errors import APIError
 from peagle.server.messages import Message
 from peagle.server.protocol import ChatBody
-from peagle.server.sampling import each_choice, sampling_params, structured_outputs
+from peagle.server.sampling import sampling_params, structured_outputs
 from peagle.server.service import Job, Service
 from peagle.server.tools import tool_use
 from peagle.server.trace import (
@@ -70,7 +70,7 @@ async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitS
         (body.top_logprobs or 0) if body.logprobs else None,
         structured,
     )
-    return await service.begin([prompt], each_choice(params, n), running, ChatTurn(use))
+    return await service.begin([prompt], params, n, running, ChatTurn(use))
 
 
 async def prompt_of(service: Service, body: ChatBody, use: ToolUse | None) -> list[int]:

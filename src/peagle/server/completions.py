@@ -13,7 +13,7 @@ from peagle.server.answer import answer
 from peagle.server.delivery import Json
 from peagle.server.errors import APIError
 from peagle.server.protocol import CompletionBody
-from peagle.server.sampling import each_choice, sampling_params, structured_outputs
+from peagle.server.sampling import sampling_params, structured_outputs
 from peagle.server.service import Job, Service
 from peagle.server.trace import (
     TextOffsets,
@@ -51,7 +51,7 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
                 await service.tokenize(prompt, False) if isinstance(prompt, str) else prompt
                 for prompt in prompts
             ]
-        job = await service.begin(prompts, each_choice(params, n), running)
+        job = await service.begin(prompts, params, n, running)
         repeated = [prompt for prompt in prompts for _ in range(n)]
         form = CompletionForm(service.llm.tokenizer, body, repeated, job)
         return await answer(service, form, job, body, request, running)

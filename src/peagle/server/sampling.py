@@ -53,7 +53,10 @@ def sampling_params(
     logprobs: int | None,
     structured: StructuredOutputs | None,
 ) -> SamplingParams:
-    """The sampling parameters of the first choice. Raises `APIError` or `InputError`."""
+    """The sampling parameters of all choices, with the seed of the first.
+
+    Raises `APIError` or `InputError`.
+    """
     if len(body.bad_words or ()) > limits.bad_words:
         raise APIError(400, f"more than {limits.bad_words} bad words", "bad_words")
     if body.stream and body.prompt_logprobs is not None:
@@ -77,13 +80,6 @@ def sampling_params(
         structured_outputs=structured,
         num_speculative_tokens=body.k,
     )
-
-
-def each_choice(params: SamplingParams, n: int) -> list[SamplingParams]:
-    """The parameters of n choices, each with its own seed, so that sampled ones differ."""
-    if params.seed is None:
-        return [params] * n
-    return [params.model_copy(update={"seed": params.seed + index}) for index in range(n)]
 
 
 def structured_outputs(body: GenerationBody, limits: Limits) -> StructuredOutputs | None:

@@ -102,17 +102,16 @@ class Service:
     async def begin(
         self,
         prompts: Sequence[Prompt],
-        each: Sequence[SamplingParams],
+        params: SamplingParams,
+        n: int,
         running: contextlib.AsyncExitStack,
         chat: ChatTurn | None = None,
     ) -> Job:
-        """Encode and run every prompt, once for each of the parameters `each`; closing `running`
-        cancels what still runs."""
-        prepared = [
-            await self._async.prepare(prompt, how, chat) for prompt in prompts for how in each
-        ]
+        """Encode every prompt and run it n times; closing `running` cancels what still runs."""
+        each = [await self._async.prepare(prompt, params, chat) for prompt in prompts]
+        prepared = [choice for one in each for choice in one.choices(n)]
         self._check_prompt_logprobs(prepared)
-        n = len(each)  # n sequences in a row share a prompt, which counts once
+        # n sequences in a row share a prompt, which counts once
         watches = [self.metrics.watch(counts_prompt=i % n == 0) for i in range(len(prepared))]
         batches = await running.enter_async_context(self._async.run(prepared))
         for watch in watches:
