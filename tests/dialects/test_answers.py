@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from peagle.config import ChatConfig
 from peagle.detokenizer import detokenizers
 from peagle.dialects import Message, Reader, Tool, ToolUse, find_dialect
-from peagle.dialects.events import Event
+from peagle.dialects.events import CallBegin, CallEnd, Event
+from peagle.dialects.gemma4 import Gemma4Calls
+from peagle.dialects.hermes import HermesCalls
 from peagle.dialects.pythonic import PythonicCalls
+from peagle.dialects.qwen3_coder import Qwen3CoderCalls
+from peagle.dialects.sections import CallFormat
 from peagle.stop_strings import StopStrings
 
 SCHEMA = {
@@ -203,6 +207,7 @@ NO_CALLS = [
     "[now(a=...)]",
     "[now(a=b'x')]",
     "[now(a={1})]",
+    "[now(a={{'x': 1}})]",
     "[now(a=1j)]",
     "[now(a=1e999)]",
     "[now(**{'a': 1})]",
@@ -258,14 +263,73 @@ def test_a_pythonic_call_may_hold_brackets_quotes_and_dashes():
     assert said(read("llama3.2", encode("llama3.2", text))) == ("", "", calls)
 
 
-def test_a_long_pythonic_call_is_read_as_fast_as_it_is_written():
-    """In the time of engines' steps: what is held is not parsed at each of its brackets."""
-    reader = PythonicCalls().reader(USE, marked=False)
+@pytest.mark.parametrize(
+    ("calls", "parts"),
+    [
+        (PythonicCalls(), ["[now(a=[", *["[1],"] * 8000, "])]"]),
+        (HermesCalls(), ['{"name": "', *["abcd"] * 20_000, '", "arguments": {}}']),
+        (Gemma4Calls(), ["call:", *[" "] * 8000, "now{}"]),
+        (
+            Qwen3CoderCalls(),
+            [
+                "<function=now>\n<parameter=a>\n[",
+                *["1, "] * 12_000,
+                "1]\n</parameter>\n</function>",
+            ],
+        ),
+    ],
+    ids=lambda given: getattr(given, "name", ""),
+)
+def test_long_calls_are_read_as_fast_as_they_are_written(calls: CallFormat, parts: list[str]):
+    """In the time of engines' steps: what is held is not read anew with each token."""
+    numbers = {"properties": {"a": {"type": "array"}}}
+    reader = calls.reader(ToolUse((Tool("now", numbers),)), marked=True)
     began = time.perf_counter()
-    parts = ["[now(a=[", *["[1],"] * 8000, "])]"]
     events = [event for part in parts for event in reader.feed(part)]
-    assert time.perf_counter() - began < 5.0
-    assert len(events) == 3
+    assert time.perf_counter() - began < 3.0
+    assert isinstance(events[0], CallBegin)
+    assert isinstance(events[-1], CallEnd)
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        ("call:now{} and more", [("now", {})], "<|tool_call> and more<tool_call|>"),
+        ("call:now{a:1}call:now{a:2}", [("now", {"a": 1}), ("now", {"a": 2})], ""),
+        (
+            "call:f{city:New York,at:10:30,of:[a b,1, true],u:https://a.b/c}",
+            [
+                (
+                    "f",
+                    {"city": "New York", "at": "10:30", "of": ["a b", 1, True]}
+                    | {"u": "https://a.b/c"},
+                )
+            ],
+            "",
+        ),
+        ("call:f{a:{b:[{c:1}]},d:2}", [("f", {"a": {"b": [{"c": 1}]}, "d": 2})], ""),
+    ],
+)
+def test_gemmas_calls_are_the_same_in_any_chunks(
+    text: str, calls: list[Any], content: str, caplog: pytest.LogCaptureFixture
+):
+    tokens = encode("gemma4", f"<|tool_call>{text}<tool_call|>")
+    for cut in range(len(tokens)):
+        assert said(read("gemma4", tokens, [cut] if cut else [])) == ("", content, calls)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-coder", "gemma4"])
+def test_what_a_limit_cuts_of_no_call_stays(name: str):
+    """A marker that only stands in a text loses nothing of what follows."""
+    marker = {"gemma4": "<|tool_call>"}.get(name, "<tool_call>")
+    text = f"Here: {marker}is a tag of a family, explained at length"
+    found = said(read(name, encode(name, text), ended=False))
+    assert found == ("", text.replace(": <", ":<"), [])
+
+
+def test_a_value_whose_call_is_left_open_keeps_no_tag():
+    text = "<tool_call>\n<function=f>\n<parameter=p>\nv\n</parameter>\n</tool_call>"
+    assert said(read("qwen3-coder", encode("qwen3-coder", text))) == ("", "", [("f", {"p": "v"})])
 
 
 @pytest.mark.parametrize(

@@ -67,3 +67,20 @@ def test_a_call_that_the_template_cannot_read_is_no_error(caplog: pytest.LogCapt
 def test_a_named_parser_goes_before_the_template():
     dialect = find_dialect(CHECKPOINT, ChatConfig(tool_call_parser="qwen3_coder"))
     assert dialect.description == "reasoning as qwen3, tool calls as qwen3_coder"
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "content"),
+    [
+        ("It is 4 < 5. a<", False, "It is 4 < 5. a<"),
+        ("It is 4 <tool", False, "It is 4 <tool"),
+        ('Yes.<tool_call>{"name": "f"', False, "Yes."),
+        ("Yes.<tool_call>{no JSON}</tool_call> No.", True, "Yes.{no JSON}</tool_call> No."),
+    ],
+)
+def test_what_was_written_stays(text: str, ended: bool, content: str):
+    """Where a limit cuts it, too, but for a call; and where it cannot be read."""
+    tokens = encode("qwen3", text)
+    for cuts in ([], [*range(1, len(tokens))]):
+        message = read(tokens, cuts, ended)
+        assert (message.content, message.calls) == (content, [])

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Event
-from peagle.dialects.json_calls import ObjectEnd
 from peagle.dialects.markers import Markers
 from peagle.dialects.tools import ToolUse, listed, types_of
 
 QUOTE = '<|"|>'
-NAME = re.compile(r"\s*call:([^{]*?)\s*(?=\{)")
-WORD = re.compile(r"[^\s{}\[\],:]+")
+CALL = "call:"
+NAME = re.compile(r"\s*call:([^{]*)(?=\{)")
+KEY = re.compile(r"[^\s{}\[\],:]+")
+VALUE = re.compile(r"[^\s{}\[\],][^{}\[\],]*")
 BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 """A key that needs no quotes."""
 
@@ -76,18 +77,16 @@ def _value(schema: Any, quote: str) -> str:
 
 
 class Gemma4Reader:
-    """Reads one call, and writes its arguments as JSON as they come."""
+    """Reads calls, and writes their arguments as JSON as they come."""
 
     def __init__(self) -> None:
-        self._named = self._quoted = self._ended = False
-        self._end = ObjectEnd()
+        self._quoted = False
+        self._open: list[str] = []
+        """Brackets of the call's arguments that are not closed."""
+        self._at_value = False
+        """Whether a value comes next, rather than a key."""
         self.held = ""
-        self.refused = False
-
-    @property
-    def within(self) -> bool:
-        """Whether the call has begun and is not complete."""
-        return self._named and not self._ended
+        self.within = self.refused = False
 
     def feed(self, text: str) -> Iterator[Event]:
         """The events that more text makes."""
@@ -95,11 +94,20 @@ class Gemma4Reader:
             yield CallArguments(json.dumps(text, ensure_ascii=False)[1:-1])
             return
         self.held += text
-        if not self._named and (name := NAME.match(self.held)):
-            self._named, self.held = True, self.held[name.end() :]
-            yield CallBegin(name[1])
-        if self.within:
+        begins = "{" in text
+        while self.within or begins:
+            if not self.within:
+                name = NAME.match(self.held)
+                if name is None:
+                    break
+                self.within, self.held = True, self.held[name.end() :]
+                yield CallBegin(name[1].strip())
             yield from self._write(final=False)
+            if self.within:
+                return
+            begins = True
+        begun = self.held.lstrip()
+        self.refused = not (begun.startswith(CALL) or CALL.startswith(begun))
 
     def marker(self, name: str) -> Iterator[Event]:
         """A quote, which begins or ends a string."""
@@ -119,23 +127,33 @@ class Gemma4Reader:
     def _write(self, final: bool) -> Iterator[Event]:
         """Hand on what is held as JSON; a word at its end may go on, unless `final`."""
         written, place = "", 0
-        while place < len(self.held) and not self._ended:
-            word = WORD.match(self.held, place)
+        while place < len(self.held) and self.within:
+            word = (VALUE if self._at_value else KEY).match(self.held, place)
             if word is None:
-                letter, place = self.held[place], place + 1
-                written += letter
-                self._ended = self._end.find(letter) is not None
-                continue
-            after = self.held[word.end() :].lstrip()
-            if not after and not final:
+                written += self._take(self.held[place])
+                place += 1
+            elif word.end() < len(self.held) or final:
+                written += _quoted(word[0].rstrip(), key=not self._at_value)
+                place = word.end()
+            else:
                 break
-            written += _quoted(word[0], key=after.startswith(":"))
-            place = word.end()
-        self.held = self.held[place:] if not self._ended else ""
+        self.held = self.held[place:]
         if written:
             yield CallArguments(written)
-        if self._ended:
+        if not self.within:
             yield CallEnd()
+
+    def _take(self, letter: str) -> str:
+        """Go on by a letter of no word, which JSON has, too."""
+        if letter in "{[":
+            self._open.append(letter)
+        elif letter in "}]" and self._open:
+            self._open.pop()
+            self.within = bool(self._open)
+        self._at_value = (
+            letter == ":" or "[" in self._open[-1:] or (letter.isspace() and self._at_value)
+        )
+        return letter
 
 
 def _quoted(word: str, key: bool) -> str:

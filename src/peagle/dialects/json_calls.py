@@ -94,7 +94,7 @@ class JSONCalls:
             return
         if not self._may_be_call():
             self.refused = True
-        elif head := HEAD.match(self.held):
+        elif "{" in self.held[self._seen :] and (head := HEAD.match(self.held)):
             yield from self._begin(head[1])
             if not self.refused:
                 self.held = self.held[head.end() :]
@@ -171,4 +171,7 @@ def _named(text: str) -> tuple[str, str] | None:
         return None
     if isinstance(arguments, str):  # JSON within JSON
         return name, arguments
-    return name, json.dumps(arguments, ensure_ascii=False)
+    try:
+        return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+    except ValueError:
+        return None

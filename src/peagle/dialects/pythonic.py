@@ -167,7 +167,7 @@ def _calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
         return None
     try:
         return [_call(one) for one in found]
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
 
 

@@ -23,6 +23,9 @@ PARAMETER = re.compile(r"\s*<parameter=([^>]*)>\n?")
 FUNCTION_END = re.compile(r"\s*</function>")
 VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>))")
 """A value may itself hold the closing tag: it ends where another tag of a call follows."""
+CLOSING = "</parameter>"
+LEFT_OPEN = re.compile(r"\n?</parameter>\s*\Z|\n\Z")
+"""What follows a value where the model leaves out what closes the call."""
 POSSIBLE_END = re.compile(r"\n?</parameter>\s*(?:<[^>\n]*)?\Z|\n\Z|\n?<[/parmet]*\Z")
 """What may become a value's end with more text."""
 
@@ -81,6 +84,8 @@ class TaggedCalls:
         self._argument: Argument | None = None
         self._named = 0
         """How many of the call's arguments have begun."""
+        self._seen = 0
+        """How much of a value that is held has no closing tag."""
         self.held = ""
         self.refused = False
 
@@ -104,7 +109,7 @@ class TaggedCalls:
     def finish(self) -> Iterator[Event]:
         """End what the model left open."""
         if self._read == self._value:
-            rest, self.held = self.held.removesuffix("\n"), ""
+            rest, self.held = LEFT_OPEN.sub("", self.held, count=1), ""
             yield from self._end_value(rest)
         if self.within:
             self.held = ""
@@ -132,14 +137,15 @@ class TaggedCalls:
             if is_text(self._argument.schema):
                 yield CallArguments('"')
             self._named += 1
-            self._read = self._value
+            self._read, self._seen = self._value, 0
         elif end := FUNCTION_END.match(self.held):
             self._take(end)
             yield from self._end_call()
 
     def _value(self) -> Iterator[Event]:
         assert self._argument is not None
-        if end := VALUE_END.search(self.held):
+        closing = self.held.find(CLOSING, max(self._seen - len(CLOSING), 0))
+        if closing >= 0 and (end := VALUE_END.search(self.held, max(closing - 1, 0))):
             value, self.held = self.held[: end.start()], self.held[end.end() :]
             yield from self._end_value(value)
         elif is_text(self._argument.schema):
@@ -148,6 +154,8 @@ class TaggedCalls:
             self.held = self.held[len(sure) :]
             if sure:
                 yield CallArguments(_within_quotes(sure))
+        elif closing < 0:
+            self._seen = len(self.held)
 
     def _end_value(self, rest: str) -> Iterator[Event]:
         assert self._argument is not None

@@ -35,6 +35,8 @@ class ResponseTemplateParser:
         self._text = Trimmed("", "")
         self.section: Section = "content"
         self._failed = False
+        self._unread = ""
+        """Text of the calls that are open."""
         self._follow(parser.initial_events)
 
     def text(self, text: str) -> Iterator[Event]:
@@ -47,7 +49,7 @@ class ResponseTemplateParser:
         except Exception as error:  # whatever a template's own patterns and types make of it
             log.warning(f"the response template does not fit the answer: {error}")
             self._failed = True
-            yield Content(text)
+            yield Content(self._unread + text)
             return
         yield from self._events(found)
 
@@ -57,12 +59,13 @@ class ResponseTemplateParser:
 
     def finish(self, ended: bool) -> Iterator[Event]:
         """What only the end decides. A call that a limit cut is left out."""
-        if self._failed or not ended:
+        if self._failed or (self._field == CALLS and not ended):
             return
         try:
             _, found = self._parser.finalize()
         except Exception as error:
             log.warning(f"the response template does not fit the answer: {error}")
+            yield from [Content(self._unread)] if self._unread else []
             return
         yield from self._events(found)
 
@@ -74,13 +77,15 @@ class ResponseTemplateParser:
     def _events(self, found: Iterable[dict[str, Any]]) -> Iterator[Event]:
         for event in found:
             match event:
+                case {"type": "region_chunk", "text": text} if self._field == CALLS:
+                    self._unread += text
                 case {"type": "region_open", "field": field}:
                     self._field, self._text = field, Trimmed(string.whitespace, string.whitespace)
                     self.section = _section(field)
                 case {"type": "region_chunk", "text": text, "dirty": False}:
                     yield from self._said(self._text.feed(text))
                 case {"type": "region_close", "field": field, "value": value}:
-                    self.section = "marker"
+                    self.section, self._field, self._unread = "marker", "", ""
                     if field == CALLS:
                         yield from _calls(value)
 

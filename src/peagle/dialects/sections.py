@@ -140,6 +140,8 @@ class Sections:
         """Whether a marker opened the section of calls."""
         self._begin = ""
         """That marker, unless it is the call's own text."""
+        self._read_one = False
+        """Whether the section has had a call: behind one, its end may be what is cut."""
         self._called = False
         if not thinking:
             self._expect_bare_call()
@@ -207,6 +209,7 @@ class Sections:
     def _expect_bare_call(self) -> None:
         if self._calls is not None and self._use is not None and self._calls.bare:
             self._call, self._marked = self._calls.reader(self._use, marked=False), False
+            self._read_one = False
 
     def _open(self, name: str, calls: CallFormat) -> Iterator[Event]:
         """Open a section of calls at a marker, or take one that opens none as text."""
@@ -217,6 +220,7 @@ class Sections:
             yield from self._answer(self._call.held)
         self._content.release()
         self._call, self._marked = calls.reader(self._use, marked=True), True
+        self._read_one = False
         self.section, self._begin = "call", name if name == calls.begin else ""
         if name == calls.also:
             yield from self._read(self._call.feed(name))
@@ -224,19 +228,24 @@ class Sections:
     def _read(self, events: Iterable[Event]) -> Iterator[Event]:
         for event in events:
             self.section, self._called, self._answered = "call", True, True
+            self._read_one = True
             yield event
         call = self._call
-        if call is not None and call.refused and not self._marked:  # it was no call after all
+        if call is not None and call.refused and not self._read_one:  # it was no call after all
             self.section, self._call = "content", None
-            yield from self._answer(call.held)
+            yield from self._unread(call, "") if self._marked else self._answer(call.held)
 
     def _close(self, call: CallReader, end: str) -> Iterator[Event]:
         """Close a section of calls at its end marker, if any; what is no call in it is content."""
         yield from self._read(call.finish())
         self.section, self._call = "content", None
         if call.held.strip():
-            log.warning(f"a tool call cannot be read and is content: {call.held[:200]!r}")
-            yield from self._answer(f"{self._begin}{call.held}{end}")
+            yield from self._unread(call, end)
+
+    def _unread(self, call: CallReader, end: str) -> Iterator[Event]:
+        """What is no call in a section, as it was written, between its markers."""
+        log.warning(f"a tool call cannot be read and is content: {call.held[:200]!r}")
+        yield from self._answer(f"{self._begin}{call.held}{end}")
 
 
 class Heading:
