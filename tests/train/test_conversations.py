@@ -94,7 +94,12 @@ def test_pieces_are_the_documents_own_tokens(
     windows = [range(start, min(start + length, size)) for start in range(0, size, length)]
     if size > length and overlong != "split":
         windows = windows[:1] if overlong == "cut" else []
-    kept = [w for w in windows if any(min(b, w.stop) - max(a, w.start) > 1 for a, b in spans)]
+    within = [[(max(a, w.start), min(b, w.stop)) for a, b in spans] for w in windows]
+    kept = [
+        window
+        for window, parts in zip(windows, within, strict=True)
+        if any(b - a > 1 and b - window.start > 2 for a, b in parts)
+    ]
     assert [piece.tokens for piece in pieces] == [tuple(window) for window in kept]
     responses = {position for first, last in spans for position in range(first, last)}
     for piece in pieces:
@@ -199,9 +204,19 @@ def test_documents_say_where_they_were_read(tmp_path: Path):
 
 def test_data_that_leaves_nothing(tmp_path: Path):
     empty, short = write(tmp_path / "empty"), write(tmp_path / "short", {"text": "long"})
-    for file in (empty, short):
-        with pytest.raises(InputError, match=r"none of . samples has two tokens of a response"):
-            read(file, length=3, overlong="drop")
+    with pytest.raises(InputError, match="empty: there are no samples"):
+        read(empty)
+    with pytest.raises(InputError, match=r"none of 1 samples has two tokens of a response"):
+        read(short, length=3, overlong="drop")
+
+
+def test_answers_that_are_left_out_beside_others_are_counted(tmp_path: Path):
+    ids = [{"token_ids": [3] * n, **assistant("")} for n in (3, 40)]
+    turns = [user("a"), ids[0], user("b"), ids[1]]
+    file = write(tmp_path / "data.jsonl", {"messages": turns})
+    documents, found = read(file, length=30, overlong="drop")
+    assert len(documents) == 1
+    assert found.dropped == 1
 
 
 def test_many_conversations_and_long_ones_take_seconds(tmp_path: Path):

@@ -16,6 +16,11 @@ def test_elements_weigh_what_is_expected_to_be_accepted_through_them():
     assert found.tolist() == pytest.approx([weight / mean for weight in reached])
 
 
+def test_a_pass_may_have_no_elements():
+    none = torch.empty(0, dtype=torch.int64)
+    assert len(pace(torch.empty(0), Elements(none, none), 0.5)) == 0
+
+
 def test_with_full_smoothing_a_depth_weighs_what_follows_it():
     elements = Elements(torch.tensor([0, 0, 0]), torch.arange(3))
     assert pace(torch.rand(3), elements, 1.0).tolist() == pytest.approx([1.5, 1.0, 0.5])

@@ -4,8 +4,9 @@ import pytest
 import tiny
 import torch
 
-from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.errors import InputError
+from peagle.models.loading import load_decoder
 from peagle.train.initial import initial_drafter
 from peagle.train.packing import Document, pack
 
@@ -134,6 +135,7 @@ def start_of(trained) -> dict[str, str]:
             "the mask token 95, the recipe has mask_token_id 5; give the drafter",
         ),
         ({"train": "selector"}, "initial_drafter has no selector to train; set selector_rank"),
+        ({"method": "eagle3"}, "initial_drafter is of P-EAGLE; set method to peagle"),
     ],
 )
 def test_a_drafter_that_cannot_be_trained_on(
@@ -142,6 +144,32 @@ def test_a_drafter_that_cannot_be_trained_on(
     values = {"num_hidden_layers": 4, "taps": None, **start_of(trained), **changes}
     with pytest.raises(InputError, match=message):
         initial_drafter(recipe_for(tmp_path / "out", **values), targets["easy"].decoder, ROWS)
+
+
+@pytest.mark.parametrize("method", ["peagle", "eagle3"])
+def test_what_a_drafter_shares_with_a_tied_target_is_two_parameters(
+    recipe_for, tmp_path: Path, method: str
+):
+    """A head of its own, which computes with its weight: the target's may be packed."""
+    tiny.save_target(tmp_path / "target", tie_word_embeddings=True)
+    target = load_decoder(tmp_path / "target", torch.float32, torch.device("cpu"))
+    assert target.head.packed is not None
+    drafter = tiny.random_drafter(tiny.drafter_config(method == "peagle"))
+    shared = frozenset({"embed_tokens.weight", "lm_head.weight"})
+    save_drafter(tmp_path / "drafter", drafter, torch.float32, shared)
+    shape = {"num_hidden_layers": 4, "taps": None, "method": method, "row_length": 700}
+    start = {"initial_drafter": str(tmp_path / "drafter"), "num_speculative_tokens": 6}
+    model = initial_drafter(recipe_for(tmp_path / "out", **shape, **start), target, ROWS)
+    head = model.readout.head
+    assert torch.equal(head.weight, model.embed.weight)
+    assert head.weight is not model.embed.weight
+    assert head.weight.requires_grad
+    assert model.embed.weight.requires_grad == (method == "peagle")
+    with torch.no_grad():
+        head.weight.zero_()
+        assert not head(torch.ones(1, head.weight.shape[1])).any()
+    assert target.head.weight.any()
+    assert model.config.trained_tokens == 6, "the recipe's"
 
 
 def test_padding_is_not_the_mask_token(targets, recipe_for, tmp_path: Path):

@@ -279,3 +279,10 @@ def test_a_mask_token_in_the_data(recipe_for, tmp_path: Path):
     for begin in (Plan.of, prepare):
         with pytest.raises(InputError, match=r"occurs in the data .*; choose an unused id"):
             begin(recipe)
+
+
+def test_every_parameter_has_its_part():
+    config = tiny.drafter_config(True, fc_norm=True, norm_before_fc=True)
+    parts = {name: part_of(name) for name, _ in tiny.random_drafter(config).named_parameters()}
+    assert {parts[name] for name in parts if "norm" in name and "readout" not in name} >= {"fc"}
+    assert set(parts.values()) == {"embeddings", "fc", "layers", "head"}

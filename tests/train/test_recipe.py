@@ -54,6 +54,7 @@ def test_the_repositorys_recipes_are_valid():
     assert methods == {"peagle", "eagle3"}
 
 
+SELECTOR = ENOUGH + "initial_drafter: d\ntrain: selector\n"
 BAD = [
     ("steps: [", (), "cannot be read as YAML"),
     ("- a", (), "must hold keys and values, one per line"),
@@ -69,6 +70,10 @@ BAD = [
     (ENOUGH, ("steps",), "override 'steps' is not of the form key=value"),
     (ENOUGH, ("steps=[",), r"override 'steps=\['"),
     (ENOUGH, ("steps=0",), "steps: "),
+    (ENOUGH, ("selector_candidates=32",), "selector_candidates needs selector_rank"),
+    (SELECTOR, ("loss=tv", "train_head=false"), "makes no use of loss, train_head; leave that out"),
+    (SELECTOR, ("num_speculative_tokens=1",), "train selector needs num_speculative_tokens above"),
+    (EAGLE3, ("elements_per_segment=8",), "eagle3 makes no use of elements_per_segment"),
     (ENOUGH, ("cod_ratio=1.5",), "cod_ratio: "),
     (ENOUGH, ("cod_ratio=0",), "cod_ratio: "),
     (ENOUGH, ("num_speculative_tokens=0",), "num_speculative_tokens: "),

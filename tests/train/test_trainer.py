@@ -92,6 +92,17 @@ def test_a_resumed_run_equals_one_without_interruption(
     assert reports[-1] == whole.reports[-1]
 
 
+def test_a_drafter_that_somebody_removed_is_not_the_best(recipe_for, tmp_path: Path):
+    """Though the snapshot says that there was one."""
+    recipe = recipe_for(tmp_path / "out", steps=60)
+    trainer = prepare(recipe)
+    trainer.run(lambda report: trainer.stop() if report.step == 30 else None)
+    shutil.rmtree(tmp_path / "out")
+    progress = prepare(recipe).run(lambda report: None)
+    assert progress.best_step == 60
+    assert (tmp_path / "out" / "config.json").exists()
+
+
 def test_a_stopped_run_ends_with_a_snapshot(trained, recipe_for, tmp_path: Path):
     """Also between two evaluations; what resumes from it ends as if it had not stopped."""
     recipe = recipe_for(tmp_path / "out")

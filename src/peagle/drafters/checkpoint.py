@@ -88,10 +88,13 @@ def load_drafter(
     return model
 
 
-def read_drafter(directory: Path, target: Decoder, parallel: bool | None = None) -> DraftModel:
+def read_drafter(
+    directory: Path, target: Decoder, parallel: bool | None = None, max_length: int | None = None
+) -> DraftModel:
     """A drafter, which shares with its target what its own file leaves out.
 
-    parallel: how it will run; None: as whatever the files hold. Raises `InputError` naming every
+    parallel: how it will run; None: as whatever the files hold. max_length: positions that it is
+    to have; None: as many as the target. Raises `InputError` naming every
     problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
     """
     config = read_drafter_config(directory, target.spec)
@@ -106,7 +109,7 @@ def read_drafter(directory: Path, target: Decoder, parallel: bool | None = None)
     if config.selector and (problems := selector_problems(config, corrections)):
         raise InputError(f"{directory}: {problems[0]}")
     with torch.device("meta"):
-        model = DraftModel(config, target.max_length)
+        model = DraftModel(config, max_length or target.max_length)
     shared = shared_tensors(config, target.spec, tensors)
     _attach_shared(model, target, shared)
     dtype, device = target.embed.weight.dtype, target.embed.weight.device

@@ -78,6 +78,8 @@ def open_output(path: Path, by: str, with_ids: bool) -> Iterator[Output]:
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} cannot be written: it is not a file")
+    if path.suffix == ".gz":
+        raise InputError(f"{path}: answers are not compressed; leave out .gz")
     if not path.parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no directory {path.parent}")
     try:

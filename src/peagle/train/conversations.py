@@ -63,6 +63,8 @@ def read_documents(
             counts["dropped"] += 1
         elif any(len(document.tokens) > length for document in of_sample):
             counts[overlong] += 1
+    if not documents and not counts["dropped"]:
+        raise InputError(f"{', '.join(sources)}: there are no samples")
     if not documents:
         raise InputError(
             f"{', '.join(sources)}: none of {counts['dropped']} samples has two tokens of a "
@@ -72,13 +74,14 @@ def read_documents(
 
 
 def fit(document: Document, length: int, overlong: Overlong) -> list[Document]:
-    """A document as pieces of at most `length` tokens, each with two tokens of one response."""
+    """A document as pieces of at most `length` tokens, each with two tokens of one response, of
+    which the second is not among the first two: a drafter predicts from two on."""
     size = len(document.tokens)
     starts: Iterable[int] = (0,)
     if size > length:
         starts = {"cut": (0,), "split": range(0, size, length), "drop": ()}[overlong]
     pieces = (_piece(document, start, start + length) for start in starts)
-    return [piece for piece in pieces if any(b - a > 1 for a, b in piece.responses)]
+    return [piece for piece in pieces if any(b - a > 1 and b > 2 for a, b in piece.responses)]
 
 
 class Encoder:
@@ -190,5 +193,5 @@ def _summary(documents: Sequence[Document], counts: Counter[str]) -> Summary:
         response_tokens=sum(b - a for document in documents for a, b in document.responses),
         cut=counts["cut"],
         split=counts["split"],
-        dropped=counts["dropped"],
+        dropped=counts["dropped"] + counts["drop"],
     )

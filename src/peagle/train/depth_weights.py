@@ -13,6 +13,8 @@ def pace(confidence: Tensor, elements: Elements, smoothing: float) -> Tensor:
     accepted through j. confidence: [elements] the drafter's probability of the token that the
     target takes; whole chains, from depth 0 on.
     """
+    if not len(elements.depths):
+        return confidence
     anchors, which = elements.anchors.unique(return_inverse=True)
     which, depths = (part.to(confidence.device) for part in (which, elements.depths))
     table = confidence.new_zeros(len(anchors), int(elements.depths.max()) + 1)

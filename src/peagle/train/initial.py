@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from peagle.drafters.checkpoint import read_drafter
+from peagle.drafters.checkpoint import is_parallel, read_drafter
 from peagle.drafters.config_file import config_problems, read_drafter_config
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.readout import Readout
@@ -54,6 +54,14 @@ def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
 def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> DrafterConfig:
     """That of the drafter to train on from, with the recipe's selector."""
     config = read_drafter_config(directory, target)
+    parallel = is_parallel(directory)
+    if parallel != (recipe.method == "peagle"):
+        kind, method = ("P-EAGLE", "peagle") if parallel else ("EAGLE-3", "eagle3")
+        raise InputError(f"initial_drafter is of {kind}; set method to {method}")
+    if not parallel:  # it may name a mask token nevertheless
+        config = replace(config, mask_token_id=None)
+    if problems := config_problems(config, target):
+        raise InputError("initial_drafter does not fit the target: " + "; ".join(problems))
     if config.mask_token_id != recipe.mask_token_id:
         raise InputError(
             f"initial_drafter has the mask token {config.mask_token_id}, the recipe has "
@@ -62,10 +70,9 @@ def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> DrafterC
     selector = _selector(recipe, config.draft_vocab_size) or config.selector
     if recipe.train == "selector" and selector is None:
         raise InputError("initial_drafter has no selector to train; set selector_rank")
+    trained = config.trained_tokens if recipe.train == "selector" else None
     return replace(
-        config,
-        selector=selector,
-        trained_tokens=config.trained_tokens or recipe.num_speculative_tokens,
+        config, selector=selector, trained_tokens=trained or recipe.num_speculative_tokens
     )
 
 
@@ -145,13 +152,26 @@ def _new_drafter(
 def _continued_drafter(recipe: Recipe, target: Decoder, config: DrafterConfig) -> DraftModel:
     """The drafter to train on from, with a new selector where the recipe wants one."""
     assert recipe.initial_drafter is not None
-    model = read_drafter(model_directory(recipe.initial_drafter), target, config.parallel)
-    model = copy.deepcopy(model).requires_grad_()  # what is the target's stays as it is there
+    directory = model_directory(recipe.initial_drafter)
+    length = max(target.max_length, recipe.row_length + recipe.num_speculative_tokens)
+    model = read_drafter(directory, target, config.parallel, length)
+    model = copy.deepcopy(model)  # what is the target's stays as it is there
+    model.readout.head = _of_its_own(model.readout.head)
+    model.requires_grad_()
     model.config = config
     if recipe.selector_rank is not None:
         model.readout.selector = config.new_selector()
         model.readout.to(target.embed.weight.device, target.embed.weight.dtype)
     return model
+
+
+def _of_its_own(head: Linear) -> Linear:
+    """A head with a weight that it shares with no embeddings, nor with a packed one."""
+    weight = dense(head.weight).detach().clone()
+    with torch.device("meta"):
+        own = Linear(weight.shape[1], weight.shape[0])
+    own.weight, own.bias = nn.Parameter(weight), copy.deepcopy(head.bias)
+    return own
 
 
 def check_mask_token(recipe: Recipe, rows: PackedRows) -> None:

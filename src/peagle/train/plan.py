@@ -29,7 +29,7 @@ from peagle.ops.weight import dense
 from peagle.train.cod import Chains, sample_chains
 from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
-from peagle.train.initial import check_mask_token, choose_trained, drafter_config, kept_tokens
+from peagle.train.initial import choose_trained, drafter_config, kept_tokens
 from peagle.train.loss import chunk_rows
 from peagle.train.optimizer import DraftOptimizer
 from peagle.train.packing import PackedRows
@@ -42,6 +42,8 @@ from peagle.train.work import Work
 PARTS = {
     "embed": "embeddings",
     "fc": "fc",
+    "feature_norm": "fc",
+    "tap_norms": "fc",
     "mask_hidden": "fc",
     "first": "layers",
     "rest": "layers",
@@ -93,7 +95,6 @@ class Plan:
         spec = read_spec(directory)
         training, validation, summary = read_rows(recipe, directory, spec)
         check_resumption(recipe, training, validation)
-        check_mask_token(recipe, training)
         dtype = resolve_dtype("auto", device)
         with torch.device("meta"):
             target = Decoder(spec, 1).to(dtype)

@@ -54,7 +54,6 @@ def prepare(recipe: Recipe, tell: Callable[[Summary | str], None] = lambda _: No
     if recipe.features == "online":
         target = load(*place)
     else:
-        check_mask_token(recipe, training)
         data: dict[Split, PackedRows] = {"training": training, "validation": validation}
         cache = FeatureCache(recipe, drafter_config(recipe, spec), data, device, ranks)
         target, source = _cached(cache, place, load, tell)
@@ -102,6 +101,8 @@ def read_rows(
     )
     training, validation = split(documents, recipe)
     _check_chains(validation, recipe.num_speculative_tokens)
+    for rows in (training, validation):
+        check_mask_token(recipe, rows)
     return training, validation, summary
 
 

@@ -14,8 +14,18 @@ from peagle.errors import InputError, reason
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
 FeatureDType = Literal["bfloat16", "fp8"]
-PEAGLE_ONLY = ("cod_ratio", "cod_floor", "activation_checkpointing", "dpace", "selector_rank")
+PEAGLE_ONLY = (
+    "cod_ratio",
+    "cod_floor",
+    "activation_checkpointing",
+    "dpace",
+    "selector_rank",
+    "selector_candidates",
+    "elements_per_segment",
+)
 """Keys that EAGLE-3 makes no use of."""
+FROZEN = ("loss", "train_head", "train_embeddings", "optimizer", "activation_checkpointing")
+"""Keys about what does not learn where a selector alone does."""
 SHAPE = (
     "num_hidden_layers",
     "intermediate_size",
@@ -98,7 +108,8 @@ class Recipe(Config):
     rows_per_pass: PositiveInt = 1
     """Rows that go through the models together; the gradients of a step's passes are added up."""
     elements_per_segment: PositiveInt | None = None
-    """Elements deeper than 0 that go through the drafter together; bounds memory, not results.
+    """Elements deeper than 0 that go through the drafter together (P-EAGLE only); bounds memory,
+    not results, but for `dpace`, whose weights have a mean of 1 in each of these.
     Unset: 6,144, on a GPU more for a drafter smaller than Qwen3-8B's, in the same memory."""
     steps: PositiveInt
     activation_checkpointing: bool = False
@@ -142,6 +153,13 @@ class Recipe(Config):
             raise ValueError("train selector needs initial_drafter, the drafter that it corrects")
         if self.train == "selector" and self.method == "eagle3":
             raise ValueError("method eagle3 has no mask slots that a selector could correct")
+        idle = [key for key in FROZEN if self._changes(key)]
+        if self.train == "selector" and idle:
+            raise ValueError(f"train selector makes no use of {', '.join(idle)}; leave that out")
+        if self.train == "selector" and self.num_speculative_tokens == 1:
+            raise ValueError("train selector needs num_speculative_tokens above 1: it corrects")
+        if self.selector_rank is None and self._changes("selector_candidates"):
+            raise ValueError("selector_candidates needs selector_rank")
         return self
 
     @model_validator(mode="after")

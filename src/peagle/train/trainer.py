@@ -117,6 +117,8 @@ class Trainer:
         begun = self._snapshot.exists()
         if begun:
             self._progress = load_snapshot(self._snapshot, self.optimizer, self._origin)
+            if not (self._output / "config.json").exists():  # somebody has removed the best so far
+                self._progress.best_step, self._progress.best_acceptance_length = 0, 0.0
         self._ranks.agree({"another snapshot": f"{begun} {self._progress}", **self._origin})
         if not begun:
             self._keep()
