@@ -77,6 +77,7 @@ def run_of(case: Case, entry: Mapping[str, Any]) -> Run:
         tuple(entry["rounds"]),
         entry.get("core_share"),
         entry.get("failed", 0),
+        entry.get("branches", False),
     )
 
 

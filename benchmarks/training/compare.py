@@ -36,8 +36,9 @@ EAGLE3 = {
     "intermediate_size": None,
     "selector_rank": None,
     "dpace": None,
+    "elements_per_segment": None,
 }
-"""Keys in which recipes/demo/eagle3.yaml differs from peagle.yaml."""
+"""Keys in which recipes/demo/eagle3.yaml differs from peagle.yaml, and one of `BASE`."""
 WIDE = {"intermediate_size": 896}
 """The target's own width, as EAGLE-3 has."""
 NEAR = {**WIDE, "num_speculative_tokens": 6}

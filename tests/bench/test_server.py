@@ -1,6 +1,7 @@
 """Servers of every kind: one line for what they lack, and nothing lost that was measured."""
 
 import itertools
+import json
 import socket
 import threading
 import time
@@ -252,7 +253,7 @@ def test_requests_that_fail_are_counted_and_the_others_measured(stub):
     stub.reply = flaky
     (run,), notes = measured(stub.url)
     assert (run.failed, run.measures.output_tokens) == (1, 12)
-    assert run.outputs[1] == ()
+    assert run.outputs[1] is None
     assert notes == ["a failed 1 of 4 requests: HTTP 500: out of memory"]
 
 
@@ -360,3 +361,89 @@ def test_what_does_not_speak_http_is_refused():
         threading.Thread(target=answer, daemon=True).start()
         with pytest.raises(InputError, match="does not answer: what answers does not speak HTTP"):
             find_servers([("a", f"http://127.0.0.1:{port}")], None)
+
+
+def events_of(*events):
+    """A stream of events as they are written."""
+    return 200, {"Content-Type": "text/event-stream"}, iter(events)
+
+
+DONE = b"data: [DONE]\n\n"
+PIECE = b'data: {"choices": [{"text": "a"}]}\n\n'
+ENDED = b'data: {"choices": [{"text": "", "finish_reason": "stop"}]}\n\n'
+USED = b'data: {"choices": [], "usage": {"completion_tokens": 1}}\n\n'
+
+
+def test_comments_keep_a_stream_alive(stub, monkeypatch):
+    monkeypatch.setattr(module, "SILENCE", 0.3)
+    monkeypatch.setattr(module, "A_WHILE", 0.05)
+
+    def waiting():
+        for _ in range(8):
+            time.sleep(0.1)
+            yield b": waiting\n\n"
+        yield from (PIECE, DONE)
+
+    stub.reply = lambda body: (200, {"Content-Type": "text/event-stream"}, waiting())
+    (run,), _ = measured(stub.url, prompts=PROMPTS[:1], grid=Grid([1]))
+    assert run.failed == 0
+
+
+@pytest.mark.parametrize(
+    ("events", "failed"),
+    [
+        ((ENDED, USED, DONE), False),
+        ((PIECE, b"data: [DONE]"), False),
+        ((PIECE, b'data: {"object": "error", "message": "boom"}\n\n', DONE), True),
+    ],
+    ids=["an answer that is its end alone", "no line end", "an error in vLLM's form"],
+)
+def test_answers_of_every_form(stub, events, failed):
+    stub.reply = lambda body: events_of(
+        *(events if body["cache_salt"] != "warm-up" and body["prompt"] == "one" else GOOD)
+    )
+    (run,), _ = measured(stub.url)
+    assert run.failed == int(failed)
+
+
+GOOD = (PIECE, DONE)
+
+
+def test_a_conversation_goes_on_from_what_was_said_without_thoughts(stub):
+    def thinking(body):
+        delta = {"choices": [{"delta": {"reasoning_content": "Hm. "}}]}
+        said_ = {"choices": [{"delta": {"content": "Paris"}}]}
+        events = [f"data: {json.dumps(event)}\n\n".encode() for event in (delta, said_)]
+        return events_of(*events, DONE)
+
+    stub.reply = thinking
+    chat = Prompt("q", ({"role": "user", "content": "q"},), later=("and then?",))
+    (run,), _ = measured(stub.url, prompts=(chat,), grid=Grid([1]))
+    assert run.outputs == (("Hm. Paris", "Hm. Paris"),)
+    assert stub.requests[-1][2]["messages"][1] == {"role": "assistant", "content": "Paris"}
+
+
+@pytest.mark.parametrize(
+    ("times", "tokens", "each"),
+    [
+        ((1, 2, 3), 3, (1, 2, 3)),
+        ((1, 2), 3, (1, 2, 2)),
+        ((1, 2, 3, 4, 5), 2, (1, 5)),
+        ((1, 2, 3), 1, (3,)),
+    ],
+)
+def test_the_last_token_comes_with_the_last_piece(times, tokens, each):
+    assert module._shared(times, tokens) == each
+
+
+def test_a_late_client_does_not_flatter_a_server(stub, monkeypatch):
+    """Times count from when a request was due."""
+    begun = module.Server.answer
+
+    async def late(*given):
+        time.sleep(0.1)  # as where the loop has no time
+        return await begun(*given)
+
+    monkeypatch.setattr(module.Server, "answer", late)
+    (run,), _ = measured(stub.url, rates=[1000.0])
+    assert run.measures.ttft_ms.p50 > 100.0

@@ -77,6 +77,7 @@ def test_a_server_that_dies_costs_nothing_that_was_measured(peagle, stub, tmp_pa
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
+        (["--concurrency", "64"], "--concurrency 64 needs as many prompts, but there are"),
         (["--k", "3"], "a server has its own drafter and K; with --url leave out"),
         (["--methods", "none"], "a server has its own drafter and K"),
         (

@@ -1,7 +1,8 @@
 """A small HTTP/1.1 client on asyncio, cheap enough to share cores with the server it measures."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import urlsplit
@@ -12,6 +13,9 @@ from peagle.errors import InputError
 
 LONGEST_LINE = 1 << 20
 PORTS = {"http": 80, "https": 443}
+AT_ONCE = 0.1
+"""Seconds within which a connection ends that its server had given up while it waited; one that
+ends later was at work."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,11 @@ class Address:
     tls: bool
     path: str
     """Of its root, without a slash at the end."""
+
+    @property
+    def named(self) -> str:
+        """Host and port, as requests name them."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @classmethod
     def of(cls, url: str) -> Self:
@@ -72,7 +81,7 @@ class Connection:
     ) -> "Reply":
         """Send a request and read the head of its answer. Raises `OSError` and `EOFError`."""
         headers = {
-            "Host": f"{self._address.host}:{self._address.port}",
+            "Host": self._address.named,
             "Content-Type": content_type,
             "Content-Length": str(len(body)),
             **self._headers,
@@ -80,11 +89,11 @@ class Connection:
         lines = [f"{method} {self._address.path}{path} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         request = "\r\n".join([*lines, "", ""]).encode() + body
-        used = self._writer is not None
+        used, began = self._writer is not None, time.monotonic()
         try:
             return await self._send(request)
         except (ConnectionError, asyncio.IncompleteReadError):
-            if not used:
+            if not used or time.monotonic() - began > AT_ONCE:
                 raise
             self.close()  # a server may end a connection that waited for its next request
             return await self._send(request)
@@ -151,13 +160,17 @@ class Reply:
             async for part in _chunked(self.reader):
                 yield part
 
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
-        """Server-sent events up to [DONE], all of them JSON objects.
+    async def events(
+        self, hear: Callable[[], None] = lambda: None
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Server-sent events up to [DONE], all of them JSON objects. hear: called with each part
+        that comes.
 
         Raises `EOFError` when they end without it, and `ValueError` for what is no JSON object.
         """
         rest, done = b"", False
         async for part in self.parts():
+            hear()
             *lines, rest = (rest + part).split(b"\n")
             for line in lines:
                 data = line.removeprefix(b"data:").strip()
@@ -165,7 +178,7 @@ class Reply:
                     done = True
                 elif line.startswith(b"data:"):
                     yield msgspec.json.decode(data, type=dict)
-        if not done:
+        if not done and rest.removeprefix(b"data:").strip() != b"[DONE]":
             raise EOFError("the stream ended without [DONE]")
 
 

@@ -9,7 +9,7 @@ from peagle.bench.case import Case
 from peagle.bench.measures import Measures
 
 Outputs = tuple[Any, ...]
-"""Of each request in order what was written: token ids, or a server's text."""
+"""Of each request in order what was written: token ids, or a server's text; None: it failed."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +93,22 @@ class Results:
     def _same_text(self, case: Case, runs: Sequence[Run]) -> bool | None:
         """Of all rounds: one difference is enough."""
         expected = self._expected(case) if self._comparable else None
-        return None if expected is None else all(run.outputs == expected for run in runs)
+        return None if expected is None else all(_alike(run.outputs, expected) for run in runs)
 
     def _expected(self, case: Case) -> Outputs | None:
         alike = (case.data, case.temperature, case.is_server)
         for other, runs in self._runs.items():
             if runs and (other.data, other.temperature, other.is_server) == alike:
-                return runs[0].outputs if other.method == "none" or other.is_server else None
+                if other.method != "none" and not other.is_server:
+                    return None
+                rounds = zip(*(run.outputs for run in runs), strict=True)
+                return tuple(
+                    next((one for one in each if one is not None), None) for each in rounds
+                )
         return None
+
+
+def _alike(outputs: Outputs, expected: Outputs) -> bool:
+    """Whether all that both have is equal."""
+    pairs = zip(outputs, expected, strict=False)
+    return all(one == other for one, other in pairs if one is not None and other is not None)

@@ -33,6 +33,8 @@ REFUSED = (400, 404, 405, 415, 422)
 """Statuses by which servers refuse a body."""
 WORDS = "text", "content", "reasoning", "reasoning_content"
 """Where answers have text; thoughts may be there under both names."""
+CONTENT = "text", "content"
+"""Those that a conversation goes on from."""
 CALM = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 """Sampling fields that are sent where they differ from this."""
 
@@ -52,6 +54,9 @@ class Answer:
     times: tuple[float, ...]
     """Seconds from its start to each token; those of a piece of the stream share its time."""
     text: str
+    """All that it said: thoughts, content and calls."""
+    content: str
+    """What a conversation goes on from."""
     counted: bool
     """Whether the server said how many tokens it wrote; else each piece is one."""
     streamed: bool
@@ -143,15 +148,21 @@ class Server:
             self.notes.append(told)
 
     async def answer(
-        self, connection: Connection, prompt: Prompt, params: SamplingParams, salt: str
+        self,
+        connection: Connection,
+        prompt: Prompt,
+        params: SamplingParams,
+        salt: str,
+        due: float | None = None,
     ) -> Answer:
-        """One answer. salt: requests with different ones share no cached prefix.
+        """One answer. salt: requests with different ones share no cached prefix. due: when the
+        request was to be sent, from which times count; None: when it is.
 
         Raises `RequestFailedError`.
         """
         path = "/v1/chat/completions" if prompt.messages else "/v1/completions"
         body = json.dumps(self._body(prompt, params, salt)).encode()
-        start = time.perf_counter()
+        start = time.perf_counter() if due is None else due
         try:
             async with asyncio.timeout(SILENCE) as silence:
                 reply = await connection.ask("POST", path, body)
@@ -197,37 +208,51 @@ async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Answer:
         return _whole(_object(json.loads(await reply.body())), time.perf_counter() - start)
     times: list[float] = []
     texts: list[str] = []
+    contents: list[str] = []
     tokens: int | None = None
     clock = asyncio.get_running_loop()
     heard = clock.time()
-    async for event in reply.events():
+
+    def hear() -> None:
+        """Any part of a stream, such as a comment, is no silence."""
+        nonlocal heard
         if (now := clock.time()) > heard + A_WHILE:  # a timer for each piece would cost more
             heard = now
             silence.reschedule(heard + SILENCE)
-        if event.get("error"):
+
+    async for event in reply.events(hear):
+        if event.get("error") or event.get("object") == "error":
             raise RequestFailedError(_message(event))
         tokens = _tokens(event, tokens)
         piece = _said(event)
-        if piece:
+        if piece or (_ends(event) and not times):  # an answer may be its end alone
             times.append(time.perf_counter() - start)
             texts.append(piece)
+            contents.append(_said(event, CONTENT))
     if not times:
         raise RequestFailedError("it streamed no text")
-    return Answer(_shared(times, tokens or len(times)), "".join(texts), tokens is not None, True)
+    times = list(_shared(times, tokens or len(times)))
+    return Answer(tuple(times), "".join(texts), "".join(contents), tokens is not None, True)
 
 
 def _whole(answer: Mapping[str, Any], seconds: float) -> Answer:
     """An answer in one piece."""
     text = _said(answer)
     tokens = _tokens(answer, None)
-    if not text:
+    if not text and not _ends(answer):
         raise RequestFailedError("its answer has no text")
-    return Answer((seconds,) * (tokens or 1), text, tokens is not None, False)
+    content = _said(answer, CONTENT)
+    return Answer((seconds,) * (tokens or 1), text, content, tokens is not None, False)
 
 
 def _shared(times: Sequence[float], tokens: int) -> tuple[float, ...]:
-    """A time for each token: a stream's pieces share the tokens evenly, the first has one."""
+    """A time for each token: a stream's pieces share the tokens evenly, the first has one, and the
+    last token comes with the last piece."""
     pieces = len(times)
+    if tokens < pieces:
+        last, steps = pieces - 1, max(tokens - 1, 1)
+        places = [last - round(last * place / steps) for place in range(tokens)]
+        return tuple(times[place] for place in reversed(places))
     if pieces == 1:
         return (times[0],) * tokens
     ends = [1 + round((tokens - 1) * place / (pieces - 1)) for place in range(pieces)]
@@ -235,16 +260,21 @@ def _shared(times: Sequence[float], tokens: int) -> tuple[float, ...]:
     return tuple(time for time, count in zip(times, each, strict=True) for _ in range(count))
 
 
-def _said(answer: Mapping[str, Any]) -> str:
+def _said(answer: Mapping[str, Any], names: Sequence[str] = WORDS) -> str:
     """What an answer, or its part, says; nothing where it has another form than OpenAI's."""
-    return "".join(map(_text, _objects(answer.get("choices"))))
+    return "".join(_text(choice, names) for choice in _objects(answer.get("choices")))
 
 
-def _text(choice: Mapping[str, Any]) -> str:
+def _ends(answer: Mapping[str, Any]) -> bool:
+    """Whether an answer, or its part, says why it ended."""
+    return any(choice.get("finish_reason") for choice in _objects(answer.get("choices")))
+
+
+def _text(choice: Mapping[str, Any], names: Sequence[str]) -> str:
     """What a choice, or its part, says: text, thoughts, or a call."""
     told = _object(choice.get("delta") or choice.get("message") or choice)
-    words = [told[name] for name in WORDS if told.get(name) and isinstance(told[name], str)]
-    calls = json.dumps(told["tool_calls"]) if told.get("tool_calls") else ""
+    words = [told[name] for name in names if told.get(name) and isinstance(told[name], str)]
+    calls = json.dumps(told["tool_calls"]) if told.get("tool_calls") and names == WORDS else ""
     return "".join(dict.fromkeys(words) if len(words) > 1 else words) + calls
 
 

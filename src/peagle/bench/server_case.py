@@ -70,7 +70,10 @@ class ServerCase:
         return Run(
             self.case,
             measured([answer.times for answer in answers], accepted, seconds),
-            tuple(tuple(answer.text for answer in each) for each in done.answers),
+            tuple(
+                None if index in done.failed else tuple(answer.text for answer in each)
+                for index, each in enumerate(done.answers)
+            ),
             failed=len(done.reasons),
         )
 
@@ -87,6 +90,8 @@ class Conversations:
     """Of each conversation, in the order of `asked`."""
     reasons: list[str] = field(default_factory=list)
     """Why conversations failed."""
+    failed: set[int] = field(default_factory=set)
+    """Which."""
     ended_early: bool = False
     """Whether an answer ended before its limit though the end of text was to be ignored."""
 
@@ -106,33 +111,38 @@ class Conversations:
             await asyncio.gather(*(work(stack.enter_context(line)) for line in lines))
 
     async def at_rate(self, rate: float) -> None:
-        """Begin a conversation at random times, so many a second on average (Poisson)."""
+        """Begin a conversation at random times, so many a second on average (Poisson).
+
+        Times count from when one was due: a client that is late must not flatter the server.
+        """
         draw = random.Random(0)
         due = time.perf_counter()
         async with asyncio.TaskGroup() as tasks:
             for index in range(len(self.asked)):
                 await asyncio.sleep(max(due - time.perf_counter(), 0.0))
-                tasks.create_task(self._alone(index))
+                tasks.create_task(self._alone(index, due))
                 due += draw.expovariate(rate)
 
-    async def _alone(self, index: int) -> None:
+    async def _alone(self, index: int, due: float) -> None:
         with closing(self.server.connect()) as connection:
-            await self._converse(connection, index)
+            await self._converse(connection, index, due)
 
-    async def _converse(self, connection: Connection, index: int) -> None:
-        """All turns of a conversation."""
+    async def _converse(self, connection: Connection, index: int, due: float | None = None) -> None:
+        """All turns of a conversation, of which the first was due then."""
         prompt: Prompt | None
         prompt, params = self.asked[index]
         try:
             while prompt is not None:
-                answer = await self.server.answer(connection, prompt, params, self.salt)
+                answer = await self.server.answer(connection, prompt, params, self.salt, due)
+                due = None
                 self.answers[index].append(answer)
                 short = answer.counted and len(answer.times) < params.max_tokens
                 left_out = "ignore_eos" in self.server.refused
                 self.ended_early |= params.ignore_eos and short and not left_out
-                prompt = prompt.after(answer.text)
-        except RequestFailedError as error:
+                prompt = prompt.after(answer.content)
+        except (RequestFailedError, InputError) as error:
             self.reasons.append(str(error))
+            self.failed.add(index)
         self.on_finish()
 
 

@@ -69,7 +69,11 @@ def started(
     with socket.create_server((HOST, 0)) as free:
         port: int = free.getsockname()[1]
     begin = time.monotonic()
-    with log.open("w+") if log else tempfile.TemporaryFile("w+", errors="replace") as sink:
+    with (
+        log.open("w+", errors="replace")
+        if log
+        else tempfile.TemporaryFile("w+", errors="replace") as sink
+    ):
         process = subprocess.Popen(
             [*command, str(port)],
             env=environment,

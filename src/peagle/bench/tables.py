@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from peagle.bench.case import Case
@@ -20,7 +21,9 @@ def summary_table(runs: Sequence[Run]) -> Table:
         ratio = speed_up(run, runs)
         told = "-" if ratio is None else ratio_text(ratio)
         speed = f"{run.measures.otps:.1f}"
-        table.add_row(run.case.name, k_text(run.case), speed, told, length_text(run), _same(run))
+        table.add_row(
+            escape(run.case.name), k_text(run.case), speed, told, length_text(run), _same(run)
+        )
     return table
 
 
@@ -35,7 +38,7 @@ def full_table(runs: Sequence[Run]) -> tuple[Table, int]:
         found, ratio = run.measures, speed_up(run, runs)
         medians = (timing.p50 for timing in (found.ttft_ms, found.itl_ms, found.e2e_ms))
         table.add_row(
-            *(column[number] for column in keys.values()),
+            *(escape(column[number]) for column in keys.values()),
             f"{found.otps:.1f}",
             ratio_text(ratio) if ratio is not None else "-",
             length_text(run),

@@ -115,6 +115,8 @@ def bench(
     if servers.url:
         compared.refuse_beside_servers()
         _refuse_beside_servers(hardware)
+        if servers.request_rate is None:
+            _check_concurrency(levels, sets)
         measure_cases(servers.benchmark(target, sets, grid, params, rounds), outputs)
         return
     servers.refuse_alone()
@@ -143,7 +145,7 @@ def _grid(levels: Sequence[int], temperature: str, draft_length: str) -> "Grid":
         except ValueError:
             raise InputError(f"--temperature {temperature}: give numbers, such as 0,0.7") from None
         heats = [SamplingParams(temperature=number).temperature for number in numbers]
-    return Grid(levels, temperatures=heats, draft_lengths=modes)
+    return Grid(levels, temperatures=list(dict.fromkeys(heats)), draft_lengths=modes)
 
 
 def _parts(text: str) -> list[Any]:

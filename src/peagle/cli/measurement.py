@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,13 +169,13 @@ def show_runs(console: Console, runs: "Sequence[Run]") -> None:
     rounds = max(len(run.rounds) for run in runs)
     intervals = ", and 95 % intervals of the speed-up" if bounded(rounds) else ""
     console.print(f"Medians of {rounds} rounds{intervals}." if rounds > 1 else "One round.")
+    plain = partial(console.print, soft_wrap=True, markup=False)  # names may hold brackets
     if told := branching_text(runs):
-        console.print(told, soft_wrap=True)
+        plain(told)
     for _, _, sentence in verdicts(runs):
-        console.print(sentence, soft_wrap=True)
+        plain(sentence)
     if found := list(doubts(runs)):
-        doubted = "; ".join(found)
-        console.print(f"Do not rely on these figures: {doubted}.", style="bold red", soft_wrap=True)
+        plain(f"Do not rely on these figures: {'; '.join(found)}.", style="bold red")
 
 
 def verdicts(runs: "Sequence[Run]") -> "list[tuple[Load, Verdict, str]]":

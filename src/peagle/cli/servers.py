@@ -93,4 +93,4 @@ def _rates(text: str) -> list[float]:
         raise InputError(f"--request-rate {text}: give numbers, such as 2,8") from None
     if not all(0.0 < rate < float("inf") for rate in found):
         raise InputError(f"--request-rate {text}: every number must be above 0")
-    return found
+    return list(dict.fromkeys(found))

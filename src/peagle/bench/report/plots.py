@@ -81,7 +81,7 @@ def _speed(axes: "Axes", runs: Sequence[Run]) -> None:
         speeds = [run.measures.otps for run in same]
         below = [run.measures.otps - min(run.rounds) for run in same]
         above = [max(run.rounds) - run.measures.otps for run in same]
-        axes.errorbar(places, speeds, (below, above), capsize=2, label=label, **style)
+        axes.errorbar(places, speeds, (below, above), capsize=2, label=_plain(label), **style)
     _measure_loads(axes, runs)
     axes.set(ylabel="output tokens/s", ylim=(0, None))
 
@@ -90,7 +90,7 @@ def _users(axes: "Axes", runs: Sequence[Run]) -> None:
     """Each point a load: what one user sees, and what all get together."""
     for label, same, style in _lines(runs):
         own = [1000 / run.measures.itl_ms.p50 for run in same]
-        axes.plot(own, [run.measures.otps for run in same], label=label, **style)
+        axes.plot(own, [run.measures.otps for run in same], label=_plain(label), **style)
     axes.set(xlabel="tokens/s of one request (1 / median ITL)", ylabel="tokens/s of all")
     axes.set(xlim=(0, None), ylim=(0, None))
 
@@ -114,7 +114,7 @@ def _speed_ups(axes: "Axes", runs: Sequence[Run]) -> None:
             [ratio.median for ratio in ratios],
             (below, above),
             capsize=2,
-            label=f"{shown}, {load.labelled}",
+            label=_plain(f"{shown}, {load.labelled}"),
             color=colours[same[0].case.method],
             marker=next(marks),
             linestyle="--" if mode == "auto" else "-",
@@ -133,7 +133,7 @@ def _acceptance(axes: "Axes", runs: Sequence[Run]) -> None:
         rates = same[0].measures.acceptance_rate_per_position
         if rates:
             places = range(1, len(rates) + 1)
-            axes.plot(places, [100 * rate for rate in rates], label=label, **style)
+            axes.plot(places, [100 * rate for rate in rates], label=_plain(label), **style)
     axes.set(xlabel="position of the draft", ylabel="accepted (% of cycles)", ylim=(0, 100))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
@@ -173,3 +173,8 @@ def _measure_loads(axes: "Axes", runs: Sequence[Run]) -> None:
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.minorticks_off()
     axes.set_xlabel("requests a second" if rated else "C, requests in flight")
+
+
+def _plain(name: str) -> str:
+    """A label as it is: between two dollars matplotlib reads formulas."""
+    return name.replace("$", r"\$")
