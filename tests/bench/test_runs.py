@@ -59,6 +59,17 @@ def test_servers_are_compared_with_the_first_one():
     assert [median.same_text for median in found] == [True, False]
 
 
+def test_requests_that_failed_are_no_other_text():
+    """On either side; the reference is the first round that has them."""
+    ours, theirs = Case("ours", None, 1), Case("theirs", None, 1)
+    whole, half, wrong = (("x",), ("y",)), (("x",), None), (("x",), ("z",))
+    rounds = [(ours, half), (theirs, whole), (ours, whole), (theirs, half)]
+    each = [run(case, outputs=outputs) for case, outputs in rounds]
+    assert [one.same_text for one in medians([ours, theirs], *each)] == [True, True]
+    each[3] = run(theirs, outputs=wrong)
+    assert [one.same_text for one in medians([ours, theirs], *each)] == [True, False]
+
+
 def test_without_a_reference_nothing_is_compared():
     assert medians([PEAGLE], run(PEAGLE))[0].same_text is None
     (none,) = medians([NONE], run(NONE), comparable=False)

@@ -399,14 +399,13 @@ def test_comments_keep_a_stream_alive(stub, monkeypatch):
     ids=["an answer that is its end alone", "no line end", "an error in vLLM's form"],
 )
 def test_answers_of_every_form(stub, events, failed):
-    stub.reply = lambda body: events_of(
-        *(events if body["cache_salt"] != "warm-up" and body["prompt"] == "one" else GOOD)
-    )
+    def reply(body):
+        odd = body["cache_salt"] != "warm-up" and body["prompt"] == "one"
+        return events_of(*(events if odd else (PIECE, DONE)))
+
+    stub.reply = reply
     (run,), _ = measured(stub.url)
     assert run.failed == int(failed)
-
-
-GOOD = (PIECE, DONE)
 
 
 def test_a_conversation_goes_on_from_what_was_said_without_thoughts(stub):
