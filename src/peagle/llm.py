@@ -328,7 +328,7 @@ class LLM:
         came: dict[str, list[RequestOutput]] = {}
         try:
             outputs = self.engine.step()
-        except BaseException:
+        except Exception:
             for request_id in [*self._live]:
                 self.cancel(request_id)
             raise

@@ -29,14 +29,8 @@ DEPENDENTS = {
     "items": ("additionalItems",),
 }
 """What would apply to more without a keyword."""
-FAULTS = (
-    "Unsatisfiable schema",
-    "Invalid type",
-    "Pointer ",
-    "Expected ",
-    "properties must be",
-    "invalid multiple",
-)
+UNSATISFIABLE = "Unsatisfiable schema"
+FAULTS = (UNSATISFIABLE, "Invalid type")
 """How complaints begin about what is wrong with a schema, rather than beyond what grammars keep."""
 CHECKS = 2000
 """Most parts of a schema that are tried."""
@@ -110,12 +104,30 @@ def _refuse_faults(schema: Any, what: str) -> None:
     """Raise `InputError` for a schema that is wrong in itself, as far as one look tells."""
     if schema is False:
         raise InputError(f"{what}: nothing fits the JSON schema false")
+    if schema is True:
+        return
     try:
-        why = None if schema is True else _complaint(json.dumps(schema))
+        why = _complaint(json.dumps(schema))
+        if why is not None and why.startswith(UNSATISFIABLE):  # formats only annotate
+            why = _complaint(json.dumps(_without_formats(schema)))
     except RecursionError:
         raise InputError("a JSON schema is nested too deep") from None
     if why is not None and why.startswith(FAULTS):
         raise InputError(f"{what}: the JSON schema is wrong: {why}")
+
+
+def _without_formats(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_without_formats(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: value for key, value in schema.items() if key != "format" or _is_schema(value)}
+    return {key: _without_formats(value) for key, value in kept.items()}
+
+
+def _is_schema(value: Any) -> bool:
+    """Whether it is a property's schema, called as a keyword is."""
+    return isinstance(value, dict | bool)
 
 
 @lru_cache(FITTED)

@@ -54,6 +54,8 @@ class Connection:
         self._address, self._headers = address, headers or {}
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
+        self._round_trip = 0.0
+        """Seconds that connecting took."""
 
     async def __aenter__(self) -> Self:
         await self.open()
@@ -65,10 +67,11 @@ class Connection:
     async def open(self) -> None:
         """Connect, if it is not connected. Raises `OSError`."""
         if self._writer is None or self._writer.is_closing():
-            where = self._address
+            where, began = self._address, time.monotonic()
             self._reader, self._writer = await asyncio.open_connection(
                 where.host, where.port, limit=LONGEST_LINE, ssl=where.tls or None
             )
+            self._round_trip = time.monotonic() - began
 
     def close(self) -> None:
         """Hang up, even in the middle of an answer."""
@@ -93,7 +96,7 @@ class Connection:
         try:
             return await self._send(request)
         except (ConnectionError, asyncio.IncompleteReadError):
-            if not used or time.monotonic() - began > AT_ONCE:
+            if not used or time.monotonic() - began > max(AT_ONCE, 2 * self._round_trip):
                 raise
             self.close()  # a server may end a connection that waited for its next request
             return await self._send(request)

@@ -73,17 +73,40 @@ class Nesting:
 
     def __init__(self) -> None:
         self.depth = 0
-        self._quote, self._escaped = "", False
+        self._quote, self._run, self._escaped = "", "", False
+        """What closes the string at hand; quotes in a row so far, that open or close one."""
 
     def take(self, character: str) -> None:
         """Move on by one character."""
-        if self._quote:
-            if self._escaped or character == "\\":
-                self._escaped = not self._escaped
-            elif character == self._quote:
-                self._quote = ""
-        elif character in "'\"":
-            self._quote = character
+        if self._escaped:
+            self._escaped = False
+        elif self._quote:
+            self._take_quoted(character)
+        elif self._run and character == self._run[0]:
+            self._run += character  # `""` is empty, `"""` opens one that holds single ones
+            self._quote, self._run = (self._run, "") if len(self._run) == 3 else ("", self._run)
+        else:
+            self._begin(character)
+
+    def _take_quoted(self, character: str) -> None:
+        if character == "\\":
+            self._run, self._escaped = "", True
+        elif character == self._quote[0]:
+            self._run += character
+            if self._run == self._quote:
+                self._quote, self._run = "", ""
+        else:
+            self._run = ""
+
+    def _begin(self, character: str) -> None:
+        """Go on outside of quotes in a row, of which one alone opens a string."""
+        if len(self._run) == 1:
+            self._quote, self._run = self._run, ""
+            self._take_quoted(character)
+            return
+        self._run = ""
+        if character in "'\"":
+            self._run = character
         elif character in "([{":
             self.depth += 1
         elif character in ")]}":
@@ -163,7 +186,7 @@ def _calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
         if (before, nesting.depth) == (2, 1):
             found.append(text[begun : place + 1])
             begun = place + 1
-    if text[begun:-1].strip(", \n"):
+    if text[begun:-1].strip(", \t\r\n"):
         return None
     try:
         return [_call(one) for one in found]

@@ -141,7 +141,7 @@ class Sections:
         self._begin = ""
         """That marker, unless it is the call's own text."""
         self._read_one = False
-        """Whether the section has had a call: behind one, its end may be what is cut."""
+        """Whether the section has had a call."""
         self._called = False
         if not thinking:
             self._expect_bare_call()
@@ -231,7 +231,8 @@ class Sections:
             self._read_one = True
             yield event
         call = self._call
-        if call is not None and call.refused and not self._read_one:  # it was no call after all
+        cut = self._marked and self._read_one  # what follows a call may be half of its end
+        if call is not None and call.refused and not cut:  # it was no call after all
             self.section, self._call = "content", None
             yield from self._unread(call, "") if self._marked else self._answer(call.held)
 

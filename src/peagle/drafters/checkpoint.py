@@ -1,6 +1,7 @@
 """A drafter's directory in vLLM's layout: strict reading of its tensors, and writing all of it."""
 
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from copy import copy
@@ -132,7 +133,9 @@ def is_whole_model(tensors: Mapping[str, Tensor]) -> bool:
 
 def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensor names as vLLM sees them: `midlayer` is layer 0, `mask_hidden` is flat."""
-    renamed = {name.replace("midlayer.", "layers.0."): value for name, value in tensors.items()}
+    renamed = {re.sub(r"^midlayer\.", "layers.0.", name): tensors[name] for name in tensors}
+    if len(renamed) < len(tensors):
+        raise InputError("it has tensors of both midlayer and layers.0; remove one of them")
     if MASK_HIDDEN in renamed:
         renamed[MASK_HIDDEN] = renamed[MASK_HIDDEN].reshape(-1)
     return renamed

@@ -11,7 +11,7 @@ from peagle.drafters.correction import read_selector_config
 from peagle.drafters.model import DrafterConfig, default_taps
 from peagle.errors import InputError
 from peagle.models.families import Family, llama, qwen3
-from peagle.models.families.config import architecture_of, reading
+from peagle.models.families.config import architecture_of, reading, require_positive
 from peagle.models.spec import DecoderSpec
 from peagle.models.weights import read_json
 from peagle.ops.rope import RopeConfig
@@ -79,11 +79,16 @@ def _drafter_config(values: Mapping[str, Any], target: DecoderSpec) -> DrafterCo
     transformer = style.spec(values)
     if not all(layer.attention.full for layer in transformer.layers):
         raise InputError("sliding-window attention is not supported in a drafter")
+    read = int(values.get("target_hidden_size") or target.hidden_size)
+    drafted = int(values.get("draft_vocab_size") or values["vocab_size"])
+    require_positive(
+        target_hidden_size=read, draft_vocab_size=drafted, num_speculative_tokens=int(trained or 1)
+    )
     return DrafterConfig(
         transformer=transformer,
-        target_hidden_size=int(values.get("target_hidden_size") or target.hidden_size),
+        target_hidden_size=read,
         taps=tuple(sorted(map(int, listed))),
-        draft_vocab_size=int(values.get("draft_vocab_size") or values["vocab_size"]),
+        draft_vocab_size=drafted,
         mask_token_id=_mask_token_id(values),
         norm_before_residual=bool(values.get("norm_before_residual", False)),
         norm_before_fc=bool(eagle.get("norm_before_fc", values.get("norm_before_fc", False))),

@@ -13,6 +13,7 @@ from torch import Tensor
 from peagle.drafters.model import DrafterConfig
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.errors import InputError
+from peagle.models.families.config import LARGEST
 from peagle.models.weights import (
     TensorRule,
     disassemble,
@@ -36,8 +37,9 @@ def read_selector_config(directory: Path) -> SelectorConfig | None:
         return None
     values = read_json(folder / "config.json")
     match values.get(RANK), values.get(CANDIDATES):
-        case int(rank), int(candidates) if rank >= 1 and candidates >= 2:
-            return SelectorConfig(rank, candidates)
+        case int(rank), int(candidates) if 1 <= rank < LARGEST and 2 <= candidates < LARGEST:
+            if bool not in (type(rank), type(candidates)):
+                return SelectorConfig(rank, candidates)
     raise InputError(
         f"{folder}/config.json needs {RANK}, a whole number from 1 on, and {CANDIDATES}, one from "
         f"2 on; {ADVICE}"

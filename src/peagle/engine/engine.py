@@ -118,7 +118,7 @@ class Engine:
         assert (drafter is None and lookup is None) == (k == 0), "whatever drafts comes with its K"
         self.target, self.drafter, self.k = target, drafter, k
         self.vocab_size = target.spec.vocab_size
-        self.end_tokens = tuple(token for token in end_tokens if token < self.vocab_size)
+        self.end_tokens = tuple(token for token in end_tokens if 0 <= token < self.vocab_size)
         capacity = capacity_of(target, drafter, k, config)
         self.max_length = capacity.max_length
         if k >= self.max_length:

@@ -40,7 +40,7 @@ def _token_ids(value: Any, path: Path) -> list[int]:
     ids: list[Any] = value if isinstance(value, list) else [value]
     if not all(type(token) is int for token in ids):
         raise InputError(f"{path}: eos_token_id {value} must be a token id or a list of them")
-    return ids
+    return [token for token in ids if token >= 0]  # -1 stands for none
 
 
 def sampling_defaults(directory: Path) -> dict[str, float]:

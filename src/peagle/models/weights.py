@@ -21,7 +21,7 @@ from peagle.ops.weight import QuantizedWeight, Weight, dense, replace_weight, we
 DESCRIPTION = ["*.json", "*.model", "*.txt"]
 TEMPLATES = "*.jinja"
 WEIGHTS = ["*.safetensors"]
-INDEX = "model.safetensors.index.json"
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 CORRECTION = ["correction/*.json", "correction/*.safetensors"]
 """A drafter's correction, the one sub-folder that is read."""
 LISTED = 4
@@ -57,6 +57,8 @@ class TensorRule:
         """What is wrong with one of `theirs`; None: nothing."""
         if tuple(tensor.shape) != expected:
             return f"{name} has shape {list(tensor.shape)}, expected {list(expected)}"
+        if not tensor.is_floating_point() and tensor.dtype != torch.uint8:  # as packed numbers are
+            return f"{name} is {tensor.dtype}, expected a floating-point type"
         if tensor.is_floating_point() and tensor.itemsize == 1:
             return f"{name} is {tensor.dtype}, and no scales are found for it"
         return None
@@ -124,6 +126,10 @@ def safetensors_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     if index.exists():
         files = [directory / name for name in _indexed(index)]
+        if (directory / WHOLE).exists() and directory / WHOLE not in files:
+            raise InputError(f"{directory} has both {WHOLE} and {INDEX}; remove the older one")
+    elif (directory / WHOLE).exists():  # others beside it may be copies of before
+        files = [directory / WHOLE]
     else:
         files = sorted(directory.glob("*.safetensors"))
     missing = [file.name for file in files if not os.path.exists(file)]  # a name may be too long
@@ -178,9 +184,13 @@ def known_names(directory: Path) -> set[str]:
 
 
 def _tensors(files: Iterable[Path], wanted: Container[str] | None) -> Iterator[tuple[str, Tensor]]:
+    found: dict[str, str] = {}
     for file in files:
         with _opened(file) as shard:
             for name in shard.keys():  # noqa: SIM118 (a safe_open handle is not a mapping)
+                if name in found:
+                    raise InputError(f"{name} is both in {found[name]} and {file}; remove one")
+                found[name] = file.name
                 if wanted is None or name in wanted:
                     yield name, shard.get_tensor(name)
 
@@ -224,6 +234,8 @@ def assemble(
 
     def moved(name: str) -> Tensor:
         tensor = tensors[name].to(device)
+        if tensor.dtype == torch.float64:  # of which much is no number in fewer bits
+            tensor = tensor.float()
         if not finite(tensor):
             raise InputError(f"its tensor {name} holds NaN or infinite values")
         return tensor

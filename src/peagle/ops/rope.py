@@ -90,9 +90,8 @@ def _yarn(config: RopeConfig, plain: Tensor, head_dim: int) -> tuple[Tensor, flo
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
-    ramp = (torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low) / max(
-        high - low, 0.001
-    )
+    ramp = torch.arange(head_dim // 2, dtype=torch.float32, device="cpu") - low
+    ramp /= (high - low) or 0.001
     stretched = ramp.clamp(0, 1)
     frequencies = plain / config.factor * stretched + plain * (1 - stretched)
     scale = config.attention_factor

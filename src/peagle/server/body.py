@@ -38,15 +38,17 @@ class Body(BaseModel):
         if unknown:
             for name, value in unknown.items():
                 if value is not None:
-                    self._refuse_missed_length(name)
+                    self._refuse_missed_length(name, value)
                     _meet(type(self), name)
             unknown.clear()
         return self
 
-    def _refuse_missed_length(self, name: str) -> None:
+    def _refuse_missed_length(self, name: str, value: Any) -> None:
         """Raise for another API's name for the length of an answer, where ours is not given."""
+        if name not in LENGTHS or not isinstance(value, int) or value < 1:
+            return
         ours = [one for one in LENGTHS if one in type(self).model_fields]
-        if name in LENGTHS and ours and all(getattr(self, one) is None for one in ours):
+        if ours and not any(getattr(self, one) for one in ours):
             raise _near_miss(name, ours[0])
 
 

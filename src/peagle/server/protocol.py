@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    ConfigDict,
     Field,
     RootModel,
     field_validator,
@@ -44,6 +43,8 @@ Limit = Annotated[
 ]
 """A number of tokens; -1 is no limit of one's own."""
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+FORMS = ("json", "json_object", "regex", "choice", "grammar", "structural_tag")
+"""Keys of `structured_outputs` that are forms."""
 Schema = str | dict[str, Any]
 """A schema, or its JSON text."""
 
@@ -68,12 +69,8 @@ class SpeculationOptions(Body):
 
 
 class StructuredOutputsOptions(Body):
-    """vLLM's field: the form that the output must have, exactly one of these.
+    """vLLM's field: the form that the output must have, exactly one of these."""
 
-    Nothing else, since a form that is missed is one that is not kept.
-    """
-
-    model_config = ConfigDict(extra="forbid")
     json_: Schema | None = Field(default=None, alias="json")
     json_object: bool | None = None
     regex: str | None = None
@@ -83,6 +80,16 @@ class StructuredOutputsOptions(Body):
     disable_any_whitespace: Ignored = None
     disable_additional_properties: Ignored = None
     whitespace_pattern: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_what_is_no_form(cls, given: Any) -> Any:
+        """Refuse an object of unknown keys alone by the first of them."""
+        if isinstance(given, dict) and given and not given.keys() & set(FORMS):
+            told = "no such form; there are {known}"
+            context = {"key": str(next(iter(given))), "known": ", ".join(FORMS)}
+            raise PydanticCustomError("no_form", told, context)
+        return given
 
 
 class JSONSchema(Body):
@@ -313,7 +320,8 @@ class ChatBody(GenerationBody, Prompting):
     @property
     def asked_tokens(self) -> int | None:
         """Of two names the newer one counts."""
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        newer, older = self.max_completion_tokens, self.max_tokens
+        return older if newer is None or (newer == 0 and older is not None) else newer
 
     @model_validator(mode="after")
     def _choose_tools(self) -> Self:

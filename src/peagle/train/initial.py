@@ -156,7 +156,7 @@ def _continued_drafter(recipe: Recipe, target: Decoder, config: DrafterConfig) -
     length = max(target.max_length, recipe.row_length + recipe.num_speculative_tokens)
     model = read_drafter(directory, target, config.parallel, length)
     model = copy.deepcopy(model)  # what is the target's stays as it is there
-    model.readout.head = _of_its_own(model.readout.head)
+    model.readout.head = _of_its_own(model.readout.head, target.embed.weight.dtype)
     model.requires_grad_()
     model.config = config
     if recipe.selector_rank is not None:
@@ -165,9 +165,9 @@ def _continued_drafter(recipe: Recipe, target: Decoder, config: DrafterConfig) -
     return model
 
 
-def _of_its_own(head: Linear) -> Linear:
+def _of_its_own(head: Linear, dtype: torch.dtype) -> Linear:
     """A head with a weight that it shares with no embeddings, nor with a packed one."""
-    weight = dense(head.weight).detach().clone()
+    weight = dense(head.weight).detach().to(dtype, copy=True)
     with torch.device("meta"):
         own = Linear(weight.shape[1], weight.shape[0])
     own.weight, own.bias = nn.Parameter(weight), copy.deepcopy(head.bias)

@@ -20,6 +20,10 @@ from peagle.ops.rope import RopeConfig
 
 Values = Mapping[str, Any]
 ROPE_KINDS = ("default", "linear", "llama3", "yarn", "proportional")
+SCALED = ("linear", "yarn", "llama3")
+"""Those that mean nothing without a `factor`."""
+LARGEST = 2**31 - 1
+"""More than any size of a model."""
 STRETCHING = ("linear", "yarn")
 """Those by which a context grows beyond `max_position_embeddings`."""
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -116,14 +120,19 @@ def mlp(values: Values) -> MLPSpec:
 
 def norms(values: Values) -> NormSpec:
     """The norms of all layers, and the last one."""
-    return NormSpec(float(values.get("rms_norm_eps", 1e-6)))
+    eps = float(values.get("rms_norm_eps", 1e-6))
+    if not 0 <= eps < math.inf:
+        raise InputError(f"rms_norm_eps is {eps}; it must be a number from 0 on")
+    return NormSpec(eps)
 
 
 def require_positive(**sizes: int) -> None:
-    """Raise `InputError` for a size below 1."""
+    """Raise `InputError` for a size below 1, or beyond any."""
     for name, size in sizes.items():
         if size < 1:
             raise InputError(f"{name} is {size}; it must be at least 1")
+        if size > LARGEST:
+            raise InputError(f"{name} is {size}; it must be at most {LARGEST}")
 
 
 def check_experts(spec: ExpertsSpec) -> None:
@@ -182,12 +191,17 @@ def rope(values: Values, theta: float) -> RopeConfig:
     if kind not in ROPE_KINDS or "mscale" in given:
         known = ", ".join(ROPE_KINDS)
         raise InputError(f"rope scaling {kind} is not supported; peagle supports {known}")
+    if kind in SCALED and given.get("factor") is None:
+        raise KeyError("factor")
     original = given.get("original_max_position_embeddings")
+    if kind in ("yarn", "llama3"):  # beside the others it counts first, as in transformers
+        original = values.get("original_max_position_embeddings") or original
+    partial = given.get("partial_rotary_factor", values.get("partial_rotary_factor"))
     scale = given.get("attention_factor")
     config = RopeConfig(
         theta=float(given.get("rope_theta") or values.get("rope_theta", theta)),
         kind=kind,
-        factor=float(given.get("factor", 1.0)),
+        factor=float(1.0 if given.get("factor") is None else given["factor"]),
         original_max_position=int(original or values.get("max_position_embeddings", 2048)),
         low_freq_factor=float(given.get("low_freq_factor", 1.0)),
         high_freq_factor=float(given.get("high_freq_factor", 4.0)),
@@ -195,7 +209,7 @@ def rope(values: Values, theta: float) -> RopeConfig:
         beta_slow=float(given.get("beta_slow") or 1.0),
         attention_factor=None if scale is None else float(scale),
         truncate=bool(given.get("truncate", True)),
-        partial_rotary_factor=float(given.get("partial_rotary_factor") or 1.0),
+        partial_rotary_factor=1.0 if partial is None else float(partial),
     )
     for name, value in vars(config).items():
         least = 1 if name == "theta" else 0  # yarn divides by its logarithm

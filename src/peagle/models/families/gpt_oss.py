@@ -21,6 +21,7 @@ ARCHITECTURE = "GptOssForCausalLM"
 PREFIX = "model"
 IGNORED = ()
 ROPE_THETA = 150_000.0
+USUAL: Values = {"rms_norm_eps": 1e-5, "max_position_embeddings": 131_072}
 ROPE = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -32,6 +33,7 @@ ROPE = {
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
+    values = {**USUAL, **{key: value for key, value in values.items() if value is not None}}
     bias = bool(values.get("attention_bias", True))
     rotated = {**values, "rope_parameters": values.get("rope_parameters") or ROPE}
     attention = replace(config.attention(rotated, ROPE_THETA), bias=bias, sinks=True)
@@ -67,14 +69,16 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
 
 
 def _experts(values: Values) -> ExpertsSpec:
-    inner = config.mlp(values).intermediate_size
+    inner, limit = config.mlp(values).intermediate_size, float(values.get("swiglu_limit", 7.0))
+    if not limit > 0:  # nor NaN
+        raise InputError(f"swiglu_limit is {limit}; it must be above 0")
     spec = ExpertsSpec(
         num_experts=int(values["num_local_experts"]),
         num_experts_per_tok=int(values["num_experts_per_tok"]),
         moe_intermediate_size=inner,
         intermediate_size=inner,
         norm_topk_prob=True,
-        activation=ClampedSwiGLU(float(values.get("swiglu_limit", 7.0))),
+        activation=ClampedSwiGLU(limit),
     )
     config.check_experts(spec)
     if values.get("swiglu_alpha", ALPHA) != ALPHA:

@@ -12,12 +12,15 @@ MODEL_TYPE = "qwen3"
 ARCHITECTURE = "Qwen3ForCausalLM"
 PREFIX = "model"
 IGNORED = ()
+POSITIONS = 32_768
+"""Where a configuration does not say them."""
 WINDOW = 4096
 """Width where windows are turned on and none is given."""
 
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
+    values = {"max_position_embeddings": POSITIONS, **values}
     attention = replace(config.attention(values), qk_norm=True)
     mlp, norms = config.mlp(values), config.norms(values)
     layers = [LayerSpec(replace(attention, window=each), mlp, norms) for each in _windows(values)]

@@ -19,6 +19,7 @@ IGNORED = ()
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
     _refuse_dense_layers(values)
+    values = {"max_position_embeddings": qwen3.POSITIONS, **values}
     attention = replace(config.attention(values), qk_norm=True, window=qwen3.window(values))
     layer = LayerSpec(attention, _experts(values), config.norms(values))
     return config.decoder(values, [layer] * config.num_layers(values))
