@@ -221,6 +221,34 @@ NO_CALLS = [
 """Python that is no list of calls with JSON's values."""
 
 
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("llama3.1", '{"name": "now", "parameters": {}}'),
+        ("llama3.2", "[now()]"),
+    ],
+)
+def test_text_behind_a_bare_call_is_content_as_it_comes(name: str, call: str):
+    """So that a stop string in it is met."""
+    text = f"{call} and then STOP{' more' * 20}"
+    thoughts, content, calls = said(read(name, encode(name, text), stop=["STOP"]))
+    assert (thoughts, content.strip(), calls) == ("", "and then", [("now", {})])
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('"""print("a]")"""', 'print("a]")'),
+        ("'''it's'''", "it's"),
+        ("''", ""),
+        ("'a' 'b'", "ab"),
+    ],
+)
+def test_pythonic_strings_of_every_kind(written: str, meant: str):
+    text = f"[now(a={written})\r\n]"
+    assert said(read("llama3.2", encode("llama3.2", text))) == ("", "", [("now", {"a": meant})])
+
+
 def test_surplus_calls_are_left_out():
     name, use = "qwen3", ToolUse(USE.tools, most=1)
     text, _ = answer(name, "Hm.", "", [CALL, ("now", {})])

@@ -96,6 +96,8 @@ CONFIG_FAULTS = {
     "config.json lacks hidden_size": {"hidden_size": None},
     "architecture BertModel is not": {"architectures": ["BertModel"]},
     "missing tensors: .*layers.2": {"num_hidden_layers": 3},
+    "draft_vocab_size is -1; it must be at least 1": {"draft_vocab_size": -1},
+    "num_speculative_tokens is -3; it must be at least 1": {"num_speculative_tokens": -3},
     "fc.weight has shape": {"eagle_aux_hidden_state_layer_ids": [1, 2]},
 }
 
@@ -110,6 +112,7 @@ TENSOR_FAULTS = {
     "missing tensors: fc.weight, norm.weight": {"fc.weight": None, "norm.weight": None},
     "unexpected tensors: extra": {"extra": torch.zeros(2)},
     r"norm.weight has shape \[63\], expected \[64\]": {"norm.weight": torch.ones(63)},
+    "norm.weight is torch.int64, expected a floating": {"norm.weight": torch.ones(64).long()},
     "NaN or infinite values in fc.weight, norm.weight": {
         "fc.weight": torch.full((64, 192), torch.nan),
         "norm.weight": torch.full((64,), torch.inf),

@@ -259,6 +259,39 @@ def test_the_context_that_rope_scaling_reaches(tmp_path: Path, family: str, name
         load_decoder(tmp_path, torch.float32, tiny.CPU, length + 1)
 
 
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_moe", "llama"])
+@pytest.mark.parametrize("kind", ["yarn", "llama3"])
+def test_an_original_context_beside_the_scaling_counts_first(
+    tmp_path: Path, family: str, kind: str
+):
+    """As transformers reads published files."""
+    more = {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if kind == "llama3" else {}
+    scaling = {"rope_type": kind, "factor": 8.0, "rope_theta": 1e4, **more}
+    tiny.save_target(tmp_path, family, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    beside = {"rope_parameters": scaling, "original_max_position_embeddings": 32}
+    change_config(tmp_path, lambda c: c.update(beside))
+    tokens = [(7 * j) % 90 for j in range(60)]
+    found, _ = tiny.run_target(tiny.load_target(tmp_path), tokens)
+    wanted = tiny.peer_logits(tiny.load_peer(tmp_path), tokens)
+    assert torch.allclose(found, wanted, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"rope_parameters": {"rope_type": "linear"}}, "lacks factor"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0; it must be a number from 0 on"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan"),
+        ({"vocab_size": 10**30}, "vocab_size is 1000000000000000000000000000000; it must be at"),
+    ],
+)
+def test_values_that_no_model_has(tmp_path: Path, values: dict[str, Any], why: str):
+    tiny.save_target(tmp_path)
+    change_config(tmp_path, lambda c: c.update(values))
+    with pytest.raises(InputError, match=why):
+        tiny.load_target(tmp_path)
+
+
 @pytest.mark.parametrize("spelling", ["rope_parameters", "rope_scaling"])
 def test_a_drafter_takes_rope_scaling_before_rope_parameters(tmp_path: Path, spelling: str):
     """Its own, in whichever of both; speculators' format has the layers' values apart."""

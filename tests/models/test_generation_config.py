@@ -23,6 +23,7 @@ def suggest(directory: Path, **values: object) -> Path:
         ({}, {"eos_token_id": 7}, (7,)),
         (None, {"eos_token_id": [8]}, (8,)),
         (None, {"eos_token_id": None}, ()),
+        ({"eos_token_id": -1}, {"eos_token_id": [-1, 3]}, (3,)),
     ],
 )
 def test_where_the_end_of_text_is_read(tmp_path: Path, generation, model, ids: tuple[int, ...]):

@@ -131,6 +131,25 @@ def test_json_that_is_none(tmp_path: Path, content: bytes | None, message: str):
         read_json(tmp_path / "config.json")
 
 
+def test_a_copy_of_before_beside_the_weights_is_not_read(tmp_path: Path):
+    save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
+    save_file({"a": torch.zeros(2)}, tmp_path / "model_backup.safetensors")
+    assert read_tensors(tmp_path)["a"].tolist() == [1.0, 1.0]
+
+
+def test_weights_that_are_there_twice_are_refused(tmp_path: Path):
+    for name in ("one", "two"):
+        save_file({"a": torch.ones(2)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(InputError, match=r"a is both in one\.safetensors and .*two\.safetensors"):
+        read_tensors(tmp_path)
+    index = {"weight_map": {"a": "one.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert read_tensors(tmp_path)["a"].tolist() == [1.0, 1.0]
+    save_file({"a": torch.zeros(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match="remove the older one"):
+        read_tensors(tmp_path)
+
+
 def test_an_empty_directory_and_one_of_pickles(tmp_path: Path):
     with pytest.raises(InputError, match=r"has no \.safetensors file$"):
         safetensors_files(tmp_path)
