@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -224,24 +224,23 @@ async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Answer:
         if event.get("error") or event.get("object") == "error":
             raise RequestFailedError(_message(event))
         tokens = _tokens(event, tokens)
-        piece = _said(event)
+        piece, content = _said(event)
         if piece or (_ends(event) and not times):  # an answer may be its end alone
             times.append(time.perf_counter() - start)
             texts.append(piece)
-            contents.append(_said(event, CONTENT))
+            contents.append(content)
     if not times:
         raise RequestFailedError("it streamed no text")
-    times = list(_shared(times, tokens or len(times)))
-    return Answer(tuple(times), "".join(texts), "".join(contents), tokens is not None, True)
+    shared = _shared(times, tokens or len(times))
+    return Answer(shared, "".join(texts), "".join(contents), tokens is not None, True)
 
 
 def _whole(answer: Mapping[str, Any], seconds: float) -> Answer:
     """An answer in one piece."""
-    text = _said(answer)
+    text, content = _said(answer)
     tokens = _tokens(answer, None)
     if not text and not _ends(answer):
         raise RequestFailedError("its answer has no text")
-    content = _said(answer, CONTENT)
     return Answer((seconds,) * (tokens or 1), text, content, tokens is not None, False)
 
 
@@ -260,9 +259,11 @@ def _shared(times: Sequence[float], tokens: int) -> tuple[float, ...]:
     return tuple(time for time, count in zip(times, each, strict=True) for _ in range(count))
 
 
-def _said(answer: Mapping[str, Any], names: Sequence[str] = WORDS) -> str:
-    """What an answer, or its part, says; nothing where it has another form than OpenAI's."""
-    return "".join(_text(choice, names) for choice in _objects(answer.get("choices")))
+def _said(answer: Mapping[str, Any]) -> tuple[str, str]:
+    """What an answer, or its part, says, and of it the content; nothing where it has another form
+    than OpenAI's."""
+    said = [_texts(choice) for choice in _objects(answer.get("choices"))]
+    return "".join(text for text, _ in said), "".join(content for _, content in said)
 
 
 def _ends(answer: Mapping[str, Any]) -> bool:
@@ -270,12 +271,13 @@ def _ends(answer: Mapping[str, Any]) -> bool:
     return any(choice.get("finish_reason") for choice in _objects(answer.get("choices")))
 
 
-def _text(choice: Mapping[str, Any], names: Sequence[str]) -> str:
-    """What a choice, or its part, says: text, thoughts, or a call."""
+def _texts(choice: Mapping[str, Any]) -> tuple[str, str]:
+    """What a choice, or its part, says: text, thoughts, or a call; and of it the content."""
     told = _object(choice.get("delta") or choice.get("message") or choice)
-    words = [told[name] for name in names if told.get(name) and isinstance(told[name], str)]
-    calls = json.dumps(told["tool_calls"]) if told.get("tool_calls") and names == WORDS else ""
-    return "".join(dict.fromkeys(words) if len(words) > 1 else words) + calls
+    said = {name: told[name] for name in WORDS if isinstance(told.get(name), str)}
+    calls = json.dumps(told["tool_calls"]) if told.get("tool_calls") else ""
+    content = dict.fromkeys(said[name] for name in CONTENT if name in said)
+    return "".join(dict.fromkeys(said.values())) + calls, "".join(content)
 
 
 def _tokens(event: Mapping[str, Any], before: int | None) -> int | None:
@@ -318,6 +320,6 @@ def _authorized() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def most_common(reasons: Sequence[str]) -> str:
+def most_common(reasons: Iterable[str]) -> str:
     """The reason that most requests failed for."""
     return Counter(reasons).most_common(1)[0][0]

@@ -60,11 +60,11 @@ class ServerCase:
     def _measured(self, done: "Conversations", accepted: Acceptance | None, seconds: float) -> Run:
         answers = [answer for each in done.answers for answer in each]
         if not answers:
-            raise InputError(most_common(done.reasons))
-        if done.reasons:
+            raise InputError(most_common(done.failed.values()))
+        if done.failed:
             asked = len(self.asked)
-            why = most_common(done.reasons)
-            self.server.note(f"failed {len(done.reasons)} of {asked} requests: {why}")
+            why = most_common(done.failed.values())
+            self.server.note(f"failed {len(done.failed)} of {asked} requests: {why}")
         if done.ended_early:
             self.server.note("does not heed ignore_eos: answers have different lengths")
         return Run(
@@ -74,7 +74,7 @@ class ServerCase:
                 None if index in done.failed else tuple(answer.text for answer in each)
                 for index, each in enumerate(done.answers)
             ),
-            failed=len(done.reasons),
+            failed=len(done.failed),
         )
 
 
@@ -88,10 +88,8 @@ class Conversations:
     on_finish: Tick
     answers: list[list[Answer]] = field(default_factory=list)
     """Of each conversation, in the order of `asked`."""
-    reasons: list[str] = field(default_factory=list)
-    """Why conversations failed."""
-    failed: set[int] = field(default_factory=set)
-    """Which."""
+    failed: dict[int, str] = field(default_factory=dict)
+    """Which failed, and why."""
     ended_early: bool = False
     """Whether an answer ended before its limit though the end of text was to be ignored."""
 
@@ -141,8 +139,7 @@ class Conversations:
                 self.ended_early |= params.ignore_eos and short and not left_out
                 prompt = prompt.after(answer.content)
         except (RequestFailedError, InputError) as error:
-            self.reasons.append(str(error))
-            self.failed.add(index)
+            self.failed[index] = str(error)
         self.on_finish()
 
 

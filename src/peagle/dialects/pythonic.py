@@ -1,10 +1,11 @@
 """Calls as Python: `[f(a=1, b="x"), g()]`, which is a whole answer."""
 
 import ast
+import itertools
 import json
 import re
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Event
@@ -130,7 +131,7 @@ class PythonicReader:
         self.held += text
         self.refused = not self._may_be_calls()
         while not self.refused and (end := self._end()):
-            calls = _calls(self.held[:end])
+            calls = _calls(self.held[:end], self._ends)
             if calls is None:
                 self.refused = True
                 return
@@ -154,12 +155,17 @@ class PythonicReader:
         """Expect a list."""
         self._nesting, self._followed = Nesting(), 0
         """How deep what is held ends, as far as it was followed."""
+        self._ends: list[int] = []
+        """Where the list's calls end, as far."""
 
     def _end(self) -> int:
         """Where the list ends that is held; 0: not yet."""
         for place in range(self._followed, len(self.held)):
+            before = self._nesting.depth
             self._nesting.take(self.held[place])
-            if self._nesting.depth == 0 and self.held[place] == "]":
+            if (before, self._nesting.depth) == (2, 1):
+                self._ends.append(place + 1)
+            elif self._nesting.depth == 0 and self.held[place] == "]":
                 return place + 1
         self._followed = len(self.held)
         return 0
@@ -176,20 +182,13 @@ class PythonicReader:
         return opening.end() == len(self.held) and any(one.startswith(name) for one in self._known)
 
 
-def _calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
-    """Names and arguments of a complete list of calls; None if it is none."""
-    nesting, begun = Nesting(), text.index("[") + 1
-    found: list[str] = []
-    for place, character in enumerate(text):
-        before = nesting.depth
-        nesting.take(character)
-        if (before, nesting.depth) == (2, 1):
-            found.append(text[begun : place + 1])
-            begun = place + 1
-    if text[begun:-1].strip(", \t\r\n"):
+def _calls(text: str, ends: Sequence[int]) -> list[tuple[str, dict[str, Any]]] | None:
+    """Names and arguments of a complete list of calls, given their ends; None if it is none."""
+    edges = [text.index("[") + 1, *ends]
+    if text[edges[-1] : -1].strip(", \t\r\n"):
         return None
     try:
-        return [_call(one) for one in found]
+        return [_call(text[start:end]) for start, end in itertools.pairwise(edges)]
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return None
 

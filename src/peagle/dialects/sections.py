@@ -141,7 +141,7 @@ class Sections:
         self._begin = ""
         """That marker, unless it is the call's own text."""
         self._read_one = False
-        """Whether the section has had a call."""
+        """Whether the section that a marker opened has had a call."""
         self._called = False
         if not thinking:
             self._expect_bare_call()
@@ -209,7 +209,6 @@ class Sections:
     def _expect_bare_call(self) -> None:
         if self._calls is not None and self._use is not None and self._calls.bare:
             self._call, self._marked = self._calls.reader(self._use, marked=False), False
-            self._read_one = False
 
     def _open(self, name: str, calls: CallFormat) -> Iterator[Event]:
         """Open a section of calls at a marker, or take one that opens none as text."""

@@ -80,6 +80,11 @@ def _reach(config: RopeConfig, positions: int) -> int:
     return positions
 
 
+def with_usual(values: Values, usual: Values) -> Values:
+    """The values, and a family's usual ones where nothing, or null, is given."""
+    return {**usual, **{key: value for key, value in values.items() if value is not None}}
+
+
 def num_layers(values: Values) -> int:
     """The number of layers."""
     return int(values["num_hidden_layers"])

@@ -51,7 +51,7 @@ OVERRIDES = {"head_dim", "num_key_value_heads"}
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    values = {**USUAL, **{key: value for key, value in values.items() if value is not None}}
+    values = config.with_usual(values, USUAL)
     _refuse_unsupported(values)
     mlp = replace(config.mlp(values), activation="gelu_tanh")
     norms, experts, types = config.norms(values), _experts(values), _layer_types(values)

@@ -33,7 +33,7 @@ ROPE = {
 
 def spec(values: Values) -> DecoderSpec:
     """What the values of a `config.json` mean."""
-    values = {**USUAL, **{key: value for key, value in values.items() if value is not None}}
+    values = config.with_usual(values, USUAL)
     bias = bool(values.get("attention_bias", True))
     rotated = {**values, "rope_parameters": values.get("rope_parameters") or ROPE}
     attention = replace(config.attention(rotated, ROPE_THETA), bias=bias, sinks=True)
