@@ -16,6 +16,7 @@ from tokenizers import decoders
 
 from peagle import LLM, EngineConfig, InputError, SamplingParams, SpeculativeConfig
 from peagle.config import StructuredOutputs
+from peagle.engine.engine import Engine
 from peagle.grammar import GrammarCompiler, lark_rule, refuse_added_tokens
 from peagle.pair import bundled
 from peagle.schema import kept_form
@@ -257,6 +258,35 @@ def test_a_text_that_is_a_token_of_its_own_is_refused_by_name(form: StructuredOu
     schema = {"description": "<think>", "const": "think"}
     refuse_added_tokens(StructuredOutputs(json=schema), added)
     refuse_added_tokens(StructuredOutputs(grammar='start: <think> "a"'), added)
+
+
+WORDS = ["\n\n", "  ", "ok", "Jahr"]
+"""Added tokens that are ordinary text, as fine-tunes have them."""
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutputs(choice=("token", "broken")),
+        StructuredOutputs(choice=("a  b", "a\n\nb")),
+        StructuredOutputs(json={"enum": ["Jahr", "ok"]}),
+        StructuredOutputs(regex="(ok|  )"),
+        StructuredOutputs(grammar='start: "a\\n\\nb"'),
+    ],
+)
+def test_added_tokens_that_are_words_are_text_of_a_form(form: StructuredOutputs, worded: LLM):
+    [done] = worded.generate(["abc"], SamplingParams(structured_outputs=form, max_tokens=60))
+    assert done.finish_reason == "stop"
+
+
+@pytest.fixture(scope="module")
+def worded(tmp_path_factory: pytest.TempPathFactory) -> LLM:
+    own, directory = byte_tokenizer(None), tmp_path_factory.mktemp("worded")
+    own.add_tokens(WORDS)
+    end = own.eos_token_id
+    tiny.save_target(directory, vocab_size=len(own), eos_token_id=end)
+    engine = Engine(tiny.load_target(directory), None, 0, EngineConfig(dtype="float32"), [end])
+    return LLM.over(engine, own)
 
 
 def test_a_form_that_was_compiled_is_kept_by_its_content():

@@ -102,8 +102,13 @@ class LLM:
 
     @functools.cached_property
     def _added_tokens(self) -> tuple[str, ...]:
-        """Texts that are one token each, and no text to a grammar."""
-        return tuple(self.tokenizer.get_added_vocab())
+        """Texts that are one token each, and no text to a grammar; added words are text to it."""
+        added = self.tokenizer.added_tokens_decoder.values()
+        return tuple(
+            token.content
+            for token in added
+            if token.special or (token.content.startswith("<") and token.content.endswith(">"))
+        )
 
     @functools.cached_property
     def _special_tokens(self) -> dict[str, int]:

@@ -45,6 +45,7 @@ def test_numbers_of_many_states_are_refused(schema: dict[str, Any], place: str):
     [
         properties(1, 2, 5, 10, 12, 15, 24, 60, 1000, 0.01, 0.25),
         properties(1e-9, 0),
+        *map(properties, (0.07, 0.29, 0.57, 1.1, 2.675)),
         {"multipleOf": 86_400},
         {"properties": {"multipleOf": {"type": "string"}}},
     ],

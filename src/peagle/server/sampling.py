@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from decimal import Decimal
 from typing import Any
 
 from peagle.config import SamplingParams, StructuredOutputs
@@ -172,9 +173,8 @@ def _steps(schema: Any) -> Iterator[float]:
 
 def _digits(step: float) -> int:
     """A step without its decimal point, the number of remainders to distinguish. Never 0."""
-    while step % 1:
-        step *= 10
-    return int(step) or 1
+    digits = Decimal(str(step)).normalize()
+    return int(digits.scaleb(-min(int(digits.as_tuple().exponent), 0))) or 1
 
 
 def _depth(value: Any, most: int) -> int:
