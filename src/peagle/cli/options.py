@@ -120,7 +120,10 @@ DraftingFlags = Annotated[Drafting, group(Drafting)]
 
 
 def use_threads(threads: int | None) -> None:
-    """Set the number of CPU threads for the whole process; None: leave some cores to others."""
+    """Set the number of CPU threads for this process and those that it starts.
+
+    None: OMP_NUM_THREADS, or some cores are left to others, and an engine may run with fewer.
+    """
     import torch
 
     if threads is not None and threads < 1:
@@ -129,6 +132,8 @@ def use_threads(threads: int | None) -> None:
         threads = torch.get_num_threads()
         if "OMP_NUM_THREADS" not in os.environ:
             threads -= threads // CORES_PER_SPARE
+    else:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
     torch.set_num_threads(threads)
 
 

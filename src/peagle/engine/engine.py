@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from peagle.config import EngineConfig, SamplingParams
@@ -18,6 +19,7 @@ from peagle.engine.plan import NOTHING, Plan
 from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request, RequestOutput
 from peagle.engine.scheduler import Scheduler
+from peagle.engine.thread_count import thread_count
 from peagle.engine.worker import open_worker
 from peagle.errors import ContextLengthError, InputError
 from peagle.models.decoder import Decoder
@@ -149,6 +151,7 @@ class Engine:
         )
         self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         self.max_num_seqs = capacity.num_seqs
+        self._threads = thread_count(target.embed.weight.device)
         self._may_leave = ahead and drafter is not None and lookup is None
         """Whether requests may go without drafts: on a CPU the cost of a cycle depends on how many
         of its requests do."""
@@ -237,7 +240,9 @@ class Engine:
         """
         try:
             step = self.scheduler.launch(self._plan())
-            return self.scheduler.commit(self.worker.exchange(step))
+            with self._threads.step(step.rows) if self._threads else nullcontext():
+                outcome = self.worker.exchange(step)
+            return self.scheduler.commit(outcome)
         except BaseException:
             self._restart()
             raise

@@ -144,6 +144,12 @@ class Step:
         return *self.cycles, *self.chunks
 
     @property
+    def rows(self) -> int:
+        """Target rows of the chunks and of the cycles, as if no drafts branched."""
+        cycles = sum(1 + cycle.drafts for cycle in self.cycles)
+        return cycles * self.repeats + sum(chunk.rows for chunk in self.chunks)
+
+    @property
     def hosted(self) -> bool:
         """Whether the host takes part in a choice of tokens."""
         return any(item.hosted for item in self.work)
