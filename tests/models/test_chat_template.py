@@ -53,6 +53,25 @@ def called(arguments: Any) -> dict[str, Any]:
     return assistant("", tool_calls=[call("f", arguments)])
 
 
+CALLS = (
+    "{% for m in messages %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.name }} SHOWN{% endfor %}|{% endfor %}"
+)
+PAIRS = CALLS.replace(
+    "SHOWN", "{% for k, v in c.function.arguments | items %}{{ k }}={{ v | tojson }};{% endfor %}"
+)
+"""As Qwen3-Coder's: fails on text."""
+JSON = CALLS.replace("SHOWN", "{{ c.function.arguments | tojson }}")
+AS_GIVEN = CALLS.replace(
+    "SHOWN",
+    "{% set given = c.function.arguments %}{{ given if given is string else given | tojson }}",
+)
+"""As Qwen3's."""
+TEXT_ALONE = CALLS.replace("SHOWN", "{{ '```' + c.function.arguments + '```' }}")
+"""As DeepSeek-V3's: fails on an object."""
+DEEP = '{"a": ' + "[" * 5000
+
+
 @pytest.mark.parametrize(
     ("given", "read"),
     [
@@ -60,19 +79,52 @@ def called(arguments: Any) -> dict[str, Any]:
         ("{}", {}),
         ("", {}),
         (" \n", {}),
+        ("null", {}),
         (None, {}),
-        ({"x": 1}, {"x": 1}),
+        ({"x": None}, {"x": None}),
         ("no JSON", "no JSON"),
         ("[1]", "[1]"),
-        ("[" * 100_000, "[" * 100_000),
+        ([1], "[1]"),
+        (False, "false"),
+        ('{"a": "cut', '{"a": "cut'),
+        (DEEP, DEEP),
     ],
     ids=lambda value: repr(value)[:30],
 )
 def test_the_arguments_of_a_call_become_an_object_if_they_can(given: Any, read: Any):
     message = called(given)
-    [turn] = template_turns([message], CHATML)
+    [turn] = template_turns([message], AS_GIVEN)
     assert turn["tool_calls"][0]["function"] == {"name": "f", "arguments": read}
     assert message == called(given), "what was given is as it was"
+
+
+@pytest.mark.parametrize(
+    ("given", "pairs", "text"),
+    [
+        ('{"a": 1}', "a=1;", '{"a": 1}'),
+        ({"a": 1}, "a=1;", '{"a": 1}'),
+        ("", "", "{}"),
+        ("null", "", "{}"),
+        (None, "", "{}"),
+        ('{"a": 1, "b": "cut of', 'a=1;b="cut of";', '{"a": 1, "b": "cut of'),
+        ('{"a": 1} and more', "a=1;", '{"a": 1} and more'),
+        ("no JSON", "", "no JSON"),
+        ("[1, 2]", "", "[1, 2]"),
+        ([1, 2], "", "[1, 2]"),
+        (5, "", "5"),
+        (r'{"a": "\ud83d"}', "", r'{"a": "\ud83d"}'),
+        (DEEP, "", DEEP),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_no_template_refuses_a_history_for_the_arguments_of_a_call(
+    given: Any, pairs: str, text: str
+):
+    """Each further request repeats them."""
+    for template, wanted in ((PAIRS, f"f {pairs}"), (TEXT_ALONE, f"f ```{text}```")):
+        assert shown(template, user("q"), called(given), user("go on")) == f"q|{wanted}|go on|"
+    for template in (*TEMPLATES, JSON, AS_GIVEN):
+        assert "go on" in shown(template, user("q"), called(given), user("go on"))
 
 
 def test_a_call_without_arguments_has_none():
@@ -233,7 +285,6 @@ def test_an_answer_goes_on_where_its_beginning_ends():
 @pytest.mark.parametrize(
     ("messages", "words"),
     [
-        ([user("q"), called("no JSON")], r"messages.1.tool_calls.0.function.arguments is no JSON"),
         ([user("q"), called("{}"), {"role": "user"}, user("x")], r"messages.2: the chat template"),
         ([{"role": "user"}], r"^the chat template refuses this: no content"),
     ],

@@ -49,7 +49,7 @@ def test_blocks_of_the_assistant_are_one_message():
         text("Now."),
         {"type": "tool_use", "id": "1", "name": "f", "input": {"x": "é"}},
     ]
-    function = {"name": "f", "arguments": '{"x": "é"}'}
+    function = {"name": "f", "arguments": {"x": "é"}}
     assert messages(ASKED, {"role": "assistant", "content": blocks})[1] == {
         "role": "assistant",
         "content": "I will.\nNow.",

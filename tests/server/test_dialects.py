@@ -135,6 +135,45 @@ def test_a_limit_cuts_thoughts_content_and_calls_alike_whole_and_streamed(
             assert read["finish_reason"] in ("length", "tool_calls", "stop")
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"city": "cut of', "[1]", "plain", "", "null", None, [1], 5]
+)
+def test_a_session_goes_on_after_a_call_whose_arguments_are_no_object(
+    served: Served, arguments: Any
+):
+    """The client repeats the call with each further request, in each API's own form."""
+    function = {"name": "get_weather", "arguments": arguments}
+    begin, on = {"role": "user", "content": "Look."}, {"role": "user", "content": "Go on."}
+    chat = [
+        begin,
+        {"role": "assistant", "tool_calls": [{"id": "c", "function": function}]},
+        {"role": "tool", "tool_call_id": "c", "content": "Error"},
+        on,
+    ]
+    items = [
+        begin,
+        {"type": "function_call", "call_id": "c", **function},
+        {"type": "function_call_output", "call_id": "c", "output": None},
+        {"type": "custom_tool_call", "call_id": "d", "name": "patch", "input": None},
+        {"type": "custom_tool_call_output", "call_id": "d", "output": "Error"},
+        on,
+    ]
+    used = {"type": "tool_use", "id": "c", "name": "get_weather", "input": arguments}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": "Error"}
+    blocks = [
+        begin,
+        {"role": "assistant", "content": [used]},
+        {"role": "user", "content": [result]},
+    ]
+    for path, body in (
+        ("/v1/chat/completions", {"messages": chat, "max_tokens": 5}),
+        ("/v1/responses", {"input": items, "max_output_tokens": 5}),
+        ("/v1/messages", {"messages": [*blocks, on], "max_tokens": 5}),
+    ):
+        answer = served.post(path, body, "Ok")
+        assert answer.status_code == 200, answer.text
+
+
 def test_log_probabilities_are_those_of_the_content(served: Served):
     family = FAMILIES[served.name]
     text = family.write("Hm." if family.thinks else "", "It is 4.", [])

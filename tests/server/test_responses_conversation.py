@@ -40,7 +40,7 @@ def functions(**fields: Any) -> dict[str, Any]:
     return {tool["function"]["name"]: tool["function"] for tool in chat(**fields)["tools"]}
 
 
-def call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
+def call(identifier: str, name: str, arguments: Any) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
     return {"id": identifier, "type": "function", "function": function}
 
@@ -76,7 +76,7 @@ def test_all_items_of_one_answer_are_one_message():
             "role": "assistant",
             "content": "I will.",
             "reasoning_content": "Hm.",
-            "tool_calls": [call("1", "f", "{}"), call("2", "patch", '{"input": "é\\"\\n"}')],
+            "tool_calls": [call("1", "f", "{}"), call("2", "patch", {"input": 'é"\n'})],
         },
         {"role": "tool", "tool_call_id": "1", "content": "one"},
         {"role": "tool", "tool_call_id": "2", "content": "two"},

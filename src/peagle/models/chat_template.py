@@ -4,12 +4,13 @@ Templates differ in what they take. Some drop a message, or raise, where others 
 does with a kind of message is found out by rendering a few words, once.
 """
 
-import contextlib
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
+
+from pydantic_core import from_json
 
 from peagle.errors import InputError
 
@@ -42,6 +43,7 @@ RESERVED = frozenset(
 """Names that are no variables of a template: arguments of transformers' function."""
 PROBED = 64
 """Templates whose ways are remembered."""
+NO_ARGUMENTS: Mapping[str, Any] = {}
 NO_PARAMETERS = {"type": "object", "properties": {}}
 NO_TOKENS = dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), "")
 REASON_LENGTH = 300
@@ -77,7 +79,7 @@ def render_chat(
         return render(len(messages))
     except Exception as error:  # whatever a template raises is about these messages
         what = _reason(error)
-        place = _unread_arguments(messages) or _refused_message(render, len(messages), what)
+        place = _refused_message(render, len(messages), what)
         raise InputError(f"{place}the chat template refuses this: {what}") from None
 
 
@@ -121,10 +123,12 @@ def hides_tools(tokenizer: Any, template: str | None) -> bool:
 def template_turns(messages: Sequence[Mapping[str, Any]], source: str) -> list[Turn]:
     """Messages in the form that the template `source` shows; those are left as they are.
 
-    The arguments of a tool call are an object, not OpenAI's text; text that is no JSON object is
-    kept. Thoughts have the names that templates read. Instructions stand at the start, as one
-    message, unless the template shows later ones where they are. A message with several calls
-    becomes several, each followed by its result, where the template takes one at a time.
+    The arguments of a tool call are an object, not OpenAI's text, unless the template shows text
+    alone. Arguments that are no object stay text where the template shows that; elsewhere what can
+    be read of them stands for them: a client repeats its history with every request. Thoughts have
+    the names that templates read. Instructions stand at the start, as one message, unless the
+    template shows later ones where they are. A message with several calls becomes several, each
+    followed by its result, where the template takes one at a time.
     """
     turns = _instructions_first([_plain(message, source) for message in messages], source)
     several = any(len(_calls(turn)) > 1 for turn in turns)
@@ -202,9 +206,30 @@ def shows_undescribed_tools(source: str) -> bool:
     return _shows(source, turns, tools=tools)
 
 
-def _probe_call(number: int) -> Turn:
+@lru_cache(PROBED)
+def shows_arguments(source: str, as_text: bool) -> bool:
+    """Whether a template shows the arguments of a call as text, or as an object."""
+    call = _probe_call(1, "Mark2" if as_text else {"Mark2": "Mark2"})
+    turns: list[Turn] = [
+        {"role": "user", "content": "Mark0"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "done", "tool_call_id": call["id"]},
+    ]
+    return _shows(source, turns, "Mark2")
+
+
+def readable_object(text: str) -> dict[str, Any]:
+    """The members of a JSON object that a text begins with, the last perhaps cut; else none."""
+    try:
+        found = from_json(text, allow_partial="trailing-strings", allow_inf_nan=False)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _probe_call(number: int, arguments: Any = NO_ARGUMENTS) -> Turn:
     """A call with an id as Mistral's templates want it."""
-    function = {"name": f"Mark{number}", "arguments": {}}
+    function = {"name": f"Mark{number}", "arguments": arguments}
     return {"id": f"call0000{number}", "type": "function", "function": function}
 
 
@@ -230,7 +255,7 @@ def _plain(message: Mapping[str, Any], source: str) -> Turn:
     thoughts = next((message[key] for key in THOUGHTS if message.get(key)), None)
     calls = turn.pop("tool_calls", None)
     if calls:  # some templates ask only whether the key is there
-        turn["tool_calls"] = [*map(_call, calls)] if isinstance(calls, list) else calls
+        turn["tool_calls"] = _shown_calls(calls, source)
     if thoughts is None:
         return turn
     if calls and turn.get("content") and not shows_thoughts_beside_text(source):
@@ -254,19 +279,35 @@ def _thought(text: Any) -> Turn:
     return {"reasoning_content": text, "thinking": text}
 
 
-def _call(call: Any) -> Any:
-    """A call whose arguments are an object if they can be; none at all are an empty one."""
-    match call:
-        case {"function": {**function}}:
-            given = function.get("arguments")
-            if given is None or (isinstance(given, str) and not given.strip()):
-                return {**call, "function": {**function, "arguments": {}}}
-            if isinstance(given, str):
-                with contextlib.suppress(ValueError, RecursionError):
-                    parsed = json.loads(given)
-                    if isinstance(parsed, dict):
-                        return {**call, "function": {**function, "arguments": parsed}}
-    return call
+def _shown_calls(calls: Any, source: str) -> Any:
+    """Calls with their arguments in the form that the template shows."""
+    if not isinstance(calls, list):
+        return calls
+    turned = []
+    for call in calls:
+        match call:
+            case {"function": {**function}}:
+                given = _arguments(function.get("arguments"), source)
+                turned.append({**call, "function": {**function, "arguments": given}})
+            case _:
+                turned.append(call)
+    return turned
+
+
+def _arguments(given: Any, source: str) -> Any:
+    is_text = isinstance(given, str)
+    if given is None or (is_text and given.strip() in ("", "null")):
+        given, is_text = {}, False
+    try:
+        found = from_json(given) if is_text else given
+    except ValueError:
+        found = None
+    is_object = isinstance(found, dict)
+    if shows_arguments(source, True) and not (is_object and shows_arguments(source, False)):
+        return given if is_text else json.dumps(given, ensure_ascii=False)
+    if is_object:
+        return found
+    return readable_object(given) if is_text else {}
 
 
 def _instructions_first(turns: list[Turn], source: str) -> list[Turn]:
@@ -336,17 +377,6 @@ def _reason(error: Exception) -> str:
     """The first line of what went wrong."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[0][:REASON_LENGTH]
-
-
-def _unread_arguments(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The start of a sentence about the first call whose arguments are still text."""
-    for n, message in enumerate(messages):
-        for m, call in enumerate(_calls(message)):
-            match _call(call):
-                case {"function": {"arguments": str()}}:
-                    place = f"messages.{n}.tool_calls.{m}.function.arguments"
-                    return f"{place} is no JSON object; "
-    return ""
 
 
 def _refused_message(render: Callable[[int], str], count: int, what: str) -> str:

@@ -22,8 +22,8 @@ class FunctionCall(Body):
     """A call the assistant made."""
 
     name: str
-    arguments: str | dict[str, Any] | None = None
-    """JSON text, or already an object."""
+    arguments: Any = None
+    """JSON text, or already an object; a client sends back whatever it got."""
     parsed_arguments: Ignored = None
 
 

@@ -3,9 +3,8 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from pydantic_core import from_json
-
 from peagle.dialects import CallBegin
+from peagle.models.chat_template import readable_object
 from peagle.server.delivery import Json
 
 
@@ -86,7 +85,7 @@ class ToolUseOutput(ContentBlock):
     def shown(self) -> Json:
         """The call with as much of its arguments as can be read."""
         head = {"type": "tool_use", "id": self._call.id, "name": self._call.name}
-        return {**head, "input": _readable(self._text)}
+        return {**head, "input": readable_object(self._text)}
 
     def _delta(self, text: str) -> Json:
         return {"type": "input_json_delta", "partial_json": text}
@@ -109,12 +108,3 @@ class Blocks:
     def call(self, index: int, call: CallBegin) -> ContentBlock:
         """A tool_use block."""
         return ToolUseOutput(index, call)
-
-
-def _readable(arguments: str) -> Json:
-    """Arguments as an object, also where they end too early."""
-    try:
-        found = from_json(arguments, allow_partial="trailing-strings", allow_inf_nan=False)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}

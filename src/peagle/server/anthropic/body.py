@@ -39,7 +39,8 @@ class ToolUseBlock(BlockBody):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: dict[str, Any]
+    input: Any = None
+    """An object; a client sends back whatever it could not read as one, too."""
     caller: Ignored = None
 
 

@@ -1,6 +1,5 @@
 """Blocks of a conversation as messages: a request as a chat completion's."""
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -108,12 +107,8 @@ def _assistant(blocks: Sequence[Block]) -> Json:
 
 
 def _call(block: ToolUseBlock) -> Json:
-    arguments = json.dumps(block.input, ensure_ascii=False)
-    return {
-        "id": block.id,
-        "type": "function",
-        "function": {"name": block.name, "arguments": arguments},
-    }
+    function = {"name": block.name, "arguments": block.input}
+    return {"id": block.id, "type": "function", "function": function}
 
 
 def _said(role: str, blocks: Sequence[Block]) -> Iterator[Json]:

@@ -86,7 +86,8 @@ class FunctionCallItem(ItemBody):
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: str
+    arguments: Any = None
+    """JSON text; a client sends back whatever it got."""
     parsed_arguments: Ignored = None
 
 
@@ -97,7 +98,7 @@ class CustomCallItem(ItemBody):
     call_id: str
     name: str
     namespace: str | None = None
-    input: str
+    input: str | None = None
 
 
 class FunctionOutputItem(ItemBody):
@@ -105,7 +106,7 @@ class FunctionOutputItem(ItemBody):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Content
+    output: Content | None = None
 
 
 class CustomOutputItem(ItemBody):
@@ -113,7 +114,7 @@ class CustomOutputItem(ItemBody):
 
     type: Literal["custom_tool_call_output"]
     call_id: str
-    output: Content
+    output: Content | None = None
 
 
 class ItemReference(ItemBody):

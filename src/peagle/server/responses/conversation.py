@@ -2,7 +2,6 @@
 
 import base64
 import binascii
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -147,7 +146,7 @@ class _AssistantTurn:
             case FunctionCallItem():
                 self._call(item, item.arguments)
             case CustomCallItem():
-                self._call(item, json.dumps({INPUT: item.input}, ensure_ascii=False))
+                self._call(item, {INPUT: item.input or ""})
 
     def taken(self) -> Iterator[Json]:
         """The message of the items so far, if there are any; the next turn begins."""
@@ -160,6 +159,6 @@ class _AssistantTurn:
             yield message
         self._thoughts, self._texts, self._calls = [], [], []
 
-    def _call(self, item: FunctionCallItem | CustomCallItem, arguments: str) -> None:
+    def _call(self, item: FunctionCallItem | CustomCallItem, arguments: Any) -> None:
         function = {"name": _flat(item), "arguments": arguments}
         self._calls.append({"id": item.call_id, "type": "function", "function": function})
