@@ -1,5 +1,6 @@
 """Who listens on this machine, and whether others had its cores."""
 
+import io
 import os
 import socket
 import subprocess
@@ -60,6 +61,60 @@ def test_what_a_process_started_is_of_its_family():
         process.communicate(b"\n")
     assert family([process.pid]) == set()
     assert core_time([process.pid]) is None
+
+
+@pytest.fixture
+def others(tmp_path, monkeypatch):
+    """A machine of processes 10 to 19, each started by the one before."""
+    for pid in range(10, 20):
+        task = tmp_path / str(pid) / "task" / str(pid)
+        task.mkdir(parents=True)
+        (task.parent.parent / "fd").mkdir()
+        (task.parent.parent / "stat").write_text(f"{pid} (a) S {pid - 1} 0")
+        (task / "schedstat").write_text("2000000000 500000000 3")
+    (tmp_path / "stat").write_text("cpu 0\n")
+    monkeypatch.setattr("peagle.bench.processes.PROC", tmp_path)
+    return tmp_path
+
+
+def test_all_of_a_family_count_whatever_their_names_are(others):
+    (others / "14" / "stat").write_bytes(b"14 (a) 3 \xff) S 13 0")
+    assert family([12]) == {*range(12, 20)}
+    assert core_time([12]) == CoreTime(
+        pytest.approx(16.0), pytest.approx(4.0), pytest.approx(-16.0, abs=60)
+    )
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError, ProcessLookupError, PermissionError])
+def test_a_process_that_ends_while_others_are_listed_disturbs_nothing(others, monkeypatch, error):
+    def gone(call):
+        """The call, which finds no process 19 and nothing of it any more."""
+
+        def without(path, *arguments, **options):
+            if "/19" in str(path):
+                raise error(path)
+            return call(path, *arguments, **options)
+
+        return without
+
+    for name in ("scandir", "listdir", "readlink"):
+        monkeypatch.setattr(os, name, gone(getattr(os, name)))
+    monkeypatch.setattr(io, "open", gone(io.open))
+    assert family([12]) == {*range(12, 19)}
+    times = core_time([12])
+    assert times is not None
+    assert times.ran == pytest.approx(14.0)
+    assert listeners("127.0.0.1", 1) == set()
+
+
+def test_what_is_half_read_is_no_process(others):
+    (others / "19" / "stat").write_text("")
+    (others / "18" / "stat").write_text("18 (a")
+    (others / "17" / "task" / "17" / "schedstat").write_text("")
+    assert family([12]) == {*range(12, 18)}
+    times = core_time([12])
+    assert times is not None
+    assert times.ran == pytest.approx(10.0)
 
 
 def test_one_that_shares_its_only_core_with_another_waits_for_it():

@@ -1,5 +1,6 @@
 """Processes of this machine, as Linux tells of them: who listens, and who has the cores."""
 
+import glob
 import os
 import socket
 import time
@@ -43,23 +44,23 @@ class CoreTime:
 def core_time(first: Iterable[int]) -> CoreTime | None:
     """That of some processes and all that they started; None where Linux does not tell."""
     members = family(first)
-    threads = [place for pid in members for place in PROC.glob(f"{pid}/task/*/schedstat")]
-    try:
-        times = [tuple(map(int, place.read_text().split())) for place in threads]
-        cores = [os.sched_getaffinity(pid) for pid in members]
-    except OSError:  # one of them ended
-        return None
+    threads = [place for pid in members for place in _places(f"{pid}/task/*/schedstat")]
+    times = [tuple(map(int, told)) for place in threads if len(told := _read(place).split()) == 3]
     if not times:
         return None
+    cores: set[int] = set()
+    for pid in members:
+        with suppress(OSError):
+            cores |= os.sched_getaffinity(pid)
     ran, waited, _ = (NANOSECONDS * sum(column) for column in zip(*times, strict=True))
     own = 0.0 if os.getpid() in members else time.process_time()
-    return CoreTime(ran, waited, _busy_seconds(set().union(*cores)) - ran - own)
+    return CoreTime(ran, waited, _busy_seconds(cores) - ran - own)
 
 
 def _busy_seconds(cores: Set[int]) -> float:
     """How long programs had some cores."""
     names = {f"cpu{core}" for core in cores}
-    lines = [line.split() for line in (PROC / "stat").read_text().splitlines()]
+    lines = [line.split() for line in _read(PROC / "stat").splitlines()]
     ticks = [sum(map(int, counts[:PROGRAMS])) for name, *counts in lines if name in names]
     return sum(ticks) / os.sysconf("SC_CLK_TCK")
 
@@ -67,13 +68,27 @@ def _busy_seconds(cores: Set[int]) -> float:
 def family(first: Iterable[int]) -> set[int]:
     """Some processes and all that they started, as far as they live."""
     parents = {}
-    for place in PROC.glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended
-            parents[int(place.parent.name)] = int(place.read_text().rpartition(")")[2].split()[1])
+    for place in _places("[0-9]*/stat"):
+        name, _, told = _read(place).rpartition(")")
+        if name and len(fields := told.split()) > 1:
+            parents[int(place.parent.name)] = int(fields[1])
     members = set(first) & parents.keys()
     while more := {pid for pid, parent in parents.items() if parent in members} - members:
         members |= more
     return members
+
+
+def _places(pattern: str) -> Iterator[Path]:
+    """Files of processes; `Path.glob` raises when one of these ends meanwhile."""
+    return map(Path, glob.iglob(f"{PROC}/{pattern}"))
+
+
+def _read(place: Path) -> str:
+    """What a file of a process tells; nothing if that ended. Names may be any bytes."""
+    try:
+        return place.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def listeners(host: str, port: int) -> set[int]:
@@ -101,15 +116,14 @@ def _is_here(host: str, port: int) -> bool:
 def _listening(port: int) -> Iterator[str]:
     """The inodes of sockets that listen at a port."""
     for table in ("tcp", "tcp6"):
-        with suppress(OSError):
-            for line in (PROC / "self" / "net" / table).read_text().splitlines()[1:]:
-                _, local, _, state, *_, inode = line.split()[:10]
-                if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
-                    yield inode
+        for line in _read(PROC / "self" / "net" / table).splitlines()[1:]:
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
+                yield inode
 
 
 def _open_files() -> Iterator[tuple[int, str]]:
     """Every process that shows its open files, and what each of them is."""
-    for place in PROC.glob("[0-9]*/fd/*"):
+    for place in _places("[0-9]*/fd/*"):
         with suppress(OSError):
             yield int(place.parts[-3]), os.readlink(place)
