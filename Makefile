@@ -6,6 +6,14 @@ READY  := $(VENV)/.ready
 VLLM   := .venv-vllm
 PIP    := install --quiet --disable-pip-version-check
 
+# one line where PYTHON is too old; pip would first download, and then blame versions of torch
+define check_python
+import sys
+if sys.version_info < (3, 11):
+    sys.exit("peagle needs Python 3.11 or newer; $(PYTHON) is %d.%d: name one, as in make PYTHON=python3.12" % sys.version_info[:2])
+endef
+export check_python
+
 # $(call step,WHAT,COMMAND): say what begins, and then how long it took
 define step
 @printf '  %s ... ' '$(1)' && begun=$$(date +%s) && $(2) && echo "$$(($$(date +%s) - begun)) s"
@@ -36,6 +44,7 @@ test-vllm: $(READY) $(VLLM)/.ready
 
 # torch first and alone: a range asked for by another package would bring its largest build
 $(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c "$$check_python"
 	@echo "setting up $(VENV), 2.7 GB on disk (more where torch comes with CUDA):"
 	$(call step,Python environment,$(PYTHON) -m venv $(VENV))
 	$(call step,torch (0.8 GB),$(BIN)/pip $(PIP) "$$(grep '^torch==' constraints.txt)")
