@@ -16,7 +16,8 @@ Reply = tuple[int, dict[str, str], Any]
 
 def said(text: str, **more: Any) -> Reply:
     """An answer of a chat, or of a completion."""
-    choice = {"message": {"role": "assistant", "content": text, **more}, "text": text}
+    message = {"role": "assistant", "content": text, **more}
+    choice = {"message": message, "text": text, "finish_reason": "stop"}
     return 200, {}, {"choices": [choice], "usage": {"completion_tokens": len(text)}}
 
 

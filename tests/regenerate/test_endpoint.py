@@ -95,15 +95,39 @@ def test_reasoning_and_calls_are_part_of_the_answer(stub: Stub):
     assert ask(stub.url) == Answer(message, 0)
     stub.reply = lambda body: said("4", reasoning="hm", reasoning_content=None, tool_calls=[])
     assert ask(stub.url) == Answer(assistant("4", reasoning_content="hm"), 1)
-    stub.reply = lambda body: (200, {}, {"choices": [{"message": {"content": None}}]})
+    choice = {"message": {"content": None}, "finish_reason": "stop"}
+    stub.reply = lambda body: (200, {}, {"choices": [choice]})
     assert ask(stub.url) == Answer(assistant(""), 0)
 
 
-def test_an_answer_that_a_limit_ended_is_a_cut_one(stub: Stub):
-    for reason, cut in (("length", True), ("stop", False), ("tool_calls", False), (None, False)):
-        choice = {"message": assistant("f"), "text": "f", "finish_reason": reason}
-        stub.reply = lambda body, choice=choice: (200, {}, {"choices": [choice]})
-        assert ask(stub.url).cut == complete(stub.url).cut == cut
+@pytest.mark.parametrize("reason", ["length", "stop", "tool_calls", "function_call"])
+def test_an_answer_that_a_limit_ended_is_a_cut_one(stub: Stub, reason: str):
+    choice = {"message": assistant("f"), "text": "f", "finish_reason": reason}
+    stub.reply = lambda body: (200, {}, {"choices": [choice]})
+    assert ask(stub.url).cut == complete(stub.url).cut == (reason == "length")
+
+
+@pytest.mark.parametrize(
+    "ending",
+    [
+        *({"finish_reason": reason} for reason in ("content_filter", "abort", "repetition", None)),
+        {"finish_reason": {"type": "abort"}},
+        {},
+    ],
+)
+def test_what_something_else_ended_is_no_answer(stub: Stub, ending: dict[str, Any]):
+    """A filter, a client that left, a server that stopped: the text is not all of the target's."""
+    choice = {"message": assistant("half an ans"), "text": "half an ans", **ending}
+    stub.reply = lambda body: (200, {}, {"choices": [choice]})
+    for answered in (ask, complete):
+        with pytest.raises(NoAnswerError, match=r"was ended by neither the target nor a"):
+            answered(stub.url)
+
+
+def test_a_refusal_beside_the_content_is_no_answer(stub: Stub):
+    stub.reply = lambda body: said("", refusal="No.")
+    with pytest.raises(NoAnswerError, match=r"^the server answers with a refusal: No\.$"):
+        ask(stub.url)
 
 
 def replies(stub: Stub, *sequence: Reply) -> None:

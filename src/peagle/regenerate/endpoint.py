@@ -23,6 +23,8 @@ OF_ONE_REQUEST = (400, 413, 422)
 """Statuses that refuse one request; others, such as 401 and 404, apply to all requests."""
 FAILED, FAILURES = 500, 4
 """Status of a server that failed at a request, and how often it may until that one is given up."""
+ENDED, CUT = ("stop", "tool_calls", "function_call"), "length"
+"""Reasons for which the target itself ends an answer, and that of an answer which a limit ends."""
 THOUGHTS = ("reasoning_content", "reasoning")
 """Names that servers give to what the model thought."""
 
@@ -74,6 +76,8 @@ class Endpoint:
         said = choice.get("message")
         if not isinstance(said, dict):
             raise self._unlike_openai()
+        if said.get("refusal"):
+            raise NoAnswerError(f"the server answers with a refusal: {said['refusal']}")
         return Answer(_message(said), tokens, _cut(choice))
 
     async def complete(self, prompt: str, params: SamplingParams) -> Answer:
@@ -176,7 +180,11 @@ def _message(said: Mapping[str, Any]) -> Message:
 
 
 def _cut(choice: Mapping[str, Any]) -> bool:
-    return choice.get("finish_reason") == "length"
+    """Whether a limit ended the answer; raises where neither that nor the target did."""
+    reason = choice.get("finish_reason")
+    if reason not in (*ENDED, CUT):
+        raise NoAnswerError(f"an answer was ended by neither the target nor a limit: {reason}")
+    return reason == CUT
 
 
 def _complaint(response: httpx2.Response) -> str:
