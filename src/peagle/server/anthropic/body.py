@@ -25,6 +25,28 @@ class TextBlock(BlockBody):
     citations: Ignored = None
 
 
+class SearchResultBlock(BlockBody):
+    """What a client's search has found."""
+
+    type: Literal["search_result"]
+    source: str
+    title: str
+    content: Items[TextBlock]
+    citations: Ignored = None
+
+    @property
+    def text(self) -> str:
+        """The result with where it comes from."""
+        return "\n".join([self.title, self.source, *(block.text for block in self.content)])
+
+
+class ToolReferenceBlock(BlockBody):
+    """A tool that a client's search has found; the request's tools describe it."""
+
+    type: Literal["tool_reference"]
+    text: str = Field(alias="tool_name")
+
+
 class ThinkingBlock(BlockBody):
     """What the model thought in an earlier answer."""
 
@@ -46,10 +68,12 @@ class ToolUseBlock(BlockBody):
 
 ResultBlock = Annotated[
     Annotated[TextBlock, Tag("text")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
+    | Annotated[ToolReferenceBlock, Tag("tool_reference")]
     | Annotated[NotText, Tag("image")]
     | Annotated[NotText, Tag("document")]
     | Annotated[Other, Tag("other")],
-    by_type(("text", "image", "document")),
+    by_type(("text", "search_result", "tool_reference", "image", "document")),
 ]
 
 
@@ -64,13 +88,14 @@ class ToolResultBlock(BlockBody):
 
 Block = Annotated[
     Annotated[TextBlock, Tag("text")]
+    | Annotated[SearchResultBlock, Tag("search_result")]
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")]
     | Annotated[NotText, Tag("image")]
     | Annotated[NotText, Tag("document")]
     | Annotated[Other, Tag("other")],
-    by_type(("text", "thinking", "tool_use", "tool_result", "image", "document")),
+    by_type(("text", "search_result", "thinking", "tool_use", "tool_result", "image", "document")),
 ]
 
 

@@ -7,8 +7,10 @@ from peagle.server.anthropic.body import (
     Block,
     FunctionTool,
     MessagesBody,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
+    ToolReferenceBlock,
     ToolResultBlock,
     ToolUseBlock,
     Turn,
@@ -27,6 +29,8 @@ SAME = (
     "chat_template_kwargs",
 )
 """Fields with the same name in both."""
+TEXTS = TextBlock | SearchResultBlock | ToolReferenceBlock
+"""Blocks with a text for the model."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 FOR_ANTHROPIC = "x-anthropic-billing-header:"
 """Begins a part of Claude Code's instructions that is not for the model. It differs from one
@@ -118,9 +122,9 @@ def _said(role: str, blocks: Sequence[Block]) -> Iterator[Json]:
         given = result.content
         text = given if isinstance(given, str) else _text(given or ())
         yield {"role": "tool", "tool_call_id": result.tool_use_id, "content": text}
-    if not results or any(isinstance(block, TextBlock) for block in blocks):
+    if not results or any(isinstance(block, TEXTS) for block in blocks):
         yield {"role": role, "content": _text(blocks)}
 
 
 def _text(blocks: Sequence[Any]) -> str:
-    return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+    return "\n".join(block.text for block in blocks if isinstance(block, TEXTS))
