@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,9 @@ from conftest import K, Running
 from openai import OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 from test_robustness import ask
+
+from peagle.engine.engine import EngineStats
+from peagle.server.metrics import Metrics
 
 REQUESTS: list[dict[str, Any]] = [
     {"max_tokens": 30},
@@ -53,6 +56,28 @@ def test_counters_equal_the_sums_over_answers(server: Running, client: OpenAI):
     after = counters(server)
     assert {name: after[name] - before[name] for name in wanted} == dict(wanted)
     assert wanted[f"spec_decode_num_accepted_tokens_per_pos_total/{K - 1}"] > 0
+
+
+def test_every_series_is_there_before_it_counts():
+    """Of one that begins with 1 Prometheus sees no growth, nor sends an alert."""
+    metrics = Metrics("demo", lambda: EngineStats(0, 0, 0.0, 0, 0, 0), k=2)
+    families = [*text_string_to_metric_families(metrics.text().decode())]
+    assert [family.name for family in families if not family.samples] == []
+    assert {sample.value for family in families for sample in family.samples} == {0}
+    labels: dict[str, set[str]] = defaultdict(set)
+    for sample in (sample for family in families for sample in family.samples):
+        labels[sample.name] |= {
+            v for k, v in sample.labels.items() if k not in ("model_name", "le")
+        }
+    assert {name: values for name, values in labels.items() if values} == {
+        "vllm:request_success_total": {"stop", "length", "abort", "error"},
+        "peagle:requests_rejected_total": {"queue", "draining", "engine"},
+        "vllm:spec_decode_num_accepted_tokens_per_pos_total": {"0", "1"},
+    }
+    seen = metrics.text()
+    metrics.refused("queue")
+    metrics.ended("abort", 1.0)
+    assert len(metrics.text().splitlines()) == len(seen.splitlines())
 
 
 def test_an_idle_server_says_so(server: Running):

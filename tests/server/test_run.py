@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,28 @@ def test_requests_are_read_while_launches_keep_the_interpreter(
     assert seen == [pytest.approx(share * usual)]
 
 
+@pytest.mark.parametrize(
+    ("flags", "variable", "seconds"),
+    [([], None, 180), ([], "65", 65), (["--timeout-keep-alive", "700"], "65", 700)],
+)
+def test_idle_connections_stay_open_for_longer_than_proxies_keep_theirs(
+    flags: list[str], variable: str | None, seconds: int, monkeypatch: pytest.MonkeyPatch
+):
+    seen: list[int] = []
+
+    def run(self: DrainingServer, sockets: list[socket.socket]) -> None:
+        seen.append(self.config.timeout_keep_alive)
+
+    monkeypatch.setattr(DrainingServer, "run", run)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    monkeypatch.setattr("peagle.server.run.end_on_sigterm", lambda: None)
+    monkeypatch.delenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", variable)
+    assert main(["serve", "--port", "0", "--device", "cpu", *flags]) == 0
+    assert seen == [seconds]
+
+
 def test_a_server_ends_with_its_engine(monkeypatch: pytest.MonkeyPatch):
     """With an exit code after which it is started again."""
     monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
@@ -94,7 +117,7 @@ def test_sigterm_lets_requests_finish(process: Process):
     said = [event["event"] for event in events]
     serving = f"serving peagle-demo on {process.url}, no reasoning"
     assert any(line.startswith(serving) for line in said)
-    assert {"draining", "request"} <= {*said}
+    assert {"draining; Ctrl-C or SIGTERM again to stop now", "request"} <= {*said}
     requests = [event for event in events if event["event"] == "request"]
     assert all(event["request_id"] and "aborted" not in event for event in requests)
 
@@ -140,6 +163,38 @@ def test_a_second_signal_ends_at_once(process: Process):
     assert (request["status"], request["aborted"]) == (200, True)
 
 
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("/v1/completions", {"type": "service_unavailable_error", "param": None, "code": 503}),
+        ("/v1/messages", {"type": "overloaded_error"}),
+    ],
+)
+def test_after_a_second_signal_an_open_answer_is_an_error_of_its_api(
+    path: str, error: dict[str, object], process: Process
+):
+    asked = {"prompt": "x", "ignore_eos": True}
+    if path == "/v1/messages":
+        asked = {"messages": [{"role": "user", "content": "x"}]}
+    body = json.dumps({**asked, "max_tokens": 1900}).encode()
+    request = urllib.request.Request(process.url + path, body, {"Content-Type": "application/json"})
+    with ThreadPoolExecutor() as beside:
+        answer = beside.submit(urllib.request.urlopen, request, timeout=60)
+        while json.load(urllib.request.urlopen(f"{process.url}/load"))["server_load"] == 0:
+            time.sleep(0.01)
+        process.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.process.send_signal(signal.SIGINT)
+        _, errors = process.process.communicate(timeout=10)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            answer.result()
+    told = json.load(refused.value)["error"]
+    assert refused.value.code == 503
+    assert told == {"message": "the server is shutting down", **error}
+    said = [json.loads(line)["event"] for line in errors.splitlines()]
+    assert "draining; Ctrl-C or SIGTERM again to stop now" in said
+
+
 def test_sigterm_while_loading_ends_it(port: int):
     loading = Process(port)
     while not listens(port):  # from then on it loads
@@ -174,6 +229,7 @@ def listens(port: int) -> bool:
         (["--speculative-config", "{"], "not JSON"),
         (["--host", "256.0.0.1"], "cannot listen on 256.0.0.1:"),
         (["--api-key", ""], "peagle: --api-key: "),
+        (["--timeout-keep-alive", "0"], "peagle: --timeout-keep-alive: "),
         (["--served-model-name", ""], "peagle: --served-model-name: "),
         (["--allowed-origins", "https://a"], "--allowed-origins is not JSON"),
         (["--allowed-origins", "{}"], "peagle: --allowed-origins: give a list"),

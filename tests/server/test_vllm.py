@@ -100,6 +100,14 @@ def test_the_variables_key_stays_out_of_the_arguments(monkeypatch: pytest.Monkey
     assert "PATH" in environment
 
 
+@pytest.mark.usefixtures("_vllm")
+def test_what_vllm_has_a_variable_for_is_no_flag(monkeypatch: pytest.MonkeyPatch):
+    arguments, environment = start(["t", "--timeout-keep-alive", "65"], monkeypatch)
+    assert arguments == ["serve", "t"]
+    assert environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] == "65"
+    assert "VLLM_HTTP_TIMEOUT_KEEP_ALIVE" not in start(["t"], monkeypatch)[1]
+
+
 def test_its_own_flags_come_after_the_target(capsys: pytest.CaptureFixture[str]):
     assert main(["serve", "--tensor-parallel-size", "2", "--engine", "vllm"]) == 2
     assert "no such option: --tensor-parallel-size" in capsys.readouterr().err

@@ -42,6 +42,8 @@ Sizes = Annotated[dict[str, Any], fields(EngineConfig, SIZES)]
 SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 """Lets vLLM's own flags through to it."""
 KEY = "PEAGLE_API_KEY"
+VLLM_KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
+"""vLLM's variable for what it has no flag for."""
 KEEP = ("target", "target_flag", "drafter", "k", "speculative_config", "engine")
 """Parameters that are not passed to vLLM as flags of the same name."""
 
@@ -113,6 +115,10 @@ def serve(
     drain_seconds: Annotated[
         float, typer.Option(help="Seconds to finish requests after SIGTERM.")
     ] = 30.0,
+    timeout_keep_alive: Annotated[
+        int,
+        typer.Option(help="Seconds that an idle connection stays open.", envvar=VLLM_KEEP_ALIVE),
+    ] = 180,
     log_format: Annotated[
         Literal["text", "json"], typer.Option(help="Form of log lines.")
     ] = "text",
@@ -147,6 +153,7 @@ def serve(
             ),
             max_queue=max_queue,
             drain_seconds=drain_seconds,
+            timeout_keep_alive=timeout_keep_alive,
             log_format=log_format,
         )
         chat = ChatConfig(
@@ -283,10 +290,15 @@ def _start_vllm(
     from peagle.server.vllm import become, vllm_command
 
     flags = _given_flags(context)
+    environment = dict(os.environ)
+    if keep_alive := flags.pop("--timeout-keep-alive", None):
+        environment[VLLM_KEEP_ALIVE] = keep_alive[0]
+    if secret is not None:
+        environment["VLLM_API_KEY"] = secret
     if speculation is not None and context.params["speculative_config"] is None:
         speculation = _as_its_files_say(speculation)
     command = vllm_command(target or str(bundled("target")), speculation, flags, further)
-    become(command, os.environ if secret is None else {**os.environ, "VLLM_API_KEY": secret})
+    become(command, environment)
 
 
 def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:

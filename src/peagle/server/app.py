@@ -77,6 +77,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
             allow_methods=("GET", "HEAD", "POST"),
             allow_headers=("*",),
             expose_headers=("x-request-id", "retry-after"),
+            allow_private_network=True,
         )
     return app
 

@@ -4,7 +4,7 @@ import bisect
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -29,25 +29,37 @@ disable_created_metrics()
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.25, 2.5, 5, 10, 20, 40, 80)
 FAST_SECONDS = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 1, 5)
 LABEL = "model_name"
+ENDINGS = ("stop", "length", "abort", "error")
+"""Why a sequence ends."""
+REFUSALS = ("queue", "draining", "engine")
+"""Why a request is refused: too many wait, the server shuts down, the engine failed."""
 
 
 class Metrics:
-    """One server's counters; the engine's own state is read at each scrape."""
+    """One server's counters; the engine's own state is read at each scrape.
 
-    def __init__(self, model_name: str, stats: Callable[[], EngineStats]) -> None:
+    Each series begins at 0 with the server: to Prometheus one that begins at 1 has not grown.
+    """
+
+    def __init__(self, model_name: str, stats: Callable[[], EngineStats], k: int) -> None:
+        """k: most tokens that a cycle drafts."""
         self._model, self._registry = model_name, CollectorRegistry()
         self._registry.register(_StatsCollector(model_name, stats))
         self._prompt_tokens = self._counter(
             "vllm:prompt_tokens", "Prompt tokens of finished requests."
         )
-        self._finished = self._counter("vllm:request_success", "Requests ended.", "finished_reason")
-        self._refused = self._counter("peagle:requests_rejected", "Requests refused.", "reason")
+        self._finished = self._counter(
+            "vllm:request_success", "Requests ended.", "finished_reason", ENDINGS
+        )
+        self._refused = self._counter(
+            "peagle:requests_rejected", "Requests refused.", "reason", REFUSALS
+        )
         self._drafts = self._counter("vllm:spec_decode_num_drafts", "Verifications of drafts.")
         self._pauses = self._counter("peagle:cycles_without_drafts", "Cycles that drafted nothing.")
         self._drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens drafted.")
         self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Drafts accepted.")
         self._accepted_at = self._counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted.", "position"
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Drafts accepted.", "position", range(k)
         )
         self._looked_up = self._counter(
             "peagle:lookup_draft_tokens", "Of the drafts, those found in the request's own text."
@@ -105,11 +117,21 @@ class Metrics:
         for position, count in enumerate(did.accepted_per_position):
             self._accepted_at.labels(self._model, position).inc(count)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, (LABEL, *labels), registry=self._registry)
+    def _counter(
+        self, name: str, text: str, label: str | None = None, values: Iterable[object] = ()
+    ) -> Counter:
+        """A counter, perhaps with a further label of these known values."""
+        labels = (LABEL,) if label is None else (LABEL, label)
+        counter = Counter(name, text, labels, registry=self._registry)
+        for further in [()] if label is None else zip(values):
+            counter.labels(self._model, *further)
+        return counter
 
     def _histogram(self, name: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, _about(name), (LABEL,), registry=self._registry, buckets=buckets)
+        registry = self._registry
+        histogram = Histogram(name, _about(name), (LABEL,), registry=registry, buckets=buckets)
+        histogram.labels(self._model)
+        return histogram
 
 
 class Watch:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from peagle.server.errors import APIError
+from peagle.server.errors import APIError, closing
 
 OPEN_PATHS = frozenset({"/", "/health", "/load", "/ping", "/version", "/metrics"})
 """Routes that need no key: probes, scrapes and the page, which asks for the key itself."""
@@ -31,7 +31,8 @@ log = logging.getLogger("peagle.server")
 class AccessLog:
     """Names each request, logs how it went, and turns an unexpected exception into a 500.
 
-    The body may have another name for it. A server that shuts down cancels what is still open.
+    The body may have another name for it. A server that shuts down cancels what is still open,
+    and whoever has read nothing of an answer yet is told so.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -58,6 +59,8 @@ class AccessLog:
             await self._app(scope, receive, send_named)
         except asyncio.CancelledError:
             log.warning("a request was cut off", extra={"request_id": state["request_id"]})
+            if not status:
+                await closing().response_on(scope["path"])(scope, receive, send_named)
         except Exception:
             log.exception("a request failed", extra={"request_id": state["request_id"]})
             if not status:

@@ -84,6 +84,7 @@ def serve(
         backlog=BACKLOG,
         lifespan="off",
         ws="none",
+        timeout_keep_alive=settings.timeout_keep_alive,
         timeout_graceful_shutdown=FAREWELL,
     )
     service: Service = app.state.service
@@ -149,7 +150,7 @@ class DrainingServer(uvicorn.Server):
         self._draining = asyncio.ensure_future(self._drain())
 
     async def _drain(self) -> None:
-        log.info("draining")
+        log.info("draining; Ctrl-C or SIGTERM again to stop now")
         await self._service.drain()
         await asyncio.to_thread(self._service.close)
         self.should_exit = True

@@ -41,7 +41,7 @@ class Service:
         self._async = llm
         self.llm: LLM = llm.llm
         self.settings = settings
-        self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.stats)
+        self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.stats, self.llm.k)
         self.capacity = math.inf
         if settings.max_queue is not None:
             self.capacity = self.llm.engine.max_num_seqs + settings.max_queue

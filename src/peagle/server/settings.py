@@ -47,5 +47,8 @@ class ServerSettings(Config):
     as in vLLM."""
     drain_seconds: Annotated[float, Field(ge=0.0)] = 30.0
     """Seconds that requests may go on after SIGTERM."""
+    timeout_keep_alive: PositiveInt = 180
+    """Seconds that a connection without a request stays open: longer than most proxies keep theirs,
+    60 to 120 seconds. One that sends a request while the server closes cannot repeat it."""
     log_format: LogFormat = "text"
     limits: Limits = Limits()
