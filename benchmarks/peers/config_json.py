@@ -1,0 +1,124 @@
+"""Hugging Face's `config.json` of a shape's target, as published ones have it."""
+
+from typing import Any
+
+from peagle.bench.random_weights import BLOCK
+from peagle.models.families import config, gemma4_text, gpt_oss, qwen3, qwen3_moe
+from peagle.models.spec import ClampedSwiGLU, DecoderSpec, ExpertsSpec
+
+Values = dict[str, Any]
+PLAIN_IN_MXFP4 = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens"]
+
+
+def config_json(spec: DecoderSpec, dtype: str, quantization: str | None = None) -> Values:
+    """The configuration. quantization: the target's, as of `Weights`."""
+    attention, inner = spec.layers[0].attention, spec.layers[0].feed_forward
+    values = {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": inner.intermediate_size,
+        "num_hidden_layers": len(spec.layers),
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "rms_norm_eps": spec.norm.eps,
+        "max_position_embeddings": spec.max_length,
+        "tie_word_embeddings": spec.tie_word_embeddings,
+        "attention_bias": attention.bias,
+        "hidden_act": "silu",
+        "rope_theta": attention.rope.theta,
+        "torch_dtype": dtype,
+        **_of_family(spec),
+    }
+    if quantization is not None:
+        values["quantization_config"] = _quantization(spec, quantization)
+    return values
+
+
+def _of_family(spec: DecoderSpec) -> Values:
+    """What not every family says."""
+    inner = spec.layers[0].feed_forward
+    if spec.layers[0].sandwich:
+        return _named(gemma4_text) | _gemma(spec) | _windows(spec)
+    if not isinstance(inner, ExpertsSpec):
+        return _named(qwen3)
+    values: Values = {"num_experts_per_tok": inner.num_experts_per_tok}
+    if isinstance(inner.activation, ClampedSwiGLU):
+        values |= {"num_local_experts": inner.num_experts, "swiglu_limit": inner.activation.limit}
+        return _named(gpt_oss) | values | _windows(spec) | {"rope_scaling": _yarn(spec)}
+    names = ("num_experts", "moe_intermediate_size", "norm_topk_prob")
+    values |= {name: getattr(inner, name) for name in names}
+    return _named(qwen3_moe) | values | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+
+
+def _gemma(spec: DecoderSpec) -> Values:
+    """Gemma 4's, whose last layer sees whole contexts, through other heads than the first."""
+    sliding, full = spec.layers[0].attention, spec.layers[-1].attention
+    ropes = {config.SLIDING: sliding.rope, config.FULL: full.rope}
+    return _experts_beside(spec) | {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": full.head_dim,
+        "num_global_key_value_heads": full.num_kv_heads,
+        "attention_k_eq_v": full.k_eq_v,
+        "final_logit_softcapping": spec.logit_softcap,
+        "hidden_size_per_layer_input": 0,
+        "rope_parameters": {
+            kind: {
+                "rope_type": rope.kind,
+                "rope_theta": rope.theta,
+                "partial_rotary_factor": rope.partial_rotary_factor,
+            }
+            for kind, rope in ropes.items()
+        },
+    }
+
+
+def _experts_beside(spec: DecoderSpec) -> Values:
+    """Of Gemma 4's layers that have experts."""
+    experts = spec.layers[0].beside
+    if experts is None:
+        return {"enable_moe_block": False}
+    return {
+        "enable_moe_block": True,
+        "num_experts": experts.num_experts,
+        "top_k_experts": experts.num_experts_per_tok,
+        "moe_intermediate_size": experts.moe_intermediate_size,
+    }
+
+
+def _named(family: Any) -> Values:
+    return {"architectures": [family.ARCHITECTURE], "model_type": family.MODEL_TYPE}
+
+
+def _windows(spec: DecoderSpec) -> Values:
+    widths = [layer.attention.window for layer in spec.layers]
+    [width] = {width for width in widths if width is not None}
+    types = [config.FULL if width is None else config.SLIDING for width in widths]
+    return {"sliding_window": width, "layer_types": types}
+
+
+def _yarn(spec: DecoderSpec) -> Values:
+    rope = spec.layers[0].attention.rope
+    names = ("factor", "beta_fast", "beta_slow", "truncate")
+    values = {name: getattr(rope, name) for name in names}
+    original = {"original_max_position_embeddings": rope.original_max_position}
+    return {"rope_type": rope.kind, **values, **original}
+
+
+def _quantization(spec: DecoderSpec, quantization: str) -> Values:
+    """OpenAI's of GPT-OSS, or Qwen's of its FP8 targets."""
+    if quantization == "mxfp4":
+        kept = [*PLAIN_IN_MXFP4, "lm_head"]
+        return {"quant_method": "mxfp4", "modules_to_not_convert": kept}
+    routers = [
+        f"model.layers.{index}.mlp.gate"
+        for index, layer in enumerate(spec.layers)
+        if layer.experts is not None
+    ]
+    return {
+        "quant_method": "fp8",
+        "fmt": "e4m3",
+        "activation_scheme": "dynamic",
+        "weight_block_size": [*BLOCK],
+        "modules_to_not_convert": ["lm_head", *routers],
+    }

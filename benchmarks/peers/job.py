@@ -1,0 +1,50 @@
+"""What vLLM is to do, in a form that travels as JSON between two environments."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Job:
+    """An engine of vLLM, and either a load whose speed counts or prompts whose outputs count."""
+
+    method: str
+    k: int
+    dtype: str
+    max_num_seqs: int
+    max_tokens: int
+    shape: str | None = None
+    """The size of a target with vLLM's dummy weights, and of a drafter with random ones."""
+    checkpoint: str | None = None
+    """The target's directory; None: `shape` is made."""
+    drafter: str | None = None
+    """The drafter's directory; None: one of `shape` with `layers` layers is written."""
+    layers: int = 0
+    acceptance_rates: Sequence[float] = ()
+    """The share of cycles that accept draft 1, 2, … K, whatever the target says."""
+    max_model_len: int | None = None
+    captured: int | None = None
+    """Rows up to which CUDA graphs are captured; None: vLLM's choice."""
+    moe_backend: str | None = None
+    memory_share: float = 0.9
+    engine_args: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `vllm.LLM` that come beside these, or in place of some."""
+    concurrencies: Sequence[int] = ()
+    """Requests in flight, of each number `rounds` rounds."""
+    rounds: int = 3
+    prompt_tokens: int = 0
+    warm_up_tokens: int = 0
+    prompts: Sequence[Sequence[int]] = ()
+    """Prompts whose outputs are wanted in place of speeds."""
+
+    @classmethod
+    def read(cls, file: Path) -> "Job":
+        """A job from its file."""
+        return cls(**json.loads(file.read_text()))
+
+    def write(self, file: Path) -> None:
+        """Write a job to a file."""
+        file.write_text(json.dumps(asdict(self)))
