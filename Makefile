@@ -19,7 +19,7 @@ define step
 @printf '  %s ... ' '$(1)' && begun=$$(date +%s) && $(2) && echo "$$(($$(date +%s) - begun)) s"
 endef
 
-.PHONY: demo test quick lint test-vllm clean
+.PHONY: demo test quick lint figures reports test-vllm clean
 
 demo: $(READY)
 	@$(BIN)/peagle demo
@@ -38,6 +38,14 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# the tables of README and docs, made from benchmarks/results
+figures: $(READY)
+	$(BIN)/python benchmarks/figures.py
+
+# a page with plots of each result
+reports: $(READY)
+	$(BIN)/python benchmarks/draw.py --out build/reports
 
 test-vllm: $(READY) $(VLLM)/.ready
 	PEAGLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/pytest -m vllm tests/vllm

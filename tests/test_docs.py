@@ -22,6 +22,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINKED = [
     *PAGES,
     *(ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/log.md")),
+    ROOT / "benchmarks" / "results" / "README.md",
     *(ROOT / name / "README.md" for name in ("recipes/demo", "recipes/smollm2", "src/peagle/pair")),
 ]
 """Pages whose links are followed."""

@@ -120,8 +120,8 @@ class ParallelPass:
     def mask_slots(self, elements: Elements, shared: Shared) -> tuple[Tensor, Tensor]:
         """Embeddings and projected features of the mask slots of some elements.
 
-        [1, hidden_size] each, since all slots are alike; benchmarks/training/mask_slots.py
-        overrides this with [elements, hidden_size], slots that differ.
+        [1, hidden_size] each, since all slots are alike; a subclass may give [elements,
+        hidden_size], slots that differ.
         """
         return shared.mask_embedding, shared.mask_feature
 
