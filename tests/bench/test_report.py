@@ -135,6 +135,38 @@ def test_without_a_clear_gain_no_speculation_is_advised(tmp_path):
     assert "HumanEval: **no speculation**. 100 tokens/s" in page
 
 
+def test_too_few_rounds_name_nobody_as_fast_as_the_fastest(tmp_path):
+    """A server that is three times as fast is not `not clearly slower` than the other."""
+    cases = [Case(name, None, 64) for name in ("vllm", "peagle")]
+    runs = [run(case) for case in cases]
+    speeds = {"vllm": (11000.0, 13000.0), "peagle": (30000.0, 32000.0)}
+    runs = [
+        replace(
+            one,
+            rounds=speeds[one.case.method],
+            measures=replace(one.measures, otps=speeds[one.case.method][0]),
+        )
+        for one in runs
+    ]
+    first_last = (runs, runs[::-1])
+    told = [written(tmp_path / str(i), each)["report.md"] for i, each in enumerate(first_last)]
+    assert (
+        "**peagle**. 30,000 tokens/s, 2.59x over vllm, in too few rounds to be sure.\n" in told[0]
+    )
+    assert "**peagle**. 30,000 tokens/s, the fastest, in too few rounds to be sure.\n" in told[1]
+
+
+def test_a_reference_that_varies_says_so(tmp_path):
+    runs = [replace(RUNS[0], same_text=False), replace(RUNS[1], same_text=False)]
+    page = written(tmp_path, runs)["index.html"]
+    told = [row[-1] for row in rows(page) if len(row) == 6][1:]
+    assert told == ["varies", "no"]
+    assert (
+        "no speculation wrote different text in different rounds, so that no other text can be the "
+        "same."
+    ) in page
+
+
 def test_the_markdown_shows_the_plots_beside_it(files):
     shown = re.findall(r"!\[.+\]\((.+)\)", files["report.md"])
     assert sorted(shown) == sorted(name for name in files if name.endswith(".svg"))

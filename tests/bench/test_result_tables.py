@@ -7,7 +7,7 @@ from rich.console import Console
 from peagle.bench.case import Case
 from peagle.bench.measures import Measures, Percentiles
 from peagle.bench.runs import Run
-from peagle.bench.tables import full_table, run_line, summary_table, verdict_sentence
+from peagle.bench.tables import full_table, run_line, summary_table, varying_text, verdict_sentence
 from peagle.bench.verdict import Ratio, Verdict, speed_up
 
 TIMES = Percentiles(10.0, 20.0, 30.0)
@@ -120,6 +120,18 @@ def test_the_sentence_names_the_fastest_only_where_it_is_clear():
         "No clear winner on this machine: P-EAGLE was 2.50 times as fast as no speculation, "
         "in too few rounds to say so."
     )
+    assert verdict_sentence(Verdict(peagle, none, Ratio(0.99, 0.0, math.inf))) == (
+        "No clear winner on this machine: P-EAGLE was as fast as no speculation, in too few rounds "
+        "to say so."
+    )
+
+
+def test_of_a_reference_that_varies_the_others_cannot_be_the_same():
+    runs = [dataclasses.replace(one, same_text=False) for one in RUNS]
+    told = [line.split()[-1] for line in printed(full_table(runs)[0]).splitlines() if ".5" in line]
+    assert told == ["varies", "varies", "no", "no"]
+    assert varying_text(runs).startswith("no speculation wrote different text in different rounds")
+    assert varying_text(RUNS) == ""
 
 
 def test_tokens_per_cycle_stand_beside_the_acceptance_length_where_they_differ():

@@ -107,6 +107,25 @@ def test_rounds_are_compared_in_pairs():
     assert not Verdict(peagle, none, Ratio(1.5, 1.01, 1.9)).clear
 
 
+def test_what_is_advised_is_the_fastest_by_the_speed_ups_that_are_told():
+    """Of three rounds, relative speeds say otherwise."""
+    none, eagle3, peagle = (
+        replace(run(method, otps), rounds=rounds)
+        for method, otps, rounds in (
+            ("none", 100.0, (100.0, 100.0, 40.0)),
+            ("eagle3", 156.0, (156.0, 200.0, 40.0)),
+            ("peagle", 165.0, (165.0, 150.0, 80.0)),
+        )
+    )
+    runs = [none, eagle3, peagle]
+    gains = {one.case.method: speed_up(one, runs).median for one in runs}
+    assert gains["peagle"] > gains["eagle3"]
+    assert advise(runs).fastest is peagle
+    verdict = judge(runs)
+    assert not verdict.clear
+    assert verdict.first is peagle
+
+
 def test_the_fastest_are_found_by_rounds_too():
     """The slower one ran once more often while the machine was fast."""
     fast, slow = (

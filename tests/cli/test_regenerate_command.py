@@ -15,6 +15,7 @@ from openai_stub import openai_stub, said
 from peagle.config import SamplingParams
 from peagle.llm import LLM
 from peagle.models.tokenizer import load_tokenizer
+from peagle.pair import bundled
 from peagle.train.conversations import read_documents
 from peagle.train.samples import read_samples
 
@@ -109,11 +110,19 @@ def test_with_the_target_as_a_flag_all_arguments_are_sources(peagle, target, cha
     assert f"{more}:1" in found[0]
 
 
-def test_a_run_that_answers_nothing_fails(regenerate, chats):
+def test_a_run_that_answers_nothing_fails(regenerate, chats, tmp_path):
     write(chats, {"messages": [user("word " * 600)]})
     result = regenerate()
     assert (result.code, result.out) == (2, "")
     assert f"no conversation was answered: {chats}:1: prompt is too long" in result.err
+    assert not (tmp_path / "out.jsonl").exists()  # it would be empty
+    write(chats, {"messages": [user("for item")]})
+    cut = regenerate("--max-tokens", 1)
+    assert "cut after 1 tokens" in cut.err
+    assert "raise --max-tokens, or --keep-cut for first answers" in cut.err
+    (tmp_path / "out.jsonl").touch()
+    assert regenerate("--max-tokens", 1).code == 2
+    assert (tmp_path / "out.jsonl").exists()  # somebody else's
 
 
 def test_answers_that_are_cut_are_left_out_and_counted(regenerate, chats, tmp_path):
@@ -173,6 +182,27 @@ def test_a_target_without_questions_writes_its_own(peagle, target, tmp_path):
     assert run(3, "fewer", "--concurrency", 2)[0] == asked[:3]
     assert run(6, "fewer") == (asked, answered)
     assert run(6, "other", "--seed", 1)[0] != asked
+
+
+def test_a_template_that_begins_a_turn_with_nothing_begins_a_text(peagle, tmp_path):
+    """As the bundled target's, whose turns end with their line."""
+    out = tmp_path / "out.jsonl"
+    how = ["--self-prompted", 3, "--max-tokens", 4, "--keep-cut", "--output", out]
+    assert peagle("regenerate", bundled("target"), *how).code == 0
+    asked = [one["messages"][0]["content"] for one in read(tmp_path / "out.questions.jsonl")]
+    assert len(asked) == 3
+    assert not any("\n" in one for one in asked)
+    assert len(read(out)) == 3
+
+
+def test_without_anything_that_begins_a_turn_questions_are_asked_for(peagle, target, tmp_path):
+    (target / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    out = tmp_path / "out.jsonl"
+    result = peagle("regenerate", target, "--self-prompted", 3, "--output", out)
+    assert result.code == 2
+    assert "begins a user's turn with nothing" in result.err
+    assert "give files of questions" in result.err
+    assert not out.exists()
 
 
 def test_variables_of_the_template(regenerate, target, chats, tmp_path):
@@ -423,7 +453,7 @@ def test_bad_input(peagle, pair, chats, tmp_path, options, complaint):
     assert (result.code, result.out) == (2, "")
     assert len(result.err.splitlines()) == 1, result.err
     assert complaint.format(target=pair.target) in result.err
-    assert not out.exists() or out.read_text() == ""
+    assert not out.exists()
 
 
 def test_a_conversation_that_the_template_refuses_is_named_first(peagle, pair, tmp_path):

@@ -166,6 +166,17 @@ class TestDryRun:
         assert max(map(len, lines)) <= 60
         assert not any("…" in line for line in lines)
 
+    def test_beside_a_finished_drafter_it_says_what_the_run_would_say(self, peagle, recipe):
+        output = Path(Recipe.load(recipe).output)
+        output.mkdir()
+        (output / "model.safetensors").touch()
+        result = peagle("train", recipe, "--dry-run")
+        assert result.code == 0
+        last = result.out.splitlines()[-1]
+        assert last.startswith(f"A run would be refused: {output} holds a finished drafter; name")
+        assert "in all" in result.out
+        assert last.split(": ")[1].split(";")[0] in peagle("train", recipe).err
+
     def test_what_the_run_would_refuse_is_refused(self, peagle, recipe):
         result = peagle("train", recipe, "--dry-run", "row_length=300")
         assert (result.code, result.out) == (2, "")

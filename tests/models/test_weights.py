@@ -27,6 +27,20 @@ from peagle.models.weights import (
 )
 
 
+def test_an_adapter_is_told_from_a_model_and_how_to_make_one_of_it(tmp_path: Path):
+    """Also where its base's config.json is beside it."""
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
+    (tmp_path / "adapter_model.safetensors").touch()
+    told = r"is a LoRA adapter of Qwen/Qwen3-8B, not a model; merge them .*merge_and_unload"
+    with pytest.raises(InputError, match=told):
+        read_json(tmp_path / "config.json")
+    with pytest.raises(InputError, match=told):
+        safetensors_files(tmp_path)
+    whole = tmp_path / "model.safetensors"
+    whole.touch()
+    assert safetensors_files(tmp_path) == [whole]
+
+
 def test_a_path_that_is_a_directory_is_the_model(tmp_path: Path):
     assert model_directory(str(tmp_path)) == tmp_path
 

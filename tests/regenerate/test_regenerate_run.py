@@ -189,7 +189,10 @@ def test_a_cut_answer_is_left_out_with_what_follows_it(tmp_path: Path):
     answerer = Counting()
     answerer.cut = ["1: 1", "3: y"]
     lines, outcomes = run(tmp_path / "out", [chats[0]], answerer)
-    why = "an answer was cut after 5 tokens by --max-tokens or the context's end"
+    why = (
+        "an answer was cut after 5 tokens by --max-tokens or the context's end; to keep it raise "
+        "--max-tokens"
+    )
     assert (lines, outcomes) == ([], [Outcome(None, 0, f"a:1: {why}", cut=True)])
     lines, (outcome,) = run(tmp_path / "out", [chats[1]], answerer)
     assert lines == [{"source": "a:2", "messages": [user("2"), assistant("1: 2")]}]

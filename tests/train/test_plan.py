@@ -248,6 +248,10 @@ def test_the_hub_is_not_asked_for_weights(recipe_for, targets, tmp_path: Path, m
             "chain has 42 of num_speculative_tokens 43; lower",
         ),
         ({"taps": (9,)}, "aux layers"),
+        (
+            {"row_length": 300, "draft_vocab_size": 97, "mask_token_id": 96},
+            "its mask token id 96 .*; its draft_vocab_size 97 .*; its row_length 300 is above",
+        ),
     ],
 )
 def test_it_refuses_what_the_run_refuses(recipe_for, tmp_path: Path, changes, complaint: str):
@@ -263,12 +267,15 @@ def test_an_output_that_the_run_refuses(recipe_for, tmp_path: Path):
     trainer = prepare(recipe_for(tmp_path / "begun"))
     trainer.stop()
     trainer.run(lambda _: None)
-    outputs = {"out": "holds a finished drafter", "link": "is a link", "begun": "another recipe"}
+    outputs = {"link": "is a link", "begun": "another recipe"}
     for name, complaint in outputs.items():
         for begin in (Plan.of, prepare):
             with pytest.raises(InputError, match=complaint):
                 begin(recipe_for(tmp_path / name, seed=1))
     assert Plan.of(recipe_for(tmp_path / "begun")).step.tokens
+    with pytest.raises(InputError, match="holds a finished drafter"):
+        prepare(recipe_for(tmp_path / "out"))
+    assert Plan.of(recipe_for(tmp_path / "out")).step.tokens  # writes nothing
 
 
 def test_a_mask_token_in_the_data(recipe_for, tmp_path: Path):

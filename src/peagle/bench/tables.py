@@ -8,7 +8,12 @@ from rich.table import Table
 
 from peagle.bench.case import Case
 from peagle.bench.runs import Run
-from peagle.bench.verdict import Ratio, Verdict, speed_up
+from peagle.bench.verdict import Ratio, Verdict, reference, speed_up
+
+LEGEND = (
+    "C: requests in flight, or a second (/s). AL, acceptance length: the tokens of a cycle that "
+    "drafted."
+)
 
 
 def summary_table(runs: Sequence[Run]) -> Table:
@@ -22,7 +27,7 @@ def summary_table(runs: Sequence[Run]) -> Table:
         told = "-" if ratio is None else ratio_text(ratio)
         speed = f"{run.measures.otps:.1f}"
         table.add_row(
-            escape(run.case.name), k_text(run.case), speed, told, length_text(run), _same(run)
+            escape(run.case.name), k_text(run.case), speed, told, length_text(run), _same(run, runs)
         )
     return table
 
@@ -43,7 +48,7 @@ def full_table(runs: Sequence[Run]) -> tuple[Table, int]:
             ratio_text(ratio) if ratio is not None else "-",
             length_text(run),
             *(f"{median:.1f}" if median else "-" for median in medians),
-            _same(run),
+            _same(run, runs),
         )
     return table, len(keys)
 
@@ -77,6 +82,8 @@ def verdict_sentence(verdict: Verdict) -> str:
     if lead.bounded:  # medians of rounds and of their ratios may point to different sides
         times = f"{lead.low:.2f} to {lead.high:.2f} times as fast as {second}"
         return f"No clear winner on this machine: {first} may be {times}."
+    if lead.median < 1.0:  # though its speed-up was larger
+        times = f"as fast as {second}"
     return f"No clear winner on this machine: {first} was {times}, in too few rounds to say so."
 
 
@@ -135,5 +142,20 @@ def length_text(run: Run) -> str:
     return f"{length:.2f} ({emitted:.2f} a cycle)" if paused else f"{length:.2f}"
 
 
-def _same(run: Run) -> str:
-    return {True: "yes", False: "[red]no[/]", None: "-"}[run.same_text]
+def same_text(run: Run, runs: Sequence[Run]) -> str:
+    """Whether its text is the reference's; of the reference itself, that its own texts differ."""
+    if run.same_text is False and reference(run, runs) is run:
+        return "varies"
+    return {True: "yes", False: "no", None: "-"}[run.same_text]
+
+
+def varying_text(runs: Sequence[Run]) -> str:
+    """Why nobody's text can be the same, in a sentence; nothing where it can."""
+    whose = [run.case.label for run in runs if same_text(run, runs) == "varies"]
+    told = f"{'; '.join(dict.fromkeys(whose))} wrote different text in different rounds"
+    return f"{told}, so that no other text can be the same." if whose else ""
+
+
+def _same(run: Run, runs: Sequence[Run]) -> str:
+    told = same_text(run, runs)
+    return f"[red]{told}[/]" if told == "no" else told

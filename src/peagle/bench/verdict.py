@@ -68,12 +68,17 @@ def judge(runs: Sequence[Run]) -> Verdict | None:
         best.setdefault(run.case.method, run)
     pairs = itertools.permutations(list(best.values())[:2])
     verdicts = [Verdict(*pair, compare(*pair)) for pair in pairs if len(pair) == 2]
-    return max(verdicts, key=lambda verdict: verdict.lead.median, default=None)
+    return max(verdicts, key=operator.attrgetter("clear"), default=None)
 
 
 def ranked(runs: Sequence[Run]) -> list[Run]:
-    """Median runs under one load, the fastest first."""
-    speeds = _relative_speeds(runs)
+    """Median runs under one load, the fastest first: by the speed-ups that are told of them.
+
+    Where there are none, or over different peers: by their shares of the rounds' mean speeds.
+    """
+    gains = [] if runs[0].case.engine else [speed_up(run, runs) for run in runs]
+    told = [gain.median for gain in gains if gain is not None]
+    speeds = told if len(told) == len(runs) else _relative_speeds(runs)
     return [runs[index] for index in sorted(range(len(runs)), key=lambda place: -speeds[place])]
 
 

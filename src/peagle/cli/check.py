@@ -74,7 +74,7 @@ def check(
     facts, problems = _drafter(speculation, beside)
     problems += target_problems(beside) if beside is not None else []
     _print_facts({**facts, **_lookup(speculation), **_answers(beside)})
-    for problem in problems:
+    for problem in dict.fromkeys(problems):  # a directory may be read for two questions
         typer.echo(f"problem: {' '.join(problem.split())}", err=True)
     if problems:
         raise typer.Exit(PROBLEMS_FOUND)

@@ -1,6 +1,7 @@
 """The dry run of `peagle train`: what a run would do and need, as tables."""
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -21,8 +22,9 @@ Units = tuple[tuple[float, str], ...]
 
 
 def print_plan(recipe: "Recipe") -> None:
-    """Print what a recipe amounts to; nothing is written. Raises `InputError` as the run would."""
+    """Print what a recipe amounts to; nothing is written. Raises `InputError` as `Plan.of`."""
     from peagle.train.plan import Plan
+    from peagle.train.prepare import FINISHED, is_finished
 
     plan, console = Plan.of(recipe), Console()
     _print(console, "Recipe", _recipe(plan))
@@ -31,6 +33,10 @@ def print_plan(recipe: "Recipe") -> None:
     _print(console, "Parameters", _parameters(plan), "", "trained", "frozen")
     _print(console, f"Memory on {plan.device}", _memory(plan), "", "about")
     _print(console, f"Time on one {plan.device}", _time(plan), "", "about")
+    if is_finished(Path(recipe.output)):
+        console.print(
+            f"A run would be refused: {recipe.output} {FINISHED}.", markup=False, soft_wrap=True
+        )
 
 
 def _print(console: Console, title: str, rows: Iterable[Row], *columns: str) -> None:

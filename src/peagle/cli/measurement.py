@@ -161,7 +161,7 @@ def _follow(benchmark: Benchmark, kept: Kept) -> None:
 
 def show_runs(console: Console, runs: "Sequence[Run]") -> None:
     """The table of median runs, what they decide, and why they should not be believed."""
-    from peagle.bench.tables import branching_text, full_table
+    from peagle.bench.tables import LEGEND, branching_text, full_table, varying_text
     from peagle.bench.verdict import bounded, doubts
 
     table, keys = full_table(runs)
@@ -170,7 +170,8 @@ def show_runs(console: Console, runs: "Sequence[Run]") -> None:
     intervals = ", and 95 % intervals of the speed-up" if bounded(rounds) else ""
     console.print(f"Medians of {rounds} rounds{intervals}." if rounds > 1 else "One round.")
     plain = partial(console.print, soft_wrap=True, markup=False)  # names may hold brackets
-    if told := branching_text(runs):
+    plain(LEGEND)
+    for told in filter(None, (branching_text(runs), varying_text(runs))):
         plain(told)
     for _, _, sentence in verdicts(runs):
         plain(sentence)

@@ -22,6 +22,7 @@ DESCRIPTION = ["*.json", "*.model", "*.txt"]
 TEMPLATES = "*.jinja"
 WEIGHTS = ["*.safetensors"]
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CORRECTION = ["correction/*.json", "correction/*.safetensors"]
 """A drafter's correction, the one sub-folder that is read."""
 LISTED = 4
@@ -113,12 +114,24 @@ def read_json(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
+        _refuse_adapter(path.parent)
         raise InputError(f"{path.parent} is not a model directory: it has no {path.name}") from None
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise InputError(f"{path} must hold a JSON object")
     return value
+
+
+def _refuse_adapter(directory: Path) -> None:
+    """Raise `InputError` where LoRA's part of a model is, of a directory without a whole one."""
+    if (directory / ADAPTER).is_file():
+        base = read_json(directory / ADAPTER).get("base_model_name_or_path")
+        raise InputError(
+            f"{directory} is a LoRA adapter of {base}, not a model; merge them and give the "
+            "result: in Python, peft.AutoPeftModelForCausalLM.from_pretrained(ADAPTER)"
+            ".merge_and_unload().save_pretrained(MODEL), and copy the tokenizer's files to MODEL"
+        )
 
 
 def safetensors_files(directory: Path) -> list[Path]:
@@ -131,11 +144,12 @@ def safetensors_files(directory: Path) -> list[Path]:
     elif (directory / WHOLE).exists():  # others beside it may be copies of before
         files = [directory / WHOLE]
     else:
-        files = sorted(directory.glob("*.safetensors"))
+        files = [f for f in sorted(directory.glob("*.safetensors")) if f.name != ADAPTER_WEIGHTS]
     missing = [file.name for file in files if not os.path.exists(file)]  # a name may be too long
     if missing:
         raise InputError(f"{directory} lacks the weight files {shortened(missing)}")
     if not files:
+        _refuse_adapter(directory)
         pickled = any(directory.glob("*.bin")) or any(directory.glob("*.pt"))
         hint = " (pickle files are never loaded; convert them to safetensors)" if pickled else ""
         raise InputError(f"{directory} has no .safetensors file{hint}")

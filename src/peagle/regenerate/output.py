@@ -1,6 +1,7 @@
 """The file of finished conversations, which a later run continues."""
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import FileIO
@@ -74,7 +75,7 @@ def open_output(path: Path, by: str, with_ids: bool) -> Iterator[Output]:
 
     with_ids: whether every answer comes with its token ids. Raises `InputError` when it cannot be
     written, holds answers by another model or sampling or without their ids, or has lines of
-    another kind.
+    another kind. A new file into which nothing was written is removed.
     """
     if path.exists() and not path.is_file():
         raise InputError(f"{path} cannot be written: it is not a file")
@@ -82,12 +83,17 @@ def open_output(path: Path, by: str, with_ids: bool) -> Iterator[Output]:
         raise InputError(f"{path}: answers are not compressed; leave out .gz")
     if not path.parent.is_dir():
         raise InputError(f"{path} cannot be written: there is no directory {path.parent}")
+    new = not path.exists()
     try:
         file = path.open("ab", buffering=0)
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from None
     with file:
-        yield Output(path, file, by, with_ids)
+        try:
+            yield Output(path, file, by, with_ids)
+        finally:
+            if new and not os.fstat(file.fileno()).st_size:
+                path.unlink(missing_ok=True)
 
 
 def _has_ids(record: Mapping[Any, Any]) -> bool:

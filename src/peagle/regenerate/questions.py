@@ -29,16 +29,21 @@ TRIES, MORE_TRIES = 4, 64
 class Questioner:
     """Writes questions of a target loaded in this process.
 
-    variables: the chat template's own. Raises `InputError` when the template shows no user's turn.
+    A template that puts nothing before a user's words has a text's first token in its place.
+    variables: the chat template's own. Raises `InputError` when nothing begins a user's turn.
     """
 
     def __init__(self, llm: AsyncLLM, seed: int, variables: Mapping[str, Any]) -> None:
         self._async, tokenizer = llm, llm.llm.tokenizer
         turn = [{"role": "user", "content": MARK}]
         before, shown, after = render_chat(tokenizer, turn, None, **variables).partition(MARK)
-        self._prompt = llm.llm.tokenize(before, add_special_tokens=False)
+        begins_text = [token for token in [tokenizer.bos_token_id] if token is not None]
+        self._prompt = llm.llm.tokenize(before, add_special_tokens=False) or begins_text
         if not shown or not self._prompt:
-            raise InputError("the chat template does not begin a user's turn; give questions")
+            raise InputError(
+                "--self-prompted: the chat template begins a user's turn with nothing, and no "
+                "token begins a text; give files of questions in its place"
+            )
         self._params = SAMPLED.model_copy(update={"seed": seed, **_end(llm, after)})
 
     async def ask(self, number: int) -> str | None:
@@ -56,7 +61,7 @@ def _end(llm: AsyncLLM, after: str) -> dict[str, Any]:
     first = next((token for token in ids if token in special), None)
     if first is not None:
         return {"stop_token_ids": (first,)}
-    return {"stop": (after.strip(),)} if after.strip() else {}
+    return {"stop": (after.strip() or after,)} if after else {}
 
 
 @dataclass

@@ -26,8 +26,11 @@ class CutAnswerError(NoAnswerError):
     """A limit on tokens or the context ended the answer, rather than the target."""
 
     def __init__(self, answer: Answer) -> None:
-        limits = "--max-tokens or the context's end"
-        super().__init__(f"an answer was cut after {answer.tokens} tokens by {limits}")
+        kept = ", or --keep-cut for first answers" if answer.token_ids else ""
+        super().__init__(
+            f"an answer was cut after {answer.tokens} tokens by --max-tokens or the context's end; "
+            f"to keep it raise --max-tokens{kept}"
+        )
         self.answer = answer
 
 

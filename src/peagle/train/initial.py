@@ -15,6 +15,7 @@ from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.drafters.vocabulary import most_frequent, offsets
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder, Embedding
+from peagle.models.loading import LENGTHEN
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.models.weights import model_directory
 from peagle.ops.linear import Linear
@@ -27,10 +28,30 @@ SPREAD = 0.2
 
 
 def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
-    """The drafter a recipe asks for. Raises `InputError` when it would not fit its target."""
-    if recipe.initial_drafter is not None:
-        return _continued(recipe, model_directory(recipe.initial_drafter), target)
-    config = DrafterConfig(
+    """The drafter a recipe asks for. Raises `InputError` with all that does not fit its target."""
+    if recipe.initial_drafter is None:
+        config = _new(recipe, target)
+        problems = config_problems(config, target, "taps", "mask_token_id")
+    else:
+        config, problems = _continued(recipe, model_directory(recipe.initial_drafter), target), []
+    if config.draft_vocab_size > target.vocab_size:
+        problems.append(
+            f"its draft_vocab_size {config.draft_vocab_size} is above the target's vocabulary of "
+            f"{target.vocab_size}; lower it, or leave it out to keep all"
+        )
+    if recipe.row_length > target.max_length:
+        problems.append(
+            f"its row_length {recipe.row_length} is above the target's context of "
+            f"{target.max_length}; {LENGTHEN}"
+        )
+    if problems:
+        raise InputError("the recipe does not fit the target: " + "; ".join(problems))
+    return config
+
+
+def _new(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
+    """That of a drafter with new weights."""
+    return DrafterConfig(
         transformer=_draft_layers(recipe, target),
         target_hidden_size=target.hidden_size,
         taps=recipe.taps or default_taps(len(target.layers)),
@@ -40,15 +61,6 @@ def drafter_config(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
         trained_tokens=recipe.num_speculative_tokens,
         selector=_selector(recipe, recipe.draft_vocab_size or target.vocab_size),
     )
-    problems = config_problems(config, target, "taps", "mask_token_id")
-    if config.draft_vocab_size > target.vocab_size:
-        problems.append(
-            f"its draft_vocab_size {config.draft_vocab_size} is above the target's vocabulary of "
-            f"{target.vocab_size}; lower it, or leave it out to keep all"
-        )
-    if problems:
-        raise InputError("the recipe does not fit the target: " + "; ".join(problems))
-    return config
 
 
 def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> DrafterConfig:

@@ -88,8 +88,11 @@ class Plan:
 
     @classmethod
     def of(cls, recipe: Recipe) -> Self:
-        """Read the data and the configuration. Raises `InputError` as the run itself would."""
-        check_output(Path(recipe.output), trial=False)
+        """Read the data and the configuration.
+
+        Raises `InputError` as the run itself would, but not for an output that is finished.
+        """
+        check_output(Path(recipe.output), dry_run=True)
         device = resolve_device(recipe.device)
         directory = model_directory(recipe.target, weights=False)
         spec = read_spec(directory)

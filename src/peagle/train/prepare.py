@@ -14,7 +14,7 @@ from peagle.drafters.correction import FOLDER
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_spec
-from peagle.models.loading import LENGTHEN, load_decoder, load_ends
+from peagle.models.loading import load_decoder, load_ends
 from peagle.models.spec import DecoderSpec
 from peagle.models.tokenizer import load_tokenizer
 from peagle.models.weights import model_directory
@@ -32,6 +32,7 @@ from peagle.train.trainer import Trainer
 
 Place = tuple[Path, torch.dtype, torch.device]
 """A target's directory, dtype and device."""
+FINISHED = "holds a finished drafter; name a new directory, or remove it to train again"
 Load = Callable[[Path, torch.dtype, torch.device], Decoder]
 
 
@@ -85,13 +86,9 @@ def read_rows(
 ) -> tuple[PackedRows, PackedRows, Summary]:
     """Rows to train on, rows held out, and the data's summary.
 
-    Raises `InputError` for data that cannot be used, and for rows longer than the target's context.
+    Raises `InputError` for a recipe that does not fit the target, and for data that cannot be used.
     """
-    if recipe.row_length > spec.max_length:
-        raise InputError(
-            f"row_length {recipe.row_length} is above the target's context of {spec.max_length}; "
-            f"{LENGTHEN}"
-        )
+    drafter_config(recipe, spec)  # tells all that does not fit before the data are read
     documents, summary = read_documents(
         recipe.data,
         partial(load_tokenizer, directory),
@@ -147,14 +144,16 @@ def check_resumption(recipe: Recipe, training: PackedRows, validation: PackedRow
         check_snapshot(snapshot, origin_of(recipe, training, validation))
 
 
-def check_output(output: Path, trial: bool = True) -> None:
+def check_output(output: Path, dry_run: bool = False) -> None:
     """Raise `InputError` for an output that a run would refuse.
 
-    Without `trial` nothing is written to find out.
+    A dry run writes nothing to find out, and a finished drafter is not in its way.
     """
     try:
         _refuse_occupied(output)
-        if trial:
+        if not dry_run:
+            if is_finished(output):
+                raise InputError(f"output {output} {FINISHED}")
             output.parent.mkdir(parents=True, exist_ok=True)
             TemporaryFile(dir=output.parent).close()  # unique, since all ranks check at once
     except OSError as error:
@@ -168,11 +167,10 @@ def _refuse_occupied(output: Path) -> None:
     foreign = [f.name for f in output.iterdir() if f.name not in kept] if output.is_dir() else []
     if foreign:
         raise InputError(f"output {output} holds other files ({foreign[0]}); name a new directory")
-    finished = not snapshot_path(output).exists() and (output / "model.safetensors").exists()
-    if finished:
-        raise InputError(
-            f"output {output} holds a finished drafter; name a new directory, or remove it to "
-            "train again"
-        )
     if output.exists() and not output.is_dir():
         raise InputError(f"{output} is a file; output is the drafter's directory")
+
+
+def is_finished(output: Path) -> bool:
+    """Whether an output holds a drafter whose training is over."""
+    return not snapshot_path(output).exists() and (output / "model.safetensors").exists()

@@ -20,7 +20,14 @@ from peagle.bench.report.document import (
 )
 from peagle.bench.report.plots import draw_plots
 from peagle.bench.runs import Failure, Run
-from peagle.bench.tables import branching_text, case_text, length_text, ratio_text
+from peagle.bench.tables import (
+    branching_text,
+    case_text,
+    length_text,
+    ratio_text,
+    same_text,
+    varying_text,
+)
 from peagle.bench.verdict import bounded, by_load, doubts, reference, speed_up
 
 SHOWN = 3
@@ -78,7 +85,7 @@ def contents(
             *what_ran(environment),
             Heading("How it was measured"),
             Text(SPEEDS + (PROCESSES if first.engine else TURNS) + TERMS),
-            *(Text(told) for told in [branching_text(runs)] if told),
+            *(Text(told) for told in (branching_text(runs), varying_text(runs)) if told),
             Text(f"Made by: {command}"),
         ],
     )
@@ -89,21 +96,19 @@ def _decision(one: Advice) -> Decision:
     chosen = one.choice
     others = [run.case.label for run in (one.fastest, *one.others) if run is not chosen]
     engines = bool(chosen.case.engine)  # whose ratios have no intervals
-    equal = f" Not clearly slower: {_few(others)}." if others and not engines else ""
-    speed = f"{_number(chosen.measures.otps)} tokens/s"
+    few = bool(others) and not engines and not bounded(len(chosen.rounds))
+    told = f"{_number(chosen.measures.otps)} tokens/s"
     if one.gain is None or one.reference is None:
         ahead = any(run.measures.otps > chosen.measures.otps for run in one.compared)
-        told = f"{speed}; nothing is clearly faster." if ahead else f"{speed}, the fastest."
-    elif one.clear or engines:
-        told = f"{speed}, {ratio_text(one.gain)} over {one.reference.case.label}."
-    elif not one.gain.bounded:
-        told = (
-            f"{speed}, {ratio_text(one.gain)} over {one.reference.case.label}: the fastest, in too "
-            "few rounds to be sure."
-        )
+        told += "; nothing is clearly faster" if ahead else ", the fastest"
+    elif one.clear or engines or few:
+        told += f", {ratio_text(one.gain)} over {one.reference.case.label}"
     else:
-        told = f"{speed}; no gain is sure: {one.fastest.case.label} was {ratio_text(one.gain)}."
-    return Decision(_sentence(one.load.words), chosen.case.label, told + equal, one.clear)
+        told += f"; no gain is sure: {one.fastest.case.label} was {ratio_text(one.gain)}"
+    told += ", in too few rounds to be sure." if few else "."
+    if others and not engines and not few:
+        told += f" Not clearly slower: {_few(others)}."
+    return Decision(_sentence(one.load.words), chosen.case.label, told, one.clear)
 
 
 def _few(labels: Sequence[str]) -> str:
@@ -207,7 +212,7 @@ def _sureness(runs: Sequence[Run]) -> Table:
             f"{_number(min(run.rounds))}-{_number(max(run.rounds))}",
             _gain_text(run, runs),
             _length_text(run),
-            {True: "yes", False: "no", None: "-"}[run.same_text],
+            same_text(run, runs),
         )
         for run in runs
     ]
