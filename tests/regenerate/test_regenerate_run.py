@@ -77,7 +77,8 @@ def run(
                 asked, answerer, PARAMS, output, concurrency, lambda _, one: outcomes.append(one)
             )
         )
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    kept = path.read_text() if path.exists() else ""
+    lines = [json.loads(line) for line in kept.splitlines()]
     assert {line.pop("asked") for line in lines} <= asked.keys()
     assert {line.pop("by") for line in lines} <= {"us"}
     return lines, outcomes

@@ -157,7 +157,7 @@ def test_what_a_drafter_shares_with_a_tied_target_is_two_parameters(
     drafter = tiny.random_drafter(tiny.drafter_config(method == "peagle"))
     shared = frozenset({"embed_tokens.weight", "lm_head.weight"})
     save_drafter(tmp_path / "drafter", drafter, torch.float32, shared)
-    shape = {"num_hidden_layers": 4, "taps": None, "method": method, "row_length": 700}
+    shape = {"num_hidden_layers": 4, "taps": None, "method": method, "row_length": 200}
     start = {"initial_drafter": str(tmp_path / "drafter"), "num_speculative_tokens": 6}
     model = initial_drafter(recipe_for(tmp_path / "out", **shape, **start), target, ROWS)
     head = model.readout.head

@@ -38,7 +38,7 @@ class ResidentState:
     ks: Tensor
     """[table rows] most drafts that a request accepts."""
     cycles: Tensor
-    """[table rows] verifications so far, by which synthetic acceptance draws."""
+    """[table rows] verifications, from `FIRST` on; synthetic acceptance draws by them."""
     results: Tensor
     """[table rows, K + 3] number of accepted drafts, then the emitted tokens, -1 for NaN logits;
     last, 1 where the drafts were looked up."""
@@ -76,7 +76,7 @@ class ResidentState:
         """
         self.emitted[:, 0].index_copy_(0, rows, first.clamp(min=0))
         self.results[:, 1].index_copy_(0, rows, first)
-        for column, value in ((self.pending, 1), (self.cycles, 0), (self.results[:, 0], 0)):
+        for column, value in ((self.pending, 1), (self.cycles, FIRST), (self.results[:, 0], 0)):
             column.index_fill_(0, rows, value)
         count_emitted(self.penalties, rows, self.emitted, self.pending)
         if features is not None:
@@ -257,6 +257,9 @@ TURNS = 1 << 32
 STRIDE, OFFSET = 2654435769, 1640531527
 """What a draw moves by from cycle to cycle, the golden section of `TURNS`, so that the first n
 draws are spread evenly for every n; and from table row to table row."""
+FIRST = 4
+"""The number of a request's first cycle. From 0 on the lowest draws come first: six cycles accepted
+a third more drafts than all do."""
 
 
 def accepted_below(rates: Sequence[float], device: torch.device) -> Tensor:
