@@ -68,18 +68,22 @@ def test_results_of_calls_are_messages_before_the_users(content: Any):
     assert messages(turn) == [tool, tool, {"role": "user", "content": "Go on."}]
 
 
-def test_what_a_search_has_found_is_the_text_of_its_result():
-    """Claude Code finds tools, which the next request's `tools` describe; others find texts."""
-    found = {"type": "search_result", "source": "a.md", "title": "A", "content": [text("Yes.")]}
-    tools = [{"type": "tool_reference", "tool_name": name} for name in ("shop_buy", "shop_sell")]
-    results = [
-        {"type": "tool_result", "tool_use_id": name, "content": content}
-        for name, content in (("1", tools), ("2", [found]))
+def test_the_model_is_told_which_tools_a_search_of_the_clients_has_found():
+    """As Claude Code searches tools; `tools` of its next request describes them."""
+    found = [{"type": "tool_reference", "tool_name": name} for name in ("shop_buy", "shop_sell")]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": found}
+    assert messages({"role": "user", "content": [result]}) == [
+        {"role": "tool", "tool_call_id": "1", "content": "shop_buy\nshop_sell"}
     ]
-    assert messages({"role": "user", "content": [*results, found]}) == [
-        {"role": "tool", "tool_call_id": "1", "content": "shop_buy\nshop_sell"},
-        {"role": "tool", "tool_call_id": "2", "content": "A\na.md\nYes."},
-        {"role": "user", "content": "A\na.md\nYes."},
+
+
+@pytest.mark.parametrize("kind", ["image", "document", "of_tomorrow"])
+def test_the_model_is_told_what_is_left_out_of_a_result(kind: str):
+    content = [text("Look:"), {"type": kind, "source": {"type": "base64", "data": "x"}}]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": content}
+    told = f"Look:\n[{kind} left out: this model reads only text]"
+    assert messages({"role": "user", "content": [result]}) == [
+        {"role": "tool", "tool_call_id": "1", "content": told}
     ]
 
 

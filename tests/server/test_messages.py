@@ -109,3 +109,9 @@ def test_no_calls_are_no_key():
 def test_what_is_no_text_is_refused(content: Any, words: str):
     with pytest.raises(ValidationError, match=words):
         turn(role="user", content=content)
+
+
+def test_what_is_no_text_is_told_within_the_result_of_a_tool():
+    content = [part("text", text="Look: "), part("image_url", image_url={"url": "x"})]
+    told = "Look: [image_url left out: this model reads only text]"
+    assert turn(role="tool", tool_call_id="1", content=content)["content"] == told

@@ -84,6 +84,20 @@ def test_all_items_of_one_answer_are_one_message():
     ]
 
 
+@pytest.mark.parametrize("kind", ["function_call_output", "custom_tool_call_output"])
+def test_parts_of_a_result_are_lines_and_one_that_is_no_text_is_told(kind: str):
+    """A picture of a tool's would otherwise end each session: clients repeat their history."""
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,x", "detail": "high"}
+    parts = [
+        {"type": "input_text", "text": "Output:"},
+        {"type": "input_text", "text": "a"},
+        picture,
+    ]
+    told = "Output:\na\n[input_image left out: this model reads only text]"
+    found = messages({"type": kind, "call_id": "1", "output": parts})
+    assert found == [{"role": "tool", "tool_call_id": "1", "content": told}]
+
+
 @pytest.mark.parametrize(
     ("item", "thoughts"),
     [

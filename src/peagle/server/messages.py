@@ -6,6 +6,7 @@ from pydantic import AfterValidator, model_validator
 from pydantic_core import PydanticCustomError
 
 from peagle.server.body import LONGEST_NAME, Body, Ignored, Items
+from peagle.server.variants import result_part
 
 TEXTS = {
     "text": "text",
@@ -95,6 +96,15 @@ class Message(Body):
     status: Ignored = None
     thinking_blocks: Ignored = None
     type: Ignored = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_result_parts(cls, message: Any) -> Any:
+        """A tool's result with texts in place of what is no text."""
+        match message:
+            case {"role": "tool", "content": [*parts]}:
+                return {**message, "content": [result_part(part, TEXTS) for part in parts]}
+        return message
 
     @property
     def text(self) -> str:

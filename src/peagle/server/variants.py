@@ -1,6 +1,6 @@
 """JSON objects of many types, as the larger APIs have them: unknown ones are left out."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, Discriminator, field_validator
@@ -31,6 +31,19 @@ class NotText(Body):
     @classmethod
     def _refuse(cls, kind: str) -> str:
         raise ValueError(f"{kind[:LONGEST_NAME]} is not supported; this model reads only text")
+
+
+def result_part(part: Any, known: Collection[str]) -> Any:
+    """A part of a tool's result; in place of one of no known type, such as a picture, a text.
+
+    It is not refused: the client would send it again with each later request.
+    """
+    kind = part.get("type") if isinstance(part, dict) else None
+    if not isinstance(kind, str) or kind in known:
+        return part
+    told = f"[{kind[:LONGEST_NAME]} left out: this model reads only text]"
+    tell_once(told)
+    return {"type": "text", "text": told}
 
 
 def by_type(known: Sequence[str], usual: str | None = None) -> Discriminator:

@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag
+from pydantic import BeforeValidator, Field, Tag
 
 from peagle.config import MinP, RepetitionPenalty, Temperature, TopK
 from peagle.server.body import Body, Ignored, Integer, Items, Positive, Whole
 from peagle.server.protocol import Share, SpeculationOptions
 from peagle.server.tool_body import Function
-from peagle.server.variants import NotText, Other, by_type
+from peagle.server.variants import NotText, Other, by_type, result_part
 
 
 class BlockBody(Body):
@@ -23,21 +23,6 @@ class TextBlock(BlockBody):
     type: Literal["text"]
     text: str
     citations: Ignored = None
-
-
-class SearchResultBlock(BlockBody):
-    """What a client's search has found."""
-
-    type: Literal["search_result"]
-    source: str
-    title: str
-    content: Items[TextBlock]
-    citations: Ignored = None
-
-    @property
-    def text(self) -> str:
-        """The result with where it comes from."""
-        return "\n".join([self.title, self.source, *(block.text for block in self.content)])
 
 
 class ToolReferenceBlock(BlockBody):
@@ -67,13 +52,9 @@ class ToolUseBlock(BlockBody):
 
 
 ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[SearchResultBlock, Tag("search_result")]
-    | Annotated[ToolReferenceBlock, Tag("tool_reference")]
-    | Annotated[NotText, Tag("image")]
-    | Annotated[NotText, Tag("document")]
-    | Annotated[Other, Tag("other")],
-    by_type(("text", "search_result", "tool_reference", "image", "document")),
+    TextBlock | ToolReferenceBlock,
+    Field(discriminator="type"),
+    BeforeValidator(lambda part: result_part(part, ("text", "tool_reference"))),
 ]
 
 
@@ -88,14 +69,13 @@ class ToolResultBlock(BlockBody):
 
 Block = Annotated[
     Annotated[TextBlock, Tag("text")]
-    | Annotated[SearchResultBlock, Tag("search_result")]
     | Annotated[ThinkingBlock, Tag("thinking")]
     | Annotated[ToolUseBlock, Tag("tool_use")]
     | Annotated[ToolResultBlock, Tag("tool_result")]
     | Annotated[NotText, Tag("image")]
     | Annotated[NotText, Tag("document")]
     | Annotated[Other, Tag("other")],
-    by_type(("text", "search_result", "thinking", "tool_use", "tool_result", "image", "document")),
+    by_type(("text", "thinking", "tool_use", "tool_result", "image", "document")),
 ]
 
 

@@ -7,7 +7,6 @@ from peagle.server.anthropic.body import (
     Block,
     FunctionTool,
     MessagesBody,
-    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     ToolReferenceBlock,
@@ -29,7 +28,7 @@ SAME = (
     "chat_template_kwargs",
 )
 """Fields with the same name in both."""
-TEXTS = TextBlock | SearchResultBlock | ToolReferenceBlock
+TEXTS = TextBlock | ToolReferenceBlock
 """Blocks with a text for the model."""
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 FOR_ANTHROPIC = "x-anthropic-billing-header:"

@@ -2,13 +2,13 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, field_validator
+from pydantic import BeforeValidator, Field, Tag, field_validator
 
 from peagle.config import MinP, Penalty, RepetitionPenalty, Temperature, TopK
 from peagle.server.body import LONGEST_NAME, Body, Ignored, Integer, Items, Positive, Whole
 from peagle.server.protocol import Share, SpeculationOptions
 from peagle.server.tool_body import Function
-from peagle.server.variants import Other, by_type
+from peagle.server.variants import Other, by_type, result_part
 
 TEXT_FIELDS = {
     "input_text": "text",
@@ -47,11 +47,13 @@ class Part(Body):
 
 
 Content = str | Items[Part]
+OutputPart = Annotated[Part, BeforeValidator(lambda part: result_part(part, TEXT_FIELDS))]
+OutputContent = str | Items[OutputPart]
 
 
-def text_of(content: Content | None) -> str:
-    """A content as one text."""
-    return content if isinstance(content, str) else "".join(part.shown for part in content or ())
+def text_of(content: Content | None, between: str = "") -> str:
+    """A content as one text; `between`: what stands between its parts."""
+    return content if isinstance(content, str) else between.join(p.shown for p in content or ())
 
 
 class ItemBody(Body):
@@ -106,7 +108,7 @@ class FunctionOutputItem(ItemBody):
 
     type: Literal["function_call_output"]
     call_id: str
-    output: Content | None = None
+    output: OutputContent | None = None
 
 
 class CustomOutputItem(ItemBody):
@@ -114,7 +116,7 @@ class CustomOutputItem(ItemBody):
 
     type: Literal["custom_tool_call_output"]
     call_id: str
-    output: Content | None = None
+    output: OutputContent | None = None
 
 
 class ItemReference(ItemBody):

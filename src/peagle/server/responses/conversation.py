@@ -123,7 +123,8 @@ def _message(item: Item) -> Json | None:
         case MessageItem(role=role) if role != "assistant":
             return {"role": role, "content": text_of(item.content)}
         case FunctionOutputItem() | CustomOutputItem():
-            return {"role": "tool", "tool_call_id": item.call_id, "content": text_of(item.output)}
+            told = text_of(item.output, between="\n")
+            return {"role": "tool", "tool_call_id": item.call_id, "content": told}
     return None
 
 
