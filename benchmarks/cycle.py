@@ -197,7 +197,7 @@ def measure(
     for request in requests:
         engine.abort(request.id)
     _step(engine, 1)
-    target, drafter = engine.target, engine.drafter
+    target, drafter = engine.target, engine.proposer
     model = None if drafter is None else drafter.model
     needed = cycle_bytes(target, model, engine.k, level, positions)
     floor = sum(needed.values()) / rate

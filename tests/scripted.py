@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import tiny
@@ -17,12 +16,14 @@ from torch import Tensor
 
 from peagle import LLM
 from peagle.config import EngineConfig
-from peagle.drafters.drafter import DrafterCache, DraftWork
+from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
+from peagle.drafters.model import DraftModel
 from peagle.engine.engine import Engine
+from peagle.engine.host.proposals import HostProposerRows
 from peagle.engine.host.sampler import SampledRows, choose
 from peagle.engine.logits_processor import LogitsProcessor
-from peagle.ops.drafts import Drafts
+from peagle.ops.draft import Draft
 
 K = 7
 
@@ -47,6 +48,7 @@ class Script:
         work: Sequence[SampledRows],
         drafts: Tensor,
         processor: LogitsProcessor,
+        depths: None,
     ) -> Tensor:
         """In place of the sampler's: the same with the script's tokens as the likeliest."""
         places = [len(item.tokens) + i for item in work for i in range(item.drafts + 1)]
@@ -56,23 +58,20 @@ class Script:
         return choose(wanted, work, drafts, processor)
 
 
-class ScriptedDrafter:
+class ScriptedDrafter(Drafter):
     """Drafts the script's tokens, each fifth of them wrong."""
 
-    def __init__(self, model: Any, script: Script) -> None:
-        self.model, self._real, self._script = model, drafter_for(model), script
+    def __init__(self, model: DraftModel, script: Script) -> None:
+        super().__init__(model)
+        self._real, self._script = drafter_for(model), script
 
-    def propose(self, work: DraftWork, cache: DrafterCache) -> Drafts:
+    def propose(self, rows: HostProposerRows) -> Draft:
         """Drafts as the real one makes, so that its cache is filled, with other tokens."""
-        drafts = self._real.propose(work, cache)
-        places = [
-            span.start + span.count + 1 + i
-            for span, k in zip(work.spans, work.ks, strict=True)
-            for i in range(k)
-        ]
-        right = [self._script.at(place) for place in places]
-        wanted = [token if place % 5 else 0 for token, place in zip(right, places, strict=True)]
-        return Drafts(torch.tensor(wanted, dtype=drafts.tokens.dtype))
+        draft = self._real.propose(rows)
+        firsts = [span.start + span.count + 1 for span in rows.known.spans]
+        places = [range(first, first + rows.drafts) for first in firsts]
+        wanted = [[self._script.at(p) if p % 5 else 0 for p in own] for own in places]
+        return Draft(torch.tensor(wanted, dtype=draft.tokens.dtype))
 
 
 def scripted_llm(
@@ -98,5 +97,5 @@ def scripted_llm(
 def writing(script: Script, name: str, text: str) -> Iterator[None]:
     """Let the target write a text."""
     script.tokens = encode(name, text)
-    with mock.patch("peagle.engine.host.worker.choose", script.choose):
+    with mock.patch("peagle.engine.host.batch.choose", script.choose):
         yield

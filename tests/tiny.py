@@ -30,25 +30,34 @@ from transformers import (
 )
 
 from peagle.config import EngineConfig, SamplingParams
+from peagle.drafters.beside import Beside
 from peagle.drafters.checkpoint import load_drafter, save_drafter
-from peagle.drafters.drafter import Drafter, DraftWork, Span
+from peagle.drafters.drafter import Drafter
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig, DraftModel
+from peagle.drafters.proposer import Proposer
 from peagle.engine import worker
 from peagle.engine.block_groups import WHOLE
 from peagle.engine.engine import Engine
 from peagle.engine.host.attention import HostCache
+from peagle.engine.host.network import HostNetwork, KnownRows
+from peagle.engine.host.proposals import HostProposerRows
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.repeats import MOST_REPEATS, Repeats
-from peagle.engine.request import Request
+from peagle.engine.request import Request, RequestOutput
 from peagle.engine.request_table import RequestTable
+from peagle.engine.spans import Span
 from peagle.engine.step import BlockUpdate, Step
 from peagle.models.decoder import Decoder
 from peagle.models.loading import load_decoder
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from peagle.ops import residual
 from peagle.ops.cached_attention import AttentionHeads, attend_reference
+from peagle.ops.linear import Linear
+from peagle.ops.products.normed import Normed
 from peagle.ops.rope import RopeConfig
+from peagle.speculation import Speculation
 
 VOCAB = 96
 SIZES = {
@@ -278,6 +287,13 @@ def random_drafter_for(decoder: Decoder, directory: Path, config: DrafterConfig)
     return drafter_for(load_drafter(save_random_drafter(directory, config), decoder))
 
 
+def beside(lookup: Lookup | None, drafter: Drafter | None) -> Proposer | None:
+    """Both together, or the one that there is."""
+    if lookup is None or drafter is None:
+        return lookup or drafter
+    return Beside(lookup, drafter)
+
+
 def engine_config(**changes: Any) -> EngineConfig:
     """Defaults but for the memory, which tiny models hardly need, and K drafts whatever the clock
     says."""
@@ -318,15 +334,14 @@ def on_device(wanted: bool) -> AbstractContextManager[Any]:
 
 def engine(
     target: Decoder,
-    drafter: Drafter | None,
+    proposer: Proposer | None,
     k: int,
     device: bool,
     config: EngineConfig,
-    lookup: Lookup | None = None,
 ) -> Engine:
     """An engine, `on_device` on request."""
     with on_device(device):
-        return Engine(target, drafter, k, config, lookup=lookup)
+        return Engine(target, proposer, k, config)
 
 
 class MostRepeats(Repeats):
@@ -393,11 +408,32 @@ def finish(engine: Engine) -> None:
     for _ in range(10_000):
         if not engine.busy:
             break
-        told = [output.request_id for output in engine.step()]
-        assert len(set(told)) == len(told), "a step has one result for a request"
+        step(engine)
     assert not engine.busy, "the engine makes no progress"
     engine.blocks.check()
     assert engine.blocks.free_blocks == engine.blocks.num_blocks
+
+
+def step(engine: Engine) -> list[RequestOutput]:
+    """One step, whose outputs are noted in their requests."""
+    requests = {**engine.scheduler.requests}
+    outputs = engine.step()
+    told = {output.request_id for output in outputs}
+    assert len(told) == len(outputs), "a step has one result for a request"
+    for output in outputs:
+        note(requests[output.request_id], output)
+    return outputs
+
+
+def note(request: Request, output: RequestOutput) -> None:
+    """Add to a request what a step told of it, as whoever asked for it does: `speculation` and
+    `logprobs`."""
+    told = vars(request)
+    did = told.setdefault("speculation", Speculation([0] * request.k))
+    told.setdefault("logprobs", []).extend(output.logprobs)
+    if output.cycle:
+        repeats = max(len(output.new_tokens), 1)
+        did.record(output.drafted, output.verified, output.looked_up, repeats)
 
 
 def outputs(requests: Sequence[Request]) -> list[list[int]]:
@@ -420,17 +456,20 @@ def propose(drafter: Drafter, target: Decoder, tokens: Sequence[int], k: int) ->
     model, known = drafter.model, len(tokens) - 1
     table = RequestTable(1, 64, 8, CPU)
     hold(table, 0, [3, 1, 0, 2, 5, 4, 7, 6])
-    memory = HostCache(model.config.transformer, table, 64, torch.float32)
+    network = HostNetwork(model, HostCache(model.config.transformer, table, 64, torch.float32))
     _, features = run_target(target, tokens, model.config.taps)
     assert features is not None
-    work = DraftWork((Span(0, 0, known),), (k,), torch.tensor(tokens[1:]), features[:known])
+    following = torch.tensor(tokens[1:])
+    rows = KnownRows((Span(0, 0, known),), following, model.project(features[:known]))
     seen: list[Tensor] = []
     head = model.readout.head
+    original = residual.linear
 
-    def logits(hidden: Tensor) -> Tensor:
-        seen.append(type(head).forward(head, hidden))
-        return seen[-1]
+    def linear(x: Normed, layer: Linear) -> Tensor:
+        found = original(x, layer)
+        seen.extend([found] * (layer is head))
+        return found
 
-    with mock.patch.object(head, "forward", logits):
-        drafts = drafter.propose(work, memory).tokens.tolist()
-    return Proposal(drafts, torch.cat(seen))
+    with mock.patch.object(residual, "linear", linear):
+        draft = drafter.propose(HostProposerRows(k, 0, None, network, rows, None))
+    return Proposal(draft.tokens[0].tolist(), torch.cat(seen))

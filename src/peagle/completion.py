@@ -4,9 +4,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from peagle.dialects import Content, Event, Message, Section
-from peagle.engine.request import Speculation
 from peagle.engine.step import TokenLogprobs
 from peagle.errors import InputError
+from peagle.speculation import Speculation
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from peagle.completion import Chunk, Completion
 from peagle.config import SamplingParams
 from peagle.dialects import Reader, ToolUse
-from peagle.engine.request import Beginning, RequestOutput, Speculation
+from peagle.engine.request import Beginning, RequestOutput
 from peagle.engine.step import TokenLogprobs
 from peagle.engine_client.form import Form
+from peagle.speculation import Speculation
 
 NO_BEGINNING = Beginning(0.0, 0, ())
 log = logging.getLogger("peagle.requests")

@@ -14,7 +14,7 @@ from peagle.bench.measures import (
     token_gaps,
 )
 from peagle.completion import Completion
-from peagle.engine.request import Speculation
+from peagle.speculation import Speculation
 
 
 def completion(times, accepted=(), k=3):

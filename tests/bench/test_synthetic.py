@@ -28,8 +28,8 @@ def test_the_count_is_that_of_the_engines_weights(method: str):
     config = EngineConfig(device="cpu", max_num_seqs=1, kv_cache_memory=1 << 22)
     engine = random_engine("tiny", method, 3 if layers else 0, layers, None, config)
     weights = list(engine.target.parameters())
-    if engine.drafter is not None:
-        weights += engine.drafter.model.parameters()
+    if engine.proposer is not None:
+        weights += engine.proposer.model.parameters()
     counted = weight_bytes("tiny", method, layers, torch.float32)
     assert counted == sum(value.nbytes for value in weights)
 
@@ -74,7 +74,7 @@ def test_only_a_small_shape_runs_on_a_cpu_that_was_not_asked_for(
 def test_a_shape_may_have_a_selector():
     selector = SelectorConfig(rank=8, candidates=16)
     workload = SyntheticWorkload("tiny", 2.5, 16, 16, device="cpu", selector=selector)
-    model = workload.open(Setup("peagle", 3, "fixed"), 1).engine.core.drafter.model
+    model = workload.open(Setup("peagle", 3, "fixed"), 1).engine.core.proposer.model
     assert model.readout.selector.config == selector
-    sequential = workload.open(Setup("eagle3", 3, "fixed"), 1).engine.core.drafter.model
+    sequential = workload.open(Setup("eagle3", 3, "fixed"), 1).engine.core.proposer.model
     assert sequential.readout.selector is None

@@ -20,7 +20,7 @@ TIME = [{"role": "user", "content": "What time is it?"}]
 def test_an_answer_ends_where_it_hands_over(name: str, listed: str, handover: str, tmp_path: Path):
     llm, script = scripted_llm(name, tmp_path, [listed])
     script.tokens = encode(name, FAMILIES[name].write("", "", [("now", {})]) + handover + "made up")
-    with mock.patch("peagle.engine.host.worker.choose", script.choose):
+    with mock.patch("peagle.engine.host.batch.choose", script.choose):
         [done] = llm.chat([TIME], SamplingParams(max_tokens=60), tools=[NOW])
         [written_on] = llm.chat([TIME], SamplingParams(max_tokens=60, ignore_eos=True), tools=[NOW])
     assert done.message is not None

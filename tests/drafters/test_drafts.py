@@ -18,12 +18,13 @@ from torch import Tensor
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import EMBEDDINGS, load_drafter, save_drafter
-from peagle.drafters.drafter import Drafter, DrafterCache, DraftWork
+from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
 from peagle.engine.engine import Engine
+from peagle.engine.host.proposals import HostProposerRows
 from peagle.models.spec import LayerSpec, MLPSpec
-from peagle.ops.drafts import Drafts
+from peagle.ops.draft import Draft
 from peagle.ops.rope import RopeConfig
 
 
@@ -115,19 +116,19 @@ class Plain:
         return token + int(self.tensors["d2t"][token]) if "d2t" in self.tensors else token
 
 
-class Recording:
+class Recording(Drafter):
     """A drafter that remembers what it proposed: (request row, known tokens, drafts)."""
 
     def __init__(self, drafter: Drafter) -> None:
-        self.model, self._drafter = drafter.model, drafter
+        super().__init__(drafter.model)
+        self._drafter = drafter
         self.proposals: list[tuple[int, int, list[int]]] = []
 
-    def propose(self, work: DraftWork, cache: DrafterCache) -> Drafts:
-        drafts = self._drafter.propose(work, cache)
-        for span, k, own in zip(work.spans, work.ks, drafts.tokens.split(work.ks), strict=True):
-            if k:
-                self.proposals.append((span.row, span.start + span.count + 1, own.tolist()))
-        return drafts
+    def propose(self, rows: HostProposerRows) -> Draft:
+        draft = self._drafter.propose(rows)
+        for span, own in zip(rows.known.spans, draft.tokens.tolist(), strict=True):
+            self.proposals.append((span.row, span.start + span.count + 1, own))
+        return draft
 
 
 BIASED = LayerSpec(replace(tiny.ATTENTION, bias=True), MLPSpec(96, bias=True))

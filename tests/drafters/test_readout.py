@@ -15,10 +15,10 @@ from peagle.drafters.drafter import Drafter
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import SelectorConfig
-from peagle.engine.draft_temperatures import FACTORS
 from peagle.models.decoder import Decoder
 from peagle.ops.candidates import earliest
-from peagle.ops.race import Race
+from peagle.ops.products.normed import Normed
+from peagle.ops.race import SHARPENING, Race
 from peagle.ops.sampling import Sampling
 
 SELECTOR = SelectorConfig(rank=8, candidates=5)
@@ -81,30 +81,18 @@ def test_the_loss_reads_the_scores_that_the_engine_drafts_by(corrected: Drafter,
 
 @torch.no_grad()
 @pytest.mark.parametrize("selector", [None, SELECTOR])
-def test_every_alternative_follows_the_same_drafts(selector: SelectorConfig | None):
-    """Each factor's draft is what that factor would have given after the drafts of the others."""
+def test_greedy_requests_of_a_race_are_drafted_greedily(selector: SelectorConfig | None):
     model = tiny.random_drafter(tiny.drafter_config(True, selector=selector))
-    hidden = torch.randn(2 * 4, 64)
-    how = Sampling.empty(3, tiny.CPU)
-    how.temperature.copy_(torch.tensor([0.0, 0.4, 0.9]))
-    how.seeds.copy_(torch.tensor([4, 2, 3]))
-    chosen = torch.tensor([3, 0, 5, 2])
-    newest, rows = torch.tensor([8, 2, 6]), torch.tensor([2, 0])
-    race = Race(how, newest, rows, torch.tensor(FACTORS), chosen)
-    drafts = model.readout.draft(hidden, 4, race)
-    assert drafts.alternatives.shape == (2, 4, len(FACTORS))
-    greedy = model.readout.draft(hidden, 4).tokens
-    for slot in range(4):
-        mine = drafts.alternatives[:, slot]
-        assert drafts.tokens[0, slot] == mine[0, chosen[slot]]
-        assert drafts.tokens[1, slot] == greedy[1, slot], "a greedy request is drafted greedily"
-        assert (mine[1] == -1).all()
-        for factor in range(len(FACTORS)):
-            other = chosen.clone()
-            other[slot] = factor
-            changed = model.readout.draft(hidden, 4, replace(race, chosen=other))
-            assert changed.tokens[0, slot] == mine[0, factor]
-    assert len(set(drafts.alternatives[0].flatten().tolist())) > 4
+    hidden, race = normed(model.readout, torch.randn(2 * 4, 64)), race_of([0.9, 0.0])
+    drawn = model.readout.draft(hidden, 4, race)
+    greedy = model.readout.draft(hidden, 4)
+    assert torch.equal(drawn[1], greedy[1])
+    assert not torch.equal(drawn[0], greedy[0])
+
+
+def normed(readout: Readout, hidden: Tensor) -> Normed:
+    """Hidden states under the final norm, as a network's output is read."""
+    return Normed(readout.norm(hidden), None, readout.norm.eps)
 
 
 def race_of(temperatures: list[float]) -> Race:
@@ -112,19 +100,20 @@ def race_of(temperatures: list[float]) -> Race:
     how.temperature.copy_(torch.tensor(temperatures))
     how.seeds.copy_(torch.arange(len(temperatures)) * 7)
     rows = torch.arange(len(temperatures))
-    return Race(how, rows + 3, rows, torch.tensor(FACTORS), torch.tensor([3, 0, 5, 2]))
+    return Race(how, rows + 3, rows)
 
 
 @torch.no_grad()
 def test_slots_one_by_one_race_as_slots_at_once():
     """Each at its own place, without a selector: as a sequential drafter's come."""
     model = tiny.random_drafter(tiny.drafter_config(True))
-    hidden, race = torch.randn(3 * 4, 64), race_of([0.0, 0.8, 2.0])
-    at_once = model.readout.draft(hidden, 4, race)
+    readout, hidden = model.readout, torch.randn(3 * 4, 64)
+    race = race_of([0.0, 0.8, 2.0])
+    at_once = readout.draft(normed(readout, hidden), 4, race)
     for slot in range(4):
-        alone = model.readout.draft(hidden.view(3, 4, -1)[:, slot], 1, race, depth=slot)
-        assert torch.equal(alone.tokens[:, 0], at_once.tokens[:, slot])
-        assert torch.equal(alone.alternatives[:, 0], at_once.alternatives[:, slot])
+        rows = normed(readout, hidden.view(3, 4, -1)[:, slot])
+        alone = readout.draft(rows, 1, race, depth=slot)
+        assert torch.equal(alone[:, 0], at_once[:, slot])
 
 
 @torch.no_grad()
@@ -134,10 +123,10 @@ def test_greedy_requests_have_candidates_where_more_than_one_counts(
 ):
     """For a selector, and for trees."""
     readout = tiny.random_drafter(tiny.drafter_config(True, selector=selector)).readout
-    hidden, race = torch.randn(4, 64), race_of([0.0])
+    hidden, race = normed(readout, torch.randn(4, 64)), race_of([0.0])
     with mock.patch("peagle.drafters.readout.earliest", wraps=earliest) as asked:
         readout.draft(hidden, 4, race)
-        readout.grow(hidden, 4, race, 9, torch.zeros(1, dtype=torch.int64))
+        readout.slots(hidden, 4, race)
     wholes = [call.args[-1] for call in asked.call_args_list]
     assert wholes == [selector is not None, True]
 
@@ -192,9 +181,9 @@ def test_drafts_that_share_the_draw_are_accepted_more_often(targets, trained, on
     ]
     for method in ("peagle", "eagle3"):
         lengths = {}
-        for name, factors in {"greedy": (0.0,) * len(FACTORS), "drawn": FACTORS}.items():
+        for name, sharpening in {"greedy": 0.0, "drawn": SHARPENING}.items():
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("peagle.engine.draft_temperatures.FACTORS", factors)
+                patch.setattr("peagle.ops.race.SHARPENING", sharpening)
                 engine = tiny.engine(
                     target, trained[method].drafter, 4, on_device, tiny.engine_config()
                 )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from peagle.config import SamplingParams
 from peagle.engine.block_groups import BlockGroup, BlockGroups, HeldBlocks
 from peagle.engine.block_pool import BlockPool, block_hash
+from peagle.engine.branching import Branching
 from peagle.engine.capacity import Capacity
 from peagle.engine.pace import Pace
 from peagle.engine.request import Request
@@ -163,7 +164,7 @@ def run(plan: Plan, longest: int) -> tuple[Book, Scheduler]:
         prompt_tokens=plan.prompt_tokens,
     )
     config = tiny.engine_config(enable_prefix_caching=plan.caching)
-    pace = Pace(None, None, capacity.max_length, capacity.num_seqs)
+    pace = Pace(None, None, capacity.max_length, capacity.num_seqs, Branching(0, 0, 0))
     scheduler = Scheduler(capacity.groups(), capacity, config, plan.late, pace)
     table = RequestTable(
         plan.num_seqs,

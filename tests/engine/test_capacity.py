@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from peagle.config import EngineConfig
+from peagle.drafters.proposer import Needs
 from peagle.engine import capacity
 from peagle.engine.capacity import capacity_of
 from peagle.engine.kv_cache import kv_bytes_per_token
@@ -15,7 +16,7 @@ def seqs(target, tokens: int, **sizes: int) -> int:
     decoder = target.decoder
     memory = tokens * kv_bytes_per_token(decoder.spec, decoder.embed.weight.dtype)
     config = EngineConfig(kv_cache_memory=memory, **sizes)
-    return capacity_of(decoder, None, 0, config).num_seqs
+    return capacity_of(decoder, Needs(), 0, config).num_seqs
 
 
 def test_a_cpu_runs_64_requests_at_once(target):

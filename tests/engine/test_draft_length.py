@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from peagle.engine.branching import Branching
 from peagle.engine.cycle_times import MeasuredTimes, RunningTimes, Seconds
 from peagle.engine.draft_length import MIN_CYCLES, DraftLength, candidate_lengths
 from peagle.engine.step import CycleTime
@@ -21,12 +22,14 @@ ANY = {0: 4.5, 1: 5.2, 3: 5.3, 7: 5.6}
 """One request on a GPU, where a cycle may have no drafts."""
 MANY = {0: 12.0, 1: 14.0, 3: 17.0, 7: 24.0}
 """64 requests there."""
+CHAINS = Branching(7, 0, 0)
+"""Seven drafts at most, which never branch."""
 ON_A_CPU = {0: 1.0, 1: 1.5, 3: 1.8, 7: 2.3}
 
 
 def draft_length(seconds: Seconds) -> DraftLength:
     """One that always drafts."""
-    return DraftLength(7, MeasuredTimes(seconds), may_stop=False)
+    return DraftLength(MeasuredTimes(seconds), False, CHAINS)
 
 
 def chosen_for(length: DraftLength, requests: int) -> int:
@@ -121,8 +124,7 @@ TREES = {1: {0: 4.0, 1: 5.0, 3: 5.1, 7: 7.2}, 8: {0: 6.0, 1: 7.0, 3: 7.5, 7: 9.0
 
 
 def branching(may_stop: bool) -> DraftLength:
-    branches = lambda requests, drafts: requests == 1 and drafts == 7  # noqa: E731
-    return DraftLength(7, MeasuredTimes(TREES), may_stop, branches)
+    return DraftLength(MeasuredTimes(TREES), may_stop, Branching(7, 15, most_requests=1))
 
 
 def with_trees(length: DraftLength, requests: int, cycles: int, chain: float, tree: float) -> list:
@@ -191,7 +193,7 @@ class Run:
         seconds before drafts after a cycle without."""
         lengths = sorted(costs)
         times = RunningTimes(lengths) if running else MeasuredTimes({requests: costs})
-        self._length = DraftLength(lengths[-1], times, may_stop=True)
+        self._length = DraftLength(times, True, Branching(lengths[-1], 0, 0))
         self._costs, self._requests, self._running = costs, requests, running
         self._catching_up = catching_up
         self._draw = random.Random(0)
@@ -283,7 +285,7 @@ def test_a_drafter_that_is_always_right_is_never_out_of_use(costs, requests: int
 @pytest.mark.parametrize(("rate", "again"), [(0.8, True), (0.1, False)])
 def test_drafts_come_back_as_requests_do_that_were_left(rate: float, again: bool):
     """64 in flight, of 300 tokens each; while drafts do not pay, eight have a drafter."""
-    length, draw = DraftLength(7, MeasuredTimes({64: MANY}), may_stop=True), random.Random(1)
+    length, draw = DraftLength(MeasuredTimes({64: MANY}), True, CHAINS), random.Random(1)
     left, followed = [draw.randrange(300) for _ in range(64)], [True] * 64
     used = []
     for cycle in range(4000):
@@ -325,7 +327,7 @@ LOAD = st.tuples(st.integers(1, 4), st.integers(1, 80), st.sampled_from([0.0, 0.
 def test_a_load_that_changes_meets_lengths_that_never_ran_there(loads):
     """Loads: requests, for so many cycles, whose drafts are right at some rate."""
     lengths = candidate_lengths(7)
-    length = DraftLength(7, RunningTimes(lengths), may_stop=True)
+    length = DraftLength(RunningTimes(lengths), True, CHAINS)
     for requests, cycles, rate in loads:
         for right in lots([rate] * 7, cycles):
             drafts = chosen_for(length, requests)
@@ -346,7 +348,7 @@ def test_other_programs_on_the_machine_stop_no_drafts():
     """A browser that shows the text, say: every third cycle takes three times as long."""
     for seed in range(20):
         lengths, draw = sorted(ON_A_CPU), random.Random(seed)
-        length, used = DraftLength(7, RunningTimes(lengths), may_stop=True), 0
+        length, used = DraftLength(RunningTimes(lengths), True, CHAINS), 0
         for _ in range(1000):
             drafts = chosen_for(length, 1)
             used += drafts > 0

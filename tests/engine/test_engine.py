@@ -82,7 +82,7 @@ class TestSpeculation:
         request = engine.add("r", PROMPT, SamplingParams(max_tokens=41))
         steps = []
         while engine.busy:
-            (output,) = engine.step()
+            (output,) = tiny.step(engine)
             steps.append(output)
         done = request.speculation
         assert [len(step.new_tokens) for step in steps[:-1]] == [

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
+from peagle.engine.branching import Branching
+from peagle.engine.cycle import Verified
 from peagle.engine.cycle_times import MeasuredTimes
-from peagle.engine.device.cycle import Verified
 from peagle.engine.device.graphs import CycleGraphs
 from peagle.engine.device.prefill import Prefill
 from peagle.engine.draft_length import DraftLength
@@ -287,7 +288,7 @@ def test_draft_lengths_learn_from_them(targets, trained):
 
     engine = engine_of(targets, trained, "peagle", True, draft_length="auto")
     times = MeasuredTimes({4: {1: 1.0, 3: 1.5, 4: 1.6}})
-    engine.scheduler.pace.draft_length = Seeing(4, times, may_stop=False)
+    engine.scheduler.pace.draft_length = Seeing(times, False, Branching(4, 0, 0))
     how = SamplingParams(max_tokens=30, logprobs=0)
     requests = tiny.run(engine, PROMPTS, how)
     done = [request.speculation for request in requests]

@@ -11,8 +11,8 @@ from torch import Tensor
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
 from peagle.engine import logprobs
-from peagle.engine.device.cycle import PromptEnds
 from peagle.engine.device.graphs import CycleGraphs
+from peagle.engine.device.models import PromptEnds
 from peagle.engine.device.prefill import Prefill
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.engine import Engine

@@ -22,7 +22,8 @@ def lookup(shortest: int = 2, longest: int = 8) -> Lookup:
 
 def engine_of(targets, resident: bool, drafter=None, **changes: object) -> Engine:
     config = tiny.engine_config(**changes)
-    return tiny.engine(targets["easy"].decoder, drafter, 4, resident, config, lookup())
+    proposer = tiny.beside(lookup(), drafter)
+    return tiny.engine(targets["easy"].decoder, proposer, 4, resident, config)
 
 
 def plain(targets, prompts: Sequence[Sequence[int]], how: SamplingParams) -> list[list[int]]:
@@ -72,11 +73,10 @@ def test_a_good_drafter_keeps_its_place(targets, trained, resident: bool):
             for request in tiny.run(
                 tiny.engine(
                     targets["easy"].decoder,
-                    trained["peagle"].drafter,
+                    tiny.beside(found, trained["peagle"].drafter),
                     4,
                     resident,
                     tiny.engine_config(),
-                    found,
                 ),
                 prompts,
                 how,

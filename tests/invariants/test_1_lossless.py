@@ -105,10 +105,11 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
         for spec in (target.decoder.spec, drafter.model.config.transformer)
     )
     blocks = -(-LONGEST // case.block_size) + (case.spare_blocks or 0)
+    lookup = Lookup(1, 4, tiny.CPU) if case.lookup else None
     memory = 1 << 22 if case.spare_blocks is None else blocks * case.block_size * per_token
     engine = tiny.engine(
         target.decoder,
-        drafter if case.drafter else None,
+        tiny.beside(lookup, drafter if case.drafter else None),
         case.k,
         case.resident,
         tiny.engine_config(
@@ -120,7 +121,6 @@ def engine_of(target, drafter: Drafter, case: Case) -> Engine:
             enable_prefix_caching=case.prefix_caching,
             draft_length="auto" if case.pauses else "fixed",
         ),
-        Lookup(1, 4, torch.device("cpu")) if case.lookup else None,
     )
     if case.pauses:
         engine.scheduler.pace.draft_length = tiny.GivenLengths([case.k] + 8 * [0])

@@ -102,7 +102,7 @@ def engine_of(pair, method: str) -> Engine:
     )
     drafter = drafters[method.removesuffix("+ngram")] if method != "ngram" else None
     lookup = Lookup(1, 1, tiny.CPU) if method in LOOKUPS else None
-    return Engine(decoder, drafter, K if method != "none" else 0, config, lookup=lookup)
+    return Engine(decoder, tiny.beside(lookup, drafter), K if method != "none" else 0, config)
 
 
 def samples(
@@ -120,7 +120,7 @@ def samples(
         for seed in range(DRAWS)
     ]
     for _ in range(100 if preempt else 0):
-        engine.step()
+        tiny.step(engine)
         for request in engine.scheduler.running[::3]:
             if request.output_length:
                 engine.scheduler.preempt(request)
@@ -287,5 +287,5 @@ def test_a_seed_decides_the_tokens(
     drafter = trained[method.removesuffix("+ngram")].drafter if method != "ngram" else None
     lookup = Lookup(1, 2, tiny.CPU) if method in LOOKUPS else None
     config = tiny.engine_config(max_num_batched_tokens=budget)
-    engine = Engine(target, drafter, k, config, lookup=lookup)
+    engine = Engine(target, tiny.beside(lookup, drafter), k, config)
     assert tiny.outputs(tiny.run(engine, prompts, params)) == alone

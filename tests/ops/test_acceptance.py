@@ -2,8 +2,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.engine.host.cycle import NO_DRAFT
 from peagle.ops.acceptance import accepted_counts
+from peagle.ops.draft import NO_DRAFT
 
 tokens = st.integers(0, 2)
 

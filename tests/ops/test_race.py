@@ -6,11 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peagle.ops.acceptance import shared_draw
-from peagle.ops.race import Race, first_arrivals
+from peagle.ops.race import SHARPENING, Race, draft_scores
 from peagle.ops.sampling import Sampling, arrival_times, exponentials, sample
 
 VOCAB = 24
-FACTORS = (0.0, 0.5, 0.85, 1.0, 1.2)
 settings = st.fixed_dictionaries(
     {
         "temperature": st.sampled_from([0.0, 0.6, 1.0, 1.7]),
@@ -29,19 +28,18 @@ def sampling(rows: list[dict]) -> Sampling:
 def race(rows: list[dict], positions: list[int]) -> Race:
     """Of all rows of a table, for first drafts at some positions."""
     newest, every = torch.tensor(positions) - 1, torch.arange(len(rows))
-    chosen = torch.zeros(9, dtype=torch.int64)
-    return Race(sampling(rows), newest, every, torch.tensor(FACTORS), chosen)
+    return Race(sampling(rows), newest, every)
 
 
 @given(st.lists(settings, min_size=1, max_size=3), st.integers(0, 2**31), st.integers(0, 4))
-def test_the_first_to_arrive_at_each_factor(rows: list[dict], start: int, depth: int):
+def test_the_draft_is_the_first_to_arrive(rows: list[dict], start: int, depth: int):
     generator = torch.Generator().manual_seed(start)
     positions = [start + i for i in range(len(rows))]
     tokens = torch.stack(
         [torch.randperm(VOCAB, generator=generator)[:6] for _ in range(2 * len(rows))]
     ).view(len(rows), 2, 6)
     scores = 3 * torch.randn(len(rows), 2, 4, 6, generator=generator)
-    found = first_arrivals(scores, tokens, race(rows, positions), depth)
+    found = draft_scores(scores, tokens, race(rows, positions), depth).argmax(dim=-1)
     for r, row in enumerate(rows):
         for slot in range(2):
             seed, position = (
@@ -51,36 +49,38 @@ def test_the_first_to_arrive_at_each_factor(rows: list[dict], start: int, depth:
             times = exponentials(seed, position, VOCAB)[0].double().numpy()[tokens[r, slot]]
             for previous in range(4):
                 logits = scores[r, slot, previous].double().numpy()
-                for factor, arrival in zip(FACTORS, found[r, slot, previous], strict=True):
-                    assert int(arrival) == winner(logits, times, row, factor)
+                assert int(found[r, slot, previous]) == winner(logits, times, row)
 
 
-def winner(logits: np.ndarray, times: np.ndarray, row: dict, factor: float) -> int:
-    if row["temperature"] * factor == 0:
+def winner(logits: np.ndarray, times: np.ndarray, row: dict) -> int:
+    if row["temperature"] == 0:
         return int(logits.argmax())
     shares = np.exp((logits - logits.max()) / row["temperature"])
     kept = shares >= row["min_p"] * (1 - 1e-6)
     if row["top_k"]:
         kept &= logits >= np.sort(logits)[::-1][: row["top_k"]][-1]
-    heated = np.where(kept, np.exp((logits - logits.max()) / (row["temperature"] * factor)), 0.0)
+    heated = np.where(
+        kept, np.exp((logits - logits.max()) / (row["temperature"] * SHARPENING)), 0.0
+    )
     return int((heated / times).argmax())
 
 
 def test_the_target_s_own_logits_draft_its_own_tokens():
-    """At a factor of 1 both are the same race."""
+    """At the same temperature both are the same race."""
     rows = [
-        {"temperature": t, "top_k": k, "min_p": p, "seeds": seed}
+        {"temperature": t, "top_k": k, "min_p": 0.0, "seeds": seed}
         for seed in range(40)
-        for t, k, p in [(0.8, 0, 0.0), (1.3, 5, 0.0), (1.0, 0, 0.1)]
+        for t, k in [(0.8, 0), (1.3, 5), (1.0, 0)]
     ]
     positions = [7 * i for i in range(len(rows))]
     logits = 2 * torch.randn(len(rows), VOCAB)
     how = Sampling(**{**vars(sampling(rows)), "top_p": torch.ones(len(rows))})
     chosen = sample(logits, how, torch.tensor(positions) + 3)
     tokens = torch.arange(VOCAB).expand(len(rows), 1, VOCAB)
-    found = first_arrivals(logits[:, None, None], tokens, race(rows, positions), 3)
-    assert torch.equal(found[:, 0, 0, FACTORS.index(1.0)], chosen)
-    assert not torch.equal(found[:, 0, 0, 0], chosen)
+    heated = [{**row, "temperature": row["temperature"] / SHARPENING} for row in rows]
+    found = draft_scores(logits[:, None, None], tokens, race(heated, positions), 3)
+    assert torch.equal(found[:, 0, 0].argmax(dim=-1), chosen)
+    assert not torch.equal(logits.argmax(dim=-1), chosen)
 
 
 def test_some_tokens_arrive_when_they_do_among_all():

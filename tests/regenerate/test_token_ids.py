@@ -76,7 +76,7 @@ class Target:
 
         asked = by_digest([Chat("data:1", tuple(turns), TOOLS)])
         with (
-            mock.patch("peagle.engine.host.worker.choose", self.script.choose),
+            mock.patch("peagle.engine.host.batch.choose", self.script.choose),
             mock.patch.object(self.llm.llm, "prepare", recorded),
             open_output(path, "us", with_ids=True) as output,
         ):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from peagle.completion import Completion
-from peagle.engine.request import Speculation
+from peagle.speculation import Speculation
 
 MS = 1_000.0
 """Milliseconds in a second."""

@@ -24,6 +24,7 @@ from peagle.models.spec import (
     MLPSpec,
 )
 from peagle.ops.rope import RopeConfig
+from peagle.set_acceptance import SetAcceptance
 
 REDUCED_VOCABULARY = 32_000
 MASK_TOKEN = 151_643
@@ -238,10 +239,10 @@ def random_engine(
     method: str,
     k: int,
     layers: int,
-    synthetic: Sequence[float] | None,
+    rates: Sequence[float] | None,
     config: EngineConfig,
 ) -> Engine:
-    """An engine over a shape; `method` is none, eagle3 or peagle; see `Engine` for `synthetic`.
+    """An engine over a shape; `method` is none, eagle3 or peagle; rates: as of `SetAcceptance`.
 
     Raises `InputError` for an unknown shape or too little memory.
     """
@@ -249,7 +250,8 @@ def random_engine(
     models = random_models(name, method, layers, device, resolve_dtype(config.dtype, device))
     if method == "none":
         return Engine(*models, 0, config)
-    return Engine(*models, k, config, synthetic=synthetic)
+    acceptance = None if rates is None else SetAcceptance(rates)
+    return Engine(*models, k, config, acceptance=acceptance)
 
 
 def random_models(

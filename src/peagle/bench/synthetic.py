@@ -26,6 +26,7 @@ from peagle.llm import LLM
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_spec
 from peagle.models.loading import load_decoder
+from peagle.set_acceptance import SetAcceptance
 
 CONTEXT = 4096
 CPU_WEIGHTS = 1 << 30
@@ -163,7 +164,9 @@ class SyntheticWorkload:
             memory = kv_memory(self._target, drafter, setup.k, config, asked + setup.k)
             config = config.model_copy(update={"kv_cache_memory": memory})
         rates = acceptance_rates(setup.k, self.acceptance_length)
-        return LLM.over(Engine(self._target, drafter, setup.k, config, (), rates), NoText())
+        acceptance = SetAcceptance(rates)
+        engine = Engine(self._target, drafter, setup.k, config, acceptance=acceptance)
+        return LLM.over(engine, NoText())
 
     def _drafter(self, method: str) -> Drafter | None:
         if method == "none":

@@ -1,12 +1,13 @@
 """A target's weights, loaded once for all engines that verify with them."""
 
+from functools import partial
+
 from peagle.config import TREE_NODES, DrafterFormat, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
-from peagle.drafters.drafter import Drafter
-from peagle.drafters.lookup import Lookup
-from peagle.drafters.methods import drafter_for
+from peagle.drafters.methods import proposer_for
 from peagle.drafters.model import DraftModel
+from peagle.drafters.proposer import Needs, Proposer
 from peagle.engine.capacity import cache_shape
 from peagle.engine.engine import Engine
 from peagle.llm import LLM
@@ -56,31 +57,28 @@ class SharedTarget:
         longest: tokens of the longest request, if the engine is to hold no more than its requests
         need; None lets it take the memory that an engine of its own takes.
         """
-        drafter: Drafter | None = None
-        k, nodes = 0, None
-        lookup: Lookup | None = None
-        if speculation is not None:
-            k, nodes = speculation.num_speculative_tokens or 0, speculation.num_tree_nodes
-            lookup = Lookup.of(speculation, self._decoder.embed.weight.device)
-            if speculation.model is not None:
-                how = speculation.parallel_drafting, speculation.quantization
-                model = self.draft_model(speculation.model, *how)
-                drafter, k = drafter_for(model), k or model.config.default_k
+        nodes = None if speculation is None else speculation.num_tree_nodes
+        device = self._decoder.embed.weight.device
+        load = partial(self._of_drafter, speculation)
+        proposer, k = proposer_for(speculation, load, device)
         if longest is not None:
             most = max(k, TREE_NODES if nodes is None else nodes)
-            memory = kv_memory(self._decoder, drafter, k, config, longest + most)
+            memory = kv_memory(self._decoder, proposer, k, config, longest + most)
             config = config.model_copy(update={"kv_cache_memory": memory})
-        engine = Engine(
-            self._decoder, drafter, k, config, self._ends, lookup=lookup, num_tree_nodes=nodes
-        )
+        engine = Engine(self._decoder, proposer, k, config, self._ends, nodes)
         return LLM.over(engine, self.tokenizer)
+
+    def _of_drafter(self, speculation: SpeculativeConfig | None, place: str) -> DraftModel:
+        assert speculation is not None
+        return self.draft_model(place, speculation.parallel_drafting, speculation.quantization)
 
 
 def kv_memory(
-    target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig, longest: int
+    target: Decoder, proposer: Proposer | None, k: int, config: EngineConfig, longest: int
 ) -> int:
     """Bytes of keys and values of as many requests of `longest` tokens as the engine may run."""
     assert config.max_num_seqs is not None, "a case says how many requests there are"
-    shape = cache_shape(target, drafter, k, config)
+    needs = Needs() if proposer is None else proposer.needs
+    shape = cache_shape(target, needs, k, config)
     each = longest + BLOCKS_BESIDE * config.block_size
     return shape.needed(config.max_num_seqs, max(each, LEAST // config.max_num_seqs))

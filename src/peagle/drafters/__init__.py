@@ -1,10 +1,12 @@
 """Drafters: what proposes the tokens that the target verifies.
 
-- The network: `model` (and `DrafterConfig`), `vocabulary` (the reduced draft vocabulary), `readout`
-  (its output to drafts), `selector` (a correction by the draft before).
-- How it drafts: `drafter` (the protocol that the engine's cycle needs), `peagle` (K tokens in one
-  pass), `eagle3` (K passes), `methods` (which of the two a model is), `resident` (what the forms of
-  both for a captured cycle share), `lookup` (drafts from a request's own text).
+- `proposer` is what every way of drafting is to the engine. Each is one class: `peagle` (K tokens
+  in one pass), `eagle3` (K passes), `lookup` (drafts from a request's own text), `beside` (a lookup
+  in a drafter's place). A `drafter` is one that is a network; `methods` says which one a
+  configuration asks for.
+- The network: `model` (and `DrafterConfig`), `fused` (its fast twin), `vocabulary` (the reduced
+  draft vocabulary), `readout` (its output to drafts), `selector` (corrects a draft by the one
+  before).
 - Its directory: `checkpoint` (in vLLM's layout, read and written), `config_file`, `correction` (the
   selector's part of it), `quantization` (to FP8, while it is loaded), `diagnosis` (what `peagle
   check` finds).

@@ -1,42 +1,47 @@
 """Drafts looked up in a request's own text, and when to trust them."""
 
-from typing import Self
-
 import torch
 from torch import Tensor
 
-from peagle.config import SpeculativeConfig
-from peagle.ops.lookup import Found, look_up, weigh
+from peagle.drafters.proposer import Needs, Proposer, ProposerRows
+from peagle.ops.acceptance import Path
+from peagle.ops.draft import NO_DRAFT, Draft
+from peagle.ops.lookup import look_up, weigh
 
 TRUSTED, TRUST = 6, 0.25
 """Tokens of a match that is used before any was verified, and what it is taken to gain: so little
 that a few wrong ones are enough."""
+PRICE, BESIDE_PRICE = 0.5, 3.0
+"""Drafts of a match that must be right for it to be worth a cycle's longer pass, or a drafter's
+drafts."""
 
 
-class Lookup:
-    """Looks drafts up, and learns by the length of the match whether they are better than others.
+class Lookup(Proposer):
+    """Drafts what followed a text's last tokens when they stood there before.
 
-    No match has to be tried to know how good it is. This changes how many drafts are accepted,
-    never a token.
+    It learns by the length of the match whether drafts are worth it; no match has to be tried to
+    know that.
     """
 
-    def __init__(self, shortest: int, longest: int, device: torch.device) -> None:
-        """shortest, longest: tokens of a match."""
-        self.shortest = shortest
+    needs = Needs(history=True)
+    learns = True
+
+    def __init__(
+        self, shortest: int, longest: int, device: torch.device, price: float = PRICE
+    ) -> None:
+        """shortest, longest: tokens of a match; price: drafts of it that must be right."""
+        self._shortest, self._price = shortest, price
         trusted = torch.arange(longest + 1, device=device) >= min(TRUSTED, longest)
         self._gains = torch.where(trusted, TRUST, -0.01)
-        """[longest + 1] tokens that drafts after a match of each length gain over others."""
+        """[longest + 1] tokens that drafts after a match of each length gain."""
 
-    @classmethod
-    def of(cls, speculation: SpeculativeConfig, device: torch.device) -> Self | None:
-        """The lookup that a configuration asks for, if any."""
-        lengths = speculation.lookup
-        return None if lengths is None else cls(*lengths, device)
+    def propose(self, rows: ProposerRows) -> Draft:
+        """What is found in the requests' texts."""
+        found = look_up(*rows.texts, rows.drafts, self._shortest, self._gains)
+        return Draft(found.tokens.where(found.used[:, None], NO_DRAFT), source=found)
 
-    def propose(self, history: Tensor, requests: Tensor, counts: Tensor, drafts: int) -> Found:
-        """Drafts [requests, drafts] and which of them to use. Arguments as of `look_up`."""
-        return look_up(history, requests, counts, drafts, self.shortest, self._gains)
-
-    def record(self, found: Found, drafts: Tensor, chosen: Tensor, others: Tensor | None) -> None:
-        """Learn from a cycle. Arguments as of `weigh`."""
-        weigh(self._gains, found, drafts, chosen, others)
+    def learn(self, draft: Draft, path: Path, followed: Tensor) -> None:
+        if draft.source is None:  # of a cycle in parts, which keeps tokens alone
+            return
+        lengths = draft.source.lengths.where(followed, 0)
+        weigh(self._gains, draft.source._replace(lengths=lengths), path, self._price)

@@ -3,8 +3,6 @@
 The model, the loss and both of the engine's drafters read a drafter's output through this object.
 """
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -13,17 +11,14 @@ from peagle.models.spec import DecoderSpec
 from peagle.ops import residual
 from peagle.ops.argmax import argmax
 from peagle.ops.candidates import Candidates, Pairs, earliest, likeliest
-from peagle.ops.drafts import Drafts, draw_drafts
+from peagle.ops.draft import draw
 from peagle.ops.linear import Linear
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.race import Race
-from peagle.ops.tree import Tree, grow
 
 CANDIDATES = 16
 """Drafts of each slot that take part in a draw or may be nodes, where there is no selector."""
-Product = Callable[[Linear], Tensor]
-"""A layer's product with the final norm's output: [rows, out_features]."""
 
 
 class Readout(nn.Module):
@@ -77,55 +72,35 @@ class Readout(nn.Module):
         added = self.selector(gates, previous.clamp(min=0)[:, None], found.ids)[:, 0]
         return found, found.scores + added.float() * (previous >= 0)[:, None]
 
-    def draft(self, hidden: Tensor, slots: int, race: Race | None = None, depth: int = 0) -> Drafts:
-        """Drafts of consecutive slots. hidden: [requests * slots, hidden_size].
+    def draft(self, hidden: Normed, slots: int, race: Race | None = None, depth: int = 0) -> Tensor:
+        """Drafts of consecutive slots, one behind another: [requests, slots] target ids.
 
-        race: the draws that they are for, None for the most likely drafts; depth: that of the first
-        slot. The first draft of a cycle is never corrected: its slot has read the token before.
+        hidden: [requests * slots, hidden_size] under the final norm; race: the draws that they are
+        for, None for the most likely drafts; depth: that of the first slot. The first draft of a
+        cycle is never corrected: its slot has read the token before.
         """
-        normed = self.norm(hidden)
-        return self._draft(lambda layer: layer(normed), slots, race, depth)
-
-    def draft_normed(self, hidden: Normed, slots: int, race: Race, depth: int = 0) -> Drafts:
-        """The same for captured layers' output, which is normed already."""
-        return self._draft(lambda layer: residual.linear(hidden, layer), slots, race, depth)
-
-    def grow(
-        self, hidden: Tensor, slots: int, race: Race | None, nodes: int, unbranched: Tensor
-    ) -> tuple[Tree, Drafts | None]:
-        """A tree of the drafts of consecutive slots, and those that there would be without one, if
-        they are drawn. Arguments as of `draft` and `ops.tree.grow`."""
-        normed = self.norm(hidden)
-        return self._grow(lambda layer: layer(normed), slots, race, nodes, unbranched)
-
-    def grow_normed(
-        self, hidden: Normed, slots: int, race: Race, nodes: int, unbranched: Tensor
-    ) -> tuple[Tree, Drafts]:
-        """The same for captured layers' output, which is normed already."""
-        given = slots, race, nodes, unbranched
-        tree, drafts = self._grow(lambda layer: residual.linear(hidden, layer), *given)
-        assert drafts is not None
-        return tree, drafts
-
-    def _grow(
-        self, product: Product, slots: int, race: Race | None, nodes: int, unbranched: Tensor
-    ) -> tuple[Tree, Drafts | None]:
-        found = self.candidates(product(self.head), race).by_request(slots)
-        pairs = self._pairs(product, slots)
-        tree = grow(found, pairs, race, nodes, unbranched)
-        return tree, None if race is None else draw_drafts(found, pairs, race)
-
-    def _draft(self, product: Product, slots: int, race: Race | None, depth: int) -> Drafts:
-        logits = product(self.head)
         if self.selector is None and race is None:
-            return Drafts(argmax(logits, self.d2t).view(-1, slots))
+            return argmax(residual.linear(hidden, self.head), self.d2t).view(-1, slots)
         whole = self.selector is not None
-        found = self.candidates(logits, race, depth, whole).by_request(slots)
-        return draw_drafts(found, self._pairs(product, slots), race, depth)
+        found, pairs = self.slots(hidden, slots, race, depth, whole)
+        return draw(found, pairs, race, depth)
 
-    def _pairs(self, product: Product, slots: int) -> Pairs | None:
-        """How drafts of neighbouring slots go together; None without a selector."""
+    def slots(
+        self,
+        hidden: Normed,
+        slots: int,
+        race: Race | None = None,
+        depth: int = 0,
+        whole: bool = True,
+    ) -> tuple[Candidates, Pairs | None]:
+        """Drafts that may be chosen in consecutive slots [requests, slots, candidates], and how
+        those of neighbouring slots go together; None without a selector.
+
+        whole: as in `earliest`; the other arguments as of `draft`.
+        """
+        logits = residual.linear(hidden, self.head)
+        found = self.candidates(logits, race, depth, whole).by_request(slots)
         if self.selector is None or slots == 1:
-            return None
-        gates = product(self.selector.projection)
-        return self.selector.pairs(gates.view(-1, slots, gates.shape[-1]))
+            return found, None
+        gates = residual.linear(hidden, self.selector.projection)
+        return found, self.selector.pairs(gates.view(-1, slots, gates.shape[-1]))

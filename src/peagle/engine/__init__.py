@@ -22,8 +22,9 @@ What `LLM` has of it, in this process or another, is `peagle.engine_client`.
 - What is next, and what came of it: `engine` drives, `scheduler` decides by `plan`, over `request`,
   `block_groups` (of `block_pool`s), `row_pool`, `pace` (of `draft_length`, by `cycle_times`, and
   `repeats`) and `capacity` (of a `cache_shape`).
-- Where drafts come from: `drafting`, with `draft_temperatures`, and `trees`, which says whether
-  they may branch.
+- One `cycle`: draft, verify, accept, commit, the same on the host and on the device. `drafting`
+  says what drafts, `branching` which cycles have trees, and `history` holds the texts of a
+  proposer that reads them.
 - What passes between: `step`. A worker keeps what a request needs from step to step by its table
   row, and nobody else knows that.
 - What carries it out: `worker`, of which there are two, `host` and `device`, over `request_table`,

@@ -8,7 +8,7 @@ import torch
 
 from peagle.config import EngineConfig
 from peagle.device import batched_tokens, kv_cache_memory, prompt_tokens
-from peagle.drafters.drafter import Drafter
+from peagle.drafters.proposer import Needs
 from peagle.engine.block_groups import BlockGroup, BlockGroups
 from peagle.engine.block_pool import BlockPool
 from peagle.engine.cache_shape import SEQ_TOKENS, CacheShape, Division
@@ -60,15 +60,15 @@ class Capacity:
         return BlockGroups(groups, self.block_size)
 
 
-def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig) -> Capacity:
+def capacity_of(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> Capacity:
     """Divide the memory. Raises `InputError` when it cannot hold one sequence."""
     device = target.embed.weight.device
-    rows, shape = batched_tokens(config, device), cache_shape(target, drafter, k, config)
-    missed = _missed(target, drafter) if config.draft_length == "auto" else 0
+    rows, shape = batched_tokens(config, device), cache_shape(target, needs, k, config)
+    missed = _missed(target, needs) if config.draft_length == "auto" else 0
 
     def memory(num_seqs: int) -> int:
         """Bytes of the KV cache beside what so many requests need in a step."""
-        needed = _workspace(target, drafter, rows, num_seqs, k) + num_seqs * missed
+        needed = _workspace(target, needs, rows, num_seqs, k) + num_seqs * missed
         return kv_cache_memory(config, device, needed)
 
     num_seqs = config.max_num_seqs or _num_seqs(shape, memory, MOST_SEQS[device.type])
@@ -87,14 +87,11 @@ def capacity_of(target: Decoder, drafter: Drafter | None, k: int, config: Engine
     )
 
 
-def cache_shape(
-    target: Decoder, drafter: Drafter | None, k: int, config: EngineConfig
-) -> CacheShape:
+def cache_shape(target: Decoder, needs: Needs, k: int, config: EngineConfig) -> CacheShape:
     """Of the cache of both models."""
     weight = target.embed.weight
-    drafting = None if drafter is None else drafter.model.config.transformer
     prompts = prompt_tokens(config, weight.device)
-    return CacheShape(target.spec, drafting, weight.dtype, k, prompts, config)
+    return CacheShape(target.spec, needs.cache, weight.dtype, k, prompts, config)
 
 
 def _num_seqs(shape: CacheShape, memory: Callable[[int], int], most: int) -> int:
@@ -108,7 +105,7 @@ def _num_seqs(shape: CacheShape, memory: Callable[[int], int], most: int) -> int
     return num_seqs
 
 
-def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: int, k: int) -> int:
+def _workspace(target: Decoder, needs: Needs, rows: int, requests: int, k: int) -> int:
     """Bytes of a step's largest tensors: layer products, drafter features, logits, token counts.
 
     Captured prompts have theirs apart from those of prompts launched kernel by kernel. Logits exist
@@ -116,7 +113,7 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: in
     """
     spec = target.spec
     inner = max(layer.width for layer in spec.layers)
-    features = 0 if drafter is None else drafter.model.config.feature_size
+    features = 0 if needs.network is None else needs.network.config.feature_size
     width = 3 * inner + 8 * spec.hidden_size + 2 * features
     captured = min(rows, SIZES[-1])
     logits = 3 * requests * (k + 1) * spec.vocab_size
@@ -124,11 +121,11 @@ def _workspace(target: Decoder, drafter: Drafter | None, rows: int, requests: in
     return ((rows + captured) * width + logits) * target.embed.weight.dtype.itemsize + counts
 
 
-def _missed(target: Decoder, drafter: Drafter | None) -> int:
+def _missed(target: Decoder, needs: Needs) -> int:
     """Bytes of a request's projected features that wait for the drafter, at most."""
-    if drafter is None:
+    if needs.cache is None:
         return 0
-    hidden = drafter.model.config.transformer.hidden_size
+    hidden = needs.cache.hidden_size
     return MOST_UNSEEN * hidden * target.embed.weight.dtype.itemsize
 
 

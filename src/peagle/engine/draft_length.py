@@ -1,8 +1,9 @@
 """How many drafts a cycle makes: the number that gives the most tokens per second, or none."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+from peagle.engine.branching import Branching
 from peagle.engine.cycle_times import CycleTimes
 from peagle.engine.step import CycleTime
 
@@ -40,10 +41,6 @@ def candidate_lengths(k: int) -> tuple[int, ...]:
     return (0, *(count for count in CANDIDATES if 4 * count <= 3 * k), k) if k else (0,)
 
 
-NodesFor = Callable[[int, int], int]
-"""`Worker.nodes_for`: how a cycle of so many requests and drafts will branch."""
-
-
 class DraftLength:
     """Weighs the time of cycles against the tokens that they are expected to give.
 
@@ -58,21 +55,19 @@ class DraftLength:
     come into use again when they are right again. Those that are right pay for the next probe.
     """
 
-    def __init__(
-        self, k: int, times: CycleTimes, may_stop: bool, nodes_for: NodesFor = lambda *_: 0
-    ) -> None:
-        """may_stop: whether a cycle may have no drafts."""
-        self._times, self._may_stop, self._nodes_for = times, may_stop, nodes_for
-        self._has_trees = nodes_for(1, k) > 0
-        """Whether drafts ever do."""
-        self._k = self._chosen = k
+    def __init__(self, times: CycleTimes, may_stop: bool, branching: Branching) -> None:
+        """may_stop: whether a cycle may have no drafts; branching: which cycles have trees."""
+        self._times, self._may_stop, self._branching = times, may_stop, branching
+        self._k = self._chosen = branching.k
         self._cycles = MIN_CYCLES
         """Cycles since the last change."""
         self._launched = 0
         """Cycles in all."""
         self._probed = False
         """Whether the last cycle was a probe, so that the drafter has missed nothing since."""
-        self._chains, self._trees = (AcceptanceRates(k, PRIOR_RATE, PRIOR_COUNT) for _ in range(2))
+        self._chains, self._trees = (
+            AcceptanceRates(self._k, PRIOR_RATE, PRIOR_COUNT) for _ in range(2)
+        )
         self._credit = MOST_CREDIT
         self._catching_up = 0.0
         """Seconds for which the drafter catches up before a probe."""
@@ -87,20 +82,20 @@ class DraftLength:
             return self._look
         if not costs:
             return self._chosen
-        share, nodes = followed / requests, self._nodes(requests, branch)
+        share, tree = followed / requests, self._tree(requests, branch)
         if self._chosen:
             too_soon = self._cycles < MIN_CYCLES and not self._broke
-            return self._chosen if too_soon else self._best(costs, share, nodes)
+            return self._chosen if too_soon else self._best(costs, share, tree)
         probe = min(drafts for drafts in costs if drafts)
         probes = followed > 0 and self._credit >= self._price(costs, probe)
-        return self._best(costs, share, nodes) or (probe if probes else 0)
+        return self._best(costs, share, tree) or (probe if probes else 0)
 
     def pays(self, requests: int) -> bool:
         """Whether drafts for all of so many requests would be faster than none, as far as known."""
         costs = self._times.seconds(requests)
         if not self._may_stop or not costs:
             return True
-        speeds = self._speeds(costs, 1.0, self._nodes(requests, branch=True))
+        speeds = self._speeds(costs, 1.0, self._tree(requests, branch=True))
         return max(speeds, key=lambda drafts: speeds[drafts]) > 0
 
     def launched(self, requests: int, followed: int, drafts: int, branch: bool = True) -> None:
@@ -109,7 +104,7 @@ class DraftLength:
         self._launched += 1
         if looks or not costs:
             return
-        best = self._best(costs, followed / requests, self._nodes(requests, branch))
+        best = self._best(costs, followed / requests, self._tree(requests, branch))
         probes = drafts > 0 and not self._chosen and drafts != best
         self._credit += ALLOWANCE if not drafts else -self._price(costs, drafts)
         self._probed = probes
@@ -120,7 +115,7 @@ class DraftLength:
     def verified(self, cycle: Sequence[tuple[int, int]], branched: bool = False) -> None:
         """Learn from a cycle: the drafts of each of its requests, and how many were accepted.
 
-        branched: whether they did.
+        branched: whether the drafts were trees.
         """
         drafted = [(drafts, accepted) for drafts, accepted in cycle if drafts]
         if not drafted:
@@ -130,7 +125,7 @@ class DraftLength:
         if branched:
             newest, other = other, newest
         newest.learn(drafted, keep)
-        if self._has_trees:
+        if self._branching.most_requests and self._branching.nodes:
             for place in contradictions(self._chains, self._trees):
                 other.doubt(place, newest.tried[place])
         gained = sum(accepted for _, accepted in drafted) / len(cycle)
@@ -151,19 +146,20 @@ class DraftLength:
     def _broke(self) -> bool:
         return self._may_stop and self._credit < 0
 
-    def _best(self, costs: dict[int, float], share: float, nodes: Sequence[int]) -> int:
+    def _best(self, costs: dict[int, float], share: float, tree: bool) -> int:
         """The fastest length, if it is enough faster than the chosen one; none without credit."""
         if self._chosen and self._broke:
             return 0
-        speeds = self._speeds(costs, share, nodes)
+        speeds = self._speeds(costs, share, tree)
         best = max(speeds, key=lambda drafts: speeds[drafts])
         return best if speeds[best] > MIN_GAIN * speeds[self._chosen] else self._chosen
 
-    def _speeds(
-        self, costs: dict[int, float], share: float, nodes: Sequence[int]
-    ) -> dict[int, float]:
-        """Tokens per request and second of every length, where a share of requests has drafts."""
-        tokens = self._tokens(nodes)
+    def _speeds(self, costs: dict[int, float], share: float, tree: bool) -> dict[int, float]:
+        """Tokens per request and second of every length, where a share of requests has drafts.
+
+        tree: whether K drafts of each are a tree.
+        """
+        tokens = self._tokens(tree)
         return {d: (1 + share * (tokens[d] - 1)) / seconds for d, seconds in costs.items()}
 
     def _price(self, costs: dict[int, float], drafts: int) -> float:
@@ -189,18 +185,16 @@ class DraftLength:
             self._credit = max(self._credit, STAKE)
         self._chosen, self._cycles = drafts, 0
 
-    def _nodes(self, requests: int, branch: bool) -> list[int]:
-        """Of the trees of a cycle with 0, 1, 2 ... drafts."""
-        drafts = range(self._k + 1)
-        return [self._nodes_for(requests, count) if branch else 0 for count in drafts]
+    def _tree(self, requests: int, branch: bool) -> bool:
+        """Whether K drafts of each of so many requests are a tree. branch: whether they may be."""
+        return branch and self._branching.nodes_for(requests, self._k) > 0
 
-    def _tokens(self, nodes: Sequence[int]) -> list[float]:
-        """Expected tokens per request and cycle with 0, 1, 2 ... drafts; nodes: of their trees."""
-        if not any(nodes):
+    def _tokens(self, tree: bool) -> list[float]:
+        """Expected tokens per request and cycle with 0, 1, 2 ... drafts. tree: as in `_speeds`."""
+        if not tree:
             return _expected(self._chains.rates())
-        chain, tree = consistent(self._chains, self._trees)
-        pairs = zip(nodes, _expected(tree), _expected(chain), strict=True)
-        return [of_tree if count else of_chain for count, of_tree, of_chain in pairs]
+        of_chain, of_tree = map(_expected, consistent(self._chains, self._trees))
+        return [*of_chain[:-1], of_tree[-1]]
 
 
 class AcceptanceRates:

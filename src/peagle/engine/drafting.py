@@ -1,27 +1,53 @@
-"""Where an engine's drafts come from, and what shape they may have."""
+"""What an engine drafts with, and what shape its drafts may have."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from peagle.drafters.drafter import Drafter
-from peagle.drafters.lookup import Lookup
+import torch
+from torch import Tensor
+
+from peagle.drafters.proposer import Needs, Proposer
+from peagle.engine.cycle import Accept
+from peagle.ops.acceptance import Path, accept
+from peagle.ops.draft import Draft
+
+
+class Judge(Protocol):
+    """Decides which drafts are accepted, in place of the target's choices."""
+
+    def open(self, rows: int, device: torch.device) -> Accept:
+        """For requests in so many table rows."""
+        ...
+
+
+def by_target(draft: Draft, chosen: Tensor, _: Tensor) -> Path:
+    """The path that the target's own choices confirm."""
+    return accept(draft, chosen)
 
 
 @dataclass(frozen=True)
 class Drafting:
     """What drafts, and how many drafts a cycle may have."""
 
-    drafter: Drafter | None
+    proposer: Proposer | None
     lengths: Sequence[int]
     """The numbers to choose from, ascending, K last; (0,) where nothing drafts."""
-    synthetic: Sequence[float] | None = None
-    """In which share of cycles draft 1, 2 ... is accepted, whatever the target says."""
-    lookup: Lookup | None = None
-    """Finds drafts in a request's own text, beside the drafter or without one."""
     num_tree_nodes: int | None = None
-    """Of drafts that branch; 0: they do not, None: as `peagle.engine.trees` decides."""
+    """Drafts of a request where they branch; 0: they do not, None: as `branching` decides."""
+    acceptance: Judge | None = None
+    """Decides which drafts are accepted, for measuring time; None: the target's choices do."""
 
     @property
     def k(self) -> int:
-        """Most drafts of a cycle."""
+        """Most drafts along a path."""
         return self.lengths[-1]
+
+    @property
+    def needs(self) -> Needs:
+        """What is kept for the proposer."""
+        return Needs() if self.proposer is None else self.proposer.needs
+
+    def accept(self, rows: int, device: torch.device) -> Accept:
+        """What follows the target's choices, for requests in so many table rows."""
+        return by_target if self.acceptance is None else self.acceptance.open(rows, device)

@@ -6,13 +6,12 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from peagle.config import EngineConfig, SamplingParams
-from peagle.drafters.drafter import Drafter
-from peagle.drafters.lookup import Lookup
+from peagle.drafters.proposer import Proposer
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
 from peagle.engine.cycle_times import cycle_times
 from peagle.engine.draft_length import DraftLength, candidate_lengths
-from peagle.engine.drafting import Drafting
+from peagle.engine.drafting import Drafting, Judge
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.pace import Pace
 from peagle.engine.plan import NOTHING, Plan
@@ -97,10 +96,10 @@ class EngineDeadError(Exception):
 class Engine:
     """Runs requests on one device; single-threaded, driven by calls to `step`.
 
-    `synthetic[i]`: share of cycles in which draft i + 1 is accepted, whatever the target says. This
-    is for measuring time; the text means nothing.
-    lookup: finds drafts in a request's own text, beside a drafter or without one.
+    proposer: drafts up to K tokens for a cycle; None: nothing drafts, and K is 0.
     num_tree_nodes: drafts that branch, in place of K; as in `SpeculativeConfig`.
+    acceptance: decides which drafts are accepted in place of the target, for measuring time: the
+    text means nothing.
 
     Raises `InputError` when the KV cache cannot hold one sequence, or the context K drafts, and for
     trees that there cannot be.
@@ -109,19 +108,21 @@ class Engine:
     def __init__(
         self,
         target: Decoder,
-        drafter: Drafter | None,
+        proposer: Proposer | None,
         k: int,
         config: EngineConfig,
         end_tokens: Sequence[int] = (),
-        synthetic: Sequence[float] | None = None,
-        lookup: Lookup | None = None,
         num_tree_nodes: int | None = None,
+        acceptance: Judge | None = None,
     ) -> None:
-        assert (drafter is None and lookup is None) == (k == 0), "whatever drafts comes with its K"
-        self.target, self.drafter, self.k = target, drafter, k
+        assert (proposer is None) == (k == 0), "whatever drafts comes with its K"
+        self.target, self.proposer, self.k = target, proposer, k
         self.vocab_size = target.spec.vocab_size
         self.end_tokens = tuple(token for token in end_tokens if 0 <= token < self.vocab_size)
-        capacity = capacity_of(target, drafter, k, config)
+        lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
+        drafting = Drafting(proposer, lengths, num_tree_nodes, acceptance)
+        self._needs = needs = drafting.needs
+        capacity = capacity_of(target, needs, k, config)
         self.max_length = capacity.max_length
         if k >= self.max_length:
             raise InputError(
@@ -129,30 +130,26 @@ class Engine:
                 "or raise max_model_len"
             )
         self.blocks = capacity.groups()
-        lengths = candidate_lengths(k) if config.draft_length == "auto" else (k,)
         processor = LogitsProcessor(self._constraint_of)
-        drafting = Drafting(drafter, lengths, synthetic, lookup, num_tree_nodes)
         self.worker = open_worker(target, drafting, capacity, processor)
         draft_length = None
         if (costs := self.worker.cycle_seconds) is not None:
             times = cycle_times(lengths, costs)
-            worker = self.worker
-            draft_length = DraftLength(k, times, worker.pauses, worker.nodes_for)
+            draft_length = DraftLength(times, self.worker.pauses, self.worker.branching)
         ahead = self.worker.runs_ahead
         without_drafts = lengths[0] == 0
-        repeats = Repeats() if ahead and without_drafts and lookup is None else None
+        repeats = Repeats() if ahead and without_drafts and not needs.history else None
         pace = Pace(
             draft_length,
             repeats,
             max_length=self.max_length,
             max_num_seqs=capacity.num_seqs,
-            most_trees=self.worker.most_trees,
-            worker_nodes=self.worker.nodes_for,
+            branching=self.worker.branching,
         )
         self.scheduler = Scheduler(self.blocks, capacity, config, ahead, pace)
         self.max_num_seqs = capacity.num_seqs
         self._threads = thread_count(target.embed.weight.device)
-        self._may_leave = ahead and drafter is not None and lookup is None
+        self._may_leave = ahead and needs.network is not None and not needs.history
         """Whether requests may go without drafts: on a CPU the cost of a cycle depends on how many
         of its requests do."""
         self._seed = config.seed
@@ -172,8 +169,8 @@ class Engine:
     def facts(self) -> EngineFacts:
         """What never changes."""
         drafter = None
-        if self.drafter is not None:
-            config = self.drafter.model.config
+        if self._needs.network is not None:
+            config = self._needs.network.config
             drafter = DrafterFacts(config.parallel, config.trained_tokens)
         return EngineFacts(
             vocab_size=self.vocab_size,
@@ -181,7 +178,7 @@ class Engine:
             max_length=self.max_length,
             max_num_seqs=self.max_num_seqs,
             k=self.k,
-            most_trees=self.worker.most_trees,
+            most_trees=self.worker.branching.most_requests if self.worker.branching.nodes else 0,
             runs_ahead=self.runs_ahead,
             drafter=drafter,
         )
@@ -219,7 +216,7 @@ class Engine:
             seed & MAX_SEED,
             k,
             constraint,
-            from_features=self.drafter is not None,
+            from_features=self._needs.network is not None,
             may_be_left=self._may_leave and params.num_speculative_tokens is None,
         )
         ends = () if params.ignore_eos else self.end_tokens

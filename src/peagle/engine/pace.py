@@ -3,7 +3,8 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from peagle.engine.draft_length import DraftLength, NodesFor
+from peagle.engine.branching import Branching
+from peagle.engine.draft_length import DraftLength
 from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request
 from peagle.engine.step import CycleTime
@@ -24,10 +25,8 @@ class Pace:
     """Longest prompt + output in tokens."""
     max_num_seqs: int
     """Most requests that run at once."""
-    most_trees: int = 0
-    """Requests of a cycle up to which their drafts may branch."""
-    worker_nodes: NodesFor = lambda *_: 0
-    """`Worker.nodes_for`."""
+    branching: Branching
+    """Which cycles may have trees in place of chains."""
 
     def follows_one_more(self, requests: Collection[Request]) -> bool:
         """Whether the drafter is to follow a request beside these.
@@ -51,18 +50,17 @@ class Pace:
             drafts = self.draft_length.choose(len(decoding), _followed(decoding), branch)
         return drafts, self._repeats(decoding, drafts)
 
-    def nodes_for(self, decoding: Sequence[Request], drafts: int | None) -> int:
-        """Nodes of each one's tree, with drafts as they were chosen; 0: these do not branch."""
-        if not self.may_branch(decoding):
+    def nodes_for(self, cycles: Sequence[Request], drafts: int | None) -> int:
+        """Drafts of each request's tree, with drafts as they were chosen; 0: these are chains."""
+        if not self.may_branch(cycles):
             return 0
-        most = max(request.k for request in decoding)
-        most = most if drafts is None else min(most, drafts)
-        return self.worker_nodes(len(decoding), most) if most else 0
+        most = max((request.k for request in cycles), default=0)
+        return self.branching.nodes_for(len(cycles), most if drafts is None else min(most, drafts))
 
     def may_branch(self, cycles: Sequence[Request]) -> bool:
-        """Whether drafts of some requests may be trees in one cycle: few enough run, and neither
-        the host nor penalties take all drafts to be one behind another."""
-        if not 0 < len(cycles) <= self.most_trees or any(one.needs_host for one in cycles):
+        """Whether drafts of some requests may be trees in one cycle: neither the host nor penalties
+        take all drafts to be one behind another."""
+        if any(request.needs_host for request in cycles):
             return False
         return not all(request.params.penalized for request in cycles)
 
@@ -78,7 +76,7 @@ class Pace:
     ) -> None:
         """Learn from a step: the drafts of each request, how many were accepted, and its time.
 
-        branched: whether drafts did.
+        branched: whether the drafts were trees.
         """
         if self.draft_length is not None:
             self.draft_length.verified(verified, branched)

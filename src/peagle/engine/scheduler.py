@@ -31,6 +31,8 @@ class Launched:
     """`Request.admissions` of each, at the launch."""
     prompts_alone: bool
     """Whether it has prompt chunks only."""
+    branched: bool
+    """Whether the drafts of its cycles are trees."""
 
 
 class Scheduler:
@@ -138,8 +140,8 @@ class Scheduler:
         self._caught_up.clear()
         self._steps += 1
         requests = [share.request for share in shares]
-        branch = self.pace.may_branch(requests)
-        self._note(plan, requests)
+        nodes = self._nodes(plan, shares)
+        self._note(plan, requests, nodes > 0)
         return Step(
             self._steps,
             left=left,
@@ -150,7 +152,7 @@ class Scheduler:
             cycles=cycles,
             repeats=plan.repeats,
             chunks=chunks,
-            branch=branch,
+            nodes=nodes,
         )
 
     def commit(self, outcome: Outcome) -> list[RequestOutput]:
@@ -239,8 +241,21 @@ class Scheduler:
         for group, fresh in enumerate(self.groups.grow(request.blocks, share.fresh)):
             self.rows.append(request.row, group, held, fresh)
 
-    def _note(self, plan: Plan, cycles: Sequence[Request]) -> None:
-        """Write down a plan that the worker gets. cycles: those who take part in its cycles."""
+    def _nodes(self, plan: Plan, cycles: Sequence[Share]) -> int:
+        """Drafts of each of a step's cycles where they branch; 0: they are chains.
+
+        A worker that answers at once has trees for a request that is alone and has room for them.
+        """
+        nodes = self.pace.nodes_for([share.request for share in cycles], plan.drafts)
+        if not nodes or self.runs_ahead:
+            return nodes
+        [share, *others] = plan.work
+        room = len(share.request.blocks) * self._capacity.block_size
+        return nodes if not others and share.start + nodes < room else 0
+
+    def _note(self, plan: Plan, cycles: Sequence[Request], branched: bool) -> None:
+        """Write down a plan that the worker gets. cycles: those who take part in its cycles;
+        branched: whether their drafts are trees."""
         if not plan.work:
             return
         self.pace.launched(cycles, plan.drafts, plan.repeats)
@@ -248,7 +263,7 @@ class Scheduler:
             share.request.launch(share.rows, share.tokens)
             share.request.on_device |= share.completes and self.runs_ahead
         admissions = tuple(share.request.admissions for share in plan.work)
-        launched = Launched(self._steps, plan.work, admissions, prompts_alone=not cycles)
+        launched = Launched(self._steps, plan.work, admissions, not cycles, branched)
         self._launched.append(launched)
 
     def _land(self, launched: Launched, outcome: Outcome) -> list[RequestOutput]:
@@ -264,7 +279,7 @@ class Scheduler:
                 if share.decodes:
                     verified.append((share.drafts, results[request.row].accepted))
                 outputs.append(self._advance(share, results[request.row]))
-        self.pace.landed(verified, outcome.time, outcome.branched)
+        self.pace.landed(verified, outcome.time, launched.branched)
         return outputs
 
     def _advance(self, share: Share, result: Result) -> RequestOutput:
@@ -272,9 +287,6 @@ class Scheduler:
         request = share.request
         request.computed += share.rows - share.drafts + result.accepted
         request.drafter_computed = request.computed - result.pending
-        if share.decodes:
-            did = result.drafted, result.accepted, result.looked_up
-            request.speculation.record(*did, repeats=len(result.tokens))
         new, reason = request.until_end(result.tokens, self._capacity.max_length)
         scores = result.prompt_logprobs
         if scores and any(math.isnan(entry.chosen) for entry in scores):
@@ -282,8 +294,6 @@ class Scheduler:
         if reason != "error":
             request.prompt_logprobs += scores
         request.tokens += new
-        scored = result.logprobs[: len(new)]
-        request.logprobs += scored
         if request.constraint is not None:
             request.constraint.advance(new)
         self._remember(
@@ -302,7 +312,7 @@ class Scheduler:
             reason,
             drafted=result.drafted,
             verified=result.accepted,
-            logprobs=scored,
+            logprobs=result.logprobs[: len(new)],
             beginning=request.beginning() if (new or reason) and not request.told else None,
             failure=request.failure,
             cycle=share.decodes,

@@ -1,17 +1,26 @@
 """Spans of requests as rows of one pass: positions, cache slots, tiles of attention."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Span
 from peagle.engine.request_table import RequestTable
 from peagle.ops.cached_attention import PassRows
 from peagle.transfer import upload
 
 TILE = 16
 """Most rows of a span that one program of the attention kernel takes."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive positions of one request, given by its row in the request table."""
+
+    row: int
+    start: int
+    count: int
 
 
 def places(slots: Tensor, spans: Sequence[Span]) -> tuple[Tensor, Tensor]:

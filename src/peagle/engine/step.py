@@ -135,8 +135,8 @@ class Step:
     repeats: int = 1
     """How often these run, one after the other; more than once only without drafts or the host."""
     chunks: tuple[PromptChunk, ...] = ()
-    branch: bool = False
-    """Whether drafts of the cycles may, where the worker has trees of so many."""
+    nodes: int = 0
+    """Drafts of each of the cycles where they branch; 0: they are chains."""
 
     @property
     def work(self) -> tuple[Cycle | PromptChunk, ...]:
@@ -210,7 +210,5 @@ class Outcome:
     """Of the requests that took part in it; fewer where it did not run."""
     time: CycleTime | None = None
     """Of the step's cycle, where it was measured."""
-    branched: bool = False
-    """Whether its drafts were trees."""
     refused: tuple[int, ...] = ()
     """Rows whose chunks in this step did not run, for want of memory."""

@@ -6,6 +6,7 @@ from typing import Protocol
 import torch
 
 from peagle.engine.batch_invariance import check_batch_invariance
+from peagle.engine.branching import Branching, num_tree_nodes
 from peagle.engine.capacity import Capacity
 from peagle.engine.cycle_times import Seconds
 from peagle.engine.device.worker import DeviceWorker, captures_cycles
@@ -14,7 +15,6 @@ from peagle.engine.host.worker import HostWorker
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import Outcome, Step
-from peagle.engine.trees import num_tree_nodes
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 
@@ -43,13 +43,8 @@ class Worker(Protocol):
         ...
 
     @property
-    def most_trees(self) -> int:
-        """Requests at once up to which K drafts branch; 0: they never do."""
-        ...
-
-    def nodes_for(self, requests: int, drafts: int) -> int:
-        """Nodes of each tree in a cycle of so many requests, each with so many drafts; 0: these do
-        not branch."""
+    def branching(self) -> Branching:
+        """Which cycles may have trees in place of chains."""
         ...
 
     def exchange(self, step: Step) -> Outcome:
@@ -70,31 +65,26 @@ def open_worker(
 ) -> Worker:
     """The device's worker where it has kernels for the models, else the host's.
 
-    Raises `InputError` for synthetic acceptance on a GPU whose kernels do not cover the model, for
-    trees and batch invariance that there cannot be, and where Triton finds no C compiler.
+    Raises `InputError` for trees and batch invariance that there cannot be, and where Triton finds
+    no C compiler.
     """
-    device, synthetic = target.embed.weight.device, drafting.synthetic is not None
+    device = target.embed.weight.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # where Triton launches
-    captures = captures_cycles(target, drafting.drafter)
+    captures = captures_cycles(target, drafting.needs)
     if target.batch_invariant:
         check_batch_invariance(target, drafting.k, captures)
-    if synthetic and not captures and device.type == "cuda":
-        raise InputError(
-            "synthetic acceptance needs GPU kernels, and there are none for this model"
-        )
-    on_device = captures or synthetic
-    nodes = num_tree_nodes(target, drafting, captured=on_device)
+    nodes = num_tree_nodes(target, drafting, captured=captures)
     drafting = replace(drafting, num_tree_nodes=nodes)
     table = RequestTable(
-        capacity.num_seqs + on_device,  # one that is spare
+        capacity.num_seqs + captures,  # one that is spare
         capacity.max_length,
         capacity.block_size,
         device,
         null_slot=capacity.slots,
         windows=capacity.window_slots,
     )
-    if not on_device:
+    if not captures:
         return HostWorker(target, drafting, table, capacity.slots, processor)
     worker = DeviceWorker(
         target, drafting, table, capacity.slots, capacity.batched_tokens, processor

@@ -1,14 +1,14 @@
 """Which models an engine runs, and how: plain data, of which any process can make the engine."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from peagle.config import Config, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
-from peagle.drafters.drafter import Drafter
-from peagle.drafters.lookup import Lookup
-from peagle.drafters.methods import drafter_for
+from peagle.drafters.methods import proposer_for
+from peagle.drafters.model import DraftModel
 from peagle.engine.engine import Engine
 from peagle.engine_client.constraints import Constraints
 from peagle.engine_client.local import LocalEngine
@@ -18,6 +18,7 @@ from peagle.models.fused import check_fusible
 from peagle.models.generation_config import end_tokens
 from peagle.models.loading import load_decoder
 from peagle.models.weights import about, model_directory
+from peagle.set_acceptance import SetAcceptance
 
 
 class EngineSource(Config):
@@ -42,30 +43,23 @@ class EngineSource(Config):
             quantize_activations=self.config.quantize_activations,
             batch_invariant=self.config.batch_invariant,
         )
-        drafter, k = _load_drafter(self.speculation, decoder)
-        lookup, rates, nodes = None, None, None
+        load = partial(self._draft_model, decoder=decoder)
+        proposer, k = proposer_for(self.speculation, load, device)
+        nodes, acceptance = None, None
         if self.speculation is not None:
-            lookup = Lookup.of(self.speculation, device)
-            rates = self.speculation.synthetic_acceptance_rates
             nodes = self.speculation.num_tree_nodes
+            if (rates := self.speculation.synthetic_acceptance_rates) is not None:
+                acceptance = SetAcceptance(rates)
         ends = end_tokens(directory, tokenizer.eos_token_id)
-        core = Engine(decoder, drafter, k, self.config, ends, rates, lookup, nodes)
+        core = Engine(decoder, proposer, k, self.config, ends, nodes, acceptance)
         return local_engine(core, tokenizer)
+
+    def _draft_model(self, place: str, decoder: Decoder) -> DraftModel:
+        assert self.speculation is not None
+        how = self.speculation.parallel_drafting, self.speculation.quantization
+        return load_drafter(model_directory(place), decoder, *how)
 
 
 def local_engine(core: Engine, tokenizer: Any) -> LocalEngine:
     """An engine whose grammars are for a tokenizer."""
     return LocalEngine(core, Constraints(tokenizer, core.vocab_size, core.end_tokens))
-
-
-def _load_drafter(
-    speculation: SpeculativeConfig | None, decoder: Decoder
-) -> tuple[Drafter | None, int]:
-    """A drafter for the target, if any, and K."""
-    if speculation is None:
-        return None, 0
-    if speculation.model is None:
-        return None, speculation.num_speculative_tokens or 0
-    how = speculation.parallel_drafting, speculation.quantization
-    model = load_drafter(model_directory(speculation.model), decoder, *how)
-    return drafter_for(model), speculation.num_speculative_tokens or model.config.default_k

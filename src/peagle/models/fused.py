@@ -67,13 +67,12 @@ class FusedLayers:
         attend: AttendProduct,
         taps: Taps | None = None,
         reads: Tensor | None = None,
-        live: Tensor | None = None,
     ) -> tuple[Tensor, Normed]:
         """The residual stream [rows, hidden_size] after the last layer, and its final norm.
 
         `first` is the input of the first layer's q, k, v product. `reads` are the rows to return,
         None for all: the others stop at the last layer's keys and values, so that no tap may come
-        after it. With empty `reads` both results are empty. `live`: as in `residual.gated`.
+        after it. With empty `reads` both results are empty.
         """
         assert reads is None or taps is None or taps.layers[-1] < len(self.layers)
         if taps is not None:
@@ -87,8 +86,7 @@ class FusedLayers:
                 attended, stream = attended.index_select(0, reads), stream.index_select(0, reads)
                 if not len(reads):
                     return stream, Normed(stream, None, first.eps)
-                live = None
-            stream, x, qkv = self._after_attention(index, attended, stream, live)
+            stream, x, qkv = self._after_attention(index, attended, stream)
             if taps is not None:
                 taps.keep(index + 1, stream)
         return stream, x
@@ -97,7 +95,7 @@ class FusedLayers:
         return residual.linear(first, self.layers[0].attention.qkv)
 
     def _after_attention(
-        self, index: int, attended: Tensor, stream: Tensor, live: Tensor | None
+        self, index: int, attended: Tensor, stream: Tensor
     ) -> tuple[Tensor, Normed, Tensor | None]:
         """The rest of a layer after attention, and the next layer's q, k, v product."""
         layer, norm, qkv = self.layers[index], self._next_norms[index], self._next_qkvs[index]
@@ -107,7 +105,7 @@ class FusedLayers:
             return stream, x, None if qkv is None else residual.linear(x, qkv)
         if isinstance(mlp, MLP):
             block = BlockWeights(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
-            return residual.layer_chain(attended, stream, block, live)
+            return residual.layer_chain(attended, stream, block)
         stream, x = residual.add(attended, attention.out, stream, layer.post_norm)
         stream, x = residual.add_mixture(x, mlp, stream, norm)
         return stream, x, None if qkv is None else residual.linear(x, qkv)

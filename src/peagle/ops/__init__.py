@@ -5,7 +5,7 @@
   `rope`, `swiglu`, `geglu`, `moe`, `residual` and `sandwich`, which fuse them.
 - Attention: `attention` (gathered), `cached_attention` (over slots).
 - Choosing tokens: `argmax`, `sampling`, `penalties`, `softcap`, `acceptance`.
-- Choosing drafts: `candidates`, `race`, `tree`, `lookup`, `drafts`.
-- A cycle on the device: `resident`, `draft_rows`.
+- Choosing drafts: `candidates`, `race`, `draft` (a chain or a tree), `tree`, `lookup`.
+- A cycle's rows: `cycle_state` (on the device), `draft_rows` (on the host).
 - Training: `divergence`, `rows`.
 """

@@ -1,10 +1,68 @@
-"""How many drafted tokens the target's own choices confirm, and how many to expect."""
+"""Which drafts the target's own choices confirm, and how many to expect."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-NO_DRAFT = -2
-"""Where there is none. Not -1, which is what the target chooses where its logits are NaN."""
+from peagle.ops.draft import NO_DRAFT, Draft
+from peagle.ops.triton import has_kernels, kernels
+
+
+@dataclass(frozen=True)
+class Path:
+    """Drafts one behind another and the target's choices: of a tree, the path that these follow."""
+
+    drafts: Tensor
+    """[requests, depth] a chain's drafts; a tree's accepted ones, then `NO_DRAFT`."""
+    chosen: Tensor
+    """[requests, depth + 1] what the target takes after each prefix of the drafts."""
+    rows: Tensor | None = None
+    """[requests, depth + 1] a tree's rows along the path, from the root on, and any behind the last
+    accepted one; None: a chain's rows, one behind another."""
+
+    reads: Tensor | None = None
+    """[requests, depth + 1] the same rows, counted over all requests."""
+
+    @property
+    def accepted(self) -> Tensor:
+        """[requests] how many drafts are accepted."""
+        return accepted_counts(self.drafts, self.chosen)
+
+
+def accept(draft: Draft, chosen: Tensor) -> Path:
+    """The drafts that the target's choices confirm, in `Path`'s form.
+
+    chosen: [requests, drafts + 1] what the target takes after each of the draft's rows, -1 for NaN
+    logits.
+    """
+    if draft.tree is None:
+        return Path(draft.tokens, chosen)
+    if has_kernels(chosen):
+        return Path(*kernels("tree").walk(draft.tokens, draft.tree, chosen))
+    columns = draft.tokens.tolist(), draft.tree.parents.tolist(), chosen.tolist()
+    paths = [_walked(*one, draft.depth) for one in zip(*columns, strict=True)]
+    drafts, taken, rows = (torch.tensor(c, device=chosen.device) for c in zip(*paths, strict=True))
+    before = torch.arange(len(rows), device=chosen.device)[:, None] * chosen.shape[1]
+    return Path(drafts, taken, rows, before + rows)
+
+
+def _walked(
+    tokens: list[int], parents: list[int], chosen: list[int], most: int
+) -> tuple[list[int], list[int], list[int]]:
+    """Drafts, choices and rows along one request's path, from the root on."""
+    after: dict[tuple[int, int], int] = {}
+    for node, edge in enumerate(zip(parents, tokens, strict=True)):
+        after.setdefault(edge, node + 1)
+    rows, drafts, taken = [*range(most + 1)], [NO_DRAFT] * most, [-1] * (most + 1)
+    row = 0
+    for depth in range(most + 1):
+        rows[depth], token = row, chosen[row]
+        taken[depth], following = token, after.get((row, token))
+        if depth == most or following is None:
+            break
+        drafts[depth], row = token, following
+    return drafts, taken, rows
 
 
 def accepted_counts(drafts: Tensor, chosen: Tensor) -> Tensor:

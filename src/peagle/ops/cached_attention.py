@@ -177,11 +177,10 @@ def attend_product(
     """
     if not has_kernels(qkv) or spec.batch_invariant:
         return store_attend(qkv, spec, cache, rows)
-    fast = on_hopper(qkv) and kernels("hopper_attention").takes(spec, cache, rows)
-    if not fast and rows.ancestors is not None:
+    if not (on_hopper(qkv) and kernels("hopper_attention").takes(spec, cache, rows)):
         return store_attend(qkv, spec, cache, rows)
-    name = "hopper_attention" if fast else "product_attention"
-    attended: Tensor = kernels(name).attend_product(qkv, spec, cache, rows, settled)
+    launch = kernels("hopper_attention").attend_product
+    attended: Tensor = launch(qkv, spec, cache, rows, settled)
     return attended
 
 

@@ -1,32 +1,14 @@
 """Drafts found in the text itself: what followed its last tokens when they stood there before."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from peagle.ops.acceptance import accepted_counts
+from peagle.ops.acceptance import Path, accepted_counts
+from peagle.ops.draft import NO_DRAFT, Found
 from peagle.ops.triton import has_kernels, kernels
 
-NO_FOLLOWER = -1
-"""In place of a draft where there is none."""
-PRICE = 0.5
-"""Drafts that must be right for a cycle with drafts to be worth its longer pass, without a drafter
-beside the lookup."""
 MEMORY = 16
 """Matches of a length after which an old one weighs 1/e of a new one."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """Where texts repeat themselves, and how they went on there."""
-
-    tokens: Tensor
-    """[requests, drafts] what followed; `NO_FOLLOWER` where nothing matches."""
-    lengths: Tensor
-    """[requests] how many of the last tokens stood there; 0: too few."""
-    used: Tensor
-    """[requests] bool: which of them are drafted."""
 
 
 def write_newest(
@@ -56,7 +38,7 @@ def look_up(
 
     history: [table rows, positions] int32; requests: [requests] table rows; counts: [requests]
     tokens that are known of each; shortest: fewest tokens that must match; gains: [longest + 1]
-    what drafts after a match of each length gain over others, where more is not looked at.
+    what drafts after a match of each length gain; more tokens than `longest` are not compared.
     """
     if has_kernels(history):
         columns = kernels("lookup").look_up(history, requests, counts, drafts, shortest, gains)
@@ -71,6 +53,9 @@ def look_up(
     for step in range(shortest):
         candidates[:, step:] &= texts[:, : most - step] == last[:, step, None]
     which, where = candidates.nonzero(as_tuple=True)
+    if not len(which):
+        none = torch.zeros_like(counts)
+        return Found(none.new_full((len(counts), drafts), NO_DRAFT), none, none.bool())
     before = where[:, None] - back
     alike = (texts[which[:, None], before.clamp(min=0)] == last[which]) & (before >= 0)
     matched = alike.cumprod(dim=1).sum(dim=1)
@@ -82,30 +67,23 @@ def look_up(
     followers = place + 1 + torch.arange(drafts, device=texts.device) % period
     tokens = texts.gather(1, followers.clamp(max=most - 1))
     used = found & (gains[lengths] > 0)
-    return Found(torch.where(found[:, None], tokens, NO_FOLLOWER), lengths, used)
+    return Found(torch.where(found[:, None], tokens, NO_DRAFT), lengths, used)
 
 
-def weigh(
-    gains: Tensor, found: Found, drafts: Tensor, chosen: Tensor, others: Tensor | None
-) -> None:
+def weigh(gains: Tensor, found: Found, path: Path, price: float) -> None:
     """Learn from a cycle, in place, what matches of each length are worth.
 
     What followed a match is compared with what the target chose, also where other drafts were
     verified: then as far as these were right, and one token more.
 
-    gains: [longest + 1]; drafts: [requests, drafts] those that were verified; chosen: [requests,
-    drafts + 1], what the target takes after each prefix; others: [requests, drafts] a drafter's,
-    None without one.
+    gains: [longest + 1]; path: of what was verified; price: drafts that must be right.
     """
     if has_kernels(gains):
-        kernels("lookup").weigh(gains, found.tokens, found.lengths, drafts, chosen, others)
+        columns = found.tokens, found.lengths, path.drafts, path.chosen
+        kernels("lookup").weigh(gains, *columns, price)
         return
-    known = accepted_counts(drafts, chosen) + 1
-    gained = accepted_counts(found.tokens, chosen).minimum(known).float()
-    if others is None:
-        gained -= PRICE
-    else:
-        gained -= accepted_counts(others, chosen).minimum(known)
+    known = path.accepted + 1
+    gained = accepted_counts(found.tokens, path.chosen).minimum(known).float() - price
     none = torch.zeros_like(gains)
     count = none.index_add(0, found.lengths, torch.ones_like(gained))
     total = none.index_add(0, found.lengths, gained)

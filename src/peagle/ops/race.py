@@ -7,12 +7,16 @@ to choose alike, more drafts are accepted than of the most likely ones; and sinc
 compared with the target's choice, no way of drafting can change a token.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from peagle.ops.sampling import Sampling, arrival_times
+
+SHARPENING = 0.85
+"""What a request's temperature is multiplied by for its drafts: drafters are a little flatter than
+their targets. No value changes a token; fitting one at each depth gave no longer acceptance."""
 
 
 @dataclass(frozen=True)
@@ -26,35 +30,18 @@ class Race:
     """[table rows] position in its sequence of each request's newest token, which drafts follow."""
     requests: Tensor
     """[requests] rows of the table."""
-    factors: Tensor
-    """[factors] what a request's temperature may be multiplied by for its drafts."""
-    chosen: Tensor
-    """[depths] index into `factors` for the first draft, the second ..."""
-
-    def of(self, requests: Tensor) -> "Race":
-        """That of some of the requests."""
-        return replace(self, requests=self.requests[requests])
 
 
-def first_arrivals(scores: Tensor, tokens: Tensor, race: Race, depth: int) -> Tensor:
-    """Which candidate arrives first, at each factor: [requests, slots, previous, factors].
+def draft_scores(scores: Tensor, tokens: Tensor, race: Race, depth: int = 0) -> Tensor:
+    """Logits of which the highest is the draft: the drafter's own, less the draws' delays.
 
     scores: [requests, slots, previous, candidates] a drafter's logits, for each of some drafts in
     the slot before; tokens: [requests, slots, candidates] target ids; depth: that of the first
     slot, 0 for the first draft.
     """
     rows = _of_requests(race)
-    heat = (rows.temperature[:, None] * race.factors)[:, None, None, :, None]
-    kept, delays = _kept(scores.float(), rows), _delays(tokens, rows, race, depth)
-    return _raced(kept[..., None, :], delays[:, :, None, None, :], heat).argmax(dim=-1)
-
-
-def draft_scores(scores: Tensor, tokens: Tensor, race: Race) -> Tensor:
-    """Logits of which the highest is the draft at the chosen factors: the drafter's own, or less
-    the draws' delays. Arguments as of `first_arrivals`, from the first draft on."""
-    rows, slots = _of_requests(race), tokens.shape[1]
-    heat = (rows.temperature[:, None] * race.factors[race.chosen[:slots]])[:, :, None, None]
-    delays = _delays(tokens, rows, race, 0)[:, :, None]
+    heat = (rows.temperature * SHARPENING)[:, None, None, None]
+    delays = _delays(tokens, rows, race, depth)[:, :, None]
     return _raced(_kept(scores.float(), rows), delays, heat)
 
 

@@ -32,11 +32,11 @@ class BlockWeights:
 
 
 def layer_chain(
-    attended: Tensor, stream: Tensor, block: BlockWeights, live: Tensor | None = None
+    attended: Tensor, stream: Tensor, block: BlockWeights
 ) -> tuple[Tensor, Normed, Tensor | None]:
     """From attended values to the stream after their layer, its next norm, and q, k, v of that.
 
-    attended: [rows, heads * head_dim]; stream: [rows, hidden_size]; live: as in `gated`.
+    attended: [rows, heads * head_dim]; stream: [rows, hidden_size].
     """
     chains = on_hopper(attended) and not block.out.batch_invariant
     if chains and kernels("layer_chain").takes(attended, block):
@@ -44,7 +44,7 @@ def layer_chain(
         fast: tuple[Tensor, Normed, Tensor | None] = launch(attended, stream, block)
         return fast
     stream, x = add(attended, block.out, stream, block.post_norm)
-    stream, x = add(gated(x, block.gate_up, live), block.down, stream, block.next_norm)
+    stream, x = add(gated(x, block.gate_up), block.down, stream, block.next_norm)
     return stream, x, None if block.qkv is None else linear(x, block.qkv)
 
 
@@ -60,12 +60,9 @@ def linear(x: Normed, layer: Linear) -> Tensor:
     return choose(x, layer, Epilogue.NONE).linear(x, layer)
 
 
-def gated(x: Normed, gate_up: Linear, live: Tensor | None = None) -> Tensor:
-    """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2].
-
-    live: [1] int32, the number of rows, from the first on, whose results are read; None: all.
-    """
-    return choose(x, gate_up, Epilogue.GATE, live).gated(x, gate_up, live)
+def gated(x: Normed, gate_up: Linear) -> Tensor:
+    """SwiGLU's inner product: silu(gate) * up, [rows, out_features / 2]."""
+    return choose(x, gate_up, Epilogue.GATE).gated(x, gate_up)
 
 
 def add(x: Tensor, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:

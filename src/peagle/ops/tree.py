@@ -1,4 +1,4 @@
-"""Drafts that branch: which ones, which of them the target confirms, and where their keys go.
+"""Drafts that branch: which ones, and where the keys of those go that the target confirms.
 
 A tree has the newest token as its root and drafts as nodes. All of them are rows of one pass: row 0
 is the root, and a node comes after its parent. A node's position is the root's plus its depth, but
@@ -13,7 +13,6 @@ The target's choice after a row is exact whatever the tree is, so that any tree 
 """
 
 import math
-from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,43 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from peagle.config import NO_PENALTIES
-from peagle.ops.acceptance import NO_DRAFT
 from peagle.ops.candidates import Candidates, Pairs, paired_scores
-from peagle.ops.drafts import Drafts
+from peagle.ops.cycle_state import CycleState
+from peagle.ops.draft import NO_DRAFT, Draft, Tree
 from peagle.ops.race import Race, draft_scores
-from peagle.ops.resident import ResidentState
 from peagle.ops.triton import has_kernels, kernels
 
 
-@dataclass(frozen=True)
-class Tree:
-    """The drafts of some requests, as many for each."""
-
-    tokens: Tensor
-    """[requests, nodes] target ids; `NO_DRAFT` where there is no such node"""
-    parents: Tensor
-    """[requests, nodes] row of the parent"""
-    depths: Tensor
-    """[requests, nodes + 1] of each row; 0 for the root, 1 for a node that is none"""
-    ancestors: Tensor
-    """[requests, nodes + 1] int32, bit j: row j is on the way from the root, or the row itself"""
-
-
-@dataclass(frozen=True)
-class TreePath:
-    """What the target confirms of a tree, written as drafts without branches are."""
-
-    rows: Tensor
-    """[requests, depth + 1] the tree's rows from the root on; behind the last accepted one any"""
-    reads: Tensor
-    """[requests, depth + 1] the same rows, counted over all requests"""
-    drafts: Tensor
-    """[requests, depth] the accepted drafts, then `NO_DRAFT`"""
-    chosen: Tensor
-    """[requests, depth + 1] what the target takes after each of them, first after the root"""
-
-
-def find_unbranched(state: ResidentState, requests: Tensor, nodes: int) -> Tensor:
+def find_unbranched(state: CycleState, requests: Tensor, nodes: int) -> Tensor:
     """[requests] int64, whose drafts must not branch: penalties count the drafts before a row as if
     there were no others, and where slots end a node might not see its parent. Rows of no request
     branch, since they are timed in the place of others."""
@@ -73,20 +43,22 @@ def find_unbranched(state: ResidentState, requests: Tensor, nodes: int) -> Tenso
 
 def grow(
     found: Candidates, pairs: Pairs | None, race: Race | None, nodes: int, unbranched: Tensor
-) -> Tree:
+) -> Draft:
     """The likeliest nodes: of all paths among the candidates the most probable ones.
 
-    found: [requests, slots, candidates]; pairs, race: as in `draw_drafts`, for drafts from depth 0
-    on; unbranched: [requests] whether a request's drafts must not branch.
+    found: [requests, slots, candidates]; pairs, race: as in `draft.draw`, for drafts from depth 0
+    on; nodes: drafts of each request; unbranched: [requests] whether a request's drafts must not
+    branch.
     """
     if race is not None and has_kernels(found.scores):
-        return Tree(*kernels("tree").grow(found, pairs, race, nodes, unbranched))
+        grown: Draft = kernels("tree").grow(found, pairs, race, nodes, unbranched)
+        return grown
     shares = _log_shares(found, pairs, race).numpy(force=True)
-    tokens, chains = found.tokens.numpy(force=True), unbranched.tolist()
-    grown = [_grown(*one, nodes) for one in zip(shares, tokens, chains, strict=True)]
-    each = torch.from_numpy(np.stack(grown, axis=1)).to(unbranched.device)
-    drafts, parents = each[:2, :, 1:].contiguous()
-    return Tree(drafts, parents, each[2], each[3].to(torch.int32))
+    candidates, chains = found.tokens.numpy(force=True), unbranched.tolist()
+    rows = [_grown(*one, nodes) for one in zip(shares, candidates, chains, strict=True)]
+    each = torch.from_numpy(np.stack(rows, axis=1)).to(unbranched.device)
+    tokens, parents = each[:2, :, 1:].contiguous()
+    return Draft(tokens, Tree(parents, each[2], each[3].to(torch.int32), found.tokens.shape[1]))
 
 
 def _log_shares(found: Candidates, pairs: Pairs | None, race: Race | None) -> Tensor:
@@ -123,47 +95,6 @@ def _grown(
         if above + 1 < slots:
             np.add(shares[above + 1, place], best, out=costs[row])
     return np.array(rows).T
-
-
-def walk(tree: Tree, chosen: Tensor, slots: int) -> TreePath:
-    """Follow the target's choices from the root on.
-
-    chosen: [requests, nodes + 1] what the target takes after each row, -1 for NaN logits; slots:
-    the greatest depth.
-    """
-    if has_kernels(chosen):
-        return TreePath(*kernels("tree").walk(tree, chosen, slots))
-    given = zip(tree.tokens.tolist(), tree.parents.tolist(), chosen.tolist(), strict=True)
-    paths = [_walked(tokens, parents, taken, slots) for tokens, parents, taken in given]
-    rows, drafts, taken = (torch.tensor(c, device=chosen.device) for c in zip(*paths, strict=True))
-    before = torch.arange(len(rows), device=chosen.device)[:, None] * chosen.shape[1]
-    return TreePath(rows, before + rows, drafts, taken)
-
-
-def _walked(
-    tokens: list[int], parents: list[int], chosen: list[int], slots: int
-) -> tuple[list[int], list[int], list[int]]:
-    """Rows, drafts and choices along one request's path."""
-    after: dict[tuple[int, int], int] = {}
-    for node, edge in enumerate(zip(parents, tokens, strict=True)):
-        after.setdefault(edge, node + 1)
-    rows, drafts, taken = [*range(slots + 1)], [NO_DRAFT] * slots, [-1] * (slots + 1)
-    row = 0
-    for depth in range(slots + 1):
-        rows[depth], token = row, chosen[row]
-        taken[depth], following = token, after.get((row, token))
-        if depth == slots or following is None:
-            break
-        drafts[depth], row = token, following
-    return rows, drafts, taken
-
-
-def known_alternatives(chain: Drafts, path: TreePath) -> Drafts:
-    """Drafts without branches, as far as it is known who would have been right: they may leave
-    their tree. chain: [requests, depth], with alternatives."""
-    assert chain.alternatives is not None
-    unknown = path.chosen[:, : chain.tokens.shape[1], None] < 0
-    return replace(chain, alternatives=chain.alternatives.masked_fill(unknown, -1))
 
 
 def compact(

@@ -8,12 +8,12 @@ from typing import Protocol
 from fastapi import Request, Response
 
 from peagle.completion import Chunk, Completion
-from peagle.engine.request import Speculation
 from peagle.server.delivery import WAITING, Json, deliver, event
 from peagle.server.errors import APIError
 from peagle.server.middleware import GIVEN_ID
 from peagle.server.protocol import ChatBody, GenerationBody, StreamOptions
 from peagle.server.service import Job, Service
+from peagle.speculation import Speculation
 
 DONE = b"data: [DONE]\n\n"
 

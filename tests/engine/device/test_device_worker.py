@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import pytest
 import tiny
@@ -10,21 +9,22 @@ import torch
 
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
-from peagle.drafters.resident import CycleShape
 from peagle.drafters.selector import SelectorConfig
+from peagle.engine.branching import Branching
+from peagle.engine.cycle import Verified
 from peagle.engine.cycle_times import MeasuredTimes
-from peagle.engine.device.cycle import PromptEnds
+from peagle.engine.device.cycle import CycleShape
 from peagle.engine.device.graphs import CycleGraphs
+from peagle.engine.device.models import PromptEnds
 from peagle.engine.device.prefill import Prefill
 from peagle.engine.device.worker import DeviceWorker
 from peagle.engine.draft_length import DraftLength
 from peagle.engine.engine import Engine
-from peagle.engine.host import worker as host_worker
-from peagle.engine.host.cycle import Verification
+from peagle.engine.host.batch import HostBatch
 from peagle.engine.step import Outcome, PromptChunk, Step
 from peagle.errors import InputError
-from peagle.models.decoder import Decoder
-from peagle.ops import residual
+from peagle.ops.draft import Draft
+from peagle.set_acceptance import SetAcceptance
 
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 SAMPLED = [
@@ -124,23 +124,6 @@ def test_preempted_requests_keep_their_penalties(targets, trained):
     assert tiny.outputs(tiny.run(narrow, PROMPTS, params)) == expected
     assert narrow.scheduler.preemptions > 0
     assert wide.scheduler.preemptions == 0
-
-
-def test_a_drafters_layers_are_told_how_many_rows_are_live(targets, tmp_path, monkeypatch):
-    told, layer_chain = [], residual.layer_chain
-
-    def spy(attended, stream, block, live=None):
-        told.append((len(stream), None if live is None else int(live)))
-        return layer_chain(attended, stream, block, live)
-
-    monkeypatch.setattr(residual, "layer_chain", spy)
-    config = tiny.drafter_config(parallel=True, layers=2)
-    drafter = tiny.random_drafter_for(targets["easy"].decoder, tmp_path, config)
-    tiny.run(engine_of(targets["easy"], drafter, True), PROMPTS[:2], SamplingParams(max_tokens=12))
-    drafting = [(rows, live) for rows, live in told if live is not None]
-    assert drafting, "no layer was told"
-    assert all(0 < live <= rows for rows, live in drafting)
-    assert any(live < rows for rows, live in drafting)
 
 
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
@@ -252,9 +235,9 @@ def begun(monkeypatch) -> list[list[str]]:
         found[-1] += [f"row {chunk.row}" for chunk in chunks]
         return fill(self, chunks, followed)
 
-    def noted_cycle(self: CycleGraphs, rows: list[int], shape: CycleShape, branched: bool) -> bool:
+    def noted_cycle(self: CycleGraphs, rows: list[int], shape: CycleShape) -> bool:
         found[-1].append(f"cycle of {len(rows)}")
-        return cycle(self, rows, shape, branched)
+        return cycle(self, rows, shape)
 
     monkeypatch.setattr(DeviceWorker, "exchange", noted_step)
     monkeypatch.setattr(Prefill, "run", noted_fill)
@@ -306,7 +289,7 @@ def test_nobody_waits_for_the_first_tokens_of_others(targets, trained, begun):
 def out_of_memory_above(most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let passes of more rows have no memory; returns the rows of those that were tried."""
     tried: list[int] = []
-    fill, of_host = Prefill.run, host_worker.verify
+    fill, verify = Prefill.run, HostBatch.verify
 
     def note(rows: int) -> None:
         tried.append(rows)
@@ -317,12 +300,12 @@ def out_of_memory_above(most: int, monkeypatch: pytest.MonkeyPatch) -> list[int]
         note(sum(chunk.rows for chunk in chunks))
         return fill(self, chunks, followed)
 
-    def noted_verify(target: Decoder, tokens: torch.Tensor, *more: Any) -> Verification:
-        note(len(tokens))
-        return of_host(target, tokens, *more)
+    def noted_verify(self: HostBatch, draft: Draft) -> Verified:
+        note(sum(part.span.count for part in self._parts))
+        return verify(self, draft)
 
     monkeypatch.setattr(Prefill, "run", noted_fill)
-    monkeypatch.setattr(host_worker, "verify", noted_verify)
+    monkeypatch.setattr(HostBatch, "verify", noted_verify)
     return tried
 
 
@@ -443,10 +426,15 @@ def test_a_step_that_raises_loses_nobodys_tokens(targets, trained, monkeypatch):
     assert one.output == alone
 
 
-def test_synthetic_acceptance_emits_the_length_asked_for(targets, trained):
+@pytest.mark.parametrize("on_device", [False, True])
+def test_set_acceptance_emits_the_length_asked_for(targets, trained, on_device: bool):
     drafter = trained["peagle"].drafter
     rates, how = (0.8, 0.5, 0.3, 0.1), SamplingParams(max_tokens=200)
-    engine = Engine(targets["easy"].decoder, drafter, 4, tiny.engine_config(), synthetic=rates)
+    acceptance = SetAcceptance(rates)
+    with tiny.on_device(on_device):
+        engine = Engine(
+            targets["easy"].decoder, drafter, 4, tiny.engine_config(), acceptance=acceptance
+        )
     done = tiny.run(engine, PROMPTS[:1], how)[0].speculation
     assert done.acceptance_length == pytest.approx(1 + sum(rates), abs=0.06)
     assert [n / done.cycles for n in done.accepted_per_position] == pytest.approx(rates, abs=0.05)
@@ -465,7 +453,7 @@ class Drawn(DraftLength):
 
     def __init__(self, lengths: list[int]) -> None:
         times = MeasuredTimes({64: dict.fromkeys(lengths, 1.0)})
-        super().__init__(max(lengths), times, may_stop=False)
+        super().__init__(times, False, Branching(max(lengths), 0, 0))
         self._drawn = itertools.cycle(lengths)
         self._next = next(self._drawn)
 
@@ -510,7 +498,7 @@ def test_lengths_are_chosen_by_what_was_accepted(targets, trained):
     plain = tiny.outputs(tiny.run(engine_of(targets["easy"], drafter, False), PROMPTS, params))
     engine = engine_of(targets["easy"], drafter, True, draft_length="auto")
     times = MeasuredTimes({4: {1: 1.0, 3: 1.5, 4: 1.6}})
-    engine.scheduler.pace.draft_length = Seeing(4, times, may_stop=False)
+    engine.scheduler.pace.draft_length = Seeing(times, False, Branching(4, 0, 0))
     requests = tiny.run(engine, PROMPTS, params)
     assert tiny.outputs(requests) == plain
     assert seen[0][0] == 4

@@ -5,7 +5,7 @@ import tiny
 
 from peagle.config import SamplingParams
 from peagle.engine.device import prefill
-from peagle.engine.device.cycle import DeviceCycle
+from peagle.engine.device.models import DeviceModels
 from peagle.engine.device.prompt_graphs import PromptGraphs
 
 HOW = SamplingParams(max_tokens=12)
@@ -20,9 +20,9 @@ def test_many_rows_come_in_whole_multiples_and_mean_the_same(targets, trained, m
         tiny.engine(targets["easy"].decoder, drafter, 4 if drafter else 0, on, tiny.engine_config())
         for on in (False, True)
     )
-    rows, fill = [], DeviceCycle.fill
+    rows, fill = [], DeviceModels.fill
     monkeypatch.setattr(
-        DeviceCycle, "fill", lambda *given: rows.append(len(given[1].tokens)) or fill(*given)
+        DeviceModels, "fill", lambda *given: rows.append(len(given[1].tokens)) or fill(*given)
     )
     monkeypatch.setattr(PromptGraphs, "fit", lambda *_: None)
     monkeypatch.setattr(prefill, "ROW_MULTIPLE", 32)

@@ -8,15 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peagle.drafters.drafter import Span
+from peagle.drafters.fused import FusedDrafter
 from peagle.engine.device import prompt_attention as module
-from peagle.engine.device.cycle import DeviceCycle
+from peagle.engine.device.models import DeviceModels
 from peagle.engine.device.prefill import Prefill
 from peagle.engine.device.prompt_attention import filled, prompt_attention, warm_up
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
-from peagle.engine.spans import tile_rows
+from peagle.engine.spans import Span, tile_rows
 from peagle.ops.cached_attention import QKVSpec, store_attend
 from peagle.ops.moe import RoutedExperts
 from peagle.ops.rope import RopeConfig, rope_table
@@ -170,7 +170,7 @@ def test_a_prefill_compiles_its_targets_experts_once(
     warmed: list[int] = []
     monkeypatch.setattr(RoutedExperts, "warm_up", lambda self, most: warmed.append(most))
     target, table = targets[family].decoder, table_of(1)
-    cycle = DeviceCycle(target, None, (KVCache(target.spec, table, 64, torch.float32), None))
+    cycle = DeviceModels(target, None, (KVCache(target.spec, table, 64, torch.float32), None))
     Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16)).warm_up(40)
     assert warmed == [40]
 
@@ -179,12 +179,12 @@ def test_a_prefill_plans_for_target_and_drafter_where_cudnn_serves(
     targets: dict, trained: dict, shapes: set, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = targets["easy"].decoder
-    drafter = trained["peagle"].drafter.resident()
+    drafter = FusedDrafter(trained["peagle"].drafter.model)
     each = (target.spec.layers[0].attention, drafter.model.config.layer.attention)
     table = table_of(1)
     specs = target.spec, drafter.model.config.transformer
     ours, theirs = (KVCache(spec, table, 64, torch.bfloat16) for spec in specs)
-    cycle = DeviceCycle(target, drafter, (ours, theirs))
+    cycle = DeviceModels(target, drafter, (ours, theirs))
     prefill = Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16))
     prefill.warm_up(40)
     assert not shapes
@@ -204,7 +204,7 @@ def test_nothing_is_planned_for_a_target_of_one_order_of_sums(
     target, table = tiny.load_target(targets["easy"].directory), table_of(1)
     target.make_batch_invariant()
     cache = KVCache(target.spec, table, 64, torch.bfloat16)
-    cycle = DeviceCycle(target, None, (cache, None))
+    cycle = DeviceModels(target, None, (cache, None))
     monkeypatch.setattr("peagle.engine.device.prefill.on_hopper", lambda cache: True)
     Prefill(cycle, table, PromptGraphs(cycle, table, 0, 16)).warm_up(40)
     assert not shapes

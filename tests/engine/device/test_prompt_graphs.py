@@ -9,7 +9,8 @@ import torch
 
 from peagle.bench.shapes import random_engine
 from peagle.config import EngineConfig, SamplingParams
-from peagle.engine.device.cycle import DeviceCycle
+from peagle.drafters.fused import FusedDrafter
+from peagle.engine.device.models import DeviceModels
 from peagle.engine.device.prompt_graphs import MOST_PAIRS, SIZES, PromptGraphs
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import KVCache
@@ -114,7 +115,7 @@ def table_of(max_length: int) -> RequestTable:
 
 def graphs_of(most: int, max_length: int) -> PromptGraphs:
     """Passes that are not run."""
-    cycle = SimpleNamespace(drafter=None)
+    cycle = SimpleNamespace(network=None)
     return PromptGraphs(cycle, table_of(max_length), spare=1, max_batched_tokens=most)
 
 
@@ -124,7 +125,7 @@ def caches_after(
     """The target's and the drafter's cache of a prompt that came in chunks with these ends."""
     specs, table = (target.spec, drafter.model.config.transformer), table_of(64)
     caches = tuple(KVCache(spec, table, SLOTS, torch.float32) for spec in specs)
-    cycle = DeviceCycle(target, drafter.resident(), caches)
+    cycle = DeviceModels(target, FusedDrafter(drafter.model), caches)
     graphs = PromptGraphs(cycle, table, spare=1, max_batched_tokens=64)
     tokens = prompt(ends[-1], 3)
     for start, stop in itertools.pairwise([0, *ends]):

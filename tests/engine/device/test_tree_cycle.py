@@ -13,19 +13,19 @@ import torch
 from grafted_trees import graft, redraw
 
 from peagle.config import TREE_NODES, SamplingParams, SpeculativeConfig
-from peagle.drafters import readout
+from peagle.drafters import peagle
 from peagle.drafters.lookup import Lookup
 from peagle.drafters.selector import SelectorConfig
+from peagle.engine.branching import Branching, num_tree_nodes
+from peagle.engine.device.cycle import DeviceBatch
 from peagle.engine.device.graphs import CycleGraphs
-from peagle.engine.device.tree_cycle import TreeCycle
-from peagle.engine.draft_temperatures import DraftTemperatures
 from peagle.engine.drafting import Drafting
 from peagle.engine.engine import Engine
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.engine.pace import Pace
-from peagle.engine.trees import num_tree_nodes
 from peagle.errors import InputError
 from peagle.ops.tree import grow
+from peagle.set_acceptance import SetAcceptance
 
 K = 4
 PROMPTS = [[(5 * i + j + j * j) % tiny.MASK for j in range(9 + 7 * i)] for i in range(6)]
@@ -49,14 +49,20 @@ def engine_of(target, drafter, nodes: int | None, **changes: object) -> Engine:
 @pytest.fixture
 def trees(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The requests of each cycle with trees."""
-    sizes, run = [], TreeCycle.run
+    sizes, verify = [], DeviceBatch.verify
 
-    def counted(cycle, state, requests, *others):
-        sizes.append(len(requests))
-        run(cycle, state, requests, *others)
+    def counted(batch, draft):
+        sizes.extend([len(draft.tokens)] * (draft.tree is not None))
+        return verify(batch, draft)
 
-    monkeypatch.setattr(TreeCycle, "run", counted)
+    monkeypatch.setattr(DeviceBatch, "verify", counted)
     return sizes
+
+
+def limit_trees(engine: Engine, most: int) -> None:
+    """Let drafts of so many requests at once branch."""
+    pace = engine.scheduler.pace
+    pace.branching = replace(pace.branching, most_requests=most)
 
 
 def drafter_of(targets, trained, tmp_path, method: str):
@@ -106,7 +112,7 @@ def test_any_tree_gives_the_same_text(
             redraw(grown, found, request, draw)
         return grown
 
-    monkeypatch.setattr(readout, "grow", drawn)
+    monkeypatch.setattr(peagle, "grow", drawn)
     found = tiny.run(engine_of(targets["easy"], drafter, 14), PROMPTS, MIXED)
     assert tiny.outputs(found) == expected
     assert accepted(found) > 20
@@ -143,7 +149,7 @@ def test_with_windows_and_sinks(
             grown = grow(found, pairs, race, nodes, alone)
             position, path = int(race.newest[race.requests[0]]), 0
             for row in range(1, nodes + 1):
-                depth = int(grown.depths[0, path]) + 1
+                depth = int(grown.tree.depths[0, path]) + 1
                 right = draw.random() < 0.6 and depth <= K
                 known = text[position + depth : position + depth + 1]
                 token = known[0] if right and known else tiny.MASK
@@ -151,7 +157,7 @@ def test_with_windows_and_sinks(
                 path = row if right else path
             return grown
 
-        monkeypatch.setattr(readout, "grow", mostly_right)
+        monkeypatch.setattr(peagle, "grow", mostly_right)
         [branched] = tiny.run(engine_of(target, drafter, 6, block_size=4), [prompt], how)
         assert branched.output == expected
         assert branched.speculation.accepted > 1.5 * branched.speculation.cycles
@@ -187,7 +193,7 @@ def test_at_the_end_of_the_context_and_after_preemption(targets, trained, trees:
 
 def test_many_requests_draft_without_branches(targets, trained, trees: list[int]):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
-    engine.worker.graphs.most_trees = 1
+    limit_trees(engine, 1)
     tiny.run(engine, PROMPTS, MIXED[0])
     assert set(trees) <= {1}
 
@@ -224,8 +230,8 @@ def test_a_gpu_has_them_where_nothing_is_said_and_they_are_possible(
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
     assert num_tree_nodes(decoder, drafting, captured=True) == default
     assert num_tree_nodes(decoder, drafting, captured=False) == 0
-    others = [{"synthetic": (1.0,)}, {"lengths": (TREE_NODES,)}, {"num_tree_nodes": 0}]
-    for change in [*others, {"drafter": None, "lengths": (0,)}]:
+    others = [{"acceptance": SetAcceptance((1.0,))}, {"lengths": (TREE_NODES,)}]
+    for change in [*others, {"num_tree_nodes": 0}, {"proposer": None, "lengths": (0,)}]:
         assert num_tree_nodes(decoder, replace(drafting, **change), captured=True) == 0
 
 
@@ -258,17 +264,16 @@ def test_an_engine_knows_up_to_how_many_requests_they_branch(targets, trained):
 
 def test_slots_are_kept_for_them_where_they_are_used(targets, trained):
     engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
-    worker = engine.worker
-    assert [worker.nodes_for(4, drafts) for drafts in (K, K - 1)] == [12, 12], "all have K"
-    assert worker.nodes_for(5, K) == 0
-    worker.graphs.most_trees = 0
-    assert worker.nodes_for(1, K) == 0
+    branching = engine.worker.branching
+    assert [branching.nodes_for(4, drafts) for drafts in (K, K - 1)] == [12, 0]
+    assert branching.nodes_for(5, K) == 0
+    assert replace(branching, most_requests=0).nodes_for(1, K) == 0
 
 
 def test_a_worker_tells_which_cycles_branched(
     targets, trained, trees: list[int], monkeypatch: pytest.MonkeyPatch
 ):
-    """Not where the host takes part, nor where too many run; also where a request has fewer."""
+    """Not where the host takes part, where too many run, or where all ask for fewer drafts."""
     told, landed = [], Pace.landed
 
     def noted(pace, verified, time, branched):
@@ -279,15 +284,14 @@ def test_a_worker_tells_which_cycles_branched(
     few = SamplingParams(max_tokens=20, num_speculative_tokens=2)
     scored = SamplingParams(max_tokens=20, logprobs=1)
     penalized = SamplingParams(max_tokens=20, presence_penalty=0.5)
-    for count, how, least in [(1, few, 5), (2, MIXED[0], 0), (1, scored, 0), (1, penalized, 0)]:
+    plain = SamplingParams(max_tokens=20)
+    for count, how in [(1, plain), (1, few), (2, plain), (1, scored), (1, penalized)]:
         engine = engine_of(targets["easy"], trained["peagle"].drafter, 12)
-        engine.worker.graphs.most_trees = 1
+        limit_trees(engine, 1)
         tiny.run(engine, PROMPTS[:count], how)
         assert 0 <= len(trees) - told.count(True) <= 1, "the last one may have run ahead"
         assert len(told) > 5
-        assert len(trees) >= least
-        if how in (scored, penalized):
-            assert not trees
+        assert (len(trees) > 4) == (how is plain and count == 1)
         told.clear()
         trees.clear()
 
@@ -295,8 +299,9 @@ def test_a_worker_tells_which_cycles_branched(
 def test_lookups_do_not_branch(targets, trained):
     lookup, config = Lookup(2, 5, torch.device("cpu")), tiny.engine_config()
     drafter = trained["peagle"].drafter
-    with tiny.on_device(True), pytest.raises(InputError, match="neither lookups"):
-        Engine(targets["easy"].decoder, drafter, K, config, lookup=lookup, num_tree_nodes=12)
+    proposer = tiny.beside(lookup, drafter)
+    with tiny.on_device(True), pytest.raises(InputError, match="P-EAGLE drafter alone"):
+        Engine(targets["easy"].decoder, proposer, K, config, num_tree_nodes=12)
 
 
 def test_with_batch_invariance_they_do_not_branch(targets, trained):
@@ -315,32 +320,13 @@ def test_trees_that_are_timed_branch(targets, trained, monkeypatch: pytest.Monke
         grown.append(grow(*given))
         return grown[-1]
 
-    monkeypatch.setattr(readout, "grow", kept)
+    monkeypatch.setattr(peagle, "grow", kept)
     monkeypatch.setattr("peagle.engine.device.graphs._seconds", lambda replay: replay() or 1.0)
     with torch.inference_mode():
         engine.worker.graphs.measure_trees()
     tree = next(each for each in grown if len(each.tokens) == 2)
     assert (tree.tokens >= 0).all()
-    assert (tree.depths[:, 1:] == 1).sum() > 2
-
-
-def test_nothing_is_learned_where_a_chain_leaves_its_tree(
-    targets, trained, monkeypatch: pytest.MonkeyPatch
-):
-    left, record = 0, DraftTemperatures.record
-
-    def checked(temperatures, drafts, chosen):
-        nonlocal left
-        unknown = chosen[:, :-1] < 0
-        assert (drafts.alternatives[unknown] == -1).all()
-        agreed = (drafts.tokens == chosen[:, :-1]).cumprod(dim=1)[:, :-1] == 1
-        left += int((unknown[:, 1:] & agreed).sum())
-        record(temperatures, drafts, chosen)
-
-    monkeypatch.setattr(DraftTemperatures, "record", checked)
-    how = SamplingParams(max_tokens=60, temperature=1.0, seed=2)
-    tiny.run(engine_of(targets["easy"], trained["peagle"].drafter, 5), PROMPTS, how)
-    assert left > 0
+    assert (tree.tree.depths[:, 1:] == 1).sum() > 2
 
 
 class Timed(CycleGraphs):
@@ -351,29 +337,30 @@ class Timed(CycleGraphs):
     long: ClassVar = {1: 1.0, 2: 1.05, 4: 1.0, 8: 1.0}
 
     def __init__(self) -> None:
-        self.sizes, self.lengths, self._trees = [*self.times], (0, K), object()
+        self.sizes, self.lengths = [*self.times], (0, K)
+        self.branching = Branching(K, 12, 0)
         self.timed: Counter = Counter()
-        self._state = SimpleNamespace(slots=torch.zeros(1, 1000))
+        self._side = SimpleNamespace(state=SimpleNamespace(slots=torch.zeros(1, 1000)))
 
-    def _prepared(self, part, size, drafts):
-        return part.__name__, size
+    def _prepared(self, part, size, shape):
+        return shape.nodes > 0, size
 
     def _timed(self, graph, size, count, context=1):
-        name, of = graph
+        tree, of = graph
         assert context in (1, 500)
         if context > 1:  # of a length, or where trees are not tried
-            return self.long[of] if name == "_tree" else 1.0
-        time = self.times[of][name == "_tree"]
+            return self.long[of] if tree else 1.0
+        time = self.times[of][tree]
         if time is None:
             raise torch.OutOfMemoryError
         self.timed[graph] += 1
-        return 2 * time if name == "_tree" and self.timed[graph] == 1 else time
+        return 2 * time if tree and self.timed[graph] == 1 else time
 
 
 def test_they_branch_up_to_where_it_costs_little():
     graphs = Timed()
     graphs.measure_trees()
-    assert graphs.most_trees == 2
+    assert graphs.branching.most_requests == 2
     taken = {size: costs[K] for size, costs in graphs.seconds_by_length().items()}
     assert taken == {1: 1.02, 2: 1.07, 4: 1.0, 8: 1.0}
 
@@ -382,13 +369,14 @@ def test_they_branch_where_they_cost_little_in_long_contexts(monkeypatch: pytest
     monkeypatch.setattr(Timed, "long", {1: 1.0, 2: 1.2, 4: 1.0})
     graphs = Timed()
     graphs.measure_trees()
-    assert graphs.most_trees == 1
+    assert graphs.branching.most_requests == 1
 
 
 def test_timing_leaves_nothing_behind(targets, trained, monkeypatch: pytest.MonkeyPatch):
     """Rows at long contexts have no slots of their own."""
     engine, limits = engine_of(targets["easy"], trained["peagle"].drafter, 12), []
-    cycle, state = engine.worker.graphs._cycle, engine.worker.graphs._state
+    side = engine.worker.graphs._side
+    state = side.state
 
     def once(replay):
         limits.append(int(state.limits.max()))
@@ -399,9 +387,9 @@ def test_timing_leaves_nothing_behind(targets, trained, monkeypatch: pytest.Monk
     with torch.inference_mode():
         engine.worker.graphs.measure_trees()
     assert set(limits) == {0, state.slots.shape[1]}
-    assert engine.worker.graphs.most_trees == 4
+    assert engine.worker.graphs.branching.most_requests == 4
     assert not state.limits.any()
-    for cache in (cycle.target_cache, cycle.drafter_cache):
+    for cache in side.models.caches:
         assert not any(tensor[:, :, -1].any() for tensor, _ in cache.tensors)
 
 
@@ -409,7 +397,7 @@ def test_they_branch_up_to_where_there_is_memory(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(Timed, "times", Timed.times | {2: (1.0, None)})
     graphs = Timed()
     graphs.measure_trees()
-    assert graphs.most_trees == 1
+    assert graphs.branching.most_requests == 1
 
 
 def test_the_key_is_bounded():

@@ -6,11 +6,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.drafters.drafter import Span
 from peagle.engine.block_groups import WHOLE
 from peagle.engine.host.attention import HostCache
 from peagle.engine.request_table import RequestTable
-from peagle.engine.spans import tile_rows
+from peagle.engine.spans import Span, tile_rows
 from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops.cached_attention import AttentionHeads, attend_reference
 

@@ -42,14 +42,13 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
         return torch.device("cuda")
     import gluon_emulation
 
-    from peagle.ops.triton import gluon, hopper_attention, layer_chain, wide_gate
+    from peagle.ops.triton import gluon, hopper_attention, layer_chain
     from peagle.ops.triton.hopper_attention import heads, parts, tiles
     from peagle.ops.triton.layer_chain import loads, products, signals
 
     chains = (layer_chain, loads, products, signals)
     attentions = (hopper_attention, heads, parts, tiles)
-    modules = (gluon, *chains, *attentions, wide_gate)
-    gluon_emulation.install(monkeypatch, modules, processors=12)
+    gluon_emulation.install(monkeypatch, (gluon, *chains, *attentions), processors=12)
     return torch.device("cpu")
 
 

@@ -93,9 +93,6 @@ for rows, switch in ((16, False), (32, True), (64, False)):
     flags = {"WINDOW": switch, "SINKS": switch}
     values = {**heads, **FLAGS, **sizes, **flags, "TREE": rows > 16}
     compiled("cached_attention", "_attend", types | {"ancestors": "*i32"}, values)
-    sizes["ROWS"] = 16
-    flags |= {"NORM": not switch, "V_NORM": switch, "SETTLED": not switch}
-    compiled("product_attention", "_attend_product", types, {**heads, **FLAGS, **sizes, **flags})
 for kv_heads, size in GEMMA:
     heads, group = {"HEADS": 32, "KV_HEADS": kv_heads, "SIZE": size}, min(32 // kv_heads, 4)
     sizes = {"GROUP": group, "PADDED": group, "ROWS": 8 * group, "KEYS": 64, "PARTS": 8}
@@ -105,19 +102,16 @@ for kv_heads, size in GEMMA:
     compiled("cached_attention", "_attend", types | {"ancestors": "*i32"}, values, **options)
 
 state = ("requests", "computed", "pending", "emitted", "slots", "limits", "starts", "firsts")
-state += ("counts", "positions", "writes", "reads", "drafts", "chosen", "ks", "cycles", "results")
+state += ("counts", "positions", "writes", "reads", "drafts", "chosen", "ks", "results")
 types = dict.fromkeys(state, INT)
 streams = ("features", "embedding", "input_weight", "hidden_weight", "mask_feature", "x", "stream")
 types |= dict.fromkeys((*streams, "weight", "scaled", "kept"), BF16)
-types |= {"eps": "fp32", "synthetic": INT}
+types |= {"eps": "fp32"}
 sizes = {"BATCH": 8, "HIDDEN": 4096, "READS": 8}
-drafts = types | {"live": "*i32"}
-compiled("resident", "_draft_inputs", drafts, {**sizes, "BEFORE": False})
-compiled("resident", "_verify_inputs", types, {"HIDDEN": 4096})
-for synthetic in (False, True):
-    sizes = {"COUNT": 8, "WIDTH": 8, "HIDDEN": 4096, "FEATURES": True}
-    sizes |= {"STRIDE": 2654435769, "OFFSET": 1640531527, "TURNS": 1 << 32}
-    compiled("resident", "_settle", types, {**sizes, "SYNTHETIC": synthetic})
+compiled("cycle_state", "_draft_inputs", types, {**sizes, "BEFORE": False})
+compiled("cycle_state", "_verify_inputs", types, {"HIDDEN": 4096})
+sizes = {"COUNT": 8, "WIDTH": 8, "HIDDEN": 4096, "FEATURES": True}
+compiled("cycle_state", "_commit", types, sizes)
 types = {"logits": BF16, "best": F32, "place": "*i32", "offsets": INT, "out": INT}
 compiled("argmax", "_part", types, {"BLOCK": 4096})
 compiled("argmax", "_merge", types, {"PARTS": 64, "OFFSETS": True})
@@ -129,7 +123,7 @@ for logits, bits in ((BF16, 16), (F32, 32)):
 types |= {"best": F32, "place": "*i32", "scores": F32}
 types |= dict.fromkeys(("ids", "tokens", "offsets"), INT)
 types |= dict.fromkeys(("top_ks", "seeds", "newest", "chosen"), INT)
-types |= dict.fromkeys(("min_ps", "factors"), F32)
+types |= dict.fromkeys(("min_ps",), F32)
 for logits, bits, races, skips in (
     (BF16, 16, True, True),
     (BF16, 16, True, False),
@@ -143,14 +137,11 @@ for logits, bits, races, skips in (
     sizes = {**switches, "COUNT": 16, "RACED": raced, "RACES": races, "LANES": 4096}
     merged = compiled("candidates", "_merge", types, sizes, num_warps=8)
     assert spilled(merged) == 0, "64 candidates each of 64 blocks, 262,144 tokens"
-types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16) | {"factors": F32}
-types |= {"others": INT}
+types |= dict.fromkeys(("predecessor", "successor", "gates"), BF16)
 for pairs, warps in ((False, 1), (True, 4)):
-    sizes = {"COUNT": 16, "FACTORS": 8, "RANK": 256 if pairs else 1}
-    compiled("drafts", "_draw", types, {**sizes, "PAIRS": pairs}, num_warps=warps)
-    del sizes["FACTORS"]
-    shares = types | {"out": F32}
-    compiled("tree", "_log_share", shares, {**sizes, "PAIRS": pairs}, num_warps=1)
+    sizes = {"COUNT": 16, "RANK": 256 if pairs else 1, "PAIRS": pairs, "SHARPENING": 0.85}
+    compiled("draft", "_draw", types, sizes, num_warps=warps)
+    compiled("tree", "_log_share", types | {"out": F32}, sizes, num_warps=1)
 types |= dict.fromkeys(("unbranched", "parents", "depths"), INT)
 types |= {"ancestors": "*i32", "shares": F32}
 compiled("tree", "_grow", types, {"COUNT": 16, "ROWS": 16, "NO_DRAFT": -2}, num_warps=1)
@@ -161,17 +152,14 @@ compiled("tree", "_compact", types, {"HELD": 1024})
 types = dict.fromkeys(("computed", "limits", "requests", "unbranched"), INT) | {"rates": F32}
 none = {"REPETITION": 1.0, "PRESENCE": 0.0, "FREQUENCY": 0.0}
 compiled("tree", "_unbranched", types, none, num_warps=1)
-types = {"right": F32, "kept": "fp32"}
-types |= dict.fromkeys(("best", "drafts", "alternatives", "chosen"), INT)
-compiled("drafts", "_record", types, {"REQUESTS": 256, "DEPTHS": 8, "FACTORS": 8})
 names = ("requests", "computed", "pending", "emitted", "counts", "best", "tokens", "lengths")
 types = {"history": "*i32", "gains": F32, "used": "*i1", "price": "fp32", "forgets": "fp32"}
-types |= dict.fromkeys((*names, "drafts", "chosen", "others"), INT)
+types |= dict.fromkeys((*names, "drafts", "chosen"), INT)
 compiled("lookup", "_write_newest", types, {"WIDTH": 256})
 sizes = {"SHORTEST": 3, "LONGEST": 16, "BLOCK": 1024, "PARTS": 8}
 compiled("lookup", "_search", types, sizes)
-compiled("lookup", "_follow", types | {"drafts": "i32"}, {"DRAFTS": 8, "NOTHING": -1})
-compiled("lookup", "_weigh", types, {"REQUESTS": 512, "ALONE": False})
+compiled("lookup", "_follow", types | {"drafts": "i32"}, {"DRAFTS": 8, "NO_DRAFT": -2})
+compiled("lookup", "_weigh", types, {"REQUESTS": 512})
 types = {"rates": F32, "counts": "*i32"}
 types |= dict.fromkeys(("drafts", "requests", "emitted", "numbers"), INT)
 for logits in (BF16, F32):
@@ -285,7 +273,7 @@ for kl in (False, True):
     compiled("divergence", "_weigh", types, {"KL": kl, "BLOCK": 4096})
 
 from triton.experimental.gluon._runtime import GluonASTSource
-from peagle.ops.triton import hopper_attention, layer_chain, wide_gate
+from peagle.ops.triton import hopper_attention, layer_chain
 from peagle.ops.triton.layer_chain.shape import LAYOUT3, LAYOUT4, Shape
 
 
@@ -345,19 +333,6 @@ for few in (False, True):
     sizes = {"KEYS": 64, "MOST": 16, "FEW": few, "REQUESTS": 64, "ITEMS": 128}
     compiled("hopper_attention.division", "_divide", types, {**sizes, **FLAGS}, num_warps=1)
 
-
-def tensor(box):
-    layout = wide_gate.LAYOUT3 if len(box) == 3 else wide_gate.LAYOUT
-    return f"tensordesc<bf16{box},{layout!r}>"
-
-
-for live in (False, True):
-    tiling = wide_gate.Tiling(4096, 12288, 132, live)
-    types = {"x": tensor([128, 64]), "out": tensor([128, 128]), "live": "*i32"}
-    types["weight"] = tensor([2, 128, 64])
-    kernel = made(wide_gate._wide_gate, types, "TILING", tiling, num_warps=8)
-    assert kernel.metadata.shared <= 227 << 10
-    print("wide_gate", "_wide_gate")
 """
 
 

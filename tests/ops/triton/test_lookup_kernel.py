@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from peagle.ops import lookup
-from peagle.ops.lookup import Found
+from peagle.ops.acceptance import Path
+from peagle.ops.draft import Found
 
 ROWS, POSITIONS, LONGEST = 5, 120, 6
 COUNTS = (1, 3, 50, 120, 87)
@@ -45,18 +46,16 @@ def test_the_newest_tokens_are_added(device):
     assert found.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("alone", [True, False])
-def test_matches_are_weighed_alike(device, alone: bool):
+@pytest.mark.parametrize("price", [0.5, 2.0])
+def test_matches_are_weighed_alike(device, price: float):
     from peagle.ops.triton import lookup as kernel
 
     generator = torch.Generator().manual_seed(1)
-    tokens, drafts, others = (torch.randint(0, 2, (9, 4), generator=generator) for _ in range(3))
+    tokens, drafts = (torch.randint(0, 2, (9, 4), generator=generator) for _ in range(2))
     chosen = torch.randint(0, 2, (9, 5), generator=generator)
     lengths = torch.randint(0, LONGEST + 1, (9,), generator=generator)
     expected = torch.linspace(-1, 1, LONGEST + 1)
     found = expected.to(device, copy=True)
-    rival = None if alone else others
-    lookup.weigh(expected, Found(tokens, lengths, lengths > 0), drafts, chosen, rival)
-    moved = (x.to(device) for x in (tokens, lengths, drafts, chosen))
-    kernel.weigh(found, *moved, None if alone else others.to(device))
+    lookup.weigh(expected, Found(tokens, lengths, lengths > 0), Path(drafts, chosen), price)
+    kernel.weigh(found, *(x.to(device) for x in (tokens, lengths, drafts, chosen)), price)
     torch.testing.assert_close(found.cpu(), expected)

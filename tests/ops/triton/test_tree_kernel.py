@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from paged_rows import KV_HEADS, LENGTH, SIZE, close, on, pass_rows, spec_of
-from test_drafts_kernel import RANK, SETTINGS, SLOTS, VOCAB, moved, race
+from test_draft_kernel import RANK, SETTINGS, SLOTS, VOCAB, moved, race
 
 from peagle.ops import cached_attention
 from peagle.ops import tree as reference
-from peagle.ops.acceptance import NO_DRAFT
+from peagle.ops.acceptance import accept
 from peagle.ops.candidates import Candidates, Pairs
-from peagle.ops.resident import ResidentState
-from peagle.ops.tree import Tree
+from peagle.ops.cycle_state import CycleState
+from peagle.ops.draft import NO_DRAFT
 
 REQUESTS = len(SETTINGS) + 1
 
@@ -44,9 +44,7 @@ def test_drafts_branch_where_slots_and_penalties_allow(device: torch.device):
     """Row 0 does; 1 to 3 have a penalty each, 4 lacks a slot, 5 has just enough, 6 is nobody's."""
     from peagle.ops.triton import tree as kernels
 
-    state = ResidentState.empty(
-        torch.zeros(7, 1), torch.zeros(7).long(), torch.zeros(7, 1, 1), 9, 3
-    )
+    state = CycleState.empty(torch.zeros(7, 1), torch.zeros(7).long(), torch.zeros(7, 1, 1), 9, 3)
     state.computed.copy_(torch.tensor([5, 5, 5, 5, 5, 5, 30]))
     state.limits.copy_(torch.tensor([40, 40, 40, 40, 14, 15, 0]))
     for row in range(1, 4):
@@ -67,9 +65,11 @@ def test_growing(device: torch.device, pairs: bool, count: int, nodes: int):
     given = found(count), pairs_of(pairs), race(), nodes, alone()
     wanted = reference.grow(*given)
     moved_ones = [None if one is None else moved(one, device) for one in given[:3]]
-    grown = Tree(*kernels.grow(*moved_ones, nodes, given[4].to(device)))
-    for name, column in vars(grown).items():
-        assert torch.equal(column.cpu(), getattr(wanted, name)), name
+    grown = kernels.grow(*moved_ones, nodes, given[4].to(device))
+    assert torch.equal(grown.tokens.cpu(), wanted.tokens)
+    assert grown.depth == wanted.depth == SLOTS
+    for name in ("parents", "depths", "ancestors"):
+        assert torch.equal(getattr(grown.tree, name).cpu(), getattr(wanted.tree, name)), name
 
 
 def test_a_tree_is_made_of_the_likeliest_paths():
@@ -82,14 +82,14 @@ def test_a_tree_is_made_of_the_likeliest_paths():
     # 0.5, then 0.30, 0.30 (after the first), 0.2, 0.18, 0.15: of equals whichever
     assert grown.tokens[0, 0] == 7
     assert sorted(grown.tokens[0].tolist()) == [4, 4, 5, 7, 8, 9]
-    assert grown.depths[0].bincount().tolist() == [1, 3, 3]
+    assert grown.tree.depths[0].bincount().tolist() == [1, 3, 3]
     for row in range(1, 7):
-        parent = int(grown.parents[0, row - 1])
-        assert grown.depths[0, row] == grown.depths[0, parent] + 1
-        assert grown.ancestors[0, row] == grown.ancestors[0, parent] | 1 << row
+        parent = int(grown.tree.parents[0, row - 1])
+        assert grown.tree.depths[0, row] == grown.tree.depths[0, parent] + 1
+        assert grown.tree.ancestors[0, row] == grown.tree.ancestors[0, parent] | 1 << row
     chain = reference.grow(Candidates(shares, ids, ids), None, of_one, 6, torch.ones(1))
     assert chain.tokens[0].tolist() == [7, 4, *[NO_DRAFT] * 4]
-    assert chain.parents[0].tolist() == [0, 1, 0, 0, 0, 0]
+    assert chain.tree.parents[0].tolist() == [0, 1, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("nodes", [6, 15])
@@ -102,8 +102,9 @@ def test_walking(device: torch.device, nodes: int):
     chosen = torch.randint(-1, 5, (REQUESTS, nodes + 1))
     chosen[::2, 0] = grown.tokens[::2, 0]
     chosen[::4, 1] = grown.tokens[::4, 2]
-    wanted = reference.walk(grown, chosen, SLOTS)
-    walked = kernels.walk(moved(grown, device), chosen.to(device), SLOTS)
+    wanted = accept(grown, chosen)
+    tree = grown.tree._replace(parents=grown.tree.parents.to(device))
+    walked = kernels.walk(grown.tokens.to(device), tree, chosen.to(device))
     for column, expected in zip(walked, vars(wanted).values(), strict=True):
         assert torch.equal(column.cpu(), expected)
     assert wanted.reads[-1, 0] == (REQUESTS - 1) * (nodes + 1)

@@ -2,7 +2,7 @@
 
 - `worker` launches steps and reads each one step behind; `flight` is one that is under way, `rows`
   what is known of each request on either side.
-- The cycle: `cycle`, `tree_cycle` (whose drafts branch), `texts` (in which drafts are looked up),
-  captured by `graphs`.
+- `cycle` is the cycle on that state, captured by `graphs`, over `models`: target and drafter with
+  their caches.
 - Prompts: `prefill`, with `prompt_graphs` where they are short and `prompt_attention` where not.
 """

@@ -1,304 +1,192 @@
-"""One cycle on state that stays on the device: draft, verify, accept; and the prompts before it.
+"""The cycle on state that stays on the device: what a CUDA graph captures.
 
-This is what a CUDA graph captures: tensors only, no waiting. Nothing here may depend on a value
-that only the device knows, so all requests of a batch get the same number of drafts, and one that
-wants fewer accepts fewer.
+Nothing here may depend on a value that only the device knows, so all requests of a batch get the
+same number of drafts, and one that wants fewer accepts fewer.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
-from peagle.drafters.resident import CycleShape, ResidentDrafter, known_inputs
-from peagle.engine.device.texts import DeviceTexts, merged
-from peagle.engine.draft_temperatures import DraftTemperatures
-from peagle.engine.kv_cache import KVCache
-from peagle.engine.logprobs import Scores, score
-from peagle.models.decoder import Decoder
-from peagle.models.fused import AttendProduct, Taps, fused_target
+from peagle.drafters.proposer import Hidden, Proposer, Texts
+from peagle.engine.cycle import Accept, Verified
+from peagle.engine.device.models import DeviceModels
+from peagle.engine.history import History
 from peagle.ops import residual
+from peagle.ops.acceptance import Path
 from peagle.ops.argmax import argmax
-from peagle.ops.cached_attention import PassRows, QKVSpec, attend_product, divided
-from peagle.ops.drafts import Drafts
-from peagle.ops.lookup import Found
+from peagle.ops.cached_attention import PassRows
+from peagle.ops.cycle_state import CycleState, commit, draft_inputs, verify_inputs
+from peagle.ops.draft import Draft, Tree
 from peagle.ops.penalties import penalize
 from peagle.ops.products.normed import Normed
 from peagle.ops.race import Race
-from peagle.ops.resident import ResidentState, accepted_below, settle, verify_inputs
 from peagle.ops.sampling import Sampling, sample_requests
-from peagle.ops.softcap import softcap
-
-Attention = Callable[[KVCache], AttendProduct]
-"""A model's cache -> the attention of one pass."""
+from peagle.ops.tree import compact, find_unbranched
 
 
 @dataclass(frozen=True)
-class PromptRows:
-    """Rows of prompt chunks, concatenated, then padding rows."""
+class CycleShape:
+    """How many rows a cycle has for each of its requests."""
 
-    tokens: Tensor
-    """[rows]"""
-    following: Tensor
-    """[rows] the tokens after them; any token where a prompt ends."""
-    ends: Tensor
-    """[ends] rows that give their requests the next token."""
-    scored: Tensor | None = None
-    """[scored] rows whose following token is scored; None: no row's."""
+    drafts: int
+    """Drafts along a path; 0 where nothing drafts, or while it pauses."""
+    pending: int
+    """The largest number of rows of a request that the drafter has not seen."""
+    nodes: int = 0
+    """Drafts where they branch; 0: they are a chain."""
 
 
 @dataclass(frozen=True)
-class PromptEnds:
-    """What prompts leave for their first cycle."""
+class DeviceSide:
+    """What cycles on the device run on."""
 
-    logits: Tensor
-    """[ends, vocab]"""
-    features: Tensor | None
-    """[ends, hidden_size], projected; None without a drafter."""
-    scores: Scores | None = None
-    """Of the scored rows."""
-
-
-@dataclass(frozen=True)
-class Proposed:
-    """Drafts, and what they were chosen from."""
-
-    drafts: Drafts
-    """[requests, drafts]"""
-    rivals: tuple[Found, Tensor] | None = None
-    """What was found in the texts and a drafter's drafts [requests, drafts], if there are both."""
+    models: DeviceModels
+    proposer: Proposer | None
+    history: History | None
+    """The texts of a proposer that reads them."""
+    accept: Accept
+    state: CycleState
+    sampling: Sampling
 
 
 @dataclass(frozen=True)
-class Verified:
-    """Drafts, and what the target makes of them."""
+class DeviceProposerRows:
+    """`ProposerRows` of some rows of the request table."""
 
-    drafts: Drafts
-    """[requests, drafts]"""
-    logits: Tensor
-    """[requests * (drafts + 1), vocab]"""
-    features: Tensor | None
-    """[requests * (drafts + 1), hidden_size], projected; None without a drafter."""
+    models: DeviceModels
+    state: CycleState
+    requests: Tensor
+    """[requests] rows of the state's tables."""
+    shape: CycleShape
+    race: Race
+    history: History | None
+    own: bool = False
+    """Whether the state is that of these requests alone."""
+
+    @property
+    def drafts(self) -> int:
+        """As `ProposerRows`."""
+        return self.shape.drafts
+
+    @property
+    def nodes(self) -> int:
+        """As `ProposerRows`."""
+        return self.shape.nodes
+
+    @property
+    def texts(self) -> Texts:
+        """As `ProposerRows`."""
+        assert self.history is not None, "a proposer that reads texts says so"
+        return self.history.of(
+            self.requests, self.state.computed.index_select(0, self.requests) + 1
+        )
+
+    def unbranched(self) -> Tensor:
+        """As `ProposerRows`."""
+        return find_unbranched(self.state, self.requests, self.shape.nodes)
+
+    def run(self, masks: int) -> Hidden:
+        """As `ProposerRows`."""
+        network, models = self.models.network, self.models
+        assert network is not None
+        given = self.state, self.requests, self.shape.pending, masks
+        inputs = draft_inputs(*given, network.norms)
+        return network.run(inputs, models.open_network(inputs.rows))
+
+    def after(self, tokens: Tensor, features: Tensor) -> "DeviceProposerRows":
+        """As `ProposerRows`, by a table of their own, with one row for each request."""
+        rows = self if self.own else self._own()
+        emitted, features = tokens[:, None], features[:, None]
+        computed = rows.state.computed + 1
+        state = replace(rows.state, computed=computed, emitted=emitted, features=features)
+        return replace(rows, state=state)
+
+    def _own(self) -> "DeviceProposerRows":
+        state, requests = self.state, self.requests
+        places = torch.arange(len(requests), device=requests.device)
+        state = replace(
+            state,
+            slots=state.slots.index_select(0, requests),
+            limits=state.limits.index_select(0, requests),
+            computed=state.computed.index_select(0, requests),
+            pending=torch.ones_like(places),
+        )
+        shape = replace(self.shape, pending=1)
+        return replace(self, state=state, requests=places, shape=shape, own=True)
 
 
-class DeviceCycle:
-    """Target, drafter and their caches, run for any rows of the request table."""
+class DeviceBatch:
+    """`CycleRows` of some rows of the request table."""
 
-    def __init__(
-        self,
-        target: Decoder,
-        drafter: ResidentDrafter | None,
-        caches: tuple[KVCache, KVCache | None],
-        synthetic: Sequence[float] | None = None,
-        texts: DeviceTexts | None = None,
-    ) -> None:
-        self.target, self.drafter, self.texts = target, drafter, texts
-        self.layers = fused_target(target)
-        self.target_cache, self.drafter_cache = caches
-        device = target.embed.weight.device
-        self.synthetic = None if synthetic is None else accepted_below(synthetic, device)
-        """Thresholds that accept drafts whatever the target says; None: the target decides."""
+    def __init__(self, side: DeviceSide, requests: Tensor, shape: CycleShape) -> None:
+        """requests: [requests] table rows."""
+        self._side, self._requests, self._shape = side, requests, shape
 
-    def run(
-        self,
-        state: ResidentState,
-        requests: Tensor,
-        shape: CycleShape,
-        sampling: Sampling,
-        temperatures: DraftTemperatures,
-    ) -> None:
-        """Draft, verify and accept for some requests. requests: [requests] table rows."""
-        race = temperatures.race(sampling, state.computed, requests)
-        proposed = self.draft(state, race, shape)
-        verified = self.verify(state, requests, proposed.drafts)
-        self.accept(state, requests, verified, sampling, temperatures, proposed.rivals)
+    def draft(self) -> Draft:
+        """Drafts of all requests; those of a cycle without drafts are [requests, 0]."""
+        side, requests = self._side, self._requests
+        if side.history is not None:
+            side.history.follow(side.state, requests)
+        if not self._shape.drafts:
+            return Draft(requests.new_empty(len(requests), 0))
+        assert side.proposer is not None, "whatever has drafts has a proposer"
+        race = Race(side.sampling, side.state.computed, requests)
+        given = side.models, side.state, requests, self._shape, race, side.history
+        draft = side.proposer.propose(DeviceProposerRows(*given))
+        if draft.source is not None:
+            side.state.results[:, -1].index_copy_(0, requests, draft.source.used.long())
+        return draft
 
-    def draft(self, state: ResidentState, race: Race, shape: CycleShape) -> Proposed:
-        """[requests, drafts] for a race's requests."""
-        requests, own = race.requests, None
-        if not shape.drafts:
-            if self.texts is not None:
-                self.texts.follow(state, requests)
-            return Proposed(Drafts(requests.new_empty(len(requests), 0)))
-        if self.drafter is not None:
-            own = self.drafter.propose(state, race, shape, self.open_drafter)
-            if self.texts is None:
-                return Proposed(own)
-        assert self.texts is not None, "whoever drafts has a drafter or a lookup"
-        found = self.texts.propose(state, requests, shape.drafts)
-        if own is None:  # the rows are there whether they are used or not
-            found = replace(found, used=found.lengths > 0)
-        state.results[:, -1].index_copy_(0, requests, found.used.long())
-        rivals = None if own is None else (found, own.tokens)
-        return Proposed(merged(found, own), rivals)
-
-    def verify(
-        self,
-        state: ResidentState,
-        requests: Tensor,
-        drafts: Drafts,
-        placed: Callable[[PassRows], PassRows] | None = None,
-    ) -> Verified:
-        """What the target makes of drafts [requests, drafts].
-
-        placed: where the rows stand, if not one behind another.
-        """
-        norm = self.layers.layers[0].input_norm
-        embedding, tokens = self.target.embed.weight, drafts.tokens
-        rows, x, normed = verify_inputs(state, requests, tokens, embedding, norm.weight, norm.eps)
-        rows = rows if placed is None else placed(rows)
+    def verify(self, draft: Draft) -> Verified:
+        """What the target makes of a draft."""
+        models, state = self._side.models, self._side.state
+        target, norm = models.target, models.layers.layers[0].input_norm
+        given = state, self._requests, draft.ids, target.embed.weight, norm.weight, norm.eps
+        rows, x, normed = verify_inputs(*given)
+        if draft.tree is not None:
+            rows = _placed(rows, draft.tree)
         first = Normed(normed, None, norm.eps)
-        if self.target.embedding_scale is not None or self.target.batch_invariant:
-            x = self.target.scaled(x)
+        if target.embedding_scale is not None or target.batch_invariant:
+            x = target.scaled(x)
             first = residual.normed(x, norm)  # as a prompt's rows begin
-        taps = self.taps(len(x))
-        _, last = self.layers(x, first, self.open_target(rows), taps)
-        return Verified(drafts, self._logits(last), self._features(taps))
+        taps = models.taps(len(x))
+        _, last = models.layers(x, first, models.open_target(rows), taps)
+        return Verified(models.logits(last), models.features(taps))
 
-    def accept(
-        self,
-        state: ResidentState,
-        requests: Tensor,
-        verified: Verified,
-        sampling: Sampling,
-        temperatures: DraftTemperatures,
-        rivals: tuple[Found, Tensor] | None = None,
-    ) -> None:
-        """Choose tokens, which penalizes the logits in place, and accept drafts that agree.
+    def accept(self, draft: Draft, verified: Verified) -> Path:
+        """Choose a token after each row, which penalizes the logits in place, and follow them."""
+        side, state, requests, logits = (
+            self._side,
+            self._side.state,
+            self._requests,
+            verified.logits,
+        )
+        penalize(logits, draft.ids, state.penalties, requests)
+        depths = None if draft.tree is None else draft.tree.depths.flatten()
+        chosen = sample_requests(
+            logits, argmax(logits), side.sampling, requests, state.computed + 1, depths
+        )
+        return side.accept(draft, chosen.view(len(requests), -1), requests)
 
-        rivals: as in `Proposed`, where it is learned which of them were better.
-        """
-        drafts, logits = verified.drafts.tokens, verified.logits
-        penalize(logits, drafts, state.penalties, requests)
-        chosen = sample_requests(logits, argmax(logits), sampling, requests, state.computed + 1)
-        chosen = chosen.view(len(requests), drafts.shape[1] + 1)
-        if drafts.shape[1]:
-            self.learn(state, requests, verified.drafts, chosen, temperatures, rivals)
-        settle(state, requests, drafts, chosen, verified.features, self.synthetic)
-
-    def learn(
-        self,
-        state: ResidentState,
-        requests: Tensor,
-        drafts: Drafts,
-        chosen: Tensor,
-        temperatures: DraftTemperatures,
-        rivals: tuple[Found, Tensor] | None = None,
-    ) -> None:
-        """Learn from drafts, but not from those of requests that the drafter does not follow.
-
-        chosen: [requests, drafts + 1] what the target takes after each prefix of the drafts.
-        """
-        followed, others = state.ks.index_select(0, requests) > 0, drafts.alternatives
-        if others is not None:
-            drafts = replace(drafts, alternatives=others.where(followed[:, None, None], -1))
-        temperatures.record(drafts, chosen)
-        if self.texts is not None and rivals is not None:
-            found, own = rivals
-            found = replace(found, lengths=found.lengths.where(followed, 0))
-            self.texts.record(found, drafts.tokens, chosen, own)
-
-    def fill(self, prompts: PromptRows, attention: Attention, followed: bool) -> PromptEnds:
-        """Write the keys and values of prompt rows into both caches; the target's alone where the
-        drafter follows none of the requests.
-
-        The drafter's at a prompt's last row are wrong, since its next token is not known yet: the
-        first cycle overwrites them before it reads them.
-        """
-        target, ends = self.target, prompts.ends
-        x = target.scaled(target.embed(prompts.tokens))
-        first = residual.normed(x, self.layers.layers[0].input_norm)
-        taps = self.taps(len(x)) if followed else None
-        tapped = taps is not None and len(self.layers.layers) in taps.layers
-        to_the_end = tapped or prompts.scored is not None
-        reads = None if to_the_end else ends
-        stream, last = self.layers(x, first, attention(self.target_cache), taps, reads)
-        features = self._features(taps)
-        if features is not None:
-            self.show_drafter(prompts.following, features, attention)
-            features = features.index_select(0, ends)
-        scores = self._score(prompts, stream)
-        if not len(ends):
-            return PromptEnds(x.new_empty(0, target.spec.vocab_size), features, scores)
-        if to_the_end:
-            return PromptEnds(self._stream_logits(stream.index_select(0, ends)), features, scores)
-        return PromptEnds(self._logits(last), features)
-
-    def _score(self, prompts: PromptRows, stream: Tensor) -> Scores | None:
-        """Of the tokens that follow the scored rows. stream: [rows, hidden_size]."""
-        if prompts.scored is None:
-            return None
-        rows, tokens = (of.index_select(0, prompts.scored) for of in (stream, prompts.following))
-        return score(rows, self._stream_logits, tokens)
-
-    def _stream_logits(self, stream: Tensor) -> Tensor:
-        """Of the residual stream after the last layer [rows, hidden_size]: [rows, vocab]."""
-        return self._logits(residual.normed(stream, self.target.norm))
-
-    def _logits(self, last: Normed) -> Tensor:
-        """Of the same under the final norm."""
-        return softcap(residual.linear(last, self.target.head), self.target.spec.logit_softcap)
-
-    def show_drafter(self, following: Tensor, features: Tensor, attention: Attention) -> None:
-        """Write the drafter's keys and values of some rows.
-
-        following: [rows] the tokens after them; features: [rows, hidden_size], projected.
-        """
-        drafter, cache = self.drafter, self.drafter_cache
-        assert drafter is not None
-        assert cache is not None
-        stream, x = known_inputs(drafter.model, following, features)
-        drafter.layers(stream, x, attention(cache), reads=following[:0])
-
-    def forget_null_slots(self) -> None:
-        """Zero what rows without slots of their own have written: other rows' hidden positions."""
-        for cache in (self.target_cache, self.drafter_cache):
-            for tensor, _ in () if cache is None else cache.tensors:
-                tensor[:, :, -1] = 0
-
-    def open_target(self, rows: PassRows) -> AttendProduct:
-        """The target's attention for one pass over cached requests."""
-        return _attend(self.target_cache, rows, self.layers.specs)
-
-    def open_drafter(self, rows: PassRows) -> AttendProduct:
-        """The drafter's."""
-        assert self.drafter is not None
-        assert self.drafter_cache is not None
-        return _attend(self.drafter_cache, rows, self.drafter.layers.specs)
-
-    def _features(self, taps: Taps | None) -> Tensor | None:
-        """What a pass kept for the drafter, projected [rows, hidden_size]; None without one."""
-        if taps is None or self.drafter is None:
-            return None
-        return self.drafter.model.project(taps.into)
-
-    def taps(self, rows: int) -> Taps | None:
-        """Where to keep the streams of a pass that the drafter reads; None without a drafter."""
-        if self.drafter is None:
-            return None
-        config = self.drafter.model.config
-        embedding = self.target.embed.weight
-        return Taps(config.taps, embedding.new_empty(rows, config.feature_size))
+    def commit(self, draft: Draft, path: Path, verified: Verified) -> None:
+        """Make the path the requests' state."""
+        side, state, requests = self._side, self._side.state, self._requests
+        features = verified.features
+        if path.rows is not None and path.reads is not None:
+            starts = state.computed[requests]
+            for tensor, slots in side.models.target_cache.tensors:
+                compact(tensor, slots, requests, starts, state.limits, path.rows)
+            assert features is not None
+            features = features.index_select(0, path.reads.flatten())
+        if side.proposer is not None and side.proposer.learns and self._shape.drafts:
+            followed = state.ks.index_select(0, requests) > 0
+            side.proposer.learn(draft, path, followed)
+        commit(state, requests, path, features)
 
 
-def _attend(cache: KVCache, rows: PassRows, specs: Sequence[QKVSpec]) -> AttendProduct:
-    """Attention of a pass's layers over their cache.
-
-    Contexts are divided among programs here, in a launch before the first layer's, for all layers
-    of the same heads together. After the first layer `rows` are settled (`attend_product`): the
-    launches between two layers' attentions include one that waits for everything before it.
-    """
-    by_sizes: dict[tuple[int, int, int], PassRows] = {}
-    by_spec: dict[tuple[int | None, tuple[int, int, int]], PassRows] = {}
-    for layer, spec in enumerate(specs):
-        if spec.sizes not in by_sizes:
-            by_sizes[spec.sizes] = divided(rows, spec, cache.layers[layer])
-        key = spec.window, spec.sizes
-        if key not in by_spec:
-            by_spec[key] = cache.rows_for(spec.window, by_sizes[spec.sizes])
-
-    def attend(layer: int, qkv: Tensor, spec: QKVSpec) -> Tensor:
-        of_layer = by_spec[spec.window, spec.sizes]
-        return attend_product(qkv, spec, cache.layers[layer], of_layer, layer > 0)
-
-    return attend
+def _placed(rows: PassRows, tree: Tree) -> PassRows:
+    """A pass's rows, by the depths of a tree."""
+    positions = (rows.starts[:, None] + tree.depths).flatten()
+    return replace(rows, positions=positions, ancestors=tree.ancestors.flatten())

@@ -36,8 +36,6 @@ class Flight:
     """What was not refused."""
     drafts: int
     """Of its cycle."""
-    branched: bool
-    """Whether these did."""
     results: Download
     """[table rows, K + 3]"""
     repeated: Download | None

@@ -10,13 +10,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from peagle.drafters.resident import CycleShape
-from peagle.engine.device.cycle import DeviceCycle, Verified
-from peagle.engine.device.tree_cycle import TreeCycle
-from peagle.engine.draft_temperatures import FACTORS, DraftTemperatures
-from peagle.ops.drafts import Drafts
-from peagle.ops.resident import ResidentState
-from peagle.ops.sampling import Sampling
+from peagle.engine.branching import Branching
+from peagle.engine.cycle import Verified, run_cycle
+from peagle.engine.device.cycle import CycleShape, DeviceBatch, DeviceSide
+from peagle.ops.draft import Draft
 from peagle.transfer import upload
 
 Replay = Callable[[], None]
@@ -49,30 +46,22 @@ class CycleGraphs:
     """
 
     def __init__(
-        self,
-        cycle: DeviceCycle,
-        state: ResidentState,
-        sampling: Sampling,
-        spare: int,
-        lengths: Sequence[int],
-        trees: TreeCycle | None = None,
+        self, side: DeviceSide, spare: int, lengths: Sequence[int], num_tree_nodes: int = 0
     ) -> None:
-        """lengths: draft lengths, ascending; trees: what may take the place of the longest."""
-        self._cycle, self._state, self._sampling = cycle, state, sampling
-        self._spare, self.lengths = spare, tuple(lengths)
-        self._trees = trees
+        """lengths: draft lengths, ascending; num_tree_nodes: drafts that branch in place of the
+        longest, 0 for none."""
+        self._side, self._spare, self.lengths = side, spare, tuple(lengths)
+        state = side.state
         self.sizes = batch_sizes(len(state.limits) - 1)
-        self.most_trees = 0 if trees is None else self.sizes[-1]
-        """Requests up to which drafts branch."""
+        self.branching = Branching(self.lengths[-1], num_tree_nodes, self.sizes[-1])
         device = state.computed.device
-        self._temperatures = DraftTemperatures(self.lengths[-1], device)
         self._requests = {
             size: torch.full((size,), spare, dtype=torch.int64, device=device)
             for size in self.sizes
         }
         self._filled: dict[int, list[int]] = {}
-        self._captured: dict[tuple[str, int, int], Callable[[], Any]] = {}
-        """By part of the cycle, size and drafts."""
+        self._captured: dict[tuple[str, int, int, int], Callable[[], Any]] = {}
+        """By part of the cycle, size, drafts and nodes."""
         self.pool: Any = None
         """Memory that all graphs share, since they run one after another."""
 
@@ -80,18 +69,18 @@ class CycleGraphs:
         """Capture every size and length."""
         for size in reversed(self.sizes):
             for drafts in reversed(self.lengths):
-                self._prepared(self._once, size, drafts)
+                self._prepared(self._whole, size, _steady(drafts))
 
     def dummy_run(self, size: int) -> None:
         """One uncaptured cycle of full length whose requests are all spare."""
         self._fill(size, [self._spare] * size)
-        self._once(size, _steady(self.lengths[-1]))
+        self._whole(size, _steady(self.lengths[-1]))
 
     def seconds(self, size: int) -> float:
         """Seconds of such a cycle when captured, on rows that no request has yet."""
-        run = functools.partial(self._once, size, _steady(self.lengths[-1]))
+        run = functools.partial(self._whole, size, _steady(self.lengths[-1]))
         try:
-            graph, _ = captured(run, self._state.computed.device, None)
+            graph, _ = captured(run, self._device, None)
             return self._timed(graph.replay, size, TILE_TIMINGS)
         finally:
             torch.cuda.empty_cache()  # the graph's memory does not come back by itself
@@ -105,39 +94,34 @@ class CycleGraphs:
         """The shortest captured length of at least `wanted` drafts."""
         return self.lengths[bisect.bisect_left(self.lengths, wanted)]
 
-    def branches(self, requests: int, drafts: int) -> bool:
-        """Whether so many drafts of each of so many requests, padded or not, branch."""
-        return drafts == self.lengths[-1] and requests <= self.most_trees
-
     def measure_trees(self) -> None:
         """Let drafts branch up to the number of requests where it costs little, in long contexts as
         well, and where there is memory for it."""
-        self.most_trees = 0
-        longest = min(TREE_CONTEXT, self._state.slots.shape[1] // 2)
-        for size in self.sizes if self._trees is not None else ():
+        most, longest = 0, min(TREE_CONTEXT, self._side.state.slots.shape[1] // 2)
+        for size in self.sizes if self.branching.nodes else ():
             try:
                 if not all(self._trees_cost_little(size, context) for context in (1, longest)):
-                    return
+                    break
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
-                return
-            self.most_trees = size
+                break
+            most = size
+        self.branching = replace(self.branching, most_requests=most)
 
     def _trees_cost_little(self, size: int, context: int) -> bool:
         """Whether a cycle with trees takes hardly longer than one without."""
-        graphs = [self._prepared(p, size, self.lengths[-1]) for p in (self._once, self._tree)]
+        chain = _steady(self.lengths[-1])
+        shapes = chain, replace(chain, nodes=self.branching.nodes)
+        graphs = [self._prepared(self._whole, size, shape) for shape in shapes]
         for _ in range(TREE_TRIALS):
-            chain, tree = (self._timed(graph, size, TILE_TIMINGS, context) for graph in graphs)
-            if tree <= MOST_TREE_COST * chain:
+            of_chain, of_tree = (self._timed(g, size, TILE_TIMINGS, context) for g in graphs)
+            if of_tree <= MOST_TREE_COST * of_chain:
                 return True
         return False
 
-    def run(self, rows: Sequence[int], shape: CycleShape, branched: bool) -> bool:
-        """One cycle for some rows of the request table; whether it was captured.
-
-        branched: whether drafts are to branch, as they can.
-        """
-        self._run(self._tree if branched else self._once, rows, shape)
+    def run(self, rows: Sequence[int], shape: CycleShape) -> bool:
+        """One cycle for some rows of the request table; whether it was captured."""
+        self._run(self._whole, rows, shape)
         return _fits(shape)
 
     def draft(self, rows: Sequence[int], shape: CycleShape) -> Tensor:
@@ -146,9 +130,9 @@ class CycleGraphs:
         These parts are captured when they are first asked for: most engines need few sizes of them,
         or none.
         """
-        if not shape.drafts and self._cycle.texts is None:
-            return self._kept.tokens[:0]
-        return self._run(self._draft, rows, shape).tokens
+        if not shape.drafts and self._side.history is None:
+            return self._kept[:0]
+        return self._run(self._draft, rows, shape)
 
     def verify(self, rows: Sequence[int], drafts: int) -> Verified:
         """What the target makes of the drafts, which have just been made for the same rows.
@@ -157,39 +141,44 @@ class CycleGraphs:
         """
         return self._run(self._verify, rows, _steady(drafts))
 
-    def accept(self, rows: Sequence[int], verified: Verified) -> None:
-        """Choose tokens by logits that may have been edited, and accept the drafts that agree."""
-        requests = self._pad(rows)
-        self._cycle.accept(self._state, requests, verified, self._sampling, self._temperatures)
+    def accept(self, rows: Sequence[int], drafts: int, verified: Verified) -> None:
+        """Choose tokens by logits that may have been edited, and commit the drafts that agree."""
+        self._pad(rows)
+        size = self._size_for(len(rows))
+        batch, draft = self._batch(size, _steady(drafts)), self._drafted(size, drafts)
+        batch.commit(draft, batch.accept(draft, verified), verified)
 
-    def _whole(self, size: int, drafts: int) -> Callable[[int, CycleShape], None]:
-        """A cycle from drafts to acceptance."""
-        return self._tree if self.branches(size, drafts) else self._once
+    @property
+    def _device(self) -> torch.device:
+        return self._side.state.computed.device
+
+    def _batch(self, size: int, shape: CycleShape) -> DeviceBatch:
+        return DeviceBatch(self._side, self._requests[size], shape)
 
     def _seconds_of(self, size: int, drafts: int) -> float:
-        run = self._prepared(self._whole(size, drafts), size, drafts)
-        return self._timed(run, size, LENGTH_TIMINGS)
+        shape = replace(_steady(drafts), nodes=self.branching.nodes_for(size, drafts))
+        return self._timed(self._prepared(self._whole, size, shape), size, LENGTH_TIMINGS)
 
     def _timed(self, replay: Replay, size: int, count: int, context: int = 1) -> float:
         """The median over idle rows. context: their positions, all of which hold the same keys."""
         self._make_ready(size)
-        state, rows = self._state, self._requests[size]
+        state, rows = self._side.state, self._requests[size]
         if context > 1:
             state.computed[rows], state.limits[rows] = context, state.slots.shape[1]
         found = statistics.median(_seconds(replay) for _ in range(count))
         if context > 1:
             state.limits[rows] = 0
-            self._cycle.forget_null_slots()
+            self._side.models.forget_null_slots()
         return found
 
     def _make_ready(self, size: int) -> None:
         """Give idle rows tokens, which are different: these decide on experts."""
         idle = [row for row in range(size + 1) if row != self._spare][:size]
         self._fill(size, idle)
-        tokens = self._requests[size] * TOKEN_STRIDE % self._cycle.target.spec.vocab_size
-        self._state.emitted[self._requests[size], 0] = tokens
-        self._state.computed[self._requests[size]] = 1
-        self._state.pending[self._requests[size]] = 1
+        state, rows = self._side.state, self._requests[size]
+        state.emitted[rows, 0] = rows * TOKEN_STRIDE % self._side.models.target.spec.vocab_size
+        state.computed[rows] = 1
+        state.pending[rows] = 1
 
     def _run(
         self, part: Callable[[int, CycleShape], T], rows: Sequence[int], shape: CycleShape
@@ -197,25 +186,25 @@ class CycleGraphs:
         """A part of the cycle, captured if that fits; rows come after a capture, which pads."""
         size = self._size_for(len(rows))
         once = functools.partial(part, size, shape)
-        run = self._prepared(part, size, shape.drafts) if _fits(shape) else once
+        run = self._prepared(part, size, shape) if _fits(shape) else once
         self._pad(rows)
         return run()
 
     def _prepared(
-        self, part: Callable[[int, CycleShape], T], size: int, drafts: int
+        self, part: Callable[[int, CycleShape], T], size: int, shape: CycleShape
     ) -> Callable[[], T]:
         """A part of the cycle, captured when it is first asked for."""
-        key = part.__name__, size, drafts
+        key = part.__name__, size, shape.drafts, shape.nodes
         if key not in self._captured:
-            run = functools.partial(part, size, _steady(drafts))
-            self._captured[key] = self._capture(run, size)
+            steady = replace(_steady(shape.drafts), nodes=shape.nodes)
+            self._captured[key] = self._capture(functools.partial(part, size, steady), size)
         return self._captured[key]
 
     def _capture(self, run: Callable[[], T], size: int) -> Callable[[], T]:
         if not self._requests[size].is_cuda:
             return run
         self._fill(size, [self._spare] * size)
-        graph, found = captured(run, self._state.computed.device, self.pool)
+        graph, found = captured(run, self._device, self.pool)
         self.pool = self.pool or graph.pool()
 
         def replay() -> T:
@@ -224,51 +213,33 @@ class CycleGraphs:
 
         return replay
 
-    def _draft(self, size: int, shape: CycleShape) -> Drafts:
-        state, requests = self._state, self._requests[size]
-        race = self._temperatures.race(self._sampling, state.computed, requests)
-        drafts = self._cycle.draft(state, race, shape).drafts
-        kept = self._drafts(size, shape.drafts)
-        kept.tokens.copy_(drafts.tokens)
-        if kept.alternatives is not None and drafts.alternatives is not None:
-            kept.alternatives.copy_(drafts.alternatives)
-        return kept
+    def _whole(self, size: int, shape: CycleShape) -> None:
+        run_cycle(self._batch(size, shape))
+
+    def _draft(self, size: int, shape: CycleShape) -> Tensor:
+        tokens = self._drafted(size, shape.drafts).tokens
+        return tokens.copy_(self._batch(size, shape).draft().ids).flatten()
 
     def _verify(self, size: int, shape: CycleShape) -> Verified:
-        drafts = self._drafts(size, shape.drafts)
-        verified = self._cycle.verify(self._state, self._requests[size], drafts)
+        verified = self._batch(size, shape).verify(self._drafted(size, shape.drafts))
         kept = self._logits[: len(verified.logits)].copy_(verified.logits)
-        return replace(verified, logits=kept)
+        return verified._replace(logits=kept)
 
-    def _drafts(self, size: int, drafts: int) -> Drafts:
+    def _drafted(self, size: int, drafts: int) -> Draft:
         """What `draft` makes, where `verify` and `accept` find it."""
-        tokens, others = self._kept.tokens[: size * drafts], self._kept.alternatives
-        if others is not None:
-            others = others[: size * drafts].view(size, drafts, len(FACTORS))
-        return Drafts(tokens.view(size, drafts), others)
+        return Draft(self._kept[: size * drafts].view(size, drafts))
 
     @functools.cached_property
-    def _kept(self) -> Drafts:
-        tokens = self._requests[self.sizes[-1]].new_zeros(self.sizes[-1] * self.lengths[-1])
-        if self._cycle.drafter is None:
-            return Drafts(tokens)
-        return Drafts(tokens, tokens.new_zeros(len(tokens), len(FACTORS)))
+    def _kept(self) -> Tensor:
+        """The drafts that `draft` makes, one request's behind another's."""
+        return self._requests[self.sizes[-1]].new_zeros(self.sizes[-1] * self.lengths[-1])
 
     @functools.cached_property
     def _logits(self) -> Tensor:
         """What `verify` returns: one place for all sizes, whose graphs would keep one each."""
-        target = self._cycle.target
+        target = self._side.models.target
         rows = self.sizes[-1] * (self.lengths[-1] + 1)
         return target.embed.weight.new_empty(rows, target.spec.vocab_size)
-
-    def _once(self, size: int, shape: CycleShape) -> None:
-        requests, temperatures = self._requests[size], self._temperatures
-        self._cycle.run(self._state, requests, shape, self._sampling, temperatures)
-
-    def _tree(self, size: int, shape: CycleShape) -> None:
-        requests, temperatures = self._requests[size], self._temperatures
-        assert self._trees is not None
-        self._trees.run(self._state, requests, shape, self._sampling, temperatures)
 
     def _size_for(self, requests: int) -> int:
         return self.sizes[bisect.bisect_left(self.sizes, requests)]

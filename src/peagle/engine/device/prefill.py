@@ -3,17 +3,17 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from peagle.drafters.drafter import Span
-from peagle.engine.device.cycle import DeviceCycle, PromptEnds, PromptRows
+from peagle.engine.device.models import DeviceModels, PromptEnds, PromptRows
 from peagle.engine.device.prompt_attention import by_torch, prompt_attention, warm_up
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logprobs import scored_rows
 from peagle.engine.request_table import RequestTable
+from peagle.engine.spans import Span
 from peagle.engine.step import PromptChunk
 from peagle.models.fused import FusedLayers
+from peagle.ops.cycle_state import CycleState
 from peagle.ops.moe import RoutedExperts
-from peagle.ops.resident import ResidentState
 from peagle.ops.triton import on_hopper
 from peagle.transfer import upload
 
@@ -25,8 +25,8 @@ takes about 5 ms to choose kernels."""
 class Prefill:
     """Runs prompt chunks, which fills the target's cache and the drafter's."""
 
-    def __init__(self, cycle: DeviceCycle, table: RequestTable, graphs: PromptGraphs) -> None:
-        self._cycle, self._table, self._graphs = cycle, table, graphs
+    def __init__(self, models: DeviceModels, table: RequestTable, graphs: PromptGraphs) -> None:
+        self._models, self._table, self._graphs = models, table, graphs
 
     def run(self, chunks: Sequence[PromptChunk], followed: bool) -> PromptEnds:
         """The target over some chunks, and the drafter where it follows one of them.
@@ -48,24 +48,24 @@ class Prefill:
         spans = [Span(chunk.row, chunk.start, chunk.rows) for chunk in chunks]
         attention = prompt_attention(self._table, spans, padding)
         rows = PromptRows(*(upload(values, device) for values in given))
-        return self._cycle.fill(rows, attention, followed)
+        return self._models.fill(rows, attention, followed)
 
-    def show_drafter(self, state: ResidentState, spans: Sequence[Span], most: int) -> None:
+    def fill_network(self, state: CycleState, spans: Sequence[Span], most: int) -> None:
         """The drafter alone over positions that wait for it: the first ones of each row's.
 
         most: rows of a pass; none of the spans has more.
         """
         for together in _passes(spans, most):
-            self._show_drafter(state, together)
+            self._fill_network(state, together)
 
-    def _show_drafter(self, state: ResidentState, spans: Sequence[Span]) -> None:
+    def _fill_network(self, state: CycleState, spans: Sequence[Span]) -> None:
         device, count = state.computed.device, sum(span.count for span in spans)
         padding = _padding(count)
         rows = [span.row for span in spans for _ in range(span.count)] + [spans[0].row] * padding
         places = [place for span in spans for place in range(span.count)] + [0] * padding
         waiting = upload(rows, device), upload(places, device)
         attention = prompt_attention(self._table, spans, padding)
-        self._cycle.show_drafter(state.emitted[waiting], state.features[waiting], attention)
+        self._models.fill_network(state.emitted[waiting], state.features[waiting], attention)
 
     def warm_up(self, most: int) -> None:
         """Compile experts for passes of up to `most` tokens, and plan single prompts as long.
@@ -73,13 +73,13 @@ class Prefill:
         Call it on the engine's thread, since cuDNN's plans belong to a thread. Only Hopper with
         16-bit numbers uses them; without cuDNN, attention may have no memory for long prompts.
         """
-        cycle = self._cycle
-        parts = cycle.target.modules()
+        ours = self._models
+        parts = ours.target.modules()
         if experts := next((part for part in parts if isinstance(part, RoutedExperts)), None):
             experts.warm_up(most)
-        models = [(cycle.layers, cycle.target_cache)]
-        if cycle.drafter is not None and cycle.drafter_cache is not None:
-            models.append((cycle.drafter.layers, cycle.drafter_cache))
+        models = [(ours.layers, ours.target_cache)]
+        if ours.network is not None and ours.network_cache is not None:
+            models.append((ours.network.layers, ours.network_cache))
         longest = min(most, self._table.slots.shape[1])
         for layers, cache in models:
             if on_hopper(cache.layers[0]) and cache.layers[0].dtype.itemsize == 2:

@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from peagle.drafters.drafter import Span
-from peagle.engine.device.cycle import Attention
+from peagle.engine.device.models import Attention
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
-from peagle.engine.spans import TILE, places, tile_rows
+from peagle.engine.spans import TILE, Span, places, tile_rows
 from peagle.models.fused import AttendProduct
 from peagle.ops.cached_attention import QKVSpec, store, store_attend
 from peagle.transfer import upload

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from peagle.engine.device.cycle import Attention, DeviceCycle, PromptEnds, PromptRows
 from peagle.engine.device.graphs import captured
+from peagle.engine.device.models import Attention, DeviceModels, PromptEnds, PromptRows
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
 from peagle.engine.spans import TILE
@@ -33,10 +33,10 @@ class PromptGraph:
     """The pass of one size, which reads all its inputs from one tensor."""
 
     def __init__(
-        self, cycle: DeviceCycle, table: RequestTable, spare: int, size: int, followed: bool
+        self, models: DeviceModels, table: RequestTable, spare: int, size: int, followed: bool
     ) -> None:
         """followed: whether the drafter sees these rows, where there is one."""
-        self._cycle, self._table, self._spare, self._size = cycle, table, spare, size
+        self._models, self._table, self._spare, self._size = models, table, spare, size
         self._followed = followed
         self._inputs = upload(self._packed_inputs(()), table.slots.device)
         self._replayed: tuple[torch.cuda.CUDAGraph, PromptEnds] | None = None
@@ -95,19 +95,19 @@ class PromptGraph:
             most=TILE,
         )
         prompts = PromptRows(tokens, following, ends)
-        return self._cycle.fill(prompts, _attention(rows), self._followed)
+        return self._models.fill(prompts, _attention(rows), self._followed)
 
 
 class PromptGraphs:
     """Passes of every size, with the drafter and without; on a CPU without graphs."""
 
     def __init__(
-        self, cycle: DeviceCycle, table: RequestTable, spare: int, max_batched_tokens: int
+        self, models: DeviceModels, table: RequestTable, spare: int, max_batched_tokens: int
     ) -> None:
         self._sizes = [size for size in SIZES if size <= max_batched_tokens]
-        ways = [False] if cycle.drafter is None else [False, True]
+        ways = [False] if models.network is None else [False, True]
         self._graphs = {
-            followed: [PromptGraph(cycle, table, spare, size, followed) for size in self._sizes]
+            followed: [PromptGraph(models, table, spare, size, followed) for size in self._sizes]
             for followed in ways
         }
 

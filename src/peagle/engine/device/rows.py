@@ -5,15 +5,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Span
-from peagle.drafters.resident import CycleShape
-from peagle.engine.device.cycle import PromptEnds
+from peagle.engine.device.cycle import CycleShape
+from peagle.engine.device.models import PromptEnds
 from peagle.engine.request_table import RequestTable
+from peagle.engine.spans import Span
 from peagle.engine.step import Begin, Cycle, PromptChunk, Settings
 from peagle.models.decoder import Decoder
 from peagle.ops.argmax import argmax
+from peagle.ops.cycle_state import CycleState
 from peagle.ops.penalties import penalize
-from peagle.ops.resident import ResidentState
 from peagle.ops.sampling import Sampling, sample_requests
 from peagle.transfer import upload
 
@@ -37,7 +37,7 @@ class DeviceRows:
         self._usual, self._most = most_drafts + 1, max(most_unseen, most_drafts + 1)
         features = weight.new_zeros(rows, self._most, width)
         vocab = target.spec.vocab_size
-        self.state = ResidentState.empty(table.slots, table.limits, features, vocab, most_drafts)
+        self.state = CycleState.empty(table.slots, table.limits, features, vocab, most_drafts)
         self.sampling = Sampling.empty(rows, weight.device)
         self._pending = [1] * rows
         """Most positions that a request's next cycle can find unseen by the drafter."""
@@ -57,9 +57,9 @@ class DeviceRows:
         """Whether the drafter sees a request's positions: not of one that never drafts."""
         return self._follows and self._begun[row].settings.k > 0
 
-    def next_shape(self, rows: Sequence[int], drafts: int) -> CycleShape:
+    def next_shape(self, rows: Sequence[int], drafts: int, nodes: int = 0) -> CycleShape:
         """The shape of the next cycle of some requests, which leaves up to `drafts` + 1 pending."""
-        shape = CycleShape(drafts, max(self._pending[row] for row in rows))
+        shape = CycleShape(drafts, max(self._pending[row] for row in rows), nodes)
         for row in filter(self.followed, rows):
             self._pending[row] = drafts + 1 if drafts else self._pending[row] + 1
         return shape

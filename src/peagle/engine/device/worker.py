@@ -8,17 +8,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Drafter
+from peagle.drafters.fused import FusedDrafter
+from peagle.drafters.proposer import Needs
+from peagle.engine.branching import Branching
 from peagle.engine.cycle_times import Seconds
-from peagle.engine.device.cycle import DeviceCycle
+from peagle.engine.device.cycle import DeviceSide
 from peagle.engine.device.flight import Flight, LaunchedCycle
 from peagle.engine.device.graphs import CycleGraphs
+from peagle.engine.device.models import DeviceModels
 from peagle.engine.device.prefill import Prefill, in_order
 from peagle.engine.device.prompt_graphs import PromptGraphs
 from peagle.engine.device.rows import DeviceRows
-from peagle.engine.device.texts import DeviceTexts
-from peagle.engine.device.tree_cycle import TreeCycle
 from peagle.engine.drafting import Drafting
+from peagle.engine.history import History
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.logits_processor import Choice, LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs
@@ -40,7 +42,7 @@ from peagle.ops.triton import AVAILABLE, kernels
 from peagle.transfer import Download
 
 
-def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
+def captures_cycles(target: Decoder, needs: Needs) -> bool:
     """Whether a whole cycle can run on the device by itself: on a GPU with Triton.
 
     Sizes that the kernels do not cover run without them, as on a CPU, and a warning says so; so do
@@ -48,7 +50,7 @@ def captures_cycles(target: Decoder, drafter: Drafter | None) -> bool:
     """
     if not (target.embed.weight.is_cuda and AVAILABLE):
         return False
-    specs = [target.spec] + ([drafter.model.config.transformer] if drafter else [])
+    specs = [target.spec] + ([needs.cache] if needs.cache else [])
     sizes = {layer.attention.head_dim for spec in specs for layer in spec.layers}
     if not all(map(supports_head_dim, sizes)):
         warnings.warn(f"no GPU kernels for head_dim {sizes}: running plain torch", stacklevel=2)
@@ -84,28 +86,30 @@ class DeviceWorker:
         """table: with one row more than there can be requests; slots: of the KV caches, besides the
         table's null slot; max_batched_tokens: most target rows in one pass."""
         self._table, self._processor = table, processor
-        drafter, lengths = drafting.drafter, drafting.lengths
+        needs, lengths, device = drafting.needs, drafting.lengths, target.embed.weight.device
         spare, dtype = len(table.limits) - 1, target.embed.weight.dtype
         of_target = KVCache(target.spec, table, slots, dtype, table.windows)
-        of_drafter: KVCache | None = None
-        if drafter is not None:
-            of_drafter = KVCache(drafter.model.config.transformer, table, slots, dtype)
-        self._caches = [cache for cache in (of_target, of_drafter) if cache is not None]
-        resident = None if drafter is None else drafter.resident()
-        lookup = drafting.lookup
-        self._texts = None if lookup is None else DeviceTexts(lookup, table.slots)
-        caches = of_target, of_drafter
-        cycle = DeviceCycle(target, resident, caches, drafting.synthetic, self._texts)
-        width = 1 if drafter is None else drafter.model.config.transformer.hidden_size
-        self.pauses, self._follows = lengths[0] == 0, drafter is not None
+        of_network, network, width = None, None, 1
+        if needs.network is not None:
+            spec = needs.network.config.transformer
+            of_network, width = KVCache(spec, table, slots, dtype), spec.hidden_size
+            network = FusedDrafter(needs.network)
+        self._models = DeviceModels(target, network, (of_target, of_network))
+        self._history = History(table.slots.shape, device) if needs.history else None
+        self.pauses, self._follows = lengths[0] == 0, network is not None
         most_unseen = MOST_UNSEEN if self.pauses and self._follows else 0
         self._rows = DeviceRows(target, width, drafting.k, most_unseen, table, self._follows)
-        state, sampling = self._rows.state, self._rows.sampling
-        self._num_tree_nodes = drafting.num_tree_nodes or 0
-        trees = TreeCycle(cycle, self._num_tree_nodes) if self._num_tree_nodes else None
-        self.graphs = CycleGraphs(cycle, state, sampling, spare, lengths, trees)
-        self._prompts = PromptGraphs(cycle, table, spare, max_batched_tokens)
-        self._prefill = Prefill(cycle, table, self._prompts)
+        side = DeviceSide(
+            self._models,
+            drafting.proposer,
+            self._history,
+            drafting.accept(len(table.limits), device),
+            self._rows.state,
+            self._rows.sampling,
+        )
+        self.graphs = CycleGraphs(side, spare, lengths, drafting.num_tree_nodes or 0)
+        self._prompts = PromptGraphs(self._models, table, spare, max_batched_tokens)
+        self._prefill = Prefill(self._models, table, self._prompts)
         self._most_rows = max_batched_tokens
         self.cycle_seconds: Seconds | None = None
         """Measured where there are several draft lengths to choose from."""
@@ -118,14 +122,9 @@ class DeviceWorker:
         """As in `CycleTime`, of the step that is about to be launched."""
 
     @property
-    def most_trees(self) -> int:
+    def branching(self) -> Branching:
         """As `Worker`."""
-        return self.graphs.most_trees
-
-    def nodes_for(self, requests: int, drafts: int) -> int:
-        """As `Worker`."""
-        branch = self.graphs.branches(requests, self.graphs.length_for(drafts))
-        return self._num_tree_nodes if branch else 0
+        return self.graphs.branching
 
     @torch.inference_mode()
     def capture(self) -> None:
@@ -180,7 +179,7 @@ class DeviceWorker:
         for row in behind:
             span = self._rows.missed(row)
             missed.append(replace(span, count=span.count - 1))
-        self._prefill.show_drafter(self._rows.state, missed, self._most_rows)
+        self._prefill.fill_network(self._rows.state, missed, self._most_rows)
         if behind:
             self._rows.catch_up(behind)
         # what is launched kernel by kernel takes the host longer than the device
@@ -197,9 +196,9 @@ class DeviceWorker:
         self._table.update(step)
         for begin in step.begun:
             self._rows.admit(begin)
-            if self._texts is not None:
-                self._texts.begin(begin.row, begin.tokens)
-        for cache in self._caches:
+            if self._history is not None:
+                self._history.write(begin.row, 0, begin.tokens)
+        for cache in self._models.caches:
             cache.clear(step.cleared)
 
     def _launch(self, step: Step) -> tuple[Flight, tuple[int, ...]]:
@@ -208,10 +207,8 @@ class DeviceWorker:
         drafts = max((cycle.drafts for cycle in step.cycles), default=0)
         drafts = self.graphs.length_for(drafts)
         repeated, cycle = None, None
-        branched = step.branch and self.graphs.branches(len(step.cycles), drafts)
         if step.cycles:
-            how = drafts, branched, step.repeats
-            cycle = self._cycle(step.cycles, *how, logits)
+            cycle = self._cycle(step, drafts, logits)
             if step.repeats > 1:
                 repeated = Download(self._repeated[:, : step.repeats])
         # after the cycle, whose replay would overwrite what a prompt leaves in their memory
@@ -226,7 +223,6 @@ class DeviceWorker:
             number=step.number,
             work=work,
             drafts=drafts,
-            branched=branched,
             results=results,
             repeated=repeated,
             cycle=cycle,
@@ -237,23 +233,16 @@ class DeviceWorker:
         )
         return flight, refused
 
-    def _cycle(
-        self,
-        cycles: Sequence[Cycle],
-        drafts: int,
-        branched: bool,
-        repeats: int,
-        logits: dict[int, Tensor],
-    ) -> LaunchedCycle | None:
-        """Run a cycle; its times are known only where the host takes no part in it."""
-        rows = [cycle.row for cycle in cycles]
-        if not any(cycle.hosted for cycle in cycles):
-            return self._timed(rows, drafts, branched, repeats)
+    def _cycle(self, step: Step, drafts: int, logits: dict[int, Tensor]) -> LaunchedCycle | None:
+        """Run a step's cycles; their times are known only where the host takes no part."""
+        rows = [cycle.row for cycle in step.cycles]
+        if not any(cycle.hosted for cycle in step.cycles):
+            return self._timed(rows, drafts, step.nodes, step.repeats)
         shape = self._rows.next_shape(rows, drafts)
-        proposed = Download(self.graphs.draft(rows, shape).flatten())
+        proposed = Download(self.graphs.draft(rows, shape))
         verified = self.graphs.verify(rows, drafts)  # launched; forms look at the drafts meanwhile
-        self._edit(cycles, drafts, verified.logits, proposed, logits)
-        self.graphs.accept(rows, verified)
+        self._edit(step.cycles, drafts, verified.logits, proposed, logits)
+        self.graphs.accept(rows, drafts, verified)
         return None
 
     def _start(
@@ -300,25 +289,24 @@ class DeviceWorker:
         self._processor.edit(rows, choices, proposed)
 
     def _timed(
-        self, rows: list[int], drafts: int, branched: bool, repeats: int
+        self, rows: list[int], drafts: int, nodes: int, repeats: int
     ) -> LaunchedCycle | None:
         """Run and time a cycle; None if it was not captured, since its time is not typical then."""
         if not self._rows.state.computed.is_cuda:
-            self._repeat(rows, drafts, branched, repeats)
+            self._repeat(rows, drafts, nodes, repeats)
             return None
         started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         started.record()
-        replayed = self._repeat(rows, drafts, branched, repeats)
+        replayed = self._repeat(rows, drafts, nodes, repeats)
         ended.record()
         cycle = LaunchedCycle(len(rows), drafts, repeats, started, ended)
         return cycle if replayed else None
 
-    def _repeat(self, rows: list[int], drafts: int, branched: bool, repeats: int) -> bool:
+    def _repeat(self, rows: list[int], drafts: int, nodes: int, repeats: int) -> bool:
         """Run a cycle so often, and keep what it chooses; whether it was captured."""
         replayed = True
         for turn in range(repeats):
-            shape = self._rows.next_shape(rows, drafts)
-            replayed &= self.graphs.run(rows, shape, branched)
+            replayed &= self.graphs.run(rows, self._rows.next_shape(rows, drafts, nodes))
             if repeats > 1:
                 self._repeated[:, turn].copy_(self._rows.state.results[:, 1])
         return replayed
@@ -334,7 +322,7 @@ class DeviceWorker:
             self._result(item, flight, tokens[item.row], found[item.row], scores, prompts)
             for item in flight.work
         )
-        return Outcome(flight.number, results, flight.time, flight.branched)
+        return Outcome(flight.number, results, flight.time)
 
     def _result(
         self,

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Span
 from peagle.engine.kv_cache import KVCache
 from peagle.engine.request_table import RequestTable
-from peagle.engine.spans import places, tile_rows
+from peagle.engine.spans import Span, places, tile_rows
 from peagle.models.decoder import Attend
 from peagle.ops import cached_attention
 from peagle.ops.attention import (
@@ -21,36 +20,36 @@ from peagle.ops.attention import (
     write_kv,
 )
 from peagle.ops.cached_attention import AttentionHeads, PassRows
-from peagle.ops.tree import Tree
+from peagle.ops.draft import Tree
 from peagle.transfer import upload
 
 
 class HostCache(KVCache):
     """A cache that a pass over spans of requests can be opened on."""
 
-    def open(self, spans: Sequence[Span]) -> tuple[Tensor, Attend]:
-        """Positions [rows] of some spans, in order, and the attention of one pass over them."""
+    def open(self, spans: Sequence[Span], tree: Tree | None = None) -> tuple[Tensor, Attend]:
+        """Positions [rows] of some spans, in order, and the attention of one pass over them.
+
+        tree: how the rows of the only span branch, where no layer has a window; None: they do not.
+        """
         if not (self.alike and self.full):
             attention = TiledAttend(self.layers, self._tiles(spans))
             return attention.positions, attention
+        bias = None if tree is None else _tree_bias(tree, spans[0].start, self.tensor.dtype)
+        positions, attend = self._attention(spans, bias)
+        return positions if tree is None else spans[0].start + tree.depths[0], attend
+
+    def _attention(self, spans: Sequence[Span], bias: Tensor | None) -> tuple[Tensor, Attend]:
+        """bias: as of `AttentionGroup`, of the only span; None: rows see what comes before them."""
         if len(spans) == 1:
             run = self._table.contiguous_from(spans[0].row)
             if run is not None:
-                views = ContiguousAttend(self.tensor, run, spans[0])
+                views = ContiguousAttend(self.tensor, run, spans[0], bias)
                 return views.positions, views
         rows = gather_rows(self._table, spans, self.tensor.dtype)
+        if bias is not None:
+            rows = replace(rows, groups=(replace(rows.groups[0], bias=bias),))
         return rows.positions, PagedAttend(self.layers, rows)
-
-    def open_tree(self, row: int, start: int, tree: Tree) -> tuple[Tensor, Attend]:
-        """The same for one request's tree, whose root stands at `start`; without windows."""
-        span = Span(row, start, tree.depths.shape[1])
-        positions, bias = start + tree.depths[0], _tree_bias(tree, start, self.tensor.dtype)
-        run = self._table.contiguous_from(row)
-        if run is not None:
-            return positions, ContiguousAttend(self.tensor, run, span, bias)
-        rows = gather_rows(self._table, [span], self.tensor.dtype)
-        groups = (replace(rows.groups[0], bias=bias),)
-        return positions, PagedAttend(self.layers, replace(rows, groups=groups))
 
     def _tiles(self, spans: Sequence[Span]) -> Callable[[int | None], PassRows]:
         """The rows of a pass by the window of the layers that attend."""

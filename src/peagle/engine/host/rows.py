@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from peagle.drafters.drafter import Span
 from peagle.engine.host.sampler import SampledRows
+from peagle.engine.spans import Span
 from peagle.engine.step import Begin, Cycle, PromptChunk, Settings
 
 

@@ -1,5 +1,6 @@
 """Which token each row takes, where the host chooses."""
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,28 +30,31 @@ class SampledRows(Choice):
 
 
 def choose(
-    logits: Tensor, work: Sequence[SampledRows], drafts: Tensor, processor: LogitsProcessor
+    logits: Tensor,
+    work: Sequence[SampledRows],
+    drafts: Tensor,
+    processor: LogitsProcessor,
+    depths: Sequence[int] | None = None,
 ) -> Tensor:
-    """A token for every sampled row. logits: [sum(drafts + 1), vocab]; drafts: [sum(drafts)]."""
+    """A token for every sampled row. logits: [sum(drafts + 1), vocab]; drafts: [sum(drafts)].
+
+    depths: how far behind a request's known tokens each row's token is, where drafts branch; None:
+    0, 1, 2 ... of each request.
+    """
     if any(item.hosted or item.settings.penalized for item in work):
         logits = logits.clone()
         processor.edit(logits, work, Download(drafts))
         _penalize(logits, work, drafts)
     if all(item.settings.temperature == 0 for item in work):
         return argmax(logits)
-    places = [len(item.tokens) + i for item in work for i in range(item.drafts + 1)]
+    behind = depths or [i for item in work for i in range(item.drafts + 1)]
+    known = [len(item.tokens) for item in work for _ in range(item.drafts + 1)]
+    places = [*map(operator.add, known, behind)]
     positions = upload(places, logits.device).split(AT_ONCE)
     each = [settings for item in work for settings in [item.settings] * (item.drafts + 1)]
     settings = sampling_of(each, logits.device).split(AT_ONCE)
     rows = logits.split(AT_ONCE)
     return torch.cat([sample(*part) for part in zip(rows, settings, positions, strict=True)])
-
-
-def choose_at(logits: Tensor, settings: Settings, positions: Tensor) -> Tensor:
-    """A token for each row of one request, which come at any positions. logits: [rows, vocab]."""
-    if settings.temperature == 0:
-        return argmax(logits)
-    return sample(logits, sampling_of([settings] * len(logits), logits.device), positions)
 
 
 def _penalize(logits: Tensor, work: Sequence[SampledRows], drafts: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 `product`: the key by which a kernel is chosen and a tile remembered; `normed`: what enters one;
 `choice`: the kernels in order. Kernels: `batch_invariant`, `quantized_activations`, `weight_only`,
-`few_rows`, `wide_gate`, `cublas`, and `plain`, the reference of all. `packed`: weights laid out
+`few_rows`, `cublas`, and `plain`, the reference of all. `packed`: weights laid out
 once for a CPU.
 
 A kernel is a subclass of `kernel.Kernel` in a file of its own here, listed in `choice.KERNELS`;

@@ -13,7 +13,7 @@ from peagle.ops.weight import Fp8Weight, Weight
 class BatchInvariant(CuBLAS):
     """Every product of such a layer on a GPU; what is around it has launches of its own."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         if not layer.batch_invariant or x.squares is not None or not has_kernels(x.x):
             return False
         return covers(layer.weight)
@@ -25,7 +25,7 @@ class BatchInvariant(CuBLAS):
             return fast.linear(x.x, None, x.eps, weight, layer.bias)
         return kernels("batch_invariant").linear(x.x, weight, layer.bias)
 
-    def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
+    def gated(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("swiglu").swiglu(self.linear(x, layer))
 
 

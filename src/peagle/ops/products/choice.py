@@ -1,7 +1,5 @@
 """Which kernel computes a product: the first, in order, that takes it."""
 
-from torch import Tensor
-
 from peagle.ops.linear import Linear
 from peagle.ops.products.batch_invariant import BatchInvariant
 from peagle.ops.products.cublas import CuBLAS
@@ -12,7 +10,6 @@ from peagle.ops.products.plain import Plain
 from peagle.ops.products.product import Epilogue, Product
 from peagle.ops.products.quantized_activations import QuantizedActivations
 from peagle.ops.products.weight_only import WeightOnly
-from peagle.ops.products.wide_gate import WideGate
 from peagle.ops.weight import format_of
 
 KERNELS: tuple[Kernel, ...] = (
@@ -20,17 +17,16 @@ KERNELS: tuple[Kernel, ...] = (
     QuantizedActivations(),
     WeightOnly(),
     FewRows(),
-    WideGate(),
     CuBLAS(),
     Plain(),
 )
 """The last one takes every product."""
 
 
-def choose(x: Normed, layer: Linear, epilogue: Epilogue, live: Tensor | None = None) -> Kernel:
-    """The kernel for `x @ weight.T` and what follows. live: as in `Kernel.gated`."""
+def choose(x: Normed, layer: Linear, epilogue: Epilogue) -> Kernel:
+    """The kernel for `x @ weight.T` and what follows."""
     product = product_of(x, layer, epilogue)
-    return next(kernel for kernel in KERNELS if kernel.takes(product, x, layer, live))
+    return next(kernel for kernel in KERNELS if kernel.takes(product, x, layer))
 
 
 def product_of(x: Normed, layer: Linear, epilogue: Epilogue) -> Product:

@@ -13,11 +13,11 @@ from peagle.ops.triton import has_kernels, kernels
 class CuBLAS(Plain):
     """Every product on a GPU; where it is gated, without a bias."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         wanted = product.dense and has_kernels(x.x)
         return wanted and not (product.gated and layer.bias is not None)
 
-    def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
+    def gated(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("swiglu").swiglu(self.linear(x, layer))
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:

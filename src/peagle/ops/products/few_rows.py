@@ -13,7 +13,7 @@ from peagle.ops.triton import has_kernels, kernels
 class FewRows(Kernel):
     """Those of which `tiles` says that a tile beats cuBLAS; where gated, without a bias."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         if not (product.dense and has_kernels(x.x)) or (product.gated and layer.bias is not None):
             return False
         return kernels("tiles").takes(product, x.x.device)
@@ -21,7 +21,7 @@ class FewRows(Kernel):
     def linear(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("residual").linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
 
-    def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
+    def gated(self, x: Normed, layer: Linear) -> Tensor:
         return kernels("residual").gated(x.x, x.squares, x.eps, layer.weight)
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:

@@ -14,7 +14,7 @@ class Kernel(ABC):
     """One way to compute a layer's products, each with one of the epilogues."""
 
     @abstractmethod
-    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         """Whether it covers this product, and is worth it here. Arguments as below."""
 
     @abstractmethod
@@ -22,12 +22,8 @@ class Kernel(ABC):
         """`x @ weight.T + bias`: [rows, out_features]."""
 
     @abstractmethod
-    def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
-        """silu(gate) * up of the product's two halves: [rows, out_features / 2].
-
-        live: [1] int32, the number of rows, from the first on, whose results are read; None:
-        all.
-        """
+    def gated(self, x: Normed, layer: Linear) -> Tensor:
+        """silu(gate) * up of the product's two halves: [rows, out_features / 2]."""
 
     @abstractmethod
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:

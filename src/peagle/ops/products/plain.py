@@ -14,7 +14,7 @@ from peagle.ops.weight import multiply
 class Plain(Kernel):
     """Every product, step by step."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         return True
 
     def linear(self, x: Normed, layer: Linear) -> Tensor:
@@ -24,7 +24,7 @@ class Plain(Kernel):
         product = (product * x.scale()).to(product.dtype)
         return product if layer.bias is None else product + layer.bias
 
-    def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
+    def gated(self, x: Normed, layer: Linear) -> Tensor:
         return swiglu(self.linear(x, layer))
 
     def add(self, x: Normed, layer: Linear, stream: Tensor, norm: RMSNorm) -> tuple[Tensor, Normed]:

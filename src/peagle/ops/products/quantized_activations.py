@@ -24,7 +24,7 @@ MOST_EXACT = 128
 class QuantizedActivations(CuBLAS):
     """W8A8: the one exception to inputs in 16 bits."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         weight = layer.weight
         if not isinstance(weight, Fp8Weight) or product.rows <= MOST_EXACT:
             return False

@@ -14,7 +14,7 @@ from peagle.ops.weight import Fp8Weight
 class WeightOnly(CuBLAS):
     """W8A16: FP8 weights, inputs in 16 bits."""
 
-    def takes(self, product: Product, x: Normed, layer: Linear, live: Tensor | None = None) -> bool:
+    def takes(self, product: Product, x: Normed, layer: Linear) -> bool:
         weight = layer.weight
         if not isinstance(weight, Fp8Weight) or not has_kernels(x.x):
             return False
@@ -24,7 +24,7 @@ class WeightOnly(CuBLAS):
         fast = kernels("quantized_product")
         return fast.linear(x.x, x.squares, x.eps, layer.weight, layer.bias)
 
-    def gated(self, x: Normed, layer: Linear, live: Tensor | None = None) -> Tensor:
+    def gated(self, x: Normed, layer: Linear) -> Tensor:
         if layer.bias is not None:
             return super().gated(x, layer)
         return kernels("quantized_product").gated(x.x, x.squares, x.eps, layer.weight)

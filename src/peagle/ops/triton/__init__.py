@@ -1,8 +1,8 @@
 """GPU kernels behind the signatures of the torch references one folder up, by `kernels(name)`.
 
-Beside those: `layer_chain` and `wide_gate`, faster forms of what `residual` does;
-`hopper_attention` and `product_attention`, of `cached_attention`; `tiles` and `tuning`, which
-choose sizes by measurement; `launch`, how kernels follow one another.
+Beside those: `layer_chain`, a faster form of what `residual` does; `hopper_attention`, one of
+`cached_attention`; `tiles` and `tuning`, which choose sizes by measurement; `launch`, how kernels
+follow one another.
 """
 
 import functools

@@ -7,7 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from peagle.ops.lookup import MEMORY, NO_FOLLOWER, PRICE
+from peagle.ops.draft import NO_DRAFT
+from peagle.ops.lookup import MEMORY
 
 BLOCK = 1024
 """Places that a program looks at together."""
@@ -42,25 +43,19 @@ def look_up(
     )  # fmt: skip
     _follow[(batch,)](
         history, requests, counts, best, gains, tokens, lengths, used, history.stride(0), drafts,
-        DRAFTS=triton.next_power_of_2(drafts), NOTHING=NO_FOLLOWER,
+        DRAFTS=triton.next_power_of_2(drafts), NO_DRAFT=NO_DRAFT,
     )  # fmt: skip
     return tokens, lengths, used
 
 
 def weigh(
-    gains: Tensor,
-    tokens: Tensor,
-    lengths: Tensor,
-    drafts: Tensor,
-    chosen: Tensor,
-    others: Tensor | None,
+    gains: Tensor, tokens: Tensor, lengths: Tensor, drafts: Tensor, chosen: Tensor, price: float
 ) -> None:
-    """As the reference."""
+    """As the reference, of what was found, and of a path's drafts and choices."""
     batch, count = drafts.shape
     _weigh[(1,)](
-        gains, tokens, lengths, drafts, chosen, drafts if others is None else others,
-        batch, count, len(gains), PRICE, math.log2(math.e) / MEMORY,
-        REQUESTS=triton.next_power_of_2(batch), ALONE=others is None,
+        gains, tokens, lengths, drafts, chosen, batch, count, len(gains), price,
+        math.log2(math.e) / MEMORY, REQUESTS=triton.next_power_of_2(batch),
     )  # fmt: skip
 
 
@@ -130,7 +125,7 @@ def _follow(
     stride,
     drafts,
     DRAFTS: tl.constexpr,
-    NOTHING: tl.constexpr,
+    NO_DRAFT: tl.constexpr,
 ):
     index = tl.program_id(0)
     mine = tl.load(requests + index).to(tl.int64)
@@ -140,7 +135,7 @@ def _follow(
     step = tl.arange(0, DRAFTS)
     wanted = step < drafts
     follower = place + 1 + step % period
-    found = tl.load(history + mine * stride + follower, mask=wanted & (length > 0), other=NOTHING)
+    found = tl.load(history + mine * stride + follower, mask=wanted & (length > 0), other=NO_DRAFT)
     tl.store(tokens + index * drafts + step, found.to(tl.int64), mask=wanted)
     tl.store(lengths + index, length)
     tl.store(used + index, (length > 0) & (tl.load(gains + length) > 0))
@@ -165,23 +160,17 @@ def _weigh(
     lengths,
     drafts,
     chosen,
-    others,
     batch,
     count,
     width,
     price,
     forgets,
     REQUESTS: tl.constexpr,
-    ALONE: tl.constexpr,
 ):
     row = tl.arange(0, REQUESTS)
     there = row < batch
     known = _agreed(drafts, chosen, row, there, count) + 1
-    gained = tl.minimum(_agreed(tokens, chosen, row, there, count), known).to(tl.float32)
-    if ALONE:
-        gained -= price
-    else:
-        gained -= tl.minimum(_agreed(others, chosen, row, there, count), known).to(tl.float32)
+    gained = tl.minimum(_agreed(tokens, chosen, row, there, count), known).to(tl.float32) - price
     length = tl.load(lengths + row, mask=there, other=-1)
     for place in range(width):
         own = length == place

@@ -6,11 +6,10 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.config import NO_PENALTIES
-from peagle.ops.acceptance import NO_DRAFT
 from peagle.ops.candidates import Candidates, Pairs
-from peagle.ops.race import Race
-from peagle.ops.tree import Tree
-from peagle.ops.triton.drafts import added_scores, kept_scores, pair_sides
+from peagle.ops.draft import NO_DRAFT, Draft, Tree
+from peagle.ops.race import SHARPENING, Race
+from peagle.ops.triton.draft import added_scores, kept_scores, pair_sides, raced
 from peagle.ops.triton.sampling import arrival_time, row_key
 
 HELD = 1024
@@ -30,8 +29,8 @@ def find_unbranched(
 
 def grow(
     found: Candidates, pairs: Pairs | None, race: Race, nodes: int, unbranched: Tensor
-) -> tuple[Tensor, ...]:
-    """As the reference. Returns what a tree is made of."""
+) -> Draft:
+    """As the reference."""
     requests, slots, count = found.scores.shape
     tokens, parents = (found.ids.new_empty(requests, nodes) for _ in range(2))
     depths = found.ids.new_empty(requests, nodes + 1)
@@ -43,7 +42,7 @@ def grow(
         nodes, COUNT=triton.next_power_of_2(count), ROWS=triton.next_power_of_2(nodes + 1),
         NO_DRAFT=NO_DRAFT, num_warps=1,
     )  # fmt: skip
-    return tokens, parents, depths, ancestors
+    return Draft(tokens, Tree(parents, depths, ancestors, slots))
 
 
 def _log_shares(found: Candidates, pairs: Pairs | None, race: Race, befores: int) -> Tensor:
@@ -55,23 +54,23 @@ def _log_shares(found: Candidates, pairs: Pairs | None, race: Race, befores: int
     sampling = race.sampling
     _log_share[(requests, slots, befores)](
         found.scores, found.ids, found.tokens, *sides, sampling.temperature, sampling.top_k,
-        sampling.min_p, sampling.seeds, race.newest, race.requests, race.factors, race.chosen,
-        out, slots, count, rank, stride, COUNT=triton.next_power_of_2(count),
-        RANK=triton.next_power_of_2(rank), PAIRS=pairs is not None, num_warps=1,
+        sampling.min_p, sampling.seeds, race.newest, race.requests, out, slots, count, rank,
+        stride, COUNT=triton.next_power_of_2(count), RANK=triton.next_power_of_2(rank),
+        PAIRS=pairs is not None, SHARPENING=SHARPENING, num_warps=1,
     )  # fmt: skip
     return out
 
 
-def walk(tree: Tree, chosen: Tensor, slots: int) -> tuple[Tensor, ...]:
-    """As the reference. Returns what a path is made of."""
+def walk(tokens: Tensor, tree: Tree, chosen: Tensor) -> tuple[Tensor, ...]:
+    """As the reference, `acceptance.accept`. Returns what a path is made of."""
     requests, rows = chosen.shape
-    path, reads, taken = (chosen.new_empty(requests, slots + 1) for _ in range(3))
-    drafts = chosen.new_empty(requests, slots)
+    path, reads, taken = (chosen.new_empty(requests, tree.depth + 1) for _ in range(3))
+    drafts = chosen.new_empty(requests, tree.depth)
     _walk[(requests,)](
-        tree.tokens, tree.parents, chosen, path, reads, drafts, taken, rows, slots,
+        tokens, tree.parents, chosen, path, reads, drafts, taken, rows, tree.depth,
         ROWS=triton.next_power_of_2(rows), NO_DRAFT=NO_DRAFT, num_warps=1,
     )  # fmt: skip
-    return path, reads, drafts, taken
+    return drafts, taken, path, reads
 
 
 def compact(
@@ -124,8 +123,6 @@ def _log_share(
     seeds,
     newest,
     requests,
-    factors,
-    chosen,
     out,
     slots,
     count,
@@ -134,6 +131,7 @@ def _log_share(
     COUNT: tl.constexpr,
     RANK: tl.constexpr,
     PAIRS: tl.constexpr,
+    SHARPENING: tl.constexpr,
 ):
     """How probable each candidate of a slot is after one of the slot before it, in logarithms."""
     index, slot, before = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
@@ -152,9 +150,7 @@ def _log_share(
     score = kept_scores(score, temperature, tl.load(top_ks + request), tl.load(min_ps + request))
     token = tl.load(tokens + at * count + lane, mask=inside, other=0)
     key = row_key(tl.load(seeds + request), tl.load(newest + request) + 1 + slot)
-    heat = temperature * tl.load(factors + tl.load(chosen + slot))
-    value = score / tl.where(heat == 0, 1.0, heat) - tl.log(arrival_time(key, token))
-    value = tl.where(heat == 0, score, value)
+    value = raced(score, tl.log(arrival_time(key, token)), temperature * SHARPENING)
     value = tl.where(inside & (value == value), value, float("-inf"))
     top = tl.max(value, 0)
     share = tl.sum(tl.exp(value - tl.where(top == float("-inf"), 0.0, top)), 0)

@@ -6,11 +6,11 @@ import triton.language as tl
 from torch import Tensor
 
 from peagle.ops.cached_attention import PassRows
-from peagle.ops.resident import OFFSET, STRIDE, TURNS, DraftInputs, FirstNorms, ResidentState
+from peagle.ops.cycle_state import CycleState, DraftInputs, FirstNorms
 
 
 def draft_inputs(
-    state: ResidentState, requests: Tensor, pending: int, masks: int, norms: FirstNorms
+    state: CycleState, requests: Tensor, pending: int, masks: int, norms: FirstNorms
 ) -> DraftInputs:
     """As the reference."""
     batch, hidden = len(requests), norms.embedding.shape[1]
@@ -19,7 +19,6 @@ def draft_inputs(
     stream = norms.embedding.new_empty(most, hidden)
     rows = _empty_rows(state, requests, most, pending + masks)
     reads = requests.new_empty(batch, masks + 1, dtype=torch.int64)
-    live = requests.new_empty(1, dtype=torch.int32)
     _draft_inputs[(most,)](
         requests,
         state.computed,
@@ -34,7 +33,6 @@ def draft_inputs(
         stream,
         *_places(state, rows),
         reads,
-        live,
         state.slots.stride(0),
         batch,
         masks,
@@ -48,11 +46,11 @@ def draft_inputs(
         BEFORE=norms.before_residual,
         num_warps=8,
     )
-    return DraftInputs(rows, x, stream, reads, live)
+    return DraftInputs(rows, x, stream, reads)
 
 
 def verify_inputs(
-    state: ResidentState,
+    state: CycleState,
     requests: Tensor,
     drafts: Tensor,
     embedding: Tensor,
@@ -85,31 +83,26 @@ def verify_inputs(
     return rows, x, scaled
 
 
-def _empty_rows(state: ResidentState, requests: Tensor, rows: int, most: int) -> PassRows:
+def _empty_rows(state: CycleState, requests: Tensor, rows: int, most: int) -> PassRows:
     starts, firsts, counts = (torch.empty_like(requests) for _ in range(3))
     positions, writes = (requests.new_empty(rows) for _ in range(2))
     places = (starts, firsts, counts, positions, writes)
     return PassRows(state.slots, state.limits, requests, *places, most)
 
 
-def _places(state: ResidentState, rows: PassRows) -> tuple[Tensor, ...]:
+def _places(state: CycleState, rows: PassRows) -> tuple[Tensor, ...]:
     """What the kernels read to place rows, and what they write."""
     written = (rows.starts, rows.firsts, rows.counts, rows.positions, rows.writes)
     return (state.slots, state.limits, *written)
 
 
-def settle(
-    state: ResidentState,
-    requests: Tensor,
-    drafts: Tensor,
-    chosen: Tensor,
-    features: Tensor | None,
-    synthetic: Tensor | None = None,
+def commit(
+    state: CycleState, requests: Tensor, drafts: Tensor, chosen: Tensor, features: Tensor | None
 ) -> None:
-    """As the reference."""
+    """As the reference, of a path's drafts and choices."""
     batch, count = chosen.shape
     hidden = 1 if features is None else features.shape[1]
-    _settle[(batch, count)](
+    _commit[(batch, count)](
         requests,
         drafts,
         chosen,
@@ -120,9 +113,7 @@ def settle(
         state.features,
         state.limits,
         state.ks,
-        state.cycles,
         state.results,
-        state.ks if synthetic is None else synthetic,
         state.emitted.shape[1],
         state.results.shape[1],
         hidden,
@@ -130,10 +121,6 @@ def settle(
         WIDTH=triton.next_power_of_2(count),
         HIDDEN=triton.next_power_of_2(hidden),
         FEATURES=features is not None,
-        SYNTHETIC=synthetic is not None,
-        STRIDE=STRIDE,
-        OFFSET=OFFSET,
-        TURNS=TURNS,
         num_warps=4,
     )
 
@@ -173,7 +160,6 @@ def _draft_inputs(
     positions,
     writes,
     reads,
-    live,
     slots_stride,
     batch,
     masks,
@@ -194,8 +180,6 @@ def _draft_inputs(
     rows = tl.where(there, count + masks, 0)
     ends = tl.cumsum(rows, 0)
     all_rows = tl.sum(rows, 0)
-    if row == 0:
-        tl.store(live, all_rows)
     if row >= all_rows:
         tl.store(positions + row, tl.zeros([], tl.int64))
         tl.store(writes + row, tl.full([], -1, tl.int64))
@@ -289,7 +273,7 @@ def _verify_inputs(
 
 
 @triton.jit
-def _settle(
+def _commit(
     requests,
     drafts,
     chosen,
@@ -300,9 +284,7 @@ def _settle(
     kept,
     limits,
     ks,
-    cycles,
     results,
-    synthetic,
     width,
     results_width,
     hidden,
@@ -310,10 +292,6 @@ def _settle(
     WIDTH: tl.constexpr,
     HIDDEN: tl.constexpr,
     FEATURES: tl.constexpr,
-    SYNTHETIC: tl.constexpr,
-    STRIDE: tl.constexpr,
-    OFFSET: tl.constexpr,
-    TURNS: tl.constexpr,
 ):
     index, place = tl.program_id(0), tl.program_id(1)
     mine = tl.load(requests + index).to(tl.int64)
@@ -334,18 +312,11 @@ def _settle(
     proposed = tl.load(drafts + index * (COUNT - 1) + step, mask=step < COUNT - 1, other=-2)
     # the first disagreement; past the last draft there always is one
     agreed = tl.min(tl.where((proposed != taken) | (step >= COUNT - 1), step, WIDTH), 0)
-    cycle = tl.load(cycles + mine)
-    if SYNTHETIC:
-        drawn = (cycle * STRIDE + mine * OFFSET) % TURNS
-        below = tl.load(synthetic + step, mask=step < COUNT - 1, other=0)
-        agreed = tl.sum((drawn < below).to(tl.int32), 0)
     accepted = tl.minimum(agreed, most)
-    token = tl.where(step < accepted, proposed, taken)
     shown = step <= accepted
     tl.store(results + mine * results_width, accepted.to(tl.int64))
-    tl.store(results + mine * results_width + 1 + step, token, mask=shown)
-    tl.store(emitted + mine * width + first + step, tl.maximum(token, 0), mask=shown)
+    tl.store(results + mine * results_width + 1 + step, taken, mask=shown)
+    tl.store(emitted + mine * width + first + step, tl.maximum(taken, 0), mask=shown)
     lives = tl.load(limits + mine) > 0
     tl.store(pending + mine, tl.where(lives, first + accepted + 1, 1).to(tl.int64))
     tl.store(computed + mine, tl.where(lives, tl.load(computed + mine) + accepted + 1, 1))
-    tl.store(cycles + mine, cycle + 1)

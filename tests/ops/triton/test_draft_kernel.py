@@ -1,4 +1,4 @@
-"""Candidates, drafts drawn among them, and which factor was right: the kernels and their twins."""
+"""Candidates, and drafts drawn among them: the kernels and their twins."""
 
 from dataclasses import fields, replace
 
@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from peagle.ops import candidates, drafts
+from peagle.ops import candidates, draft
 from peagle.ops.candidates import Candidates, Pairs
-from peagle.ops.drafts import Drafts
 from peagle.ops.race import Race
 from peagle.ops.sampling import Sampling
 
-FACTORS = (0.0, 0.5, 0.7, 0.85, 1.0, 1.2)
 VOCAB, DRAFT_VOCAB, SLOTS, RANK = 400, 301, 4, 20
 SETTINGS = (
     (1.0, 0, 0.0),
@@ -33,8 +31,7 @@ def race() -> Race:
     seeds = torch.arange(rows) * 7919 - 3
     how = Sampling(temperature, top_k.long(), torch.full((rows,), 0.1), min_p, seeds)
     requests = torch.tensor([*range(rows), 3]).flip(0)
-    chosen = torch.tensor([3, 0, 5, 2, 4, 1, 3])
-    return Race(how, torch.arange(rows) * 31, requests, torch.tensor(FACTORS), chosen)
+    return Race(how, torch.arange(rows) * 31, requests)
 
 
 def moved(value, device: torch.device):  # type: ignore[no-untyped-def]
@@ -98,7 +95,7 @@ def test_greedy_requests_get_the_first_of_the_likeliest(device: torch.device, bl
     assert ids[greedy, 0].tolist() == best[greedy].tolist()
     assert tokens[greedy, 0].tolist() == (best + offsets()[best])[greedy].tolist()
     drawn = drawn_by_kernel(scores, ids, tokens, known, device)
-    assert drawn.tokens.flatten()[greedy].tolist() == tokens[greedy, 0].tolist()
+    assert drawn.flatten()[greedy].tolist() == tokens[greedy, 0].tolist()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -138,10 +135,10 @@ def test_the_earliest(
 
 def test_who_is_drawn_is_often_none_of_the_likeliest() -> None:
     torch.manual_seed(5)
-    known = replace(race(), requests=torch.tensor([0, 3]), chosen=torch.full((7,), 4))
+    known = replace(race(), requests=torch.tensor([0, 3]))
     logits = torch.randn(2 * 7, DRAFT_VOCAB) / 2
     found = candidates.earliest(logits, offsets(), 16, known).by_request(7)
-    drawn = drafts.draw_drafts(found, None, known).tokens
+    drawn = draft.draw(found, None, known)
     likeliest = candidates.likeliest(logits, offsets(), 16).by_request(7).tokens
     assert (drawn[..., None] == likeliest).any(dim=-1).float().mean() < 0.7
 
@@ -152,21 +149,21 @@ def test_of_all_that_a_request_takes_part_in_the_first_arrives_first() -> None:
     known = race()
     logits = 3 * torch.randn(len(known.requests) * SLOTS, DRAFT_VOCAB)
     found = candidates.earliest(logits, offsets(), 8, known).by_request(SLOTS)
-    drawn = drafts.draw_drafts(found, None, known)
+    drawn = draft.draw(found, None, known)
     all_of_them = candidates.likeliest(logits, offsets(), DRAFT_VOCAB).by_request(SLOTS)
-    wanted = drafts.draw_drafts(all_of_them, None, known)
-    assert (drawn.tokens == wanted.tokens).float().mean() > 0.9
+    wanted = draft.draw(all_of_them, None, known)
+    assert (drawn == wanted).float().mean() > 0.9
     few = candidates.likeliest(logits, offsets(), 8).by_request(SLOTS)
-    assert not torch.equal(drafts.draw_drafts(few, None, known).tokens, wanted.tokens)
+    assert not torch.equal(draft.draw(few, None, known), wanted)
 
 
 def drawn_by_kernel(
     scores: Tensor, ids: Tensor, tokens: Tensor, known: Race, device: torch.device
-) -> Drafts:
-    from peagle.ops.triton import drafts as kernel
+) -> Tensor:
+    from peagle.ops.triton import draft as kernel
 
     found = Candidates(scores, ids, tokens).by_request(SLOTS)
-    return Drafts(*(c.cpu() for c in kernel.draw_drafts(found, None, moved(known, device), 0)))
+    return kernel.draw(found, None, moved(known, device), 0).cpu()
 
 
 def test_whatever_scores_are_drafts_are_tokens(device: torch.device) -> None:
@@ -176,8 +173,8 @@ def test_whatever_scores_are_drafts_are_tokens(device: torch.device) -> None:
     for value in (float("nan"), float("-inf"), float("inf")):
         scores = torch.full(shape, value, device=device)
         drawn = drawn_by_kernel(scores, ids, ids + 3, known, device)
-        assert drawn.tokens.min() >= 3
-        assert drawn.tokens.max() < count + 3
+        assert drawn.min() >= 3
+        assert drawn.max() < count + 3
 
 
 @pytest.mark.parametrize("count", [5, 16, 32])
@@ -186,7 +183,7 @@ def test_whatever_scores_are_drafts_are_tokens(device: torch.device) -> None:
 def test_drafts_are_drawn_as_the_twin_draws_them(
     device: torch.device, count: int, paired: bool, depth: int
 ) -> None:
-    from peagle.ops.triton import drafts as kernel
+    from peagle.ops.triton import draft as kernel
 
     torch.manual_seed(count)
     known = race()
@@ -197,34 +194,8 @@ def test_drafts_are_drawn_as_the_twin_draws_them(
     if paired:
         sides = torch.randn(VOCAB, RANK), torch.randn(DRAFT_VOCAB, RANK) / RANK**0.5
         pairs = Pairs(*sides, torch.randn(requests, SLOTS, RANK))
-    expected = drafts.draw_drafts(found, pairs, known, depth)
+    expected = draft.draw(found, pairs, known, depth)
     inputs = (moved(value, device) if value is not None else None for value in (found, pairs))
-    tokens, others = kernel.draw_drafts(*inputs, moved(known, device), depth)
-    assert torch.equal(tokens.cpu(), expected.tokens)
-    assert torch.equal(others.cpu(), expected.alternatives)
-    assert len(set(others.flatten().tolist())) > 3 * len(FACTORS)
-
-
-@pytest.mark.parametrize("requests", [1, 3, 5])
-@pytest.mark.parametrize("depths", [1, 3, 6])
-def test_counts_of_what_was_right(device: torch.device, requests: int, depths: int) -> None:
-    from peagle.ops.triton import drafts as kernel
-
-    generator = torch.Generator().manual_seed(depths)
-
-    def drawn(*shape: int, lowest: int = 0) -> Tensor:
-        return torch.randint(lowest, 3, shape, generator=generator)
-
-    right = torch.rand(8, len(FACTORS), generator=generator)
-    best = torch.full((8,), 3)
-    ours = (right.to(device, copy=True), best.to(device, copy=True))
-    for _ in range(10):
-        others = drawn(requests, depths, len(FACTORS))
-        others[drawn(requests) == 0] = -1
-        tokens, chosen = drawn(requests, depths), drawn(requests, depths + 1, lowest=-1)
-        drafts.record(right, best, Drafts(tokens, others), chosen)
-        kernel.record(*ours, *(column.to(device) for column in (tokens, others, chosen)))
-        torch.testing.assert_close(ours[0].cpu(), right, rtol=1e-4, atol=1e-4)
-        clear = right.topk(2, dim=1).values.diff(dim=1)[:, 0].abs() > 1e-3
-        assert torch.equal(ours[1].cpu()[clear], best[clear])
-    assert len(set(best[:depths].tolist())) > 1 or depths == 1
+    tokens = kernel.draw(*inputs, moved(known, device), depth)
+    assert torch.equal(tokens.cpu(), expected)
+    assert len(set(tokens.flatten().tolist())) > SLOTS

@@ -4,14 +4,13 @@ A batch is padded with a row of the request table that belongs to no request and
 (`limits` 0), so rows may repeat. The state of that row means nothing and stays small.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from peagle.ops.acceptance import accepted_counts
+from peagle.ops.acceptance import Path
 from peagle.ops.cached_attention import PassRows
 from peagle.ops.norm import rms_norm
 from peagle.ops.penalties import Penalties, count_emitted
@@ -19,7 +18,7 @@ from peagle.ops.triton import has_kernels, kernels
 
 
 @dataclass(frozen=True)
-class ResidentState:
+class CycleState:
     """What the device knows of each live request, by its row in the request table."""
 
     slots: Tensor
@@ -37,8 +36,6 @@ class ResidentState:
     """[table rows, most pending, hidden_size] projected features of those positions."""
     ks: Tensor
     """[table rows] most drafts that a request accepts."""
-    cycles: Tensor
-    """[table rows] verifications, from `FIRST` on; synthetic acceptance draws by them."""
     results: Tensor
     """[table rows, K + 3] number of accepted drafts, then the emitted tokens, -1 for NaN logits;
     last, 1 where the drafts were looked up."""
@@ -62,7 +59,6 @@ class ResidentState:
             emitted=zeros(rows, positions),
             features=features,
             ks=zeros(rows) + most_drafts,
-            cycles=zeros(rows),
             results=zeros(rows, most_drafts + 3),
             penalties=Penalties.none(rows, vocab, limits.device),
         )
@@ -76,7 +72,7 @@ class ResidentState:
         """
         self.emitted[:, 0].index_copy_(0, rows, first.clamp(min=0))
         self.results[:, 1].index_copy_(0, rows, first)
-        for column, value in ((self.pending, 1), (self.cycles, FIRST), (self.results[:, 0], 0)):
+        for column, value in ((self.pending, 1), (self.results[:, 0], 0)):
             column.index_fill_(0, rows, value)
         count_emitted(self.penalties, rows, self.emitted, self.pending)
         if features is not None:
@@ -94,8 +90,6 @@ class DraftInputs:
     """[most rows, hidden_size]"""
     reads: Tensor
     """[requests, reads] rows whose output is wanted: the newest token's, then the mask slots'."""
-    live: Tensor
-    """[1] int32, the number of rows, from the first on, that are used."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ class FirstNorms:
 
 
 def draft_inputs(
-    state: ResidentState, requests: Tensor, pending: int, masks: int, norms: FirstNorms
+    state: CycleState, requests: Tensor, pending: int, masks: int, norms: FirstNorms
 ) -> DraftInputs:
     """Each request's pending positions with their real features, then `masks` mask slots.
 
@@ -123,7 +117,7 @@ def draft_inputs(
     the most that one of them has.
     """
     if has_kernels(state.computed):
-        inputs: DraftInputs = kernels("resident").draft_inputs(
+        inputs: DraftInputs = kernels("cycle_state").draft_inputs(
             state, requests, pending, masks, norms
         )
         return inputs
@@ -146,12 +140,11 @@ def draft_inputs(
     starts = state.computed[requests] - known
     reads = (firsts + known - 1)[:, None] + torch.arange(masks + 1, device=x.device)
     rows = _placed(state, requests, starts, counts, most, pending + masks)
-    live = counts.sum(dim=0, keepdim=True, dtype=torch.int32)
-    return DraftInputs(rows, x, stream, reads, live)
+    return DraftInputs(rows, x, stream, reads)
 
 
 def verify_inputs(
-    state: ResidentState,
+    state: CycleState,
     requests: Tensor,
     drafts: Tensor,
     embedding: Tensor,
@@ -163,7 +156,7 @@ def verify_inputs(
     Returns the rows, their embeddings [requests * (drafts + 1), hidden_size], and those normed.
     """
     if has_kernels(state.computed):
-        found: tuple[PassRows, Tensor, Tensor] = kernels("resident").verify_inputs(
+        found: tuple[PassRows, Tensor, Tensor] = kernels("cycle_state").verify_inputs(
             state, requests, drafts, embedding, weight, eps
         )
         return found
@@ -177,7 +170,7 @@ def verify_inputs(
 
 
 def _placed(
-    state: ResidentState, requests: Tensor, starts: Tensor, counts: Tensor, total: int, most: int
+    state: CycleState, requests: Tensor, starts: Tensor, counts: Tensor, total: int, most: int
 ) -> PassRows:
     """Rows request after request, each with its position and slot, then padding up to `total`."""
     positions = torch.zeros(total, dtype=torch.int64, device=starts.device)
@@ -193,84 +186,40 @@ def _placed(
     return PassRows(state.slots, state.limits, requests, *places, most)
 
 
-def settle(
-    state: ResidentState,
-    requests: Tensor,
-    drafts: Tensor,
-    chosen: Tensor,
-    features: Tensor | None,
-    synthetic: Tensor | None = None,
-) -> None:
-    """Accept each request's longest confirmed prefix, and make it the state of the next cycle.
+def commit(state: CycleState, requests: Tensor, path: Path, features: Tensor | None) -> None:
+    """Make each request's accepted drafts, and the target's token after them, its state.
 
     Where a cycle without drafts has features, the drafter still has to see those before, but of
     requests that accept none.
 
-    drafts: [requests, drafts], K or fewer; chosen: [requests, drafts + 1], what the target takes
-    after each prefix, -1 for NaN logits; features: [requests * (drafts + 1), hidden_size],
-    projected, None without a drafter. With `synthetic` (`accepted_below`) drafts are accepted
-    whatever the target says, which is for measuring time.
+    path: K drafts or fewer; features: [requests * (depth + 1), hidden_size] of its rows, projected,
+    None without a drafter.
     """
     if has_kernels(state.computed):
-        kernels("resident").settle(state, requests, drafts, chosen, features, synthetic)
+        kernels("cycle_state").commit(state, requests, path.drafts, path.chosen, features)
     else:
-        _settle_reference(state, requests, drafts, chosen, features, synthetic)
+        _commit_reference(state, requests, path, features)
     emitted, numbers = state.emitted, state.pending
-    if not drafts.shape[1]:
+    if not path.drafts.shape[1]:
         emitted, numbers = emitted.gather(1, numbers[:, None] - 1), torch.ones_like(numbers)
     count_emitted(state.penalties, requests, emitted, numbers)
 
 
-def _settle_reference(
-    state: ResidentState,
-    requests: Tensor,
-    drafts: Tensor,
-    chosen: Tensor,
-    features: Tensor | None,
-    synthetic: Tensor | None,
+def _commit_reference(
+    state: CycleState, requests: Tensor, path: Path, features: Tensor | None
 ) -> None:
-    counts = accepted_counts(drafts, chosen)
+    counts, width = path.accepted, path.chosen.shape[1]
     for index, row in enumerate(requests.tolist()):
-        proposed, taken, agreed = drafts[index], chosen[index], int(counts[index])
-        if synthetic is not None:
-            agreed = _synthetic(row, int(state.cycles[row]), synthetic[: len(proposed)])
-        accepted = min(agreed, int(state.ks[row]))
-        emitted = torch.cat((proposed[:accepted], taken[accepted : accepted + 1]))
+        accepted = min(int(counts[index]), int(state.ks[row]))
+        emitted = path.chosen[index, : accepted + 1]
         state.results[row, 0] = accepted
         state.results[row, 1 : accepted + 2] = emitted
-        waits = features is not None and not len(proposed) and bool(state.ks[row] > 0)
+        waits = features is not None and width == 1 and bool(state.ks[row] > 0)
         first = int(state.pending[row]) if waits else 0
         state.emitted[row, first : first + accepted + 1] = emitted.clamp(min=0)
         lives = bool(state.limits[row] > 0)
         state.pending[row] = first + accepted + 1 if lives else 1
         state.computed[row] = state.computed[row] + accepted + 1 if lives else 1
-        state.cycles[row] += 1
         if features is not None:
-            width = chosen.shape[1]
-            state.features[row, first : first + width] = features[
-                index * width : (index + 1) * width
-            ]
-
-
-TURNS = 1 << 32
-"""Synthetic draws are uniform integers below this."""
-STRIDE, OFFSET = 2654435769, 1640531527
-"""What a draw moves by from cycle to cycle, the golden section of `TURNS`, so that the first n
-draws are spread evenly for every n; and from table row to table row."""
-FIRST = 4
-"""The number of a request's first cycle. From 0 on the lowest draws come first: six cycles accepted
-a third more drafts than all do."""
-
-
-def accepted_below(rates: Sequence[float], device: torch.device) -> Tensor:
-    """[K] int64: draft i is accepted where a draw from `TURNS` is below the i-th.
-
-    rates: in which share of all cycles draft 1, 2, ... K is accepted, none above the one before.
-    """
-    below = [round(rate * TURNS) for rate in rates]
-    return torch.tensor(below, dtype=torch.int64, device=device)
-
-
-def _synthetic(row: int, cycle: int, below: Tensor) -> int:
-    drawn = (cycle * STRIDE + row * OFFSET) % TURNS
-    return int((drawn < below).sum())
+            of_request = features[index * width : (index + 1) * width]
+            state.features[row, first : first + width] = of_request

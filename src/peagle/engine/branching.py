@@ -1,10 +1,28 @@
-"""Whether drafts can branch, with these models and on this device."""
+"""Where drafts branch: of which cycles, with these models and on this device."""
+
+from dataclasses import dataclass
 
 from peagle.config import TREE_NODES
-from peagle.drafters.peagle import ParallelDrafter
 from peagle.engine.drafting import Drafting
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
+
+
+@dataclass(frozen=True)
+class Branching:
+    """Which cycles have trees in place of chains: those with all K drafts and few requests."""
+
+    k: int
+    nodes: int
+    """Drafts of each request where they branch; 0: they never do."""
+    most_requests: int
+    """Requests of a cycle up to which they do."""
+
+    def nodes_for(self, requests: int, drafts: int) -> int:
+        """Drafts of each of so many requests in a cycle with so many drafts along a path; 0: these
+        are a chain."""
+        branches = 0 < requests <= self.most_requests and 0 < drafts == self.k
+        return self.nodes if branches else 0
 
 
 def num_tree_nodes(target: Decoder, drafting: Drafting, *, captured: bool) -> int:
@@ -25,12 +43,12 @@ def num_tree_nodes(target: Decoder, drafting: Drafting, *, captured: bool) -> in
 
 
 def _of_drafts(drafting: Drafting, nodes: int) -> str | None:
-    if not isinstance(drafting.drafter, ParallelDrafter):
-        return "needs a P-EAGLE drafter, whose slots have all candidates"
+    if drafting.proposer is None or not drafting.proposer.branches:
+        return "needs a P-EAGLE drafter alone, whose slots have all candidates"
+    if drafting.acceptance is not None:
+        return "does not go with set acceptance, which goes along a chain"
     if nodes <= drafting.k:
         return f"{nodes} is not above K = {drafting.k}; give more, or leave it out"
-    if drafting.synthetic is not None or drafting.lookup is not None:
-        return "goes with neither lookups nor synthetic acceptance"
     return None
 
 

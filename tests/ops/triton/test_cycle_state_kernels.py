@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from peagle.ops import resident as reference
+from peagle.ops import cycle_state as reference
+from peagle.ops.acceptance import Path
+from peagle.ops.cycle_state import CycleState, FirstNorms
 from peagle.ops.penalties import Penalties
-from peagle.ops.resident import FirstNorms, ResidentState
 
 K, HIDDEN, VOCAB, ROWS = 3, 24, 50, 4
 PENDING = K + 3
@@ -14,10 +15,10 @@ PENDING = K + 3
 
 
 @pytest.fixture
-def state(device: torch.device) -> ResidentState:
+def state(device: torch.device) -> CycleState:
     torch.manual_seed(5)
     return moved(
-        ResidentState(
+        CycleState(
             slots=torch.arange(ROWS * 64).view(ROWS, 64),
             limits=torch.tensor([64, 64, 0, 64]),
             computed=torch.tensor([7, 11, 20, 1]),
@@ -25,7 +26,6 @@ def state(device: torch.device) -> ResidentState:
             emitted=torch.randint(0, VOCAB, (ROWS, PENDING)),
             features=torch.randn(ROWS, PENDING, HIDDEN),
             ks=torch.tensor([3, 3, 1, 3]),
-            cycles=torch.tensor([0, 5, 9, 2]),
             results=torch.full((ROWS, K + 2), -7),
             penalties=Penalties.none(ROWS, VOCAB, device),
         ),
@@ -38,13 +38,13 @@ def moved(value, device):  # type: ignore[no-untyped-def]
     return replace(value, **{k: v.to(device) for k, v in changes.items() if torch.is_tensor(v)})
 
 
-def twin(state: ResidentState) -> ResidentState:
+def twin(state: CycleState) -> CycleState:
     """A copy on the CPU, which the reference works on."""
     copies = {name: column.cpu().clone() for name, column in columns(state).items()}
-    return ResidentState(**copies, penalties=Penalties.none(ROWS, VOCAB, torch.device("cpu")))
+    return CycleState(**copies, penalties=Penalties.none(ROWS, VOCAB, torch.device("cpu")))
 
 
-def columns(state: ResidentState) -> dict[str, Tensor]:
+def columns(state: CycleState) -> dict[str, Tensor]:
     """All but its penalties."""
     return {name: column for name, column in vars(state).items() if torch.is_tensor(column)}
 
@@ -56,9 +56,9 @@ def same(one: Tensor, other: Tensor) -> None:
 @pytest.mark.parametrize("masks", [0, K - 1])
 @pytest.mark.parametrize(("before", "pending"), [(False, K + 1), (True, K + 1), (True, 2)])
 def test_draft_inputs(
-    state: ResidentState, device: torch.device, masks: int, before: bool, pending: int
+    state: CycleState, device: torch.device, masks: int, before: bool, pending: int
 ) -> None:
-    from peagle.ops.triton import resident as kernel
+    from peagle.ops.triton import cycle_state as kernel
 
     norms = FirstNorms(
         torch.randn(VOCAB, HIDDEN),
@@ -78,13 +78,12 @@ def test_draft_inputs(
         same(getattr(ours.rows, name), getattr(theirs.rows, name))
     assert ours.rows.most == theirs.rows.most
     same(ours.reads, theirs.reads)
-    assert int(ours.live) == int(theirs.live) == total
     same(ours.x[:total], theirs.x[:total])
     same(ours.stream[:total], theirs.stream[:total])
 
 
-def test_verify_inputs(state: ResidentState, device: torch.device) -> None:
-    from peagle.ops.triton import resident as kernel
+def test_verify_inputs(state: CycleState, device: torch.device) -> None:
+    from peagle.ops.triton import cycle_state as kernel
 
     embedding, weight = torch.randn(VOCAB, HIDDEN), torch.rand(HIDDEN)
     requests, drafts = torch.tensor([1, 3]), torch.tensor([[4, 5, 6], [7, 8, 9]])
@@ -103,61 +102,34 @@ def test_verify_inputs(state: ResidentState, device: torch.device) -> None:
     same(ours[2], theirs[2])
 
 
-@pytest.mark.parametrize("rates", [None, (0.9, 0.7, 0.5)])
 @pytest.mark.parametrize("with_features", [False, True])
 @pytest.mark.parametrize("count", [K, 2])
-def test_settle(
-    state: ResidentState,
-    device: torch.device,
-    rates: tuple[float, ...] | None,
-    with_features: bool,
-    count: int,
-) -> None:
-    from peagle.ops.triton import resident as kernel
+def test_commit(state: CycleState, device: torch.device, with_features: bool, count: int) -> None:
+    from peagle.ops.triton import cycle_state as kernel
 
     requests = torch.tensor([0, 2, 1])
     drafts = torch.tensor([[4, 5, 6], [7, 8, 9], [1, 2, 3]])[:, :count].contiguous()
     chosen = torch.tensor([[4, 5, 9, 9], [7, 8, 9, 3], [-1, 2, 3, 4]])[:, : count + 1].contiguous()
     features = torch.randn(3 * (count + 1), HIDDEN) if with_features else None
-    synthetic = rates and reference.accepted_below(rates, torch.device("cpu"))
     expected = twin(state)
-    reference.settle(expected, requests, drafts, chosen, features, synthetic)
-    kernel.settle(
-        state,
-        requests.to(device),
-        drafts.to(device),
-        chosen.to(device),
-        None if features is None else features.to(device),
-        None if synthetic is None else synthetic.to(device),
-    )
+    reference.commit(expected, requests, Path(drafts, chosen), features)
+    moved_features = None if features is None else features.to(device)
+    kernel.commit(state, requests.to(device), drafts.to(device), chosen.to(device), moved_features)
     for name, column in columns(state).items():
         same(column, getattr(expected, name))
 
 
-def test_synthetic_acceptance_has_its_rates(state: ResidentState) -> None:
-    """Each draft's share of the cycles, those of any row of the table, comes out early."""
-    rates, cycles = (0.9, 0.7, 0.5), 40
-    below = reference.accepted_below(rates, torch.device("cpu"))
-    drafts, chosen = torch.zeros(2, K, dtype=torch.int64), torch.ones(2, K + 1, dtype=torch.int64)
-    requests, found = torch.tensor([0, 3]), torch.zeros(2, K)
-    state = twin(state)
-    for _ in range(cycles):
-        reference.settle(state, requests, drafts, chosen, None, below)
-        found += (state.results[requests, :1] > torch.arange(K)) / cycles
-    torch.testing.assert_close(found, torch.tensor([rates, rates]), rtol=0, atol=0.05)
-
-
 @pytest.mark.parametrize("waits", [False, True])
-def test_settle_without_drafts(state: ResidentState, device: torch.device, waits: bool) -> None:
+def test_commit_without_drafts(state: CycleState, device: torch.device, waits: bool) -> None:
     """With a drafter, what it has not seen waits, and the newest position comes behind it."""
-    from peagle.ops.triton import resident as kernel
+    from peagle.ops.triton import cycle_state as kernel
 
     requests, drafts = torch.tensor([1, 0, 2]), torch.empty(3, 0, dtype=torch.int64)
     chosen = torch.tensor([[8], [9], [7]])
     features = torch.randn(3, HIDDEN) if waits else None
     expected, moved_features = twin(state), None if features is None else features.to(device)
-    reference.settle(expected, requests, drafts, chosen, features)
-    kernel.settle(state, requests.to(device), drafts.to(device), chosen.to(device), moved_features)
+    reference.commit(expected, requests, Path(drafts, chosen), features)
+    kernel.commit(state, requests.to(device), drafts.to(device), chosen.to(device), moved_features)
     for name, column in columns(state).items():
         same(column, getattr(expected, name))
     assert state.pending[[1, 0, 2]].tolist() == ([5, 2, 1] if waits else [1, 1, 1])
