@@ -222,7 +222,7 @@ class SpeculativeConfig(Config):
     drafter's files decide."""
     num_tree_nodes: TreeNodes | None = None
     """Drafts of a cycle that branch, in place of K: more than K. On a GPU for few requests at once,
-    on a CPU for one. P-EAGLE only. Unset, a GPU has `TREE_NODES` where models allow trees, and a
+    on a CPU for one. Unset, a GPU has `TREE_NODES` where models allow trees, and a
     CPU none; 0: none. The answer stays the same."""
     quantization: DrafterFormat | None = None
     """fp8: round the drafter's layers and head to FP8 as they are loaded, half the bytes to read.

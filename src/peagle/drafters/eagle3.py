@@ -4,19 +4,35 @@ import torch
 
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.proposer import ProposerRows
-from peagle.ops.draft import Draft
+from peagle.ops.candidates import Candidates
+from peagle.ops.draft import Draft, draw
+from peagle.ops.tree import grow
 
 
 class Eagle3(Drafter):
-    """One pass over the known rows gives the first token, K - 1 passes of one row each the rest."""
+    """One pass over the known rows gives the first token, K - 1 passes of one row each the rest.
+
+    A tree branches off this chain: a slot's other candidates stand beside its draft, and what
+    follows any of them is taken to be as probable as after the draft.
+    """
+
+    branches = True
 
     def propose(self, rows: ProposerRows) -> Draft:
         """Draft token by token."""
-        readout, race = self.model.readout, rows.race
-        output = rows.run(masks=0)
-        columns = [readout.draft(output.normed, 1, race)]
-        for depth in range(1, rows.drafts):
-            rows = rows.after(columns[-1][:, 0], self.model.feedback(output.stream))
-            output = rows.run(masks=0)
-            columns.append(readout.draft(output.normed, 1, race, depth))
-        return Draft(torch.cat(columns, dim=1))
+        readout, slots, found = self.model.readout, rows, []
+        hidden = rows.run(masks=0)
+        columns = []
+        for depth in range(rows.drafts):
+            if depth:
+                slots = slots.after(columns[-1][:, 0], self.model.feedback(hidden.stream))
+                hidden = slots.run(masks=0)
+            if rows.nodes:
+                candidates, _ = readout.slots(hidden.normed, 1, rows.race, depth)
+                found.append(candidates)
+                columns.append(draw(candidates, None, rows.race, depth))
+            else:
+                columns.append(readout.draft(hidden.normed, 1, rows.race, depth))
+        if not rows.nodes:
+            return Draft(torch.cat(columns, dim=1))
+        return grow(Candidates.beside(found), None, rows.race, rows.nodes, rows.unbranched())

@@ -1,5 +1,6 @@
 """Drafts that may be chosen in some slots, and how those of neighbouring slots go together."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +23,12 @@ class Candidates:
     """[..., candidates] draft ids."""
     tokens: Tensor
     """[..., candidates] target ids."""
+
+    @classmethod
+    def beside(cls, parts: Sequence["Candidates"]) -> "Candidates":
+        """Those of consecutive slots together. parts: [requests, slots, candidates] each."""
+        columns = zip(*((part.scores, part.ids, part.tokens) for part in parts), strict=True)
+        return cls(*(torch.cat(column, dim=1) for column in columns))
 
     def by_request(self, slots: int) -> "Candidates":
         """[requests * slots, candidates] -> [requests, slots, candidates]."""

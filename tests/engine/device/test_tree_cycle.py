@@ -66,8 +66,8 @@ def limit_trees(engine: Engine, most: int) -> None:
 
 
 def drafter_of(targets, trained, tmp_path, method: str):
-    if method == "peagle":
-        return trained["peagle"].drafter
+    if method in trained:
+        return trained[method].drafter
     config = tiny.drafter_config(True, selector=SelectorConfig(rank=8, candidates=12))
     return tiny.random_drafter_for(targets["easy"].decoder, tmp_path, config)
 
@@ -77,7 +77,7 @@ def accepted(requests: Sequence) -> int:
 
 
 @pytest.mark.parametrize("nodes", [5, 11, 30])
-@pytest.mark.parametrize("method", ["peagle", "selector"])
+@pytest.mark.parametrize("method", ["peagle", "selector", "eagle3"])
 @pytest.mark.parametrize("params", [MIXED[0], MIXED])
 def test_texts_are_the_same(
     targets, trained, tmp_path, trees: list[int], nodes: int, method: str, params
@@ -119,12 +119,15 @@ def test_any_tree_gives_the_same_text(
     assert len(trees) > 20
 
 
+@pytest.mark.parametrize("method", ["peagle", "eagle3"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_more_drafts_are_accepted(targets, trained, trees: list[int], temperature: float):
+def test_more_drafts_are_accepted(
+    targets, trained, trees: list[int], temperature: float, method: str
+):
     """And some of them beside the likeliest."""
     how = SamplingParams(max_tokens=80, temperature=temperature, seed=1, ignore_eos=True)
     prompts = [[(7 * i + 3 * j) % tiny.MASK for j in range(6)] for i in range(8)]
-    drafter = trained["peagle"].drafter
+    drafter = trained[method].drafter
     plain, branched = (
         tiny.run(engine_of(targets["easy"], drafter, each), prompts, how) for each in (0, 16)
     )
@@ -201,7 +204,6 @@ def test_many_requests_draft_without_branches(targets, trained, trees: list[int]
 @pytest.mark.parametrize(
     ("family", "method", "nodes", "told"),
     [
-        ("easy", "eagle3", 12, "needs a P-EAGLE drafter"),
         ("easy", "peagle", K, "not above K = 4"),
         ("gpt_oss", "peagle", 7, "not below the target's window of 7"),
     ],
@@ -216,7 +218,7 @@ def test_what_cannot_branch_is_refused(targets, tmp_path, family, method, nodes,
 
 @pytest.mark.parametrize(
     ("family", "method", "default"),
-    [("easy", "peagle", TREE_NODES), ("easy", "eagle3", 0), ("gpt_oss", "peagle", 0)],
+    [("easy", "peagle", TREE_NODES), ("easy", "eagle3", TREE_NODES), ("gpt_oss", "peagle", 0)],
 )
 def test_a_gpu_has_them_where_nothing_is_said_and_they_are_possible(
     targets, tmp_path, monkeypatch: pytest.MonkeyPatch, family: str, method: str, default: int
@@ -300,7 +302,7 @@ def test_lookups_do_not_branch(targets, trained):
     lookup, config = Lookup(2, 5, torch.device("cpu")), tiny.engine_config()
     drafter = trained["peagle"].drafter
     proposer = tiny.beside(lookup, drafter)
-    with tiny.on_device(True), pytest.raises(InputError, match="P-EAGLE drafter alone"):
+    with tiny.on_device(True), pytest.raises(InputError, match="no lookup beside it"):
         Engine(targets["easy"].decoder, proposer, K, config, num_tree_nodes=12)
 
 

@@ -56,15 +56,17 @@ def trees(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize("nodes", [5, 11, 30])
-@pytest.mark.parametrize("selector", [False, True])
+@pytest.mark.parametrize("method", ["peagle", "selector", "eagle3"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_texts_are_the_same(
-    targets, trained, tmp_path, trees: list[int], nodes: int, selector: bool, kind: str
+    targets, trained, tmp_path, trees: list[int], nodes: int, method: str, kind: str
 ):
-    target, drafter = targets["easy"], trained["peagle"].drafter
-    if selector:
+    target = targets["easy"]
+    if method == "selector":
         config = tiny.drafter_config(True, selector=SelectorConfig(rank=8, candidates=12))
         drafter = tiny.random_drafter_for(target.decoder, tmp_path, config)
+    else:
+        drafter = trained[method].drafter
     plain, branched = (
         tiny.run(engine_of(target, drafter, each), PROMPTS, KINDS[kind]) for each in (0, nodes)
     )
@@ -148,7 +150,6 @@ def test_several_requests_and_what_counts_drafts_do_not_branch(targets, trained,
 @pytest.mark.parametrize(
     ("family", "method", "nodes", "told"),
     [
-        ("easy", "eagle3", 12, "needs a P-EAGLE drafter"),
         ("easy", "peagle", K, "not above K = 4"),
         ("gpt_oss", "peagle", 6, "on a CPU for targets with windows or sinks"),
     ],
@@ -162,7 +163,7 @@ def test_what_cannot_branch_is_refused(targets, tmp_path, family, method, nodes,
 
 def test_lookups_do_not_branch(targets, trained):
     lookup = Lookup(2, 5, torch.device("cpu"))
-    with pytest.raises(InputError, match="P-EAGLE drafter alone"):
+    with pytest.raises(InputError, match="no lookup beside it"):
         engine_of(targets["easy"], trained["peagle"].drafter, 12, lookup)
 
 
