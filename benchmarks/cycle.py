@@ -197,9 +197,8 @@ def measure(
     for request in requests:
         engine.abort(request.id)
     _step(engine, 1)
-    target, drafter = engine.target, engine.proposer
-    model = None if drafter is None else drafter.model
-    needed = cycle_bytes(target, model, engine.k, level, positions)
+    model = None if engine.proposer is None else engine.proposer.needs.network
+    needed = cycle_bytes(engine.target, model, engine.k, level, positions)
     floor = sum(needed.values()) / rate
     return Cycle(level, positions, wall * MICRO, needed, floor * MICRO, kernels, reading)
 

@@ -11,8 +11,8 @@ GROUPS = {
     "attention": r"^_attend|^_divide$|flash|fmha|attention",
     "keys and values stored": r"^_store",
     "routing": r"^_route|^_layout_kernel|softmax|sort",
-    "choice, inputs, settling": (
-        r"^_(part|merge|sample|draw|record|penalize|count_emitted|settle)$|_inputs$|argmax|arg_max"
+    "choice, inputs, commit": (
+        r"^_(part|merge|sample|draw|penalize|count_emitted|commit)$|_inputs$|argmax|arg_max"
         r"|^_(write_newest|search|follow|weigh|log_share|unbranched|grow|walk|compact)$"
     ),
     "copies": r"Memcpy|Memset|copy|index|gather|CatArray|scatter",

@@ -1,6 +1,7 @@
 """EAGLE-3: K tokens from K passes, each fed the drafter's own last output."""
 
 import torch
+from torch import Tensor
 
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.proposer import ProposerRows
@@ -20,9 +21,9 @@ class Eagle3(Drafter):
 
     def propose(self, rows: ProposerRows) -> Draft:
         """Draft token by token."""
-        readout, slots, found = self.model.readout, rows, []
-        hidden = rows.run(masks=0)
-        columns = []
+        readout, slots, hidden = self.model.readout, rows, rows.run(masks=0)
+        columns: list[Tensor] = []
+        found: list[Candidates] = []
         for depth in range(rows.drafts):
             if depth:
                 slots = slots.after(columns[-1][:, 0], self.model.feedback(hidden.stream))
