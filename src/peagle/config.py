@@ -2,8 +2,9 @@
 
 import itertools
 import json
+import logging
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
     BaseModel,
@@ -30,6 +31,7 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 MAX_LOGPROBS = 20
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+log = logging.getLogger("peagle.config")
 NO_PENALTIES = (1.0, 0.0, 0.0)
 """Repetition, presence and frequency penalties that change nothing."""
 
@@ -139,6 +141,8 @@ class SamplingParams(Config):
     """Of waiting requests those with the lowest number are next."""
     cache_salt: str | None = None
     """Requests with different salts share no cached prefix."""
+    stream_interval: PositiveInt = 1
+    """A stream's chunks hold so many tokens, but for its first and its last."""
 
     @field_validator("truncate_prompt_tokens")
     @classmethod
@@ -189,6 +193,7 @@ class ChatConfig(Config):
     """How the target writes thoughts; unset, its tokenizer and template tell."""
 
 
+Method = Literal["eagle3", "ngram"]
 DrafterFormat = Literal["fp8"]
 """What a drafter's weights may be rounded to when they are loaded."""
 
@@ -200,6 +205,19 @@ TREE_NODES = 15
 """On a GPU, where nothing is said: with the newest token 16 rows, which is what tiles have."""
 TreeNodes = Annotated[int, Field(ge=0, le=MOST_TREE_NODES)]
 LookupLength = Annotated[int, Field(ge=1, le=64)]
+IDLE = """
+attention_backend code_revision disable_by_batch_size disable_eagle_block_drop
+disable_lookahead_block_hashes disable_padded_drafter_batch draft_lm_head_quantization
+draft_load_config draft_model_config draft_parallel_config draft_sample_method
+draft_tensor_parallel_size dspark_draft_topk enable_adaptive_verification enforce_eager
+fly_entropy_threshold fly_entropy_top_k fly_window_size index_share_for_mtp_iteration
+kv_cache_dtype max_model_len moe_backend num_speculative_tokens_per_batch_size
+speculative_token_tree suffix_decoding_max_cached_requests suffix_decoding_max_spec_factor
+suffix_decoding_max_tree_depth suffix_decoding_min_token_prob target_model_config
+target_parallel_config tensor_parallel_size use_heterogeneous_vocab use_local_argmax_reduction
+xpress_topc"""
+IDLE_KEYS = frozenset(IDLE.split())
+"""Keys of vLLM's `--speculative-config` that change no answer, and have nothing to set here."""
 SHORTEST_MATCH, LONGEST_MATCH = 3, 16
 """Of lookups, where nothing is said: shorter matches are seldom right, and of longer ones all are
 right equally often."""
@@ -212,9 +230,11 @@ class SpeculativeConfig(Config):
     where one of the two lengths of a match is given.
     """
 
-    method: Literal["eagle3", "ngram"] = "eagle3"
+    method: Method = "eagle3"
     model: str | None = None
     """The drafter's directory or hub id; none for ngram."""
+    revision: str | None = None
+    """The hub's branch, tag or commit of the drafter."""
     num_speculative_tokens: PositiveInt | None = None
     """K; unset is the K that the drafter was trained for."""
     parallel_drafting: bool | None = None
@@ -231,7 +251,7 @@ class SpeculativeConfig(Config):
     """Fewest tokens that must stand earlier in the text for what followed them to be drafted."""
     prompt_lookup_max: LookupLength | None = None
     """Most tokens that are compared."""
-    rejection_sample_method: Literal["standard", "synthetic"] | None = None
+    rejection_sample_method: Literal["standard", "block", "synthetic"] | None = None
     """synthetic: accept drafts at the rates below, whatever the target says. The text means nothing
     then; this is for measuring time."""
     synthetic_acceptance_rates: tuple[AcceptanceRate, ...] | None = None
@@ -286,10 +306,17 @@ class SpeculativeConfig(Config):
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read vLLM's JSON. Raises `InputError` when it is not a JSON object or has other keys."""
-        values = parse_json_option("speculative config", text, '{"model": "DRAFTER"}')
-        if not isinstance(values, dict):
-            raise InputError("speculative config must be a JSON object, like vLLM's")
+        """Read vLLM's JSON; of its keys that set nothing here the log has a line.
+
+        Raises `InputError` when it is not a JSON object, or has other keys or methods.
+        """
+        values = {k: v for k, v in speculative_values(text).items() if v is not None}
+        for key in sorted(values.keys() & IDLE_KEYS):
+            if (value := values.pop(key)) not in (False, 1):
+                log.warning(f"speculative config: {key} {value}: drafts are made as peagle does")
+        if (method := values.get("method", "eagle3")) not in get_args(Method):
+            told = f"{method} is not among {' and '.join(get_args(Method))}; vLLM has more: --engine vllm"
+            raise ConfigError(cls.__name__, [("method", told)])
         return cls(**values)
 
 
@@ -329,6 +356,14 @@ class EngineConfig(Config):
     second at the current load; fixed: always K."""
     seed: int = 0
     """Seeds requests without a seed of their own."""
+
+
+def speculative_values(text: str) -> dict[str, Any]:
+    """The keys and values of vLLM's JSON. Raises `InputError` when it is not a JSON object."""
+    values = parse_json_option("speculative config", text, '{"model": "DRAFTER"}')
+    if not isinstance(values, dict):
+        raise InputError("speculative config must be a JSON object, like vLLM's")
+    return values
 
 
 def parse_json_option(name: str, text: str, example: str) -> Any:

@@ -1,11 +1,13 @@
-"""Files and directories that appear whole or not at all."""
+"""Files and directories that appear whole or not at all; YAML."""
 
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+import yaml
 from safetensors import SafetensorError
 
 from peagle.errors import InputError, reason
@@ -75,6 +77,19 @@ def rewritten_file(path: Path) -> Iterator[Callable[[str], None]]:
         except OSError as error:
             raise InputError(f"{path} cannot be written: {error.strerror}") from None
         yield write
+
+
+def read_yaml(path: Path) -> dict[Any, Any]:
+    """The keys and values of a YAML file. Raises `InputError` naming the file if it has none."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {reason(error)}") from None
+    except (ValueError, yaml.YAMLError) as error:  # ValueError for a 13th month
+        raise InputError(f"{path} cannot be read as YAML: {error}".replace("\n", " ")) from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} must hold keys and values, one per line")
+    return values
 
 
 def refuse_existing(path: Path, force: bool) -> None:

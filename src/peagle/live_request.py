@@ -85,6 +85,12 @@ class LiveRequest:
             self.beginning = output.beginning
 
     @property
+    def is_due(self) -> bool:
+        """Whether what was read makes a chunk before the end."""
+        unread = self.read_tokens - self.told
+        return self.followed and (not self.told or unread >= self.prepared.params.stream_interval)
+
+    @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...]:
         """As in `Completion`."""
         if self.prepared.params.prompt_logprobs is None:

@@ -382,7 +382,7 @@ class LLM:
         if reason is not None:
             completion = live.completion(output, reason)
             del self._live[output.request_id]
-        if not live.followed and completion is None:
+        if completion is None and not live.is_due:
             return None
         return live.chunk(output.request_id, completion)
 

@@ -2,8 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from peagle.cli.serve import with_environment
-from peagle.server.sagemaker import flags_from_environment, model_from_environment
+from peagle.server.sagemaker import (
+    flags_from_environment,
+    model_from_environment,
+    with_environment,
+)
 
 VARIABLES = {
     "SM_VLLM_MAX_MODEL_LEN": "512",
@@ -17,10 +20,8 @@ VARIABLES = {
 
 def test_variables_become_flags():
     assert flags_from_environment(VARIABLES, ()) == [
-        "--max-model-len",
-        "512",
-        "--speculative-config",
-        '{"model": "d"}',
+        "--max-model-len=512",
+        '--speculative-config={"model": "d"}',
         "--trust",
     ]
 
@@ -37,22 +38,23 @@ def test_the_model_comes_from_its_places_in_order(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
-        ([], ["--port", "8080", "m"]),
-        (["--port", "1"], ["--port", "8080", "m", "--port", "1"]),
-        (["other"], ["--port", "8080", "other"]),
-        (["--target", "other"], ["--port", "8080", "--target", "other"]),
-        (["--target=other"], ["--port", "8080", "--target=other"]),
+        ([], ["--port=8080", "m"]),
+        (["--port", "1"], ["--port=8080", "m", "--port", "1"]),
+        (["other"], ["--port=8080", "other"]),
+        (["--target", "other"], ["--port=8080", "--target", "other"]),
+        (["--model=other"], ["--port=8080", "--model=other"]),
     ],
 )
 def test_the_command_line_wins(arguments: list[str], wanted: list[str]):
     variables = {"SM_VLLM_PORT": "8080", "SM_VLLM_MODEL": "m"}
-    assert with_environment(arguments, variables) == wanted
+    assert with_environment(arguments, variables, ()) == wanted
 
 
 def test_false_turns_off_what_is_on_by_itself():
     variables = {"SM_VLLM_ENABLE_PREFIX_CACHING": "False", "SM_VLLM_TRUST": "false"}
-    assert with_environment([], variables) == ["--no-enable-prefix-caching"]
+    switches = {"--enable-prefix-caching"}
+    assert with_environment([], variables, switches) == ["--no-enable-prefix-caching"]
 
 
 def test_other_variables_change_nothing():
-    assert with_environment(["x"], {"HF_MODEL_ID": "m", "PEAGLE_PORT": "1"}) == ["x"]
+    assert with_environment(["x"], {"HF_MODEL_ID": "m", "PEAGLE_PORT": "1"}, ()) == ["x"]

@@ -3,7 +3,8 @@
 - A file per command, over `app`: `demo`, `generate`, `serve`, `bench`, `check`, `regenerate`,
   `train`.
 - Their flags: `options` and `groups`, `compared`, `servers`, `synthetic` and `reporting` of
-  `bench`; `unknown_flags`, those that they do not have.
+  `bench`; `unknown_flags`, those that they do not have; `vllm_command` and `vllm_flags`, vLLM's
+  command lines for `serve`.
 - Models as commands have them: `loading`, `engine_length`.
 - What is shown: `stdout`, `tables`, `progress`, `measurement`, `verdict`; of training `dry_run`,
   `training_log`, `curves`, `trackers`.

@@ -30,7 +30,7 @@ app = new_app(
 )
 app.command(epilog=demo.EXAMPLE)(flattened(demo.demo))
 app.command(epilog=generate.EXAMPLE)(flattened(generate.generate))
-app.command(epilog=serve.EXAMPLE, context_settings=serve.SETTINGS)(flattened(serve.serve))
+app.command(epilog=serve.EXAMPLE, cls=serve.ServeCommand)(flattened(serve.serve))
 app.command(epilog=bench.EXAMPLE)(flattened(bench.bench))
 app.command(epilog=check.EXAMPLE)(flattened(check.check))
 app.command(epilog=regenerate.EXAMPLE)(flattened(regenerate.regenerate))
@@ -58,9 +58,7 @@ def _options(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 2 for bad input, 130 after Ctrl-C."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["serve"]:
-        given[1:] = serve.with_environment(given[1:], os.environ)
-    else:
+    if given[:1] != ["serve"]:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
     try:
         code = app(given or ["--help"], prog_name="peagle", standalone_mode=False)

@@ -95,7 +95,7 @@ def _drafter(
         except InputError as error:
             return {}, [str(error)]
         return {}, [] if spec is None else [*_too_long(speculation, spec.max_length)]
-    place = model_directory(speculation.model)
+    place = model_directory(speculation.model, revision=speculation.revision)
     found = diagnose(place, target, speculation.parallel_drafting)
     facts = {"directory": str(place), **found.facts}
     k = speculation.num_speculative_tokens if speculation.lookup is None else None

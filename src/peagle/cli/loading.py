@@ -1,13 +1,14 @@
 """Models as the commands load them."""
 
+import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from peagle.cli.interrupts import at_once
-from peagle.cli.options import Drafting
-from peagle.config import ChatConfig, EngineConfig, SpeculativeConfig
+from peagle.cli.options import Drafting, one_of
+from peagle.config import ChatConfig, EngineConfig, SpeculativeConfig, speculative_values
 from peagle.errors import ConfigError, InputError
 from peagle.pair import bundled
 
@@ -32,6 +33,28 @@ def choose_speculation(target: str | None, drafting: Drafting) -> SpeculativeCon
             raise InputError("--k needs --drafter, since the target is not the bundled one")
         return None
     return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
+
+
+def named_pair(target: str | None, drafting: Drafting) -> tuple[str | None, Drafting]:
+    """The target that a drafter's directory in speculators' format names, and that drafter.
+
+    Any other target stays as it is. Raises `InputError` for a directory that names none.
+    """
+    from peagle.models.weights import model_directory, read_json
+
+    place = None if target is None else model_directory(target, weights=False) / "config.json"
+    config: Any = {} if place is None else read_json(place).get("speculators_config")
+    if not config:
+        return target, drafting
+    try:
+        named = str(config["verifier"]["name_or_path"])
+    except (KeyError, TypeError):
+        told = "is a drafter, and names no target; give the target, and this as --drafter"
+        raise InputError(f"{target} {told}") from None
+    if drafting.speculative_config is None:
+        return named, Drafting(one_of(target, drafting.drafter, "drafter"), drafting.k)
+    values = speculative_values(drafting.speculative_config) | {"model": target}
+    return named, Drafting(speculative_config=json.dumps(values))
 
 
 def read_speculation(text: str) -> SpeculativeConfig:

@@ -1,36 +1,42 @@
 """`peagle serve`: an OpenAI-compatible endpoint."""
 
-import inspect
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
-from peagle.cli.groups import fields, flag_name, flattened
-from peagle.cli.loading import choose_speculation, open_async_llm
+from peagle.cli.groups import Help, fields
+from peagle.cli.loading import choose_speculation, named_pair, open_async_llm
 from peagle.cli.options import (
     SIZES,
+    Drafting,
     DraftingFlags,
     Hardware,
-    TargetArgument,
-    TargetFlag,
+    Target,
     Threads,
     from_flags,
-    one_of,
     use_threads,
 )
-from peagle.cli.unknown_flags import unknown_flag, with_effect
-from peagle.config import ChatConfig, EngineConfig, SpeculativeConfig, parse_json_option
+from peagle.cli.vllm_command import Command, read_command
+from peagle.config import (
+    ChatConfig,
+    EngineConfig,
+    SpeculativeConfig,
+    parse_json_option,
+    speculative_values,
+)
 from peagle.errors import InputError, lacking, reason
 from peagle.pair import bundled
 from peagle.server import sagemaker
+from peagle.server.settings import ServerSettings
 
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
     from peagle.llm import LLM
-    from peagle.server.settings import ServerSettings
 
 EXAMPLE = """\b
 Examples:
@@ -38,51 +44,69 @@ Examples:
   peagle serve ./target --drafter ./drafter --k 5
   peagle serve ./target --host 0.0.0.0 --api-key "$KEY" --max-num-seqs 16"""
 BUNDLED_NAME = "peagle-demo"
+SERVER: dict[str, Help] = {
+    "max_queue": ("Most requests that wait; further ones get 429.", "no limit"),
+    "drain_seconds": "Seconds to finish requests after SIGTERM.",
+    "root_path": ("Path under which a proxy shows the server.", "none"),
+    "stream_interval": "Tokens for which a stream waits between events.",
+    "generation_config": "vllm: no sampling parameters from the target's generation_config.json.",
+    "log_format": "Form of log lines.",
+}
+"""What fields of `ServerSettings` do."""
+READERS: dict[str, Help] = {
+    "tool_call_parser": ("vLLM's name of how calls are written.", "as found"),
+    "reasoning_parser": ("vLLM's name of how thoughts are written.", "as found"),
+}
+"""The same of `ChatConfig`."""
 Sizes = Annotated[dict[str, Any], fields(EngineConfig, SIZES)]
-SETTINGS = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""Lets vLLM's own flags through to it."""
+Server = Annotated[dict[str, Any], fields(ServerSettings, SERVER)]
+Readers = Annotated[dict[str, Any], fields(ChatConfig, READERS)]
 KEY = "PEAGLE_API_KEY"
 VLLM_KEEP_ALIVE = "VLLM_HTTP_TIMEOUT_KEEP_ALIVE"
 """vLLM's variable for what it has no flag for."""
-KEEP = ("target", "target_flag", "drafter", "k", "speculative_config", "engine")
-"""Parameters that are not passed to vLLM as flags of the same name."""
+KEEP = ("--target", "--drafter", "--k", "--speculative-config", "--engine")
+"""Flags that vLLM gets in another form, or not at all."""
+DRAFTERS = {
+    "gpt-oss-20b": "amazon/gpt-oss-20b-p-eagle",
+    "gpt-oss-120b": "amazon/gpt-oss-120b-p-eagle",
+    "qwen3-coder-30b-a3b-instruct": "amazon/Qwen3-Coder-30B-A3B-Instruct-P-EAGLE",
+    "qwen3-8b": "RedHatAI/Qwen3-8B-speculator.peagle",
+    "llama-3.1-8b-instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+}
+"""Published drafters, by what their targets' names hold."""
+LOOKUP = '{"method": "ngram", "num_speculative_tokens": 8}'
+log = logging.getLogger("peagle.server")
 
 
-def with_environment(arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command line of a SageMaker container: its variables as flags before the arguments."""
-    if not any(name.startswith(sagemaker.PREFIX) for name in environment):
-        return list(arguments)
-    flags = sagemaker.flags_from_environment(environment, _switches())
-    model = sagemaker.model_from_environment(environment)
-    return [*flags, *([model] if model and not _names_target(arguments) else []), *arguments]
+class ServeCommand(TyperCommand):
+    """Takes vLLM's command lines; `context.obj` is what was read."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = self.get_params(ctx)
+        words = sagemaker.with_environment(args, os.environ, _switches(options))
+        ctx.obj = read_command(words, options)
+        return super().parse_args(ctx, ctx.obj.words)
 
 
-def _switches() -> set[str]:
+def _switches(options: Sequence[Any]) -> set[str]:
     """Our flags that also have a `--no-` form."""
-    parameters = inspect.signature(flattened(serve)).parameters.items()
-    return {flag_name(name) for name, one in parameters if isinstance(one.default, bool)}
-
-
-def _names_target(arguments: Sequence[str]) -> bool:
-    first = arguments[0] if arguments else "-"
-    return not first.startswith("-") or any(a.partition("=")[0] == "--target" for a in arguments)
+    return {option.opts[0] for option in options if option.secondary_opts}
 
 
 def serve(
     context: typer.Context,
     *,
-    target: TargetArgument = None,
-    target_flag: TargetFlag = None,
+    target: Target = None,
     drafting: DraftingFlags,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
     served_model_name: Annotated[
         list[str] | None,
-        typer.Option(help="Model name in the API; repeatable.", show_default="the target as given"),
+        typer.Option(help="Model names in the API.", show_default="the target as given"),
     ] = None,
     api_key: Annotated[
         list[str] | None,
-        typer.Option(help=f"Key that requests must carry; repeatable. Or set {KEY}."),
+        typer.Option(help=f"Keys that open the API, any of them. Or set {KEY}."),
     ] = None,
     allowed_origins: Annotated[
         str | None,
@@ -90,38 +114,23 @@ def serve(
             help="JSON list of web origins that may call the API.", show_default="its own"
         ),
     ] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="The hub's branch, tag or commit of the target.")
+    ] = None,
     sizes: Sizes,
     chat_template: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="Jinja file of the chat template.", show_default="the tokenizer's own"),
     ] = None,
     default_chat_template_kwargs: Annotated[
         str | None, typer.Option(help="JSON object of the chat template's variables.")
     ] = None,
-    tool_call_parser: Annotated[
-        str | None,
-        typer.Option(help="vLLM's name of how calls are written.", show_default="as found"),
-    ] = None,
-    reasoning_parser: Annotated[
-        str | None,
-        typer.Option(help="vLLM's name of how thoughts are written.", show_default="as found"),
-    ] = None,
-    max_queue: Annotated[
-        int | None,
-        typer.Option(
-            help="Most requests that wait; further ones get 429.", show_default="no limit"
-        ),
-    ] = None,
-    drain_seconds: Annotated[
-        float, typer.Option(help="Seconds to finish requests after SIGTERM.")
-    ] = 30.0,
+    readers: Readers,
+    server: Server,
     timeout_keep_alive: Annotated[
         int,
         typer.Option(help="Seconds that an idle connection stays open.", envvar=VLLM_KEEP_ALIVE),
     ] = 180,
-    log_format: Annotated[
-        Literal["text", "json"], typer.Option(help="Form of log lines.")
-    ] = "text",
     hardware: Hardware,
     threads: Threads = None,
     engine: Annotated[
@@ -133,28 +142,20 @@ def serve(
 
     By default the bundled pair. The page at / shows which tokens the drafter wrote.
     """
-    place, further = _target(context, target, target_flag, engine)
-    speculation = choose_speculation(place, drafting)
+    command: Command = context.obj
     secret = None if api_key else _key_of(os.environ)
     if engine == "vllm":
-        _start_vllm(context, place, speculation, further, secret)
+        _start_vllm(target, drafting, command, secret)
         return None
-    further = with_effect(further)
-    if further:
-        raise _unknown(context, further[0])
-    from peagle.server.settings import ServerSettings
-
     with from_flags(model_names="--served-model-name", api_keys="--api-key"):
         settings = ServerSettings(
-            model_names=tuple(served_model_name or [place or BUNDLED_NAME]),
+            model_names=tuple(served_model_name or [target or BUNDLED_NAME]),
             api_keys=tuple(api_key or ()) if secret is None else (secret,),
             allowed_origins=parse_json_option(
                 "--allowed-origins", allowed_origins or "[]", '["https://chat.example"]'
             ),
-            max_queue=max_queue,
-            drain_seconds=drain_seconds,
             timeout_keep_alive=timeout_keep_alive,
-            log_format=log_format,
+            **server,
         )
         chat = ChatConfig(
             chat_template=_read_template(chat_template),
@@ -163,33 +164,54 @@ def serve(
                 default_chat_template_kwargs or "{}",
                 '{"enable_thinking": false}',
             ),
-            tool_call_parser=tool_call_parser,
-            reasoning_parser=reasoning_parser,
+            **readers,
         )
         config = EngineConfig(**sizes, **hardware)
+    run = _runner()
+    run.set_up_log(settings.log_format)
+    for line in command.said:
+        log.warning(line)
+    place, speculation = _pair(target, revision, drafting)
     use_threads(threads)
-    return _serve(place, speculation, config, chat, settings, host, port)
+    run.end_on_sigterm()
+    with run.bind(host, port) as listener:  # a taken port is told before minutes of loading
+        llm = open_async_llm(place, speculation, config, chat)
+        told = _announcement(llm, settings.model_names[0], place, speculation, config)
+        return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
 
 
-def _target(
-    context: typer.Context, argument: str | None, flag: str | None, engine: str
-) -> tuple[str | None, list[str]]:
-    """The target, and the words that are neither it nor flags of ours.
-
-    Of those the first lands where the target is expected if that is given as a flag.
-    """
-    if argument is None or not argument.startswith("-"):
-        return one_of(argument, flag, "target"), context.args
-    if engine == "vllm" and flag is None:
-        raise InputError(f"no such option: {argument}; vLLM's own come after the target")
-    return flag, [argument, *context.args]
+def _runner() -> Any:
+    """The module `peagle.server.run`, whose libraries may lack."""
+    try:
+        from peagle.server import run
+    except ModuleNotFoundError as error:
+        raise InputError(lacking(f"the server needs {error.name}", "serve")) from None
+    return run
 
 
-def _unknown(context: typer.Context, word: str) -> InputError:
-    """For a word that is left over."""
-    if word.startswith("-"):
-        return InputError(unknown_flag(context, word))
-    return InputError(f"unexpected argument: {word}")
+def _pair(
+    target: str | None, revision: str | None, drafting: Drafting
+) -> tuple[str | None, SpeculativeConfig | None]:
+    """What is served, and how it speculates; the log tells if it does not."""
+    place, drafting = named_pair(target, drafting)
+    speculation = choose_speculation(place, drafting)
+    if place is None:
+        return None, speculation
+    if speculation is None:
+        log.warning(f"no drafter: every token is the target's own; {_would_draft(place)}")
+    if revision is None:
+        return place, speculation
+    from peagle.models.weights import model_directory
+
+    return str(model_directory(place, revision=revision)), speculation
+
+
+def _would_draft(target: str) -> str:
+    """What would draft for a target."""
+    for name, drafter in DRAFTERS.items():
+        if name in target.lower():
+            return f"--drafter {drafter} drafts for it"
+    return f"--drafter DRAFTER drafts, or without any --speculative-config '{LOOKUP}'"
 
 
 def _key_of(environment: Mapping[str, str]) -> str | None:
@@ -198,27 +220,6 @@ def _key_of(environment: Mapping[str, str]) -> str | None:
     if key is not None and not key.strip():
         raise InputError(f"{KEY} is empty; give a key, or unset it to let everyone in")
     return key and key.strip()
-
-
-def _serve(
-    target: str | None,
-    speculation: SpeculativeConfig | None,
-    config: EngineConfig,
-    chat: ChatConfig,
-    settings: "ServerSettings",
-    host: str,
-    port: int,
-) -> int:
-    """Take the port, then load, then serve: a taken port is reported before minutes of loading."""
-    try:
-        from peagle.server import run
-    except ModuleNotFoundError as error:
-        raise InputError(lacking(f"the server needs {error.name}", "serve")) from None
-    run.end_on_sigterm()
-    with run.bind(host, port) as listener:
-        llm = open_async_llm(target, speculation, config, chat)
-        told = _announcement(llm, settings.model_names[0], target, speculation, config)
-        return run.serve(llm, settings, listener, told if settings.log_format == "text" else None)
 
 
 def _announcement(
@@ -265,40 +266,40 @@ def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
     return f"{'the bundled one' if ours else speculation.model} ({method}), K = {llm.k}{also}"
 
 
-def _read_template(path: Path | None) -> str | None:
-    if path is None:
+def _read_template(given: str | None) -> str | None:
+    """A template's text, from its file or given itself."""
+    if given is None:
         return None
     from peagle.models.chat_template import check_syntax
 
     try:
-        template = path.read_text()
+        template = given if "{{" in given or "{%" in given else Path(given).read_text()
         check_syntax(template)
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--chat-template {path}: {reason(error)}") from None
+        raise InputError(f"--chat-template {given}: {reason(error)}") from None
     except InputError as error:
-        raise InputError(f"--chat-template {path}: {error}") from None
+        raise InputError(f"--chat-template {given}: {error}") from None
     return template
 
 
 def _start_vllm(
-    context: typer.Context,
-    target: str | None,
-    speculation: SpeculativeConfig | None,
-    further: Sequence[str],
-    secret: str | None,
+    target: str | None, drafting: Drafting, command: Command, secret: str | None
 ) -> None:
     from peagle.server.vllm import become, vllm_command
 
-    flags = _given_flags(context)
+    stated = None
+    if drafting.speculative_config is not None:
+        stated = speculative_values(drafting.speculative_config)
+    elif speculation := choose_speculation(target, drafting):
+        stated = _as_its_files_say(speculation).model_dump(exclude_none=True)
+    flags = {name: values for name, values in command.flags.items() if name not in KEEP}
     environment = dict(os.environ)
     if keep_alive := flags.pop("--timeout-keep-alive", None):
         environment[VLLM_KEEP_ALIVE] = keep_alive[0]
     if secret is not None:
         environment["VLLM_API_KEY"] = secret
-    if speculation is not None and context.params["speculative_config"] is None:
-        speculation = _as_its_files_say(speculation)
-    command = vllm_command(target or str(bundled("target")), speculation, flags, further)
-    become(command, environment)
+    whole = vllm_command(target or str(bundled("target")), stated, flags, command.vllms)
+    become(whole, environment)
 
 
 def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:
@@ -314,18 +315,3 @@ def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:
     k = speculation.num_speculative_tokens or found.config.default_k
     stated = {"num_speculative_tokens": k, "parallel_drafting": found.config.parallel}
     return speculation.model_copy(update=stated)
-
-
-def _given_flags(context: typer.Context) -> dict[str, Sequence[str]]:
-    """The given flags with their values; for the others vLLM's own defaults hold."""
-    given: dict[str, Sequence[str]] = {}
-    for name, value in context.params.items():
-        source = context.get_parameter_source(name)
-        if name in KEEP or source is None or source.name == "DEFAULT":
-            continue
-        flag = flag_name(name)
-        if isinstance(value, bool):
-            given[flag if value else sagemaker.turned_off(flag)] = ()
-        else:
-            given[flag] = [str(v) for v in value] if isinstance(value, list) else [str(value)]
-    return given

@@ -1,10 +1,12 @@
 """Flags that a command does not have: what they are called here, or who has them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 import typer
+
+from peagle.cli.vllm_flags import vllm_flags
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "--target": ("--model", "--target-model"),
@@ -19,61 +21,26 @@ OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "--prompt-tokens": ("--input-len", "--random-input-len"),
     "--stop-token-id": ("--stop-token-ids",),
     "--kv-cache-memory": ("--kv-cache-memory-bytes",),
+    "--gpu-memory-utilization": ("--device-memory-utilization",),
+    "--drain-seconds": ("--shutdown-timeout",),
+    "--speculative-config": ("-sc",),
 }
-"""Our flags, each under its names in vLLM and in other commands of ours."""
-MANY_DEVICES = "peagle's engine uses one device; vLLM's flags go through peagle serve --engine vllm"
+"""Our flags, each under its names in vLLM, which `serve` takes, and in other commands of ours."""
 BY_VLLM = "a flag of vLLM's needs --engine vllm"
-ONLY_IN_VLLM: Mapping[str, str] = {
-    "--tensor-parallel-size": MANY_DEVICES,
-    "--pipeline-parallel-size": MANY_DEVICES,
-    "--data-parallel-size": MANY_DEVICES,
-    "--trust-remote-code": "no code of a model's directory is ever run",
-}
-WITHOUT_EFFECT: Mapping[str, tuple[str, ...]] = {
-    "--enable-auto-tool-choice": (),
-    "--trust-remote-code": (),
-    "--async-scheduling": (),
-    "--enable-chunked-prefill": (),
-    "--disable-log-requests": (),
-    "--no-enable-log-requests": (),
-    "--tensor-parallel-size": ("1",),
-    "--pipeline-parallel-size": ("1",),
-    "--data-parallel-size": ("1",),
-    "-tp": ("1",),
-    "--generation-config": ("auto",),
-    "--kv-cache-dtype": ("auto",),
-    "--load-format": ("auto", "safetensors"),
-    "--tokenizer-mode": ("auto",),
-}
-"""vLLM's flags that ask for what happens anyway, with the values for which they do."""
+FOR_SERVE = "a flag of vLLM's, for peagle serve"
 CUTOFF = 0.75
 """How alike a flag must be to be suggested."""
 
 
-def with_effect(words: Sequence[str]) -> list[str]:
-    """The words of a command line without vLLM's flags that change nothing here."""
-    left: list[str] = []
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        flag, given, value = word.partition("=")
-        values = WITHOUT_EFFECT.get(flag)
-        if values and not given and rest[:1] and rest[0] in values:
-            rest.pop(0)
-        elif values is None or bool(values) != bool(given) or (given and value not in values):
-            left.append(word)
-    return left
-
-
 def unknown_flag(context: typer.Context, word: str) -> str:
     """What to say of a flag, perhaps with its value, that the context's command does not have."""
-    flag = word.partition("=")[0]
+    flag, serves = word.partition("=")[0], context.info_name == "serve"
     hint = (
         _here(context, flag)
-        or ONLY_IN_VLLM.get(flag)
         or _elsewhere(context, flag)
-        or _near(context, flag)
-        or (BY_VLLM if context.info_name == "serve" else None)
+        or (FOR_SERVE if flag in vllm_flags() else None)
+        or _near(context, flag, vllm_flags() if serves else ())
+        or (BY_VLLM if serves else None)
     )
     return f"no such option: {flag}" + (f" ({hint})" if hint else "")
 
@@ -105,8 +72,8 @@ def _elsewhere(context: typer.Context, flag: str) -> str | None:
     return f"an option of {', '.join(having)}"
 
 
-def _near(context: typer.Context, flag: str) -> str | None:
-    near = get_close_matches(flag, _flags(context.command), n=1, cutoff=CUTOFF)
+def _near(context: typer.Context, flag: str, others: Iterable[str]) -> str | None:
+    near = get_close_matches(flag, [*_flags(context.command), *others], n=1, cutoff=CUTOFF)
     return f"did you mean {near[0]}?" if near else None
 
 

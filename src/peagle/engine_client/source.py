@@ -56,8 +56,9 @@ class EngineSource(Config):
 
     def _draft_model(self, place: str, decoder: Decoder) -> DraftModel:
         assert self.speculation is not None
+        directory = model_directory(place, revision=self.speculation.revision)
         how = self.speculation.parallel_drafting, self.speculation.quantization
-        return load_drafter(model_directory(place), decoder, *how)
+        return load_drafter(directory, decoder, *how)
 
 
 def local_engine(core: Engine, tokenizer: Any) -> LocalEngine:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,11 @@ class TensorRule:
         return dense(ours).flatten(0, self.leading - 1).split(self.sizes)
 
 
-def model_directory(name: str, weights: bool = True) -> Path:
+def model_directory(name: str, weights: bool = True, revision: str | None = None) -> Path:
     """The directory of a model: `name` as a path, or the hub's snapshot of that id.
 
-    Without `weights` only the other files are fetched from the hub. Raises `InputError` when it is
+    Without `weights` only the other files are fetched from the hub. revision: the hub's branch, tag
+    or commit. Raises `InputError` when it is
     neither.
     """
     try:
@@ -98,9 +100,10 @@ def model_directory(name: str, weights: bool = True) -> Path:
         wanted = [*DESCRIPTION, *(WEIGHTS if weights else []), TEMPLATES]
         # subfolders hold the same weights in other formats, and templates besides the default one
         left_out = [f"*/{pattern}" for pattern in wanted if pattern != TEMPLATES]
-        fetched = snapshot_download(name, allow_patterns=wanted, ignore_patterns=left_out)
+        fetch = partial(snapshot_download, name, revision=revision)
+        fetched = fetch(allow_patterns=wanted, ignore_patterns=left_out)
         if weights:
-            snapshot_download(name, allow_patterns=CORRECTION)
+            fetch(allow_patterns=CORRECTION)
         return Path(fetched)
     except Exception as error:  # the hub raises many kinds of errors, which mean the same here
         why = (str(error).strip() or type(error).__name__).splitlines()[0]

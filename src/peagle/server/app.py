@@ -58,6 +58,7 @@ def create_app(llm: AsyncLLM, settings: ServerSettings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         responses=REFUSALS,
+        root_path=settings.root_path,
     )
     app.state.service = service
     register_errors(app)

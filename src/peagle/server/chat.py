@@ -64,7 +64,7 @@ async def begin(service: Service, body: ChatBody, running: contextlib.AsyncExitS
     prompt = await prompt_of(service, body, use)
     params = sampling_params(
         body,
-        service.llm.sampling_defaults,
+        service.sampling_defaults,
         limits,
         body.most_tokens(service.room_after(prompt)),
         (body.top_logprobs or 0) if body.logprobs else None,

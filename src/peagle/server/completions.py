@@ -36,7 +36,7 @@ async def complete(service: Service, body: CompletionBody, request: Request) -> 
     prompts, limits = _prompts(body), service.settings.limits
     params = sampling_params(
         body,
-        service.llm.sampling_defaults,
+        service.sampling_defaults,
         limits,
         body.most_tokens(DEFAULT_MAX_TOKENS),
         body.logprobs,

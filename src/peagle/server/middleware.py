@@ -136,7 +136,8 @@ class Authentication:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        is_open = scope["type"] != "http" or scope["path"] in OPEN_PATHS
+        place = scope["path"].removeprefix(scope.get("root_path", ""))
+        is_open = scope["type"] != "http" or place in OPEN_PATHS
         if is_open or not self._digests or self._known(Headers(scope=scope)):
             return await self._app(scope, receive, send)
         refusal = APIError(

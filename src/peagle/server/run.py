@@ -161,7 +161,8 @@ def set_up_log(form: LogFormat) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(as_json=form == "json"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    for talkative in ("uvicorn", "httpx"):
+        logging.getLogger(talkative).setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 

@@ -42,6 +42,8 @@ class Service:
         self.llm: LLM = llm.llm
         self.settings = settings
         self.metrics = Metrics(settings.model_names[0], lambda: self.llm.engine.stats, self.llm.k)
+        suggested = self.llm.sampling_defaults if settings.generation_config == "auto" else {}
+        self.sampling_defaults = suggested | {"stream_interval": settings.stream_interval}
         self.capacity = math.inf
         if settings.max_queue is not None:
             self.capacity = self.llm.engine.max_num_seqs + settings.max_queue

@@ -11,6 +11,8 @@ LogFormat = Literal["text", "json"]
 ORIGIN = r"^(\*|null|[a-z][a-z0-9+.-]*://[^/\s]+)$"
 """An origin as browsers send it: a scheme, a host and perhaps a port, without a path."""
 
+PLACE = r"^(/[^/\s?#]+)*$"
+
 
 class Limits(Config):
     """The largest request that is accepted; anything larger is refused with 400 or 413."""
@@ -51,4 +53,10 @@ class ServerSettings(Config):
     """Seconds that a connection without a request stays open: longer than most proxies keep theirs,
     60 to 120 seconds. One that sends a request while the server closes cannot repeat it."""
     log_format: LogFormat = "text"
+    root_path: Annotated[str, Field(pattern=PLACE)] = ""
+    """The path under which a proxy shows the server, as in /llm; the proxy may leave it on."""
+    stream_interval: PositiveInt = 1
+    """A stream's events hold so many tokens, but for its first, which is sent at once."""
+    generation_config: Literal["auto", "vllm"] = "auto"
+    """Whether the sampling parameters of the target's generation_config.json are the defaults."""
     limits: Limits = Limits()

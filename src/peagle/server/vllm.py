@@ -1,19 +1,22 @@
 """`peagle serve --engine vllm`: the same checkpoint and flags on vLLM, for more than one GPU."""
 
+import json
 import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from peagle.config import SpeculativeConfig
 from peagle.errors import InputError
 
-RENAMED = {"--kv-cache-memory": "--kv-cache-memory-bytes"}
+RENAMED = {
+    "--kv-cache-memory": "--kv-cache-memory-bytes",
+    "--drain-seconds": "--shutdown-timeout",
+}
 OURS = frozenset(
     (
         "--max-queue",
-        "--drain-seconds",
         "--log-format",
         "--threads",
         "--device",
@@ -30,21 +33,22 @@ OUR_KEYS = {"num_tree_nodes"}
 
 def vllm_command(
     target: str,
-    speculation: SpeculativeConfig | None,
+    speculation: Mapping[str, Any] | None,
     flags: Mapping[str, Sequence[str]],
     further: Sequence[str],
 ) -> list[str]:
     """vLLM's command line. Raises `InputError` for flags that it does not have.
 
-    flags: ours that were given, with their values. further: arguments that only vLLM knows.
+    speculation: what `--speculative-config` says. flags: ours that were given, with their values.
+    further: arguments that only vLLM knows.
     """
     foreign = sorted(OURS & flags.keys())
     if foreign:
         raise InputError(f"{', '.join(foreign)}: not with --engine vllm")
     command = [_executable(), "serve", target]
     if speculation is not None:
-        theirs = speculation.model_dump_json(exclude_none=True, exclude=OUR_KEYS)
-        command += ["--speculative-config", theirs]
+        theirs = {key: value for key, value in speculation.items() if key not in OUR_KEYS}
+        command += ["--speculative-config", json.dumps(theirs, separators=(",", ":"))]
     for flag, values in flags.items():
         command += [RENAMED.get(flag, flag), *values]
     return [*command, *further]

@@ -9,7 +9,8 @@ import yaml
 from pydantic import AfterValidator, Field, model_validator
 
 from peagle.config import Config, NonNegativeInt, PositiveInt
-from peagle.errors import InputError, reason
+from peagle.errors import InputError
+from peagle.files import read_yaml
 
 Share = Annotated[float, Field(gt=0.0, le=1.0)]
 UserPath = Annotated[str, AfterValidator(os.path.expanduser)]
@@ -198,14 +199,7 @@ class Recipe(Config):
 
         Raises `InputError` naming the file, the key or the override that is wrong.
         """
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: {reason(error)}") from None
-        except (ValueError, yaml.YAMLError) as error:  # ValueError for a 13th month
-            raise InputError(f"{path} cannot be read as YAML: {error}".replace("\n", " ")) from None
-        if not isinstance(values, dict):
-            raise InputError(f"{path} must hold keys and values, one per line")
+        values = read_yaml(path)
         for override in overrides:
             key, separator, value = override.partition("=")
             if not separator:
