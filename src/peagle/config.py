@@ -194,6 +194,7 @@ class ChatConfig(Config):
 
 
 Method = Literal["eagle3", "ngram"]
+METHODS = get_args(Method)
 DrafterFormat = Literal["fp8"]
 """What a drafter's weights may be rounded to when they are loaded."""
 
@@ -314,8 +315,8 @@ class SpeculativeConfig(Config):
         for key in sorted(values.keys() & IDLE_KEYS):
             if (value := values.pop(key)) not in (False, 1):
                 log.warning(f"speculative config: {key} {value}: drafts are made as peagle does")
-        if (method := values.get("method", "eagle3")) not in get_args(Method):
-            told = f"{method} is not among {' and '.join(get_args(Method))}; vLLM has more: --engine vllm"
+        if (method := values.get("method", "eagle3")) not in METHODS:
+            told = f"{method} is neither {' nor '.join(METHODS)}; vLLM has more: --engine vllm"
             raise ConfigError(cls.__name__, [("method", told)])
         return cls(**values)
 

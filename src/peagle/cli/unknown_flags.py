@@ -10,8 +10,8 @@ from peagle.cli.vllm_flags import vllm_flags
 
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "--target": ("--model", "--target-model"),
-    "--drafter": ("--speculative-model", "--draft-model"),
-    "--k": ("--num-speculative-tokens",),
+    "--drafter": ("--speculative-model", "--draft-model", "--spec-model"),
+    "--k": ("--num-speculative-tokens", "--spec-tokens"),
     "--prompts": ("--prompt", "--dataset-path"),
     "--json": ("--output", "--out", "--output-json", "--result-filename"),
     "--limit": ("--num-prompts",),

@@ -60,15 +60,14 @@ def read_command(words: Sequence[str], options: Sequence[Any]) -> Command:
 
     options: those of our command. Raises `InputError` for a flag that cannot be kept.
     """
-    ours = _our_flags(options)
     if ("--engine", "vllm") in pairwise(words) or "--engine=vllm" in words:
-        return _for_vllm(*_read(words, ours))
+        return _for_vllm(*_read(words, _our_flags(options, {"--target": ("--model",)})))
     theirs = vllm_flags()
-    given, kept = _read(_with_file(words), theirs | ours)
+    given, kept = _read(_with_file(words), theirs | _our_flags(options, OTHER_NAMES))
     start = SECRET.sub(r"\1...", shlex.join(["peagle", "serve", *words, "--engine", "vllm"]))
     said: list[str | None] = []
     for flag, name, values in given:
-        flag = theirs.get(" ".join([flag.name, *values]), flag)
+        flag = theirs.get(f"{flag.name} {' '.join(values)}", flag)
         if flag.table is None:
             kept += Given(flag, name, values).words
         else:
@@ -86,14 +85,14 @@ def _for_vllm(given: Sequence[Given], others: Sequence[str]) -> Command:
     return Command(words, (), flags, others[targets:])
 
 
-def _our_flags(options: Sequence[Any]) -> dict[str, Flag]:
-    """The options of our command, by each of their names here and in vLLM."""
+def _our_flags(options: Sequence[Any], others: Mapping[str, Sequence[str]]) -> dict[str, Flag]:
+    """The options of our command by each of their names, which may be `others` too."""
     known: dict[str, Flag] = {}
     for option in options:
         if option.param_type_name == "option":
             takes = "" if option.is_flag else "=+" if option.multiple else "="
             for name in option.opts:
-                known |= dict.fromkeys([name, *OTHER_NAMES.get(name, ())], Flag(name, takes))
+                known |= dict.fromkeys([name, *others.get(name, ())], Flag(name, takes))
             for name in option.secondary_opts:
                 known |= dict.fromkeys([name, *off_names(option.opts[0])], Flag(name))
     return known

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from peagle.errors import InputError
@@ -96,6 +97,7 @@ REPLACED: Flags = {
     "give --host and --port": "uds=",
     "give --kv-cache-memory": "num-gpu-blocks-override=",
     "give --max-queue, the most that wait": "max-num-queued-reqs= max-num-queued-tokens=",
+    "give --speculative-config": "spec-method=eagle3",
     "set HF_HUB_CACHE": "download-dir=",
     "set HF_TOKEN": "hf-token=",
     "let requests ask for it": """
@@ -135,12 +137,8 @@ LEFT_TO_VLLM: Flags = {
     watermark-config= weight-transfer-config=""",
 }
 """These cannot be kept: refused with the command that starts vLLM."""
-SHORTHANDS = {
-    "--spec-method": ("--speculative-config", "method"),
-    "--spec-model": ("--speculative-config", "model"),
-    "--spec-tokens": ("--speculative-config", "num_speculative_tokens"),
-}
-"""vLLM's flags for keys of `--speculative-config`."""
+ENTRY = re.compile(r"([^\s=~]+)([=~]?)(\S*)")
+"""A flag's names, what it takes, and values."""
 OPPOSITES = {"enable-": "disable-", "disable-": "enable-"}
 
 
@@ -153,45 +151,42 @@ class Flag(NamedTuple):
     anyway: frozenset[str] = frozenset()
     """Values that ask for what happens anyway."""
     table: Flags | None = None
-    """Where it is vLLM's."""
+    """The one that holds it, if it is vLLM's."""
     reason: str = ""
 
     def left_out(self, name: str, values: Sequence[str], start: str) -> str | None:
-        """What is said where it is left out, if anything.
+        """What is said of the flag, which is left out, if anything.
 
-        name, values: as they are given. start: the command that starts vLLM with them. Raises
-        `InputError` if it cannot be left out.
+        name, values: as they were given. start: the command that starts vLLM with them. Raises
+        `InputError` for a flag that cannot be left out.
         """
-        told = f"{' '.join([name, *values])}: {self.reason}"
         if not self.reason or (values and self.anyway.issuperset(values)):
             return None
+        told = f"{' '.join([name, *values])}: {self.reason}"
         if self.table is IGNORED:
             return told
-        raise InputError(f"{told}; vLLM: {start}" if self.table is LEFT_TO_VLLM else told)
+        raise InputError(f"{told}; with vLLM: {start}" if self.table is LEFT_TO_VLLM else told)
 
 
+@cache
 def vllm_flags() -> dict[str, Flag]:
-    """The tables' flags by all their names; of our own, by a name and the value that is told of."""
+    """The tables' flags by each of their names, and ours by name and value."""
     known: dict[str, Flag] = {}
     for table in (IGNORED, REPLACED, LEFT_TO_VLLM):
-        for reason, flags in table.items():
-            for flag in flags.split():
-                names, takes, values = re.fullmatch(r"([^=~]+)([=~]?)(.*)", flag).groups()
-                known |= _named(f"--{names}".split("/"), takes, values, table, reason)
+        for reason, entries in table.items():
+            for names, takes, values in ENTRY.findall(entries):
+                name, *others = f"--{names}".split("/")
+                each = values.split("|")
+                anyway = frozenset(each if takes == "=" else ())
+                flag = Flag(name, takes + "+" * (values == "+"), anyway, table, reason)
+                told = [f"{name} {value}" for value in each] if takes == "~" else [name, *others]
+                off = [] if takes else off_names(name)
+                known |= dict.fromkeys(told, flag) | dict.fromkeys(off, Flag(name, table=IGNORED))
     return known
-
-
-def _named(names, takes, values, table, reason) -> dict[str, Flag]:
-    each = values.split("|")
-    if takes == "~":
-        return {f"{names[0]} {value}": Flag(names[0], table=table, reason=reason) for value in each}
-    flag = Flag(names[0], takes + "+" * (values == "+"), frozenset(each), table, reason)
-    off = [] if takes else off_names(names[0])
-    return dict.fromkeys(names, flag) | dict.fromkeys(off, Flag(names[0], table=IGNORED))
 
 
 def off_names(switch: str) -> list[str]:
     """What turns a switch off in vLLM."""
     name = switch.removeprefix("--")
-    pairs = ((on, off) for on, off in OPPOSITES.items() if name.startswith(on))
+    pairs = [(on, off) for on, off in OPPOSITES.items() if name.startswith(on)]
     return [f"--no-{name}", *(f"--{off}{name.removeprefix(on)}" for on, off in pairs)]
