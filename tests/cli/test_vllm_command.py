@@ -152,7 +152,7 @@ def test_a_file_of_flags(read, tmp_path: Path):
         "port: 9\nserved-model-name: [a, b]\nenforce_eager: false\nenable-prefix-caching: false\n"
         "speculative-config: {model: d, num_speculative_tokens: 3}\nkv-cache-dtype: fp8\n"
     )
-    command = read("t", "--config", file, "--port", "8")
+    command = read("t", "--config", str(file), "--port", "8")
     assert command.words == [
         *("t", "--served-model-name", "a", "--served-model-name", "b"),
         *("--no-enable-prefix-caching", "--speculative-config"),
