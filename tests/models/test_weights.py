@@ -83,7 +83,12 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, error: Exce
 def test_a_hub_that_answers_with_safetensors_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     asked = {}
 
-    def answer(name: str, allow_patterns: list[str], ignore_patterns: Sequence[str] = ()) -> str:
+    def answer(
+        name: str,
+        revision: str | None,
+        allow_patterns: list[str],
+        ignore_patterns: Sequence[str] = (),
+    ) -> str:
         asked[name] = asked.get(name, []) + allow_patterns
         return str(tmp_path)
 

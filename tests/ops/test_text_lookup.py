@@ -5,7 +5,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peagle.ops.lookup import MEMORY, NO_FOLLOWER, PRICE, Found, look_up, weigh, write_newest
+from peagle.drafters.lookup import PRICE
+from peagle.ops.acceptance import Path
+from peagle.ops.draft import NO_DRAFT, Found
+from peagle.ops.lookup import MEMORY, look_up, weigh, write_newest
 
 
 def by_hand(text: list[int], drafts: int, shortest: int, longest: int) -> tuple[list[int], int]:
@@ -16,7 +19,7 @@ def by_hand(text: list[int], drafts: int, shortest: int, longest: int) -> tuple[
                 for _ in range(drafts):
                     grown.append(grown[len(grown) - (len(text) - stop)])
                 return grown[len(text) :], length
-    return [NO_FOLLOWER] * drafts, 0
+    return [NO_DRAFT] * drafts, 0
 
 
 texts = st.lists(st.integers(0, 2), min_size=1, max_size=40)
@@ -48,30 +51,21 @@ def test_the_newest_tokens_are_added_where_they_belong():
     assert history.tolist() == [[0, 0, 0, 7, 8, 9], [0] * 6, [0, 1, 2, 0, 0, 0]]
 
 
-@pytest.mark.parametrize(
-    ("others", "gain"),
-    [
-        (None, 3 - PRICE),
-        ([[1, 9, 9]], 2.0),
-        ([[1, 2, 3]], 0.0),
-    ],
-    ids=["alone", "a worse drafter", "one as good"],
-)
-def test_a_match_gains_what_others_do_not_give(others: list[list[int]] | None, gain: float):
+@pytest.mark.parametrize("price", [PRICE, 2.0])
+def test_a_match_gains_what_is_above_its_price(price: float):
     gains = torch.zeros(5)
     tokens = torch.tensor([[1, 2, 3]])
     found = Found(tokens, torch.tensor([4]), torch.tensor([True]))
-    rival = None if others is None else torch.tensor(others)
-    weigh(gains, found, tokens, torch.tensor([[1, 2, 3, 7]]), rival)
+    weigh(gains, found, Path(tokens, torch.tensor([[1, 2, 3, 7]])), price)
     share = 1 - torch.exp(torch.tensor(-1 / MEMORY)).item()
-    assert gains.tolist() == pytest.approx([0, 0, 0, 0, share * gain])
+    assert gains.tolist() == pytest.approx([0, 0, 0, 0, share * (3 - price)])
 
 
 def test_what_was_not_verified_counts_as_far_as_is_known():
     """Two drafts of the drafter were right, so the target's first three choices are known."""
     gains = torch.zeros(5)
     found = Found(torch.tensor([[1, 2, 3, 4]]), torch.tensor([2]), torch.tensor([False]))
-    drafts = torch.tensor([[1, 2, 8, 8]])
-    weigh(gains, found, drafts, torch.tensor([[1, 2, 3, 4, 5]]), drafts)
+    path = Path(torch.tensor([[1, 2, 8, 8]]), torch.tensor([[1, 2, 3, 4, 5]]))
+    weigh(gains, found, path, 2.0)
     share = 1 - torch.exp(torch.tensor(-1 / MEMORY)).item()
     assert gains[2].item() == pytest.approx(share * (3 - 2))

@@ -443,7 +443,10 @@ def test_set_acceptance_emits_the_length_asked_for(targets, trained, on_device: 
 def test_synthetic_acceptance_of_a_few_cycles_is_about_the_length_asked_for(targets, trained):
     drafter = trained["peagle"].drafter
     rates, how = (0.69, 0.48, 0.33), SamplingParams(max_tokens=16, ignore_eos=True)
-    engine = Engine(targets["easy"].decoder, drafter, 3, tiny.engine_config(), synthetic=rates)
+    acceptance = SetAcceptance(rates)
+    engine = Engine(
+        targets["easy"].decoder, drafter, 3, tiny.engine_config(), acceptance=acceptance
+    )
     done = tiny.run(engine, PROMPTS[:1], how)[0].speculation
     assert done.acceptance_length == pytest.approx(2.5, rel=0.12)
 
