@@ -84,7 +84,8 @@ class Target:
             asyncio.run(
                 regenerate(asked, writer, params, output, 1, lambda _, one: outcomes.append(one))
             )
-        return [json.loads(line) for line in path.read_text().splitlines()], outcomes
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines], outcomes
 
     def written(self, words: Words, spelled: bool) -> list[int]:
         """An answer as the family writes it, with its end; `spelled`: letter by letter."""

@@ -191,7 +191,7 @@ def test_a_body_of_many_unknown_fields_is_read_at_once(
     with caplog.at_level("WARNING", logger="peagle.server"):
         status, _, _ = ask(server, "/v1/completions", {"prompt": "x", "max_tokens": 1, **unknown})
     assert status == 200
-    assert time.perf_counter() - start < 5.0
+    assert time.perf_counter() - start < 20.0
     assert sum("unknown field" in record.message for record in caplog.records) <= MOST_TOLD
 
 

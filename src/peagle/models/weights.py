@@ -82,8 +82,7 @@ def model_directory(name: str, weights: bool = True, revision: str | None = None
     """The directory of a model: `name` as a path, or the hub's snapshot of that id.
 
     Without `weights` only the other files are fetched from the hub. revision: the hub's branch, tag
-    or commit. Raises `InputError` when it is
-    neither.
+    or commit. Raises `InputError` when it is neither.
     """
     try:
         path = Path(name).expanduser()

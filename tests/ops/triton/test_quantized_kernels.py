@@ -6,6 +6,7 @@ import pytest
 import tiny
 import torch
 
+from peagle.drafters.proposer import Needs
 from peagle.engine.device.worker import captures_cycles
 from peagle.models.decoder import Decoder
 from peagle.models.spec import DecoderSpec, ExpertsSpec, LayerSpec
@@ -244,7 +245,7 @@ def test_experts_without_kernels_are_not_captured(
         replace_weight(mlp, name, weight)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True))
     with warnings.catch_warnings(record=True, action="always") as told:
-        assert captures_cycles(decoder, None) == captured
+        assert captures_cycles(decoder, Needs()) == captured
     said = ["no GPU kernels for these experts' weights: running plain torch"]
     assert [str(warning.message) for warning in told] == ([] if captured else said)
 
