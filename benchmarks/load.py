@@ -12,7 +12,7 @@ import os
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,8 +76,8 @@ def main(
         with started(command) as server:
             print(f"{clients} clients for {minutes} minutes", file=sys.stderr)
             found, problems = asyncio.run(_run(server, jobs, wanted, minutes, clients, leave, draw))
-        rows = _rows(found)
-        print(json.dumps([*rows, *problems], indent=2))
+        rows = [*_rows(found), *({"kind": "problem", "told": one} for one in problems)]
+        print(json.dumps(rows, indent=2))
         write(rows)
     raise typer.Exit(1 if problems else 0)
 
@@ -165,7 +165,7 @@ async def _stream(
 
 async def scrape(server: ServerProcess) -> dict[str, float]:
     """Every sample of /metrics without histogram buckets, summed over the labels."""
-    found: Counter[str] = Counter()
+    found: defaultdict[str, float] = defaultdict(float)
     _, text = await ask(server.address, "GET", "/metrics")
     for name, _, value in samples(text.decode()):
         if "_bucket" not in name:

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from cycle import Cycle, always
 from launches import OTHER, Kernel, group_of, grouped
+from peagle import LLM
 from peagle.bench.random_weights import random_target
 from peagle.bench.shapes import Shape, random_drafter, shape_of
+from peagle.config import EngineConfig, SamplingParams, SpeculativeConfig
 from peagle.models.spec import ExpertsSpec
+from peagle.pair import bundled
 from traffic import cycle_bytes, experts_met
 
 CPU, BF16 = torch.device("cpu"), torch.bfloat16
@@ -112,6 +116,32 @@ def test_every_triton_kernel_has_a_group():
     assert {"_attend", "_chain"} <= launched
     of_training = {"_gradient"}
     assert {name for name in launched if group_of(name) == OTHER} == of_training
+
+
+def test_a_cycle_makes_as_many_drafts_as_asked():
+    """Where nothing is said, K is by load, and a first cycle has seven."""
+    speculation = SpeculativeConfig(model=str(bundled("peagle")), num_speculative_tokens=7)
+    llm = LLM(bundled("target"), speculation, EngineConfig(dtype="float32", max_num_seqs=1))
+    always(llm.engine.core, 3)
+    [done] = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=24, ignore_eos=True))
+    assert done.speculation.cycles > 3
+    assert (
+        3 * done.speculation.cycles - 3 <= done.speculation.drafted <= 3 * done.speculation.cycles
+    )
+
+
+def test_a_cycle_has_a_row_and_each_of_its_kernels_one():
+    kernels = [Kernel("_attend", 3.0, 6.0), Kernel("_product", 5.0, 20.0)]
+    card = {"power.draw": 700.0, "clocks.sm": 1500.0}
+    cycle = Cycle(2, 30, 10.0, {"target weights": 8_000_000}, 6.0, kernels, card)
+    whole, *each = cycle.rows(4e12)
+    assert whole["kernel"] is None
+    assert (whole["of_floor"], whole["kernels_us"], whole["copy_tb_per_s"]) == (0.6, 8.0, 4.0)
+    assert (whole["target_weights_MB"], whole["power_w"]) == (8.0, 700.0)
+    assert [(row["kernel"], row["us"], row["tokens_cached"]) for row in each] == [
+        ("_attend", 3.0, 30),
+        ("_product", 5.0, 30),
+    ]
 
 
 def test_groups_add_up():
