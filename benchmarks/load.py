@@ -76,7 +76,7 @@ def main(
         with started(command) as server:
             print(f"{clients} clients for {minutes} minutes", file=sys.stderr)
             found, problems = asyncio.run(_run(server, jobs, wanted, minutes, clients, leave, draw))
-        rows = [*_rows(found), *({"kind": "problem", "told": one} for one in problems)]
+        rows = [*_rows(found), *(Row(kind="problem", told=one) for one in problems)]
         print(json.dumps(rows, indent=2))
         write(rows)
     raise typer.Exit(1 if problems else 0)
