@@ -70,6 +70,11 @@ class Family:
     """Whether an answer may have content before calls."""
 
     @property
+    def begun(self) -> bool:
+        """Whether the prompt begins the thoughts."""
+        return "<think>" in self.template.rsplit("add_generation_prompt", 1)[-1]
+
+    @property
     def end_of_call(self) -> str:
         """The token that ends an answer with calls."""
         return self.ends[-1]
@@ -92,6 +97,10 @@ def _inside_thoughts(thoughts: str, content: str, calls: Calls) -> str:
     return _hermes(thoughts, content, calls).removeprefix("<think>\n")
 
 
+def _coder_inside_thoughts(thoughts: str, content: str, calls: Calls) -> str:
+    return _coder(thoughts, content, calls).removeprefix("<think>\n")
+
+
 def _coder(thoughts: str, content: str, calls: Calls) -> str:
     def value(given: Any) -> str:
         return given if isinstance(given, str) else json.dumps(given)
@@ -102,7 +111,7 @@ def _coder(thoughts: str, content: str, calls: Calls) -> str:
         + "</function>\n</tool_call>"
         for name, given in calls
     ]
-    return _chatml("", content, "\n".join(written))
+    return _chatml(thoughts, content, "\n".join(written))
 
 
 def _llama(thoughts: str, content: str, calls: Calls) -> str:
@@ -121,6 +130,8 @@ def _gemma(thoughts: str, content: str, calls: Calls) -> str:
     def value(given: Any) -> str:
         if isinstance(given, list):
             return f"[{','.join(map(value, given))}]"
+        if isinstance(given, dict):
+            return f"{{{','.join(f'{k}:{value(v)}' for k, v in given.items())}}}"
         return f'<|"|>{given}<|"|>' if isinstance(given, str) else json.dumps(given)
 
     thinking = f"<|channel>thought\n{thoughts}\n<channel|>" if thoughts else ""
@@ -242,6 +253,13 @@ FAMILIES = {
         chatml(CODER),
         _coder,
         thinks=False,
+    ),
+    "qwen3.5": Family(
+        (*CHATML_TOKENS, *SEEN),
+        QWEN,
+        ("<|im_end|>",),
+        chatml(CODER, THINK, begun="<think>\n"),
+        _coder_inside_thoughts,
     ),
     "llama3.1": Family(
         LLAMA,

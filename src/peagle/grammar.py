@@ -3,13 +3,14 @@
 The grammars are llguidance's; it comes with the extra `structured`.
 """
 
+import contextlib
+import functools
 import json
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -44,11 +45,15 @@ GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 """A rule as only GBNF writes it."""
 UNESCAPED = re.compile(r"\\.|/", re.DOTALL)
 """A slash, or an escaped character, which may be one."""
+STRUCTURE = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|[()|]", re.DOTALL)
+"""What a regex may have a bar in, what groups it, and a bar."""
+ENDS = re.compile(r"(?:[^\\]|\\.)*\$", re.DOTALL)
+"""A regex whose last letter stands for the end."""
 QUOTED = re.compile(r'"(?:[^"\\\n]|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*"')
 """A literal of a Lark grammar."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def _importing() -> Iterator[None]:
     """Raises `InputError` where the block's import finds no llguidance."""
     try:
@@ -137,6 +142,39 @@ def complaint_about(schema: dict[str, Any]) -> str | None:
         return str(error)
     wrong, told = LLMatcher.validate_grammar_with_warnings(grammar, limits=_limits())
     return told[0] if wrong else None
+
+
+@functools.lru_cache(KEPT)
+def lark_pattern(pattern: str) -> str | None:
+    """A JSON schema's pattern, which need not fit from the beginning to the end, as one that must.
+
+    None for one that no grammar can keep. Raises `InputError` without the extra `structured`.
+    """
+    with _importing():
+        from llguidance import LLMatcher, regex_to_lark
+    either = "|".join(map(_whole_text, _alternatives(pattern)))
+    found = f"/{regex_to_lark(either, 'dw')}/"
+    wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: T\nT: {found}"))
+    return None if wrong else found
+
+
+def _alternatives(pattern: str) -> Iterator[str]:
+    """The alternatives of a regex, but for those within its groups."""
+    depth = start = 0
+    for part in STRUCTURE.finditer(pattern):
+        depth += {"(": 1, ")": -1}.get(part[0], 0)
+        if part[0] == "|" and not depth:
+            yield pattern[start : part.start()]
+            start = part.end()
+    yield pattern[start:]
+
+
+def _whole_text(pattern: str) -> str:
+    """A regex that finds one, as a regex of the whole text."""
+    head, tail = pattern.startswith("^"), ENDS.fullmatch(pattern) is not None
+    core = pattern[int(head) : len(pattern) - int(tail)]
+    anything = "(?s:.*)"
+    return f"{'' if head else anything}(?:{core}){'' if tail else anything}"
 
 
 def _limits() -> "LLParserLimits":

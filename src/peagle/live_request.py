@@ -139,6 +139,9 @@ class LiveRequest:
             reader.finish(reason == "stop")
             if reader.stopped and reason == "length":
                 return "stop"
+            if reason == "stop" and reader.cut:
+                self._fault = "the model ended its answer within the arguments of a call"
+                return "error"
         return reason
 
     def completion(self, output: RequestOutput, reason: str) -> Completion:

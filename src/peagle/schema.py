@@ -71,13 +71,17 @@ def kept_schema(schema: Any, strict: bool, what: str) -> Any:
         _refuse_faults(schema, what)
     fitted = fit_schema(schema)
     for path in fitted.dropped:
-        if strict:
-            raise InputError(
-                f"{what}: no grammar can keep {'.'.join(path)}; leave it out, or do not ask for "
-                "strict"
-            )
-        _tell(path[-1] if path else "the schema")
+        leave_out(path, strict, what)
     return fitted.schema
+
+
+def leave_out(path: Path, strict: bool, what: str) -> None:
+    """Leave out a keyword that no grammar keeps, as `kept_schema` does."""
+    if strict:
+        raise InputError(
+            f"{what}: no grammar can keep {'.'.join(path)}; leave it out, or do not ask for strict"
+        )
+    _tell(path[-1] if path else "the schema")
 
 
 def kept_form(wanted: StructuredOutputs) -> StructuredOutputs:

@@ -49,6 +49,18 @@ ARGUMENTS = st.fixed_dictionaries(
 )
 
 
+def reader_of(name: str, use: ToolUse | None = USE, stop: Sequence[str] = ()) -> Reader:
+    """A reader of an answer in a family's form."""
+    tokenizer_, before = tokenizer(name), prompt(name)
+    dialect = find_dialect(tokenizer_, ChatConfig())
+    return Reader(
+        partial(dialect.parser, before, use),
+        dialect.markers(use),
+        partial(detokenizers(tokenizer_, skip_special=True), before),
+        partial(StopStrings, stop) if stop else None,
+    )
+
+
 def read(
     name: str,
     tokens: Sequence[int],
@@ -58,14 +70,7 @@ def read(
     stop: Sequence[str] = (),
 ) -> Message:
     """An answer that comes in chunks; its stream is checked against the whole."""
-    tokenizer_, before = tokenizer(name), prompt(name)
-    dialect = find_dialect(tokenizer_, ChatConfig())
-    reader = Reader(
-        partial(dialect.parser, before, use),
-        dialect.markers(use),
-        partial(detokenizers(tokenizer_, skip_special=True), before),
-        partial(StopStrings, stop) if stop else None,
-    )
+    reader = reader_of(name, use, stop)
     streamed: list[Event] = []
     for start, end in pairwise([0, *sorted(cuts), len(tokens)]):
         if reader.extend(tokens[start:end]) is not None:
@@ -90,7 +95,7 @@ def said(message: Message) -> tuple[str, str, list[tuple[str, Any]]]:
 def answer(name: str, thoughts: str, content: str, calls: Calls) -> tuple[str, tuple[Any, ...]]:
     """How a family writes an answer, and what is to be read of it."""
     family = FAMILIES[name]
-    thoughts = thoughts if family.thinks or name == "qwen3-thinking" else ""
+    thoughts = thoughts if family.thinks else ""
     content = content if family.talks or not calls else ""
     return family.write(thoughts, content, calls), (thoughts, content, list(calls))
 
@@ -102,7 +107,7 @@ def answer(name: str, thoughts: str, content: str, calls: Calls) -> tuple[str, t
 def test_every_family_is_read_as_it_is_written(
     name: str, thoughts: str, content: str, calls: Calls
 ):
-    if name == "qwen3-thinking":
+    if FAMILIES[name].begun:
         thoughts = thoughts or "Its prompt has begun them."
     text, expected = answer(name, thoughts, content, calls)
     message = read(name, encode(name, text))
@@ -211,7 +216,6 @@ NO_CALLS = [
     "[now(a=1j)]",
     "[now(a=1e999)]",
     "[now(**{'a': 1})]",
-    '[now(a="\\ud800")]',
     "[now(1)]",
     "[now(a=1, a=2)]",
     "[now(a=now())]",
@@ -242,11 +246,14 @@ def test_text_behind_a_bare_call_is_content_as_it_comes(name: str, call: str):
         ("'''it's'''", "it's"),
         ("''", ""),
         ("'a' 'b'", "ab"),
+        ("'a\n\tb\\n'", "a\n\tb\n"),
+        ('"\\ud83d\\ude00 \\ud800"', "😀 \ufffd"),
     ],
 )
 def test_pythonic_strings_of_every_kind(written: str, meant: str):
-    text = f"[now(a={written})\r\n]"
-    assert said(read("llama3.2", encode("llama3.2", text))) == ("", "", [("now", {"a": meant})])
+    tokens = encode("llama3.2", f"[now\n(a={written})\r\n]")
+    for cuts in ([], [*range(1, len(tokens))]):
+        assert said(read("llama3.2", tokens, cuts)) == ("", "", [("now", {"a": meant})])
 
 
 def test_surplus_calls_are_left_out():
@@ -314,6 +321,7 @@ def test_long_calls_are_read_as_fast_as_they_are_written(calls: CallFormat, part
     reader = calls.reader(ToolUse((Tool("now", numbers),)), marked=True)
     began = time.perf_counter()
     events = [event for part in parts for event in reader.feed(part)]
+    events += reader.finish()
     assert time.perf_counter() - began < 3.0
     assert isinstance(events[0], CallBegin)
     assert isinstance(events[-1], CallEnd)
@@ -365,6 +373,11 @@ def test_a_value_whose_call_is_left_open_keeps_no_tag():
     [
         "<|channel|>commentary to=functions.now <|constrain|>json",
         "<|channel|>commentary to=functions.now json",
+        "<|channel|>commentary to=now <|constrain|>json",
+        "<|channel|>analysis to=now code",
+        " to=now<|channel|>commentary json",
+        "<|channel|>final to=now",
+        "<|channel|>commentary <|constrain|>json to=now",
         "<|channel|>analysis to=functions.now code",
         " to=functions.now<|channel|>commentary json",
         " to=functions.now<|channel|>commentary <|constrain|>json",
@@ -419,3 +432,164 @@ def test_what_is_no_call_is_content_as_it_was_written(name: str, text: str):
     """Without an end that never came, and in its order."""
     message = read(name, encode(name, text))
     assert ("".join(message.content.split()), message.calls) == ("".join(text.split()), [])
+
+
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "name": {"type": "string"}}}
+NESTED = {
+    "type": "object",
+    "properties": {
+        "point": {"$ref": "#/$defs/Point"},
+        "limit": {"$ref": "#/$defs/Limit"},
+        "points": {"type": "array", "items": {"$ref": "#/$defs/Point"}},
+        "maybe": {"anyOf": [{"$ref": "#/$defs/Point"}, {"type": "null"}]},
+        "none": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "all": {"allOf": [{"$ref": "#/$defs/Point"}]},
+        "mode": {"enum": [1, 2]},
+        "on": {"const": True},
+        "bare": {"items": {"type": "integer"}},
+        "text": {"type": "string"},
+    },
+}
+DEFINITIONS = {"Point": POINT, "Limit": {"type": "integer"}, "Arguments": NESTED}
+VALUES = {
+    "point": {"x": 1, "name": "10"},
+    "limit": 10,
+    "points": [{"x": 2}, {"name": "true"}],
+    "maybe": {"x": 3},
+    "none": None,
+    "all": {"x": 4},
+    "mode": 2,
+    "on": True,
+    "bare": [1, 2],
+    "text": "null",
+}
+
+
+@NAMES
+@pytest.mark.parametrize(
+    "root",
+    [
+        NESTED,
+        {"$ref": "#/$defs/Arguments"},
+        {"allOf": [{"$ref": "#/$defs/Arguments"}, {"required": ["point"]}]},
+        {"anyOf": [{"$ref": "#/$defs/Arguments"}, {"type": "object", "properties": {"x": {}}}]},
+    ],
+    ids=["plain", "by reference", "in allOf", "in anyOf"],
+)
+def test_nested_arguments_arrive_with_their_types(name: str, root: dict[str, Any]):
+    use = ToolUse((Tool("f", {**root, "$defs": DEFINITIONS}),))
+    text, expected = answer(name, "Hm.", "", [("f", VALUES)])
+    tokens = encode(name, text)
+    for cuts in ([], [*range(1, len(tokens))], [len(tokens) // 2]):
+        assert said(read(name, tokens, cuts, use)) == expected
+
+
+def marked_texts(name: str) -> list[str]:
+    """Texts that tell of each of a family's markers."""
+    dialect = find_dialect(tokenizer(name), ChatConfig())
+    markers = dialect.markers(USE)
+    names = sorted({*markers.ids.values(), *markers.spelled} - {'<|"|>'})
+    return [text for one in names for text in (f"close with {one} please", one, f"a{one}b{one}")]
+
+
+@NAMES
+def test_a_marker_within_an_argument_is_text_of_it(name: str):
+    for text in marked_texts(name):
+        calls = [("get_weather", {"city": text, "tags": [text]}), ("now", {})]
+        written, expected = answer(name, "Hm.", "", calls)
+        tokens = encode(name, written)
+        for cuts in ([], [*range(1, len(tokens))]):
+            assert said(read(name, tokens, cuts)) == expected, text
+
+
+EXAMPLE = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>"
+TOLD = [
+    EXAMPLE,
+    f"{EXAMPLE}\n{EXAMPLE}",
+    f"First:\n{EXAMPLE}\nand more.",
+    "write <function=f> and <parameter=p>, then\n</parameter>\nand </function>.",
+    "a </parameter> b <tool_call> c",
+    "\n</parameter>\n</function>\nthen more",
+    "</tool_call>\n",
+]
+"""Texts that tell of calls as Qwen3-Coder writes them."""
+
+
+@pytest.mark.parametrize("told", TOLD)
+@pytest.mark.parametrize("name", ["qwen3-coder", "qwen3.5"])
+def test_a_text_that_tells_of_calls_does_not_end_its_own(name: str, told: str):
+    last = ("get_weather", {"days": 2, "city": told})
+    first = ("get_weather", {"city": told, "days": 2})
+    for calls in ([last], [first], [last, ("now", {})], [first, last]):
+        text, expected = answer(name, "Hm.", "", calls)
+        tokens = encode(name, text)
+        for cuts in ([], [*range(1, len(tokens))]):
+            assert said(read(name, tokens, cuts)) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "calls", "content"),
+    [
+        ("<function=f>\n<parameter=p>\nv\n</tool_call>", [("f", {"p": "v"})], ""),
+        (
+            "<function=f>\n<parameter=p>\nv\n</tool_call>\n<tool_call>\n<function=now>\n</function>",
+            [("f", {"p": "v"}), ("now", {})],
+            "",
+        ),
+        (
+            "<function=f>\n<parameter=p>\nv\n</parameter>\n</function>\n<function=now></function>",
+            [("f", {"p": "v"}), ("now", {})],
+            "",
+        ),
+        (
+            "<function=f>\n<parameter=p>\nv\n</parameter>\n</function>\n</tool_call>\nI wait.",
+            [("f", {"p": "v"})],
+            "I wait.",
+        ),
+        ('<function=f>\n{"p": "v"}\n</function>', [("f", {"p": "v"})], ""),
+    ],
+)
+def test_tagged_calls_that_are_closed_in_another_way(text: str, calls: Any, content: str):
+    tokens = encode("qwen3-coder", f"<tool_call>\n{text}")
+    for cuts in ([], [*range(1, len(tokens))]):
+        assert said(read("qwen3-coder", tokens, cuts)) == ("", content, calls)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ('say <|"|>hi<|"|> now', 'say "hi" now'),
+        ('<|"|>', '"'),
+        ('a\\d "b"\n\t', 'a\\d "b"\n\t'),
+    ],
+)
+def test_gemmas_strings_hold_what_quotes_them(written: str, meant: str):
+    text = f'<|tool_call>call:f{{text:<|"|>{written}<|"|>,n:True,m:None}}<tool_call|>'
+    tokens = encode("gemma4", text)
+    for cuts in ([], [*range(1, len(tokens))]):
+        found = said(read("gemma4", tokens, cuts))
+        assert found == ("", "", [("f", {"text": meant, "n": True, "m": None})])
+
+
+@NAMES
+def test_a_call_that_the_model_breaks_off_is_not_complete(name: str):
+    written = FAMILIES[name].write("", "", [("get_weather", {"city": "Paris and Rome"})])
+    text = ("Hm.</think>" if FAMILIES[name].begun else "") + written[: written.index(" Rome")]
+    message = read(name, encode(name, text))
+    assert not any(call.complete for call in message.calls)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "calls", "content"),
+    [
+        ("", [("now", {})], ""),
+        ('{"a": True}', [("now", {"a": True})], ""),
+        ('{"a": "x\ny"', [("now", {"a": "x\ny"})], ""),
+        ("[1]", [], "[1]"),
+    ],
+)
+def test_arguments_in_harmony_that_are_no_json(arguments: str, calls: Any, content: str):
+    text = f"<|channel|>commentary to=now<|message|>{arguments}"
+    tokens = encode("gpt-oss", text)
+    for cuts in ([], [*range(1, len(tokens))]):
+        assert said(read("gpt-oss", tokens, cuts)) == ("", content, calls)

@@ -100,7 +100,7 @@ class Target:
         """As much of an answer as the family can say."""
         family = FAMILIES[self.name]
         thoughts, content, calls = words
-        thoughts = thoughts or ("Hm." if self.name == "qwen3-thinking" else "")
+        thoughts = thoughts or ("Hm." if family.begun else "")
         return (
             thoughts if family.thinks else "",
             content if family.talks or not calls else "",

@@ -29,7 +29,7 @@ Said = tuple[str, str, list[Any], str]
 """Thoughts, content, calls and why an answer ended."""
 
 
-@pytest.fixture(scope="module", params=["qwen3", "gpt-oss"])
+@pytest.fixture(scope="module", params=["qwen3", "qwen3-coder", "gpt-oss"])
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:

@@ -9,7 +9,10 @@
 | `markers`, `tools` | the tokens between its parts, and the functions it may call |
 | `section_dialect`, `sections` | thoughts between two markers, then content and calls |
 | `hermes`, `qwen3_coder`, `llama`, `pythonic`, `gemma4` | formats of calls |
-| `json_calls` | calls as JSON objects, for several of them |
+| `object_calls`, `json_calls` | calls whose arguments are an object, and such as are JSON |
+| `argument_schema` | tools' schemas: references resolved, types of values |
+| `arguments` | arguments as models write them -> JSON of those types |
+| `value_rules` | rules of arguments that are written without JSON's quotes |
 | `harmony` | GPT-OSS's channels |
 | `response_template` | checkpoints that say themselves how they are read |
 """

@@ -8,12 +8,14 @@
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from peagle.dialects.arguments import as_arguments
 from peagle.dialects.dialect import needs_grammar
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from peagle.dialects.markers import Markers
+from peagle.dialects.object_calls import ObjectCalls
 from peagle.dialects.parser import Section
 from peagle.dialects.tools import ToolUse
 
@@ -31,17 +33,50 @@ BEFORE_CHANNEL = re.compile(r"(?:assistant)?\s*(?:to=?\S*\s*|t)?\Z|[asitn]*\Z")
 log = logging.getLogger("peagle.dialects")
 
 
+class HarmonyCall(ObjectCalls):
+    """Reads a message that is a call: its arguments."""
+
+    def __init__(self, use: ToolUse, name: str) -> None:
+        super().__init__(use)
+        self._name = name
+
+    @property
+    def complete(self) -> bool:
+        """Whether the arguments have ended."""
+        return self._read == self._after
+
+    def finish(self) -> Iterator[Event]:
+        """Complete the call; arguments that are no object may be its only one."""
+        yield from super().finish()
+        if self.within:
+            return
+        given = as_arguments(self.held, self._use.arguments_of(self._name))
+        self.refused = given is None
+        if given is not None:
+            yield from (CallBegin(self._name), CallArguments(given), CallEnd())
+            self.held, self._read = "", self._after
+
+    def _head(self) -> Iterator[Event]:
+        if self.held.lstrip().startswith("{"):
+            yield from self._begin(self._name, 0)
+
+    def _after(self) -> Iterator[Event]:
+        yield from ()
+
+
 class HarmonyParser:
     """Reads messages by their channel and recipient.
 
-    To a function: a call. In `analysis`: a thought. In `final`, or in `commentary` to nobody:
-    content. To another tool: hidden, since clients have no such tool.
+    To a tool of the request, or any function: a call. In `analysis`: a thought. In `final`, or in
+    `commentary` to nobody: content. To another tool: hidden, since clients have no such tool.
 
-    calls: whether messages to functions are calls; otherwise they are content.
+    A call whose text is no object, and not its only argument, is content.
+
+    use: the tools; without any, messages to functions are content.
     """
 
-    def __init__(self, calls: bool) -> None:
-        self._calls = calls
+    def __init__(self, use: ToolUse | None) -> None:
+        self._use = use
         self.section: Section = "marker"
         self._header: dict[str, str] | None = None
         """Text of the header that is being written, by the marker before it."""
@@ -50,6 +85,7 @@ class HarmonyParser:
         """Kinds of messages that have text, which the next one's is set off from."""
         self._fresh = False
         """Whether the message has no text yet."""
+        self._call: HarmonyCall | None = None
 
     def text(self, text: str) -> Iterator[Event]:
         """Text of a header or of a message."""
@@ -68,14 +104,17 @@ class HarmonyParser:
             yield from self._write(stray)
 
     def marker(self, name: str) -> Iterator[Event]:
-        """One of the format's markers."""
+        """One of the format's markers; within a string of a call's arguments it is text."""
+        if self._call is not None and self._call.keeps(name):
+            yield from self._write(name)
+            return
         if name == START or (name == CHANNEL and self._header is None):
             yield from self._close()
             self._header = {START: ""}
         if self._header is not None and name in (CHANNEL, CONSTRAIN):
             self._header[name] = ""
         elif self._header is not None and name == MESSAGE:
-            yield from self._begin(self._header)
+            self._begin(self._header)
         elif name in (END, CALL, RETURN):
             yield from self._close()
 
@@ -84,13 +123,14 @@ class HarmonyParser:
         if ended:
             yield from self._close()
 
-    def _begin(self, header: dict[str, str]) -> Iterator[Event]:
+    def _begin(self, header: dict[str, str]) -> None:
         """A message, by its header."""
         recipient = RECIPIENT.search(" ".join(header.values()))
         to = recipient[1] if recipient else ""
-        if self._calls and to.startswith(FUNCTIONS):
+        if self._use is not None and (to in self._use.names or to.startswith(FUNCTIONS)):
             self._open("call")
-            yield CallBegin(to.removeprefix(FUNCTIONS))
+            name = to if to in self._use.names else to.removeprefix(FUNCTIONS)
+            self._call = HarmonyCall(self._use, name)
             return
         thought = header.get(CHANNEL, "").split()[:1] == ["analysis"]
         self._open("reasoning" if thought else "content")
@@ -98,27 +138,36 @@ class HarmonyParser:
 
     def _open(self, section: Section) -> None:
         self.section, self._header, self._hidden = section, None, False
-        self._fresh = True
+        self._fresh, self._call = True, None
 
     def _write(self, text: str) -> Iterator[Event]:
         if self._hidden or not text:
             return
+        if self._call is not None:
+            yield from self._read(self._call, self._call.feed(text))
+            return
         apart = "\n" if self._fresh and self.section in self._begun else ""
         self._fresh = False
         self._begun.add(self.section)
-        match self.section:
-            case "call":
-                yield CallArguments(text)
-            case "reasoning":
-                yield Reasoning(apart + text)
-            case _:
-                yield Content(apart + text)
+        yield Reasoning(apart + text) if self.section == "reasoning" else Content(apart + text)
+
+    def _read(self, call: HarmonyCall, events: Iterable[Event]) -> Iterator[Event]:
+        """What a call says. Once it is complete, its message is over."""
+        yield from events
+        if call.complete:
+            self.section, self._call = "marker", None
+            yield from self.text(call.held)
+        elif call.refused:
+            log.warning(f"arguments that are no object are content: {call.held[:200]!r}")
+            self._open("content")
+            yield from self._write(call.held)
 
     def _close(self) -> Iterator[Event]:
         """The end of a message, or of a header without one."""
-        if self.section == "call":
-            yield CallEnd()
+        if self._call is not None:
+            yield from self._read(self._call, self._call.finish())
         self.section, self._header, self._hidden = "marker", None, False
+        self._call = None
 
 
 class HarmonyDialect:
@@ -141,7 +190,7 @@ class HarmonyDialect:
 
     def parser(self, prompt: Sequence[int], use: ToolUse | None) -> HarmonyParser:
         """A parser in the state that the prompt's last message leaves."""
-        parser = HarmonyParser(calls=use is not None)
+        parser = HarmonyParser(use)
         ids = self._markers.ids
         start = next((i for i in reversed(range(len(prompt))) if ids.get(prompt[i]) == START), None)
         for token in prompt[start:] if start is not None else ():

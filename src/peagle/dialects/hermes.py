@@ -22,7 +22,7 @@ class HermesCalls:
 
     def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
         """A reader of one section."""
-        return JSONCalls()
+        return JSONCalls(use)
 
     def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
         """Lark rules of a call."""

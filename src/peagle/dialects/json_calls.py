@@ -3,106 +3,62 @@
 import json
 import re
 from collections.abc import Collection, Iterator
-from typing import Any
 
+from peagle.dialects.argument_schema import ANYTHING
+from peagle.dialects.arguments import SPACE, ArgumentsWriter, as_arguments
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Event
+from peagle.dialects.object_calls import ObjectCalls
+from peagle.dialects.tools import ToolUse
 
 HEAD = re.compile(
     r'\{\s*(?:"(?:type|id)"\s*:\s*"[^"\\]*"\s*,\s*)*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*'
     r'"(?:arguments|parameters)"\s*:\s*(?=\{)'
 )
 """A call up to its arguments, if they are an object: then they can be shown as they come."""
-FIRST_KEY = re.compile(r'\{\s*(?:"(?P<key>[^"]*)(?P<closed>")?)?')
+FIRST_KEY = re.compile(r"""\{\s*(?:["'](?P<key>[^"']*)(?P<closed>["'])?)?""")
 KEYS = ("name", "arguments", "parameters", "type", "id", "function")
-SIGNIFICANT = re.compile(r'["\\{}]')
-SEPARATORS = "; \t\r\n"
+SEPARATORS = f";{SPACE}"
 """What may stand between two calls."""
 
 
-class ObjectEnd:
-    """Finds the end of a JSON object that comes in pieces.
-
-    depth: how many braces are open already.
-    """
-
-    def __init__(self, depth: int = 0) -> None:
-        self._depth, self._quoted = depth, False
-        self._escaped = -1
-        """Place of the character that a backslash escapes, in the piece at hand."""
-
-    def find(self, text: str) -> int | None:
-        """How many characters of `text` belong to the object; None if it goes on after them."""
-        for found in SIGNIFICANT.finditer(text):
-            place, letter = found.start(), found[0]
-            if place == self._escaped:
-                continue
-            if letter == "\\":
-                self._escaped = place + 1
-            elif letter == '"':
-                self._quoted = not self._quoted
-            elif not self._quoted:
-                self._depth += 1 if letter == "{" else -1
-                if self._depth == 0:
-                    return place + 1
-        self._escaped -= len(text)
-        return None
-
-
-class JSONCalls:
+class JSONCalls(ObjectCalls):
     """Reads one call or several.
 
     known: names of functions, where an object with another name is no call; None takes any name.
     """
 
-    def __init__(self, known: Collection[str] | None = None) -> None:
+    def __init__(self, use: ToolUse, known: Collection[str] | None = None) -> None:
+        super().__init__(use)
         self._known = known
-        self._read = self._head
-        self._end = ObjectEnd()
-        self._seen = 0
-        """How much of what is held `_end` has seen."""
-        self.held = ""
-        """What is no event yet."""
-        self.refused = False
-        """Whether what is held cannot become a call."""
-
-    @property
-    def within(self) -> bool:
-        """Whether a call has begun and is not complete."""
-        return self._read != self._head
-
-    def feed(self, text: str) -> Iterator[Event]:
-        """The events that more text makes, until `refused`."""
-        self.held += text
-        before = None
-        while not self.refused and before != (self._read, len(self.held)):
-            before = self._read, len(self.held)
-            yield from self._read()
-
-    def marker(self, name: str) -> Iterator[Event]:
-        """A marker within a call is text of it."""
-        return self.feed(name)
+        self._call, self._written = ArgumentsWriter(ANYTHING), ""
+        """What writes a whole call as JSON, or what follows its arguments, and what it wrote."""
 
     def finish(self) -> Iterator[Event]:
-        """Calls end by themselves."""
-        yield from ()
+        """Close what the model left open."""
+        yield from super().finish()
+        if self._read == self._head and self._seen and not self.refused:
+            self._written += self._call.finish()
+            yield from self._whole()
 
     def _head(self) -> Iterator[Event]:
         """A call up to its arguments, or all of one that is written in another order."""
         if not self._seen:
             self.held = self.held.lstrip(SEPARATORS)
+        new, self._seen = self.held[self._seen :], len(self.held)
         if not self.held:
             return
         if not self._may_be_call():
             self.refused = True
-        elif "{" in self.held[self._seen :] and (head := HEAD.match(self.held)):
-            yield from self._begin(head[1])
-            if not self.refused:
-                self.held = self.held[head.end() :]
-                self._go_on(self._arguments, ObjectEnd())
-        elif end := self._end.find(self.held[self._seen :]):
-            yield from self._whole(self._seen + end)
+        elif "{" in new and (head := HEAD.match(self.held)):
+            name = _name(head[1])
+            self.refused = name is None or not self._knows(name)
+            if name is not None and not self.refused:
+                self._call, self._written = ArgumentsWriter(ANYTHING), ""
+                self._call.feed('{"":0')  # after the arguments, within the call's own braces
+                yield from self._begin(name, head.end())
         else:
-            self._seen = len(self.held)
+            self._written += self._call.feed(new)
+            yield from self._whole()
 
     def _may_be_call(self) -> bool:
         """Whether what is held may be the beginning of a call."""
@@ -112,66 +68,51 @@ class JSONCalls:
         key = first["key"] or ""
         return key in KEYS if first["closed"] else any(known.startswith(key) for known in KEYS)
 
-    def _begin(self, quoted: str) -> Iterator[Event]:
-        """A call, by its name in quotes."""
-        try:
-            name = json.loads(quoted)
-        except ValueError:
-            name = None
-        self.refused = name is None or (self._known is not None and name not in self._known)
-        if not self.refused:
-            yield CallBegin(name)
+    def _knows(self, name: str) -> bool:
+        return self._known is None or name in self._known
 
-    def _arguments(self) -> Iterator[Event]:
-        end = self._end.find(self.held)
-        shown, self.held = self.held[:end], "" if end is None else self.held[end:]
-        if shown:
-            yield CallArguments(shown)
-        if end is not None:
-            yield CallEnd()
-            self._go_on(self._tail, ObjectEnd(depth=1))
-
-    def _tail(self) -> Iterator[Event]:
-        """What follows the arguments, up to the end of the call's own object."""
-        end = self._end.find(self.held)
-        self.held = "" if end is None else self.held[end:]
-        if end is not None:
-            self._go_on(self._head, ObjectEnd())
-        yield from ()
-
-    def _whole(self, end: int) -> Iterator[Event]:
-        """A complete object that does not begin as calls do."""
-        call = _named(self.held[:end])
-        if call is None:
-            self.refused = True
+    def _whole(self) -> Iterator[Event]:
+        """A call that does not begin as calls do, once it is complete."""
+        if not self._call.complete:
             return
-        name, arguments = call
-        yield from self._begin(json.dumps(name))
-        if not self.refused:
+        name, arguments = self._parts(self._written)
+        self.refused = name is None or arguments is None or not self._knows(name)
+        if name is not None and arguments is not None and not self.refused:
+            yield CallBegin(name)
             yield CallArguments(arguments)
             yield CallEnd()
-            self.held = self.held[end:]
-            self._go_on(self._head, ObjectEnd())
+            self._expect_call()
 
-    def _go_on(self, read: Any, end: ObjectEnd) -> None:
-        self._read, self._end, self._seen = read, end, 0
+    def _parts(self, text: str) -> tuple[str | None, str | None]:
+        """Name and arguments of a call; None for what it has not."""
+        try:
+            call = json.loads(text)
+        except RecursionError:
+            return None, None
+        inner = call.get("function")
+        call = inner if isinstance(inner, dict) else call
+        name = call.get("name", inner)
+        given = call.get("arguments", call.get("parameters"))
+        if not isinstance(name, str) or not isinstance(given, str | dict | None):
+            return None, None
+        text = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        return name, as_arguments(text, self._use.arguments_of(name))
+
+    def _after(self) -> Iterator[Event]:
+        """What follows the arguments, up to the end of the call's own object."""
+        self._call.feed(self.held)
+        self.held = ""
+        if self._call.complete:
+            self._expect_call()
+        yield from ()
+
+    def _expect_call(self) -> None:
+        self.held, self._seen, self._read = self._call.held, 0, self._head
+        self._call, self._written = ArgumentsWriter(ANYTHING), ""
 
 
-def _named(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a call, the latter as JSON; None if the text is no call."""
+def _name(quoted: str) -> str | None:
     try:
-        call = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    inner = call.get("function")
-    call = inner if isinstance(inner, dict) else call
-    name = call.get("name", inner)
-    arguments = call.get("arguments", call.get("parameters")) or {}
-    if not isinstance(name, str):
-        return None
-    if isinstance(arguments, str):  # JSON within JSON
-        return name, arguments
-    try:
-        return name, json.dumps(arguments, ensure_ascii=False, allow_nan=False)
+        return str(json.loads(quoted))
     except ValueError:
         return None

@@ -22,7 +22,7 @@ class LlamaCalls:
 
     def reader(self, use: ToolUse, marked: bool) -> JSONCalls:
         """A reader of one section. Without a marker, an object that names no tool is content."""
-        return JSONCalls(None if marked else use.names)
+        return JSONCalls(use, None if marked else use.names)
 
     def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
         """Lark rules of a call."""
@@ -35,10 +35,13 @@ class LlamaCalls:
 
 def _as_schema(tool: Tool) -> dict[str, Any]:
     """The schema of a whole call: told as text, it could not be told apart from a form in JSON."""
-    properties = {"name": {"const": tool.name}, "parameters": tool.schema}
+    arguments = tool.arguments.closed
+    definitions = {key: arguments.pop(key) for key in ("$defs",) if key in arguments}
+    properties = {"name": {"const": tool.name}, "parameters": arguments}
     return {
         "type": "object",
         "properties": properties,
         "required": [*properties],
         "additionalProperties": False,
+        **definitions,
     }

@@ -4,26 +4,28 @@ import ast
 import itertools
 import json
 import re
-import warnings
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, ClassVar
 
+from peagle.dialects.argument_schema import Argument
+from peagle.dialects.arguments import ANSWER, as_arguments
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Event
 from peagle.dialects.markers import Markers
-from peagle.dialects.tools import Argument, ToolUse, listed, types_of
+from peagle.dialects.tools import ToolUse
+from peagle.dialects.value_rules import is_free, object_rules
 
-ANSWER = "<answer>"
-"""The file that Python's parser takes an answer for."""
 OPENING = re.compile(r"\s*\[\s*([\w.-]*)(\s*\()?")
-UNBOUND = {"type", "description", "title", "default", "examples"}
-"""Keys of a string's schema that allow any string."""
 SINGLE_QUOTED = r"/'([^'\\\n]|\\.)*'/"
 CONSTANTS = {"true": True, "false": False, "null": None}
 """JSON's words, which models mix with Python's."""
 CALL = re.compile(r"[\s,]*([\w.-]+)\s*(\(.*\))", re.DOTALL)
 """A name, which may have dashes as no name of Python's has, and its arguments."""
 
-warnings.filterwarnings("ignore", module=re.escape(ANSWER))  # such as of `"\d"`
+LITERAL = re.compile(r"""('{3}|"{3}|'|")(?:\\.|(?!\1).)*\1""", re.DOTALL)
+"""A string, and what quotes it."""
+LINE_END = re.compile(r"\\.|[\r\n]", re.DOTALL)
+"""A line end, or a character that is escaped."""
+ESCAPED = {"\n": "\\n", "\r": "\\r"}
 
 
 class PythonicCalls:
@@ -40,7 +42,7 @@ class PythonicCalls:
 
     def reader(self, use: ToolUse, marked: bool) -> "PythonicReader":
         """A reader of one section. Without a marker, a list of other calls is content."""
-        return PythonicReader(None if marked else use.names)
+        return PythonicReader(use, None if marked else use.names)
 
     def rules(self, use: ToolUse, markers: Markers, opening: str) -> list[str]:
         """Lark rules of a list of calls; a value is Python's, or JSON where both agree."""
@@ -49,24 +51,18 @@ class PythonicCalls:
         rules = [f'call: "[" one{more} "]"', f"one: {' | '.join(names)}"]
         for name, tool in zip(names, use.tools, strict=True):
             rules.append(f'{name}: {json.dumps(tool.name + "(")} {name}_arguments ")"')
-            items = []
-            for place, argument in enumerate(tool.arguments.values()):
-                rules += _argument(f"{name}_{place}", argument)
-                items.append((f"{name}_{place}", argument.required))
-            rules += listed(f"{name}_arguments", items, '", "')
+            rules += object_rules(f"{name}_arguments", tool.arguments.objects, tool, '", "', _rules)
         return rules
 
 
-def _argument(symbol: str, argument: Argument) -> list[str]:
-    types = set(types_of(argument.schema))
-    if types == {"boolean"}:
-        return [f'{symbol}: {json.dumps(argument.name + "=")} ("True" | "False")']
-    free = types == {"string"} and argument.schema.keys() <= UNBOUND
-    value = f"({symbol}_value | {SINGLE_QUOTED})" if free else f"{symbol}_value"
-    return [
-        f"{symbol}: {json.dumps(argument.name + '=')} {value}",
-        f"{symbol}_value: %json {json.dumps(argument.schema)}",
-    ]
+def _rules(symbol: str, argument: Argument) -> list[str]:
+    """Rules of an argument: JSON, and what Python has in its place."""
+    schema, opening = argument.schema, json.dumps(f"{argument.name}=")
+    if schema.types == {"boolean"}:
+        return [f'{symbol}: {opening} ("True" | "False")']
+    free = schema.types == {"string"} and any(map(is_free, schema.options))
+    value = f"({symbol}_json | {SINGLE_QUOTED})" if free else f"{symbol}_json"
+    return [f"{symbol}: {opening} {value}", f"{symbol}_json: %json {json.dumps(schema.closed)}"]
 
 
 class Nesting:
@@ -76,6 +72,11 @@ class Nesting:
         self.depth = 0
         self._quote, self._run, self._escaped = "", "", False
         """What closes the string at hand; quotes in a row so far, that open or close one."""
+
+    @property
+    def quoted(self) -> bool:
+        """Whether a string is open; one quote alone has opened it."""
+        return bool(self._quote) or len(self._run) == 1
 
     def take(self, character: str) -> None:
         """Move on by one character."""
@@ -120,8 +121,11 @@ class PythonicReader:
     known: names of functions, where a list of others is no call; None takes any name.
     """
 
-    def __init__(self, known: Collection[str] | None) -> None:
-        self._known = known
+    over = False
+    """Calls are shown once their list is complete."""
+
+    def __init__(self, use: ToolUse, known: Collection[str] | None) -> None:
+        self._use, self._known = use, known
         self._begin()
         self.held = ""
         self.refused = self.within = False
@@ -139,9 +143,14 @@ class PythonicReader:
             self._begin()
             for name, arguments in calls:
                 yield CallBegin(name)
-                yield CallArguments(json.dumps(arguments, ensure_ascii=False))
+                text = json.dumps(arguments, ensure_ascii=False)
+                yield CallArguments(as_arguments(text, self._use.arguments_of(name)) or "{}")
                 yield CallEnd()
             self.refused = not self._may_be_calls()
+
+    def keeps(self, marker: str) -> bool:
+        """Whether a marker is text of an argument."""
+        return self._nesting.quoted
 
     def marker(self, name: str) -> Iterator[Event]:
         """A marker within a list is text of it."""
@@ -175,11 +184,12 @@ class PythonicReader:
         if opening is None:
             return not self.held.strip()
         name, called = opening.groups()
+        begins = called is not None or not self.held[opening.end() :].strip()
         if self._known is None:
-            return called is not None or opening.end() == len(self.held)
+            return begins
         if called is not None:
             return name in self._known
-        return opening.end() == len(self.held) and any(one.startswith(name) for one in self._known)
+        return begins and any(one.startswith(name) for one in self._known)
 
 
 def _calls(text: str, ends: Sequence[int]) -> list[tuple[str, dict[str, Any]]] | None:
@@ -199,7 +209,7 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
     if written is None:
         raise ValueError("no call")
     name, arguments = written.groups()
-    node = ast.parse(f"_{arguments}", ANSWER, "eval").body
+    node = ast.parse(f"_{LITERAL.sub(_on_one_line, arguments)}", ANSWER, "eval").body
     if not isinstance(node, ast.Call) or node.args:
         raise ValueError("no call with named arguments")
     pairs = ((keyword.arg, keyword.value) for keyword in node.keywords)
@@ -209,9 +219,18 @@ def _call(text: str) -> tuple[str, dict[str, Any]]:
     return name, values
 
 
+def _on_one_line(literal: re.Match[str]) -> str:
+    """A string that one quote opens without line ends, which Python takes in longer quotes only."""
+    if len(literal[1]) > 1:
+        return literal[0]
+    return LINE_END.sub(lambda found: ESCAPED.get(found[0], found[0]), literal[0])
+
+
 def _value(node: ast.expr) -> Any:
     """A literal's value. Raises `ValueError` for anything that is not JSON's."""
     match node:
+        case ast.Constant(value=str(text)):  # halves of characters are joined, or replaced
+            return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         case ast.Name(id=name) if name in CONSTANTS:
             return CONSTANTS[name]
         case ast.List(elts=items) | ast.Tuple(elts=items):
@@ -220,7 +239,7 @@ def _value(node: ast.expr) -> Any:
             pairs = zip(keys, values, strict=True)
             return {str(_value(key)): _value(value) for key, value in pairs if key is not None}
     value = ast.literal_eval(node)
-    if not isinstance(value, str | int | float | None):
+    if not isinstance(value, int | float | None):
         raise ValueError(f"{value!r} is not JSON's")
-    json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    json.dumps(value, allow_nan=False)
     return value

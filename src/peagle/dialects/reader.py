@@ -82,6 +82,11 @@ class Reader:
             message.add(event)
         return message
 
+    @property
+    def cut(self) -> bool:
+        """Whether a call has begun and is not complete."""
+        return not all(call.complete for call in self.message.calls)
+
     def extend(self, tokens: Sequence[int]) -> int | None:
         """Read tokens; return how many of them complete a stop string, else None.
 
@@ -230,7 +235,7 @@ class Reading:
             if self._stops is None:
                 self._add(event)
             elif self._stops.found is not None:
-                return
+                continue  # to the end, which leaves the parser in order
             elif isinstance(event, Content):
                 counts = self._count > self._least
                 self._add(Content(self._stops.feed(event.text, counts)))

@@ -10,6 +10,7 @@ import string
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from peagle.dialects.arguments import as_arguments
 from peagle.dialects.dialect import Dialect
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from peagle.dialects.markers import Markers
@@ -28,8 +29,8 @@ class ResponseTemplateParser:
     Calls are said once they are complete. Where the parser fails, the rest is content.
     """
 
-    def __init__(self, parser: Any) -> None:
-        self._parser = parser
+    def __init__(self, parser: Any, use: ToolUse) -> None:
+        self._parser, self._use = parser, use
         self._field = ""
         """The region that is open."""
         self._text = Trimmed("", "")
@@ -87,7 +88,7 @@ class ResponseTemplateParser:
                 case {"type": "region_close", "field": field, "value": value}:
                     self.section, self._field, self._unread = "marker", "", ""
                     if field == CALLS:
-                        yield from _calls(value)
+                        yield from _calls(value, self._use)
 
     def _said(self, text: str) -> Iterator[Event]:
         if text and self.section == "reasoning":
@@ -125,7 +126,8 @@ class ResponseTemplateDialect:
         ]
         prefix = self._tokenizer.decode(prompt, skip_special_tokens=False)
         return ResponseTemplateParser(
-            self._tokenizer.get_response_parser(prefix=prefix, tools=tools or None)
+            self._tokenizer.get_response_parser(prefix=prefix, tools=tools or None),
+            use or ToolUse(()),
         )
 
     def grammar(self, prompt: Sequence[int], use: ToolUse | None, form: str | None) -> str | None:
@@ -139,7 +141,7 @@ def _section(field: str) -> Section:
     return "call" if field == CALLS else "content" if field == "content" else "marker"
 
 
-def _calls(value: Any) -> Iterator[Event]:
+def _calls(value: Any, use: ToolUse) -> Iterator[Event]:
     """The calls of a region, in OpenAI's form or without its wrapper."""
     for call in value if isinstance(value, list) else [value]:
         function = call.get("function", call) if isinstance(call, dict) else {}
@@ -147,9 +149,11 @@ def _calls(value: Any) -> Iterator[Event]:
         if not isinstance(name, str):
             log.warning(f"a tool call without a name is left out: {call!r:.200}")
             continue
-        text = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        given = as_arguments(text, use.arguments_of(name))
+        if given is None:
+            log.warning(f"a tool call whose arguments are no object is left out: {call!r:.200}")
+            continue
         yield CallBegin(name)
-        yield CallArguments(text)
+        yield CallArguments(given)
         yield CallEnd()

@@ -41,12 +41,21 @@ class CallReader(Protocol):
         """Whether a call has begun and is not complete."""
         ...
 
+    @property
+    def over(self) -> bool:
+        """Whether a call that has begun is complete unless more follows."""
+        ...
+
+    def keeps(self, marker: str) -> bool:
+        """Whether a marker is text of an argument, even one that otherwise ends the section."""
+        ...
+
     def feed(self, text: str) -> Iterable[Event]:
         """The events that more text makes, until `refused`."""
         ...
 
     def marker(self, name: str) -> Iterable[Event]:
-        """One of the format's markers within a call."""
+        """One of the format's markers, or one that is kept."""
         ...
 
     def finish(self) -> Iterable[Event]:
@@ -167,7 +176,9 @@ class Sections:
             self.section, self._call = "reasoning", None
         elif calls is None:
             yield from self._answer(name)
-        elif call is None or not self._marked:
+        elif call is not None and call.keeps(name):
+            yield from self._read(call.marker(name))
+        elif call is None or not self._marked or name == calls.begin:
             yield from self._open(name, calls)
         elif name == calls.end:
             yield from self._close(call, name)
@@ -179,7 +190,7 @@ class Sections:
     def finish(self, ended: bool) -> Iterator[Event]:
         """What was held back."""
         call = self._call
-        if call is not None and self._marked and ended:
+        if call is not None and (call.within or self._marked) and (ended or call.over):
             yield from self._close(call, "")
         elif call is not None and not self._marked and not call.within:
             yield from self._answer(call.held)
@@ -215,7 +226,9 @@ class Sections:
         if name not in (calls.begin, calls.also) or self._use is None:
             yield from self.text(name)
             return
-        if self._call is not None and not self._call.within:
+        if self._call is not None and (self._marked or self._call.within):
+            yield from self._close(self._call, "")
+        elif self._call is not None:
             yield from self._answer(self._call.held)
         self._content.release()
         self._call, self._marked = calls.reader(self._use, marked=True), True
@@ -239,12 +252,12 @@ class Sections:
         """Close a section of calls at its end marker, if any; what is no call in it is content."""
         yield from self._read(call.finish())
         self.section, self._call = "content", None
-        if call.held.strip():
+        if call.held.strip() and not call.within:
             yield from self._unread(call, end)
 
     def _unread(self, call: CallReader, end: str) -> Iterator[Event]:
         """What is no call in a section, as it was written, between its markers."""
-        log.warning(f"a tool call cannot be read and is content: {call.held[:200]!r}")
+        log.warning(f"a tool call cannot be read and stays text: {call.held[:200]!r}")
         yield from self._answer(f"{self._begin}{call.held}{end}")
 
 

@@ -1,22 +1,14 @@
 """Tools: the functions that a model may call, and how a request wants it to."""
 
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from peagle.schema import kept_schema
+from peagle.dialects.argument_schema import ANYTHING, ArgumentSchema
+from peagle.schema import kept_schema, leave_out
 
-ANYTHING: Mapping[str, Any] = {"type": "object"}
-
-
-@dataclass(frozen=True)
-class Argument:
-    """An argument of a function."""
-
-    name: str
-    schema: Any
-    """Its JSON schema."""
-    required: bool
+ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
 @dataclass(frozen=True)
@@ -39,18 +31,19 @@ class Tool:
     @property
     def schema(self) -> Mapping[str, Any]:
         """JSON schema of its arguments."""
-        return self.parameters or ANYTHING
+        return self.parameters or ANY_OBJECT
 
-    @property
-    def arguments(self) -> dict[str, Argument]:
-        """The arguments that the schema names, in its order, those first that are required."""
-        properties, required = self.schema.get("properties"), self.schema.get("required")
-        names = required if isinstance(required, list) else ()
-        needed = frozenset(name for name in names if isinstance(name, str))
-        named = properties if isinstance(properties, dict) else {}
-        arguments = [Argument(name, schema, name in needed) for name, schema in named.items()]
-        arguments.sort(key=lambda argument: not argument.required)
-        return {argument.name: argument for argument in arguments}
+    def leave_out(self, keyword: str) -> None:
+        """Leave out a keyword of the schema that a dialect's grammar does not keep.
+
+        Raises `InputError` for a strict tool.
+        """
+        leave_out((keyword,), self.strict, f"tool {self.name}")
+
+    @functools.cached_property
+    def arguments(self) -> ArgumentSchema:
+        """The same, with its references resolved."""
+        return ArgumentSchema(self.schema)
 
 
 @dataclass(frozen=True)
@@ -80,45 +73,7 @@ class ToolUse:
         """The functions' names."""
         return frozenset(tool.name for tool in self.tools)
 
-
-def types_of(schema: Any) -> Iterator[str]:
-    """The JSON types that a schema names, its alternatives' included."""
-    if not isinstance(schema, dict):
-        return
-    named = schema.get("type")
-    names = named if isinstance(named, list) else [named]
-    yield from (name for name in names if isinstance(name, str))
-    for key in ("anyOf", "oneOf", "allOf"):
-        options = schema.get(key)
-        for one in options if isinstance(options, list) else ():
-            yield from types_of(one)
-
-
-def is_text(schema: Any) -> bool:
-    """Whether a value that a model writes without quotes is a string: where nothing else fits."""
-    types = set(types_of(schema))
-    return not types or "string" in types
-
-
-def listed(name: str, items: list[tuple[str, bool]], separator: str) -> list[str]:
-    """Lark rules of `name`: items in order, some of them required, with separators between them.
-
-    items: (symbol, whether it is required), the required ones first.
-    """
-    needed = [symbol for symbol, required in items if required]
-    others = [symbol for symbol, required in items if not required]
-    if needed:
-        more = "".join(f" ({separator} {symbol})?" for symbol in others)
-        return [f"{name}: {f' {separator} '.join(needed)}{more}"]
-    if not others:
-        return [f'{name}: ""']
-    rules = [f"{name}: {name}_0?"]
-    for index, symbol in enumerate(others):
-        after = f"{name}_{index + 1}"
-        last = index + 1 == len(others)
-        rules.append(
-            f"{name}_{index}: {symbol}"
-            if last
-            else f"{name}_{index}: {symbol} ({separator} {after})? | {after}"
-        )
-    return rules
+    def arguments_of(self, name: str) -> ArgumentSchema:
+        """The schema of a function's arguments; of one that does not exist, anything."""
+        found = (tool.arguments for tool in self.tools if tool.name == name)
+        return next(found, ANYTHING)
