@@ -297,6 +297,14 @@ FAMILIES = {
 }
 
 
+def oddly_written(name: str, calls: Calls) -> str:
+    """Calls in open thoughts, with line ends as they are in strings, and without `functions.`."""
+    text = FAMILIES[name].write("", "", calls)
+    text = text.replace("\\n", "\n").replace("\\t", "\t").replace("functions.", "")
+    thoughts = {"qwen3": "<think>\n", "gemma4": "<|channel>thought\n"}
+    return thoughts.get(name, "") + text
+
+
 @cache
 def tokenizer(name: str) -> PreTrainedTokenizerFast:
     """A small tokenizer with a family's tokens."""

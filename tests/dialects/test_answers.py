@@ -571,6 +571,53 @@ def test_gemmas_strings_hold_what_quotes_them(written: str, meant: str):
         assert found == ("", "", [("f", {"text": meant, "n": True, "m": None})])
 
 
+THOUGHTS = {
+    "qwen3": ("<think>\n", "\n</think>\n\n"),
+    "qwen3-thinking": ("", "\n</think>\n\n"),
+    "qwen3.5": ("", "\n</think>\n\n"),
+    "gemma4": ("<|channel>thought\n", "\n<channel|>"),
+}
+"""What begins an answer's thoughts, and what ends them."""
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_calls_within_thoughts_that_nothing_ends_are_made(name: str):
+    begin, end = THOUGHTS[name]
+    calls = [CALL, ("now", {})]
+    written = FAMILIES[name].write("", "", calls)
+    marker = written.partition("tool_call")[0] + "tool_call>"
+    cases = [
+        (f"{begin}I call.\n{written}", True, ("I call.", "", calls)),
+        (f"{begin}{written}", True, ("", "", calls)),
+        (
+            f"{begin}Perhaps {written} later.{end}It is 4.",
+            True,
+            (f"Perhaps {written} later.", "It is 4.", []),
+        ),
+        (f"{begin}Perhaps {written}{end}{written}", True, (f"Perhaps {written}", "", calls)),
+        (f"{begin}The tag {marker} begins", True, (f"The tag {marker} begins", "", [])),
+        (
+            f"{begin}The tag {marker} begins it.\n{written}",
+            True,
+            (f"The tag {marker} begins it.", "", calls),
+        ),
+        (f"{begin}I call.\n{written}", False, (f"I call.\n{written}", "", [])),
+    ]
+    for text, ended, expected in cases:
+        tokens = encode(name, text)
+        for cuts in ([], [*range(1, len(tokens))], [len(tokens) // 2]):
+            assert said(read(name, tokens, cuts, ended=ended)) == expected
+
+
+@pytest.mark.parametrize("name", THOUGHTS)
+def test_thoughts_that_only_name_a_marker_are_shown_as_they_come(name: str):
+    written = FAMILIES[name].write("", "", [("now", {})])
+    marker = written.partition("tool_call")[0] + "tool_call>"
+    reader = reader_of(name)
+    reader.extend(encode(name, f"{THOUGHTS[name][0]}The tag {marker} begins it, and"))
+    assert reader.message.reasoning == f"The tag {marker} begins it, and"
+
+
 @NAMES
 def test_a_call_that_the_model_breaks_off_is_not_complete(name: str):
     written = FAMILIES[name].write("", "", [("get_weather", {"city": "Paris and Rome"})])

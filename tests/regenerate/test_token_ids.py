@@ -12,7 +12,7 @@ from unittest import mock
 
 import pytest
 from chat_templates import user
-from families import FAMILIES, Calls, encode, tokenizer
+from families import FAMILIES, Calls, encode, oddly_written, tokenizer
 from scripted import Script, scripted_llm
 
 from peagle import AsyncLLM
@@ -232,4 +232,16 @@ def test_a_call_without_a_result_ends_the_conversation(target: Target, tmp_path:
     assert [m["token_ids"] for m in record["messages"][1::2]] == answers[:1]
     assert outcome.problem == (
         "data:1: the target calls a tool, and the data has no result of that call"
+    )
+
+
+def test_a_call_that_is_oddly_written_is_a_call_of_the_data(target: Target, tmp_path: Path):
+    name, arguments = "get_weather", {"city": "a\n\tb"}
+    written = encode(target.name, oddly_written(target.name, [(name, arguments)]))
+    written += encode(target.name, FAMILIES[target.name].end_of_call)
+    [record], _ = target.run([written], tmp_path / "out.jsonl")
+    [call] = record["messages"][1]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == (
+        name,
+        arguments,
     )

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from families import FAMILIES
+from families import FAMILIES, oddly_written
 from served import Served, serving
 
 SCHEMA = {
@@ -225,6 +225,24 @@ BODIES: dict[str, dict[str, Any]] = {
     },
 }
 """What the three APIs ask for a call."""
+
+
+def calls_of(path: str, answer: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The calls of an answer, their arguments as values."""
+    if path == "/v1/messages":
+        return [(b["name"], b["input"]) for b in answer["content"] if b["type"] == "tool_use"]
+    if path == "/v1/responses":
+        calls = [item for item in answer["output"] if item["type"] == "function_call"]
+    else:
+        calls = [call["function"] for call in answer["choices"][0]["message"]["tool_calls"]]
+    return [(call["name"], json.loads(call["arguments"])) for call in calls]
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_calls_that_are_oddly_written_reach_clients_as_any_other(served: Served, path: str):
+    call = ("get_weather", {"city": "a\n\tb", "days": 2})
+    answer = served.post(path, BODIES[path], oddly_written(served.name, [call])).json()
+    assert calls_of(path, answer) == [call]
 
 
 @pytest.mark.parametrize("path", BODIES)

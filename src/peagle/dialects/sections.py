@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
-from peagle.dialects.events import Content, Event, Reasoning
+from peagle.dialects.events import CallBegin, Content, Event, Reasoning
 from peagle.dialects.markers import Markers
 from peagle.dialects.parser import Section
 from peagle.dialects.tools import ToolUse
@@ -141,6 +141,8 @@ class Sections:
         self.section: Section = "reasoning" if thinking else "content"
         self._thoughts = Trimmed("\n", "\n")
         self._heading = Heading("" if reasoning is None or thinking else reasoning.heading)
+        self._rehearsal: Rehearsal | None = None
+        """Thoughts from the first call on, if there is one."""
         self._content = self._new_content()
         self._answered = False
         """Whether there was content or a call."""
@@ -157,7 +159,9 @@ class Sections:
 
     def text(self, text: str) -> Iterator[Event]:
         """Text between markers."""
-        if self.section == "reasoning":
+        if self._rehearsal is not None:
+            yield from self._rehearse(self._rehearsal, text, is_marker=False)
+        elif self.section == "reasoning":
             yield from self._think(text)
         elif self._call is not None:
             yield from self._read(self._call.feed(text))
@@ -168,10 +172,7 @@ class Sections:
         """One of the dialect's markers; where it marks nothing, it is text."""
         call, calls, reasoning = self._call, self._calls, self._reasoning
         if self.section == "reasoning":
-            if reasoning is not None and name == reasoning.end:
-                self._end_thoughts()
-            else:
-                yield from self._think(name)
+            yield from self._think_marker(name)
         elif reasoning is not None and name == reasoning.begin and not self._answered:
             self.section, self._call = "reasoning", None
         elif calls is None:
@@ -189,6 +190,7 @@ class Sections:
 
     def finish(self, ended: bool) -> Iterator[Event]:
         """What was held back."""
+        yield from self._settle(ended)
         call = self._call
         if call is not None and (call.within or self._marked) and (ended or call.over):
             yield from self._close(call, "")
@@ -197,6 +199,43 @@ class Sections:
         rest = self._content.release()
         if rest and not self._called:
             yield Content(rest)
+
+    def _think_marker(self, name: str) -> Iterator[Event]:
+        """A marker within thoughts, perhaps of a call: their end tells what that is."""
+        assert self._reasoning is not None
+        opens = self._calls is not None and name in (self._calls.begin, self._calls.also)
+        if name == self._reasoning.end:
+            yield from self._settle(ended=False)
+            self._end_thoughts()
+        elif self._rehearsal is not None:
+            yield from self._rehearse(self._rehearsal, name, is_marker=True)
+        elif opens and self._use is not None:
+            answer = Sections(None, self._calls, self._use, thinking=False)
+            self._rehearsal = Rehearsal(answer)
+            yield from self._rehearse(self._rehearsal, name, is_marker=True)
+        else:
+            yield from self._think(name)
+
+    def _rehearse(self, rehearsal: "Rehearsal", text: str, is_marker: bool) -> Iterator[Event]:
+        """More thoughts after a marker of calls; they are held while a call may be among them."""
+        rehearsal.add(text, is_marker)
+        if rehearsal.refused:
+            yield from self._settle(ended=False)
+
+    def _settle(self, ended: bool) -> Iterator[Event]:
+        """Calls within thoughts: rehearsed, or made if the answer ends without an end of thoughts.
+
+        What only looks like a call is a thought.
+        """
+        rehearsal, self._rehearsal = self._rehearsal, None
+        if rehearsal is None:
+            return
+        if ended:
+            rehearsal.finish()
+        if ended and rehearsal.has_call:
+            yield from rehearsal.events
+        else:
+            yield from self._think(rehearsal.text)
 
     def _think(self, text: str) -> Iterator[Event]:
         shown = self._thoughts.feed(self._heading.feed(text))
@@ -259,6 +298,37 @@ class Sections:
         """What is no call in a section, as it was written, between its markers."""
         log.warning(f"a tool call cannot be read and stays text: {call.held[:200]!r}")
         yield from self._answer(f"{self._begin}{call.held}{end}")
+
+
+class Rehearsal:
+    """Thoughts from a marker of calls on, read as if they were the answer.
+
+    answer: reads them.
+    """
+
+    def __init__(self, answer: Sections) -> None:
+        self._answer = answer
+        self.text, self.has_call = "", False
+        self.events: list[Event] = []
+
+    @property
+    def refused(self) -> bool:
+        """Whether there was text instead of a call."""
+        return bool(self.events) and not self.has_call
+
+    def add(self, text: str, is_marker: bool) -> None:
+        """Read on."""
+        self.text += text
+        self._take(self._answer.marker(text) if is_marker else self._answer.text(text))
+
+    def finish(self) -> None:
+        """Read the answer's end."""
+        self._take(self._answer.finish(ended=True))
+
+    def _take(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self.has_call = self.has_call or isinstance(event, CallBegin)
+            self.events.append(event)
 
 
 class Heading:
