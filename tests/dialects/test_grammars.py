@@ -249,3 +249,20 @@ def test_what_a_dialect_cannot_keep_of_a_strict_tool_is_refused(
         dialect.grammar(prompt(name), ToolUse((with_bound(part, strict=True),)), None)
     use = ToolUse((with_bound(part),), required=True)
     assert takes(vocabulary, name, write(FAMILIES[name], [("f", {"p": "x"})]), use, None)
+
+
+def test_more_schemas_than_rules_are_kept_for():
+    chain = {f"d{n}": {"properties": {"x": {"$ref": f"#/$defs/d{n + 1}"}}} for n in range(1200)}
+    schema = {"type": "object", "properties": {"p": {"$ref": "#/$defs/d0"}}, "$defs": chain}
+    dialect = find_dialect(tokenizer("gemma4"), ChatConfig())
+    assert dialect.grammar(prompt("gemma4"), ToolUse((Tool("f", schema),), required=True), None)
+    with pytest.raises(InputError, match="tool f: no grammar can keep properties; leave"):
+        dialect.grammar(prompt("gemma4"), ToolUse((Tool("f", schema, strict=True),)), None)
+
+
+@NAMES
+@pytest.mark.parametrize("part", [{"enum": []}, {"anyOf": []}, False])
+def test_an_argument_that_nothing_fits_is_left_out(name: str, part: Any, vocabulary: Any):
+    schema = {"type": "object", "properties": {"p": part, "q": {"type": "integer"}}}
+    use = ToolUse((Tool("f", schema),), required=True)
+    assert takes(vocabulary, name, write(FAMILIES[name], [("f", {"q": 1})]), use, None)

@@ -58,7 +58,7 @@ class SchemaDocument:
             factors.append(self._referred(part["$ref"]))
         factors += map(self.options, _items(part.get("allOf")))
         for key in ("anyOf", "oneOf"):
-            if either := _items(part.get(key)):
+            if isinstance(either := part.get(key), list):
                 factors.append([one for each in either for one in self.options(each)])
         if math.prod(map(len, factors)) > MOST:
             return [({"anyOf": ()},)]
@@ -114,7 +114,7 @@ class ArgumentSchema:
         except RecursionError:  # hundreds of references, each to the next
             found = [()]
         options = (Option(one, _types(one), self._document) for one in found)
-        return [option for option in options if option.types]
+        return [option for option in options if option.types and option.listed != []]
 
     @functools.cached_property
     def types(self) -> frozenset[str]:

@@ -53,7 +53,7 @@ class Gemma4Calls:
         for name, tool in zip(names, use.tools, strict=True):
             values = ValueRules(f"{name}_value", tool, quote)
             either = " | ".join(map(values.object, tool.arguments.objects)) or '"{}"'
-            rules += [f"{name}: {json.dumps(tool.name)} ({either})", *values.rules]
+            rules += [f"{name}: {json.dumps(tool.name)} ({either})", *values.rules()]
         return rules
 
 

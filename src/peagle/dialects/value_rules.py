@@ -13,6 +13,8 @@ NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multip
 NOT_KEPT = ("patternProperties", "minProperties", "maxProperties", "anyOf")
 """Keywords that these rules leave out; the last one stands for too many alternatives."""
 TEXT_BOUNDS = ("enum", "const", "pattern", "minLength", "maxLength", "format")
+MOST_VALUES = 1000
+"""Most schemas of values whose rules a tool gets; the values of further ones may be any."""
 ANY_TEXT = "/(?s:.*)/"
 BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 """A key that needs no quotes."""
@@ -80,16 +82,28 @@ class ValueRules:
         self._made = 0
         self._symbols: dict[str, str] = {}
         """By the schemas of which they are the values."""
-        self.rules: list[str] = []
+        self._waiting: list[tuple[str, ArgumentSchema]] = []
+        """Symbols without rules."""
+        self._rules: list[str] = []
 
     def value(self, schema: ArgumentSchema) -> str:
         """The symbol of a schema's values."""
         key = json.dumps(schema.part)
         if key not in self._symbols:
-            symbol = self._symbols[key] = f"{self._name}_{len(self._symbols)}"
-            either = [rule for option in schema.options for rule in self._either(option)]
-            self.rules.append(f"{symbol}: {' | '.join(either)}")
+            if len(self._symbols) == MOST_VALUES:
+                self._tool.leave_out("properties")
+                return "value"
+            self._symbols[key] = f"{self._name}_{len(self._symbols)}"
+            self._waiting.append((self._symbols[key], schema))
         return self._symbols[key]
+
+    def rules(self) -> list[str]:
+        """The rules of all symbols."""
+        while self._waiting:
+            symbol, schema = self._waiting.pop()
+            either = [rule for option in schema.options for rule in self._either(option)]
+            self._rules.append(f"{symbol}: {' | '.join(either)}")
+        return self._rules
 
     def object(self, option: Option) -> str:
         """The right side of a rule of objects."""
@@ -97,7 +111,7 @@ class ValueRules:
             pair = f'key ":" {self.value(option.others)}'
             return f'"{{" ({pair} ("," {pair})*)? "}}"'
         symbol = self._new("object")
-        self.rules += object_rules(symbol, [option], self._tool, '","', self._pair)
+        self._rules += object_rules(symbol, [option], self._tool, '","', self._pair)
         return f'"{{" {symbol} "}}"'
 
     def _pair(self, symbol: str, argument: Argument) -> list[str]:
@@ -134,7 +148,7 @@ class ValueRules:
 
     def _text(self, option: Option) -> str:
         terminal = self._new("text").upper()
-        self.rules.append(f"{terminal}: {text_terminal(option, self._tool)}")
+        self._rules.append(f"{terminal}: {text_terminal(option, self._tool)}")
         return f"{self._quote} {terminal} {self._quote}"
 
     def _list(self, option: Option) -> str:
