@@ -7,6 +7,7 @@ import pytest
 
 from peagle.server.anthropic.body import MessagesBody
 from peagle.server.anthropic.conversation import chat_fields
+from peagle.server.body_route import validated
 from peagle.server.protocol import ChatBody
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "string"}}}
@@ -135,16 +136,17 @@ def test_choices_of_tools(choice: dict[str, Any], wanted: Any):
 
 
 @pytest.mark.parametrize(
-    ("fields", "effort"),
+    ("fields", "effort", "thinks"),
     [
-        ({}, None),
-        ({"thinking": {"type": "disabled"}}, "none"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, None),
-        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high"),
+        ({}, None, None),
+        ({"thinking": {"type": "disabled"}}, None, False),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, None, True),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "high", True),
     ],
 )
-def test_how_much_to_think(fields: dict[str, Any], effort: str | None):
-    assert chat(**fields).get("reasoning_effort") == effort
+def test_how_much_to_think(fields: dict[str, Any], effort: str | None, thinks: bool | None):
+    asked = validated(ChatBody, chat(**fields))
+    assert (asked.reasoning_effort, asked.thinks) == (effort, thinks)
 
 
 def test_forms_limits_and_sampling_have_their_names_in_chat_completions():

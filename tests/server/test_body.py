@@ -13,7 +13,6 @@ from peagle.server.protocol import ChatBody, CompletionBody, TokenizeBody
 
 FOREIGN = [
     "cache_prompt",
-    "enable_thinking",
     "extra_body",
     "keep_alive",
     "max_length",
@@ -28,7 +27,6 @@ FOREIGN = [
     "provider",
     "repeat_penalty",
     "session_id",
-    "thinking",
     "thinking_budget",
     "top_a",
     "transforms",
@@ -102,9 +100,9 @@ def test_unknown_fields_are_told_once_at_every_level(caplog: pytest.LogCaptureFi
     ]
     tool = {"type": "function", "y": 1, "function": {"name": "f", "z": 1}}
     for _ in range(2):
-        given = chat(messages=turns, tools=[tool], thinking={"type": "enabled"}, nothing=None)
+        given = chat(messages=turns, tools=[tool], provider={"only": ["x"]}, nothing=None)
     assert sorted(line.split(": ignoring the unknown field ") for line in caplog.messages) == [
-        ["ChatBody", "'thinking'"],
+        ["ChatBody", "'provider'"],
         ["ContentPart", "'v'"],
         ["Function", "'z'"],
         ["FunctionCall", "'u'"],

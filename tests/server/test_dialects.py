@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from families import FAMILIES, oddly_written
+from families import FAMILIES, oddly_written, tokenizer
 from served import Served, serving
+
+from peagle.config import ChatConfig
 
 SCHEMA = {
     "type": "object",
@@ -172,6 +174,72 @@ def test_a_session_goes_on_after_a_call_whose_arguments_are_no_object(
     ):
         answer = served.post(path, body, "Ok")
         assert answer.status_code == 200, answer.text
+
+
+SWITCHED = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n{{ '<think>\n' if SWITCH }}"
+)
+SWITCHES = {
+    "enable_thinking": "enable_thinking",  # Qwen3, Gemma 4, and most others
+    "not off": "enable_thinking is not defined or enable_thinking",
+    "thinking": "thinking",  # DeepSeek, Granite
+    "mode": "thinking_mode == 'enabled'",  # MiniMax
+}
+PROMPT = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+PROMPTS = (PROMPT + "<think>\n", PROMPT)
+COUNT = "/v1/messages/count_tokens"
+COUNTS = {"/tokenize": "count", COUNT: "input_tokens"}
+ON = [
+    {"thinking": {"type": "enabled", "budget_tokens": 2048}},
+    {"thinking": {"type": "enabled", "budget_tokens": 2048}, "effort": "low"},
+    {"thinking": {"type": "adaptive", "display": "omitted"}},
+    {"thinking": True},
+    {"enable_thinking": True},
+    {"effort": "high"},
+]
+OFF = [
+    {"thinking": {"type": "disabled"}},
+    {"thinking": {"type": "disabled"}, "effort": "high"},
+    {"enable_thinking": False},
+    {"effort": "none"},
+]
+
+
+@pytest.fixture(scope="module")
+def switched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving("qwen3", tmp_path_factory.mktemp("switched")) as one:
+        yield one
+
+
+@pytest.mark.parametrize("switch", SWITCHES.values(), ids=SWITCHES)
+@pytest.mark.parametrize("usual", [{}, {"enable_thinking": False, "thinking": False}])
+def test_thoughts_are_switched_in_every_api_and_template(
+    switched: Served, switch: str, usual: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    """Whatever the server's own default is."""
+    template = SWITCHED.replace("SWITCH", switch)
+    config = ChatConfig(chat_template=template, default_chat_template_kwargs=usual)
+    monkeypatch.setattr(switched.app.state.service.llm, "chat_config", config)
+    asked = [{"role": "user", "content": "hi"}]
+
+    def tokens(path: str, key: str, fields: dict[str, Any], effort: dict[str, Any]) -> int:
+        answer = switched.post(path, {key: asked, **fields, **effort}, "Ok")
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        counted: int = found["usage"]["input_tokens"] if "usage" in found else found[COUNTS[path]]
+        return counted
+
+    for fields, thinks in [(one, True) for one in ON] + [(one, False) for one in OFF]:
+        rest = {key: value for key, value in fields.items() if key != "effort"}
+        effort = fields.get("effort")
+        spent = {
+            tokens("/tokenize", "messages", rest, {"reasoning_effort": effort}),
+            tokens("/v1/responses", "input", rest, {"reasoning": {"effort": effort}}),
+            tokens(COUNT, "messages", rest, {"output_config": {"effort": effort}}),
+        }
+        on, off = (len(tokenizer("qwen3")(text).input_ids) for text in PROMPTS)
+        assert spent == {on if thinks else off}, fields
 
 
 def test_log_probabilities_are_those_of_the_content(served: Served):

@@ -243,7 +243,32 @@ class CompletionBody(GenerationBody):
         return max((count for count in wanted if count is not None), default=None)
 
 
-class Prompting(Body):
+class Thinking(Body):
+    """Whether the model is to think; how long is its own decision."""
+
+    type: str = "enabled"
+    """Or "adaptive", which is on too, or "disabled"."""
+    budget_tokens: Ignored = None
+    display: Ignored = None
+
+
+class ThinkingSwitch(Body):
+    """Whether the model is to think, where its chat template lets one say so."""
+
+    thinking: Thinking | bool | None = None
+    """Anthropic's field, which others take too."""
+    enable_thinking: bool | None = None
+    """The same in Qwen's API."""
+
+    @property
+    def thinks(self) -> bool | None:
+        """Whether thoughts are on; None: the client has not said."""
+        if isinstance(self.thinking, Thinking):
+            return self.thinking.type != "disabled"
+        return self.enable_thinking if self.thinking is None else self.thinking
+
+
+class Prompting(ThinkingSwitch):
     """How messages become a prompt: what chat completions and `/tokenize` share."""
 
     tools: Tools | None = None
@@ -254,7 +279,7 @@ class Prompting(Body):
     continue_final_message: bool | None = None
     """Whether the answer goes on where the last message ends."""
     reasoning_effort: str | None = None
-    """For templates that know it; "none" also turns `enable_thinking` off."""
+    """For templates that know it; "none" turns thoughts off, others turn them on."""
     verbosity: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """More variables for the chat template, such as `enable_thinking`."""
@@ -281,7 +306,6 @@ class Prompting(Body):
         """What the chat template sees besides the messages, with some of the `tools`."""
         continues = bool(self.continue_final_message)
         begins = not continues if self.add_generation_prompt is None else self.add_generation_prompt
-        effort = self.reasoning_effort
         described = [tool.model_dump(exclude_none=True) for tool in tools]
         return {
             "add_generation_prompt": begins,
@@ -289,9 +313,21 @@ class Prompting(Body):
             **({"documents": self.documents} if self.documents else {}),
             **({"tools": described} if described else {}),
             **({"verbosity": self.verbosity} if self.verbosity else {}),
-            **({"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}),
+            **self._thoughts(),
             **(self.chat_template_kwargs or {}),
         }
+
+    def _thoughts(self) -> dict[str, Any]:
+        """Whether and how hard to think, under each name that templates have for the switch."""
+        effort, on = self.reasoning_effort, self.thinks
+        if on is None:
+            if effort is None:
+                return {}
+            on = effort != "none"
+        effort = effort if on else "none"
+        mode = "enabled" if on else "disabled"
+        switch = {"enable_thinking": on, "thinking": on, "thinking_mode": mode}
+        return {**switch, **({"reasoning_effort": effort} if effort else {})}
 
 
 class ChatBody(GenerationBody, Prompting):

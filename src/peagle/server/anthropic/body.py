@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, Tag
 
 from peagle.config import MinP, RepetitionPenalty, Temperature, TopK
 from peagle.server.body import Body, Ignored, Integer, Items, Positive, Whole
-from peagle.server.protocol import Share, SpeculationOptions
+from peagle.server.protocol import Share, SpeculationOptions, ThinkingSwitch
 from peagle.server.tool_body import Function
 from peagle.server.variants import NotText, Other, by_type, result_part
 
@@ -111,14 +111,6 @@ class ToolChoice(Body):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Body):
-    """Whether the model is to think; how long is its own decision."""
-
-    type: str
-    budget_tokens: Ignored = None
-    display: Ignored = None
-
-
 class OutputFormat(Body):
     """The form of the answer's text."""
 
@@ -133,7 +125,7 @@ class OutputOptions(Body):
     format: OutputFormat | None = None
 
 
-class MessagesBody(Body):
+class MessagesBody(ThinkingSwitch):
     """Anthropic's fields, and some of our own that chat completions have too."""
 
     model: str | None = None
@@ -147,7 +139,6 @@ class MessagesBody(Body):
     top_k: Annotated[TopK, Whole] | None = None
     tools: Items[Tool] | None = None
     tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
     output_config: OutputOptions | None = None
     min_p: MinP | None = None
     repetition_penalty: RepetitionPenalty | None = None

@@ -26,6 +26,8 @@ SAME = (
     "repetition_penalty",
     "seed",
     "chat_template_kwargs",
+    "thinking",
+    "enable_thinking",
 )
 """Fields with the same name in both."""
 TEXTS = TextBlock | ToolReferenceBlock
@@ -44,7 +46,7 @@ def chat_fields(body: MessagesBody) -> Json:
         "messages": [*_system(body), *(one for turn in body.messages for one in _messages(turn))],
         "stop": body.stop_sequences,
         "continue_final_message": _begins_answer(body.messages[-1]) or None,
-        "reasoning_effort": _effort(body),
+        "reasoning_effort": wanted and wanted.effort,
         "speculation": body.speculation and body.speculation.model_dump(),
         **_tool_fields(body),
     }
@@ -59,12 +61,6 @@ def _begins_answer(last: Turn) -> bool:
     said = last.content
     ends_in_text = isinstance(said, str) or (said and isinstance(said[-1], TextBlock))
     return last.role == "assistant" and bool(ends_in_text)
-
-
-def _effort(body: MessagesBody) -> str | None:
-    if body.thinking is not None and body.thinking.type == "disabled":
-        return "none"
-    return None if body.output_config is None else body.output_config.effort
 
 
 def _tool_fields(body: MessagesBody) -> Json:

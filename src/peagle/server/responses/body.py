@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, Tag, field_validator
 
 from peagle.config import MinP, Penalty, RepetitionPenalty, Temperature, TopK
 from peagle.server.body import LONGEST_NAME, Body, Ignored, Integer, Items, Positive, Whole
-from peagle.server.protocol import Share, SpeculationOptions
+from peagle.server.protocol import Share, SpeculationOptions, ThinkingSwitch
 from peagle.server.tool_body import Function
 from peagle.server.variants import Other, by_type, result_part
 
@@ -238,7 +238,7 @@ class ReasoningOptions(Body):
     """The former name of `summary`."""
 
 
-class ResponsesBody(Body):
+class ResponsesBody(ThinkingSwitch):
     """OpenAI's fields, and some of our own that chat completions have too."""
 
     model: str | None = None

@@ -35,6 +35,8 @@ SAME = (
     "stop",
     "parallel_tool_calls",
     "chat_template_kwargs",
+    "thinking",
+    "enable_thinking",
 )
 """Fields with the same name in both."""
 ENCODED = "peagle:"
