@@ -1,12 +1,20 @@
+import copy
 from itertools import chain, pairwise
 
+import pytest
 from families import encode, tokenizer
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from peagle.detokenizer import UNFINISHED, ByteDetokenizer, WindowDetokenizer, detokenizers
+from peagle.detokenizer import (
+    UNFINISHED,
+    ByteDetokenizer,
+    WindowDetokenizer,
+    detokenize,
+    detokenizers,
+)
 
 TEXT = st.text(st.sampled_from("abcé世🙂 "), max_size=30)
 
@@ -83,6 +91,30 @@ def test_a_skipped_token_parts_two_texts():
     assert detokenizer.feed([2]) == " b"
 
 
+SPELLED = ["\ufffd", "日本"]
+"""What the tokenizers below have no piece for but bytes."""
+
+
+def fallback(strip: bool = False) -> PreTrainedTokenizerFast:
+    """As Llama 2's and Gemma's: words with a mark for a space, and bytes for all else."""
+    words = ["<unk>", "<s>", "▁", "▁a", "a", "▁b", "b", *(f"<0x{byte:02X}>" for byte in range(256))]
+    vocabulary = {word: n for n, word in enumerate(words)}
+    merges = [("▁", "a"), ("▁", "b")]
+    raw = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True, unk_token="<unk>"))
+    raw.normalizer = normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    raw.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if strip else [])])
+    raw.add_special_tokens(["<s>"])
+    raw.add_tokens([AddedToken("▁▁", normalized=False)])  # as Gemma's runs of spaces
+    return PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
+def metaspace() -> PreTrainedTokenizerFast:
+    raw = Tokenizer(models.BPE({"▁a": 0, "▁b": 1, "c": 2, "\ufffd": 3, "▁": 4}, []))
+    raw.decoder = decoders.Metaspace()
+    return PreTrainedTokenizerFast(tokenizer_object=raw)
+
+
 @given(st.data())
 def test_bytes_of_tokens_make_the_text_that_the_tokenizer_makes_of_them(data: st.DataObject):
     """In any cuts, special tokens shown or not, half characters and broken bytes among them."""
@@ -97,6 +129,77 @@ def test_bytes_of_tokens_make_the_text_that_the_tokenizer_makes_of_them(data: st
     assert isinstance(detokenizer, ByteDetokenizer)
     shown = [detokenizer.feed(ids[a:b]) for a, b in pairwise([0, *cuts, len(ids)])]
     assert "".join(shown) + detokenizer.flush() == own.decode(ids, skip_special_tokens=skip)
+
+
+WORDS_ADDED = ["čaj", "đêm", "café", "Öl", "naïve", "茶", " été", "\ufffd"]
+"""Letters that stand for bytes elsewhere in a byte-level vocabulary."""
+
+
+def with_words() -> PreTrainedTokenizerFast:
+    own = copy.deepcopy(tokenizer("qwen3"))
+    own.add_tokens(WORDS_ADDED)
+    return own
+
+
+OWN = {"byte-level": with_words(), "fallback": fallback(), "stripped": fallback(strip=True)}
+
+
+@pytest.mark.parametrize("name", OWN)
+@given(st.data())
+def test_a_text_comes_back_whatever_its_letters_and_cuts(name: str, data: st.DataObject):
+    """Added words, words of the vocabulary, and the sign of a broken character in bytes, too."""
+    own = OWN[name]
+    words = st.sampled_from([*WORDS_ADDED, *SPELLED, " a", "b", "🙂", "é", "世"])
+    text = "".join(data.draw(st.lists(words, max_size=12)))
+    prompt = own.encode("a b", add_special_tokens=False)
+    ids = own.encode(f"a b{text}", add_special_tokens=False)[len(prompt) :]
+    assume(own.encode(f"a b{text}", add_special_tokens=False)[: len(prompt)] == prompt)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)))))
+    detokenizer = detokenizers(own, True)(prompt)
+    shown = [detokenizer.feed(ids[a:b]) for a, b in pairwise([0, *cuts, len(ids)])]
+    assert "".join(shown) + detokenizer.flush() == text
+
+
+def test_an_added_letter_is_itself_or_the_byte_that_the_vocabulary_has_under_it():
+    own = copy.deepcopy(tokenizer("qwen3"))
+    own.add_tokens(["½", "é", "ĠI"])
+    ids = [own.convert_tokens_to_ids(piece) for piece in ("½", "é", "Ä")]
+    half, acute, first = ids
+    for tokens, text in (
+        ([half], "½"),
+        ([acute, half], "é½"),
+        ([first, half, half], "Ľ½"),
+        ([first, first, half], "\ufffdĽ"),
+        (own.encode("龍½", add_special_tokens=False), "龍½"),
+    ):
+        assert detokenize(own, tokens) == text
+        detokenizer = detokenizers(own, True)([])
+        shown = [detokenizer.feed([token]) for token in tokens]
+        assert "".join(shown) + detokenizer.flush() == text
+
+
+@pytest.mark.parametrize("name", [*OWN, "metaspace"])
+@given(st.data())
+def test_any_tokens_make_one_text_however_many_come_at_once(name: str, data: st.DataObject):
+    """Half characters and bytes that are none among them."""
+    own = OWN.get(name) or metaspace()
+    token = st.integers(0, len(own) - 1)
+    prompt, ids = data.draw(st.lists(token, max_size=3)), data.draw(st.lists(token, max_size=20))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ids)))))
+    texts = []
+    for places in (range(len(ids) + 1), [0, len(ids)], [0, *cuts, len(ids)]):
+        detokenizer = detokenizers(own, False)(prompt)
+        shown = [detokenizer.feed(ids[a:b]) for a, b in pairwise(places)]
+        texts.append("".join(shown) + detokenizer.flush())
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_text_lacks_its_first_space_where_the_tokenizer_drops_it():
+    own = fallback(strip=True)
+    ids = own.encode(" a b", add_special_tokens=False)
+    assert detokenize(own, ids) == own.decode(ids) == "a b"
+    assert detokenize(own, [own.convert_tokens_to_ids("<s>"), *ids], skip_special=True) == "a b"
+    assert detokenizers(own, True)(ids).feed(ids) == " a b"
 
 
 def test_a_tokenizer_that_drops_spaces_is_asked_itself():

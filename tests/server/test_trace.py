@@ -1,39 +1,18 @@
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pytest
+from families import tokenizer
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from peagle.server.trace import TextOffsets, token_bytes, token_name, token_text
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """A tokenizer of one token: how it is stored, and its text."""
-
-    piece: str
-    text: str
-
-    def decode(self, tokens: list[int]) -> str:
-        return self.text
-
-    def convert_ids_to_tokens(self, token: int) -> str:
-        return self.piece
-
-
-@pytest.mark.parametrize(
-    ("piece", "text", "wanted"),
-    [
-        ("Ġok", " ok", b" ok"),
-        ("æĹ", "\ufffd", "日".encode()[:2]),
-        ("<0xE6>", "\ufffd", b"\xe6"),
-        ("\ufffd", "\ufffd", "\ufffd".encode()),
-    ],
-)
-def test_the_bytes_of_a_token(piece: str, text: str, wanted: bytes):
-    assert token_bytes(Vocabulary(piece, text), 0, text) == wanted
+def test_the_bytes_of_a_token_of_any_other_tokenizer_are_its_texts():
+    raw = Tokenizer(models.WordLevel({"▁ok": 0, "日": 1}, unk_token="日"))
+    raw.decoder = decoders.Metaspace()
+    own = PreTrainedTokenizerFast(tokenizer_object=raw)
+    assert [token_bytes(own, token) for token in (0, 1)] == [b" ok", "日".encode()]
 
 
 def test_a_part_of_a_character_stands_where_the_character_does():
@@ -71,8 +50,7 @@ def stripping() -> Any:
 @pytest.mark.parametrize("pieces", [[2, 4, 5], [2, 2, 1, 4], [3, 2], [2, 7, 8, 2], [4, 2]])
 def test_a_token_has_the_space_that_its_text_begins_with(pieces: list[int]):
     tokenizer = stripping()
-    texts = [token_text(tokenizer, token) for token in pieces]
-    data = b"".join(map(partial(token_bytes, tokenizer), pieces, texts))
+    data = b"".join(token_bytes(tokenizer, token) for token in pieces)
     whole = tokenizer.decode(pieces)
     assert data.decode() == (f" {whole}" if WORDS[pieces[0]].startswith("\u2581") else whole)
 
@@ -81,3 +59,11 @@ def test_tokens_are_named_by_text_or_id():
     tokenizer = stripping()
     assert [token_name(tokenizer, token, None) for token in (1, 2, 6)] == [" ", " Hello", "\ufffd"]
     assert token_name(tokenizer, 2, True) == "token_id:2"
+
+
+def test_part_of_a_character_is_told_by_its_bytes():
+    assert token_bytes(stripping(), 6) == b"\xe4"
+    own = tokenizer("qwen3")
+    first, *rest = own.encode("日", add_special_tokens=False)
+    assert token_text(own, first) == "\ufffd"
+    assert b"".join(token_bytes(own, token) for token in (first, *rest)) == "日".encode()

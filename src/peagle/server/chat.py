@@ -36,7 +36,6 @@ from peagle.server.trace import (
     speculation_trace,
     token_bytes,
     token_name,
-    token_text,
 )
 
 
@@ -208,7 +207,7 @@ class ChatForm:
         }
 
     def _scored(self, token: int, score: float) -> Json:
-        data = token_bytes(self._tokenizer, token, token_text(self._tokenizer, token))
+        data = token_bytes(self._tokenizer, token)
         name = token_name(self._tokenizer, token, self._body.return_tokens_as_token_ids)
         return {"token": name, "logprob": json_score(score), "bytes": list(data)}
 

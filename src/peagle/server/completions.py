@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from peagle.completion import Chunk, Completion
+from peagle.detokenizer import detokenize
 from peagle.engine.step import TokenLogprobs
 from peagle.server.answer import answer
 from peagle.server.delivery import Json
@@ -119,13 +120,12 @@ class CompletionForm:
         """Of the next token in the text, where special ones are only if the client wrote them."""
         offsets, text = self._offsets[index], self._text(token)
         hidden = token in self._special and not self._echo[index].startswith(text, offsets.length)
-        return offsets.add(b"" if hidden else token_bytes(self._tokenizer, token, text))
+        return offsets.add(b"" if hidden else token_bytes(self._tokenizer, token))
 
     def _said(self, prompt: str | list[int]) -> str:
         if isinstance(prompt, str):
             return prompt
-        text: str = self._tokenizer.decode(prompt, skip_special_tokens=True)
-        return text
+        return detokenize(self._tokenizer, prompt, skip_special=True)
 
     def _top(self, logprobs: TokenLogprobs) -> dict[str, float]:
         asked = logprobs.top[: self._body.logprobs]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from peagle.async_llm import AsyncLLM, Batch
 from peagle.config import SamplingParams
+from peagle.detokenizer import detokenize
 from peagle.live_request import ChatTurn, Prepared
 from peagle.llm import LLM, Prompt
 from peagle.server.errors import APIError, closing
@@ -99,7 +100,7 @@ class Service:
 
     async def detokenize(self, tokens: Sequence[int]) -> str:
         """The text of token ids."""
-        return await asyncio.to_thread(self.llm.tokenizer.decode, tokens)
+        return await asyncio.to_thread(detokenize, self.llm.tokenizer, tokens)
 
     async def begin(
         self,

@@ -2,11 +2,10 @@
 
 import codecs
 import functools
-import re
 from typing import Any
 
+from peagle import detokenizer
 from peagle.completion import Chunk, Completion
-from peagle.detokenizer import LETTERS, UNFINISHED
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
 """What stands for a space in the vocabulary of SentencePiece's tokenizers."""
@@ -17,27 +16,24 @@ def token_text(tokenizer: Any, token: int) -> str:
 
     Some decoders drop the space at the start of a text, which a token within one has.
     """
+    known = detokenizer.token_bytes(tokenizer)
+    if known is not None:
+        return known.text(token)
     text: str = tokenizer.decode([token])
     if str(tokenizer.convert_ids_to_tokens(token)).startswith(SPACE):
         text = tokenizer.decode([token, token])[len(text) :]
     return text
 
 
+def token_bytes(tokenizer: Any, token: int) -> bytes:
+    """One token's bytes, even if they are only part of a character."""
+    known = detokenizer.token_bytes(tokenizer)
+    return token_text(tokenizer, token).encode() if known is None else known[token]
+
+
 def token_name(tokenizer: Any, token: int, as_id: bool | None) -> str:
     """What log-probabilities call a token: its text, or vLLM's form of its id."""
     return f"token_id:{token}" if as_id else token_text(tokenizer, token)
-
-
-def token_bytes(tokenizer: Any, token: int, text: str) -> bytes:
-    """The bytes of a token whose text is `text`, even if they are only part of a character."""
-    if UNFINISHED not in text:
-        return text.encode()
-    piece: str = tokenizer.convert_ids_to_tokens(token)
-    if named := re.fullmatch("<0x([0-9A-F]{2})>", piece):
-        return bytes.fromhex(named[1])
-    if all(letter in LETTERS for letter in piece):
-        return bytes(LETTERS[letter] for letter in piece)
-    return text.encode()
 
 
 class TextOffsets:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from peagle.detokenizer import detokenize
 from peagle.errors import InputError
 from peagle.train.packing import Document
 from peagle.train.samples import Chat, Message
@@ -47,7 +48,7 @@ def check_ids(ids: Sequence[int], texts: Iterable[str], tokenizer: Any, place: s
     Between their letters there may be more: markers, thoughts, arguments of calls.
     """
     known = len(tokenizer)
-    said: str = tokenizer.decode([token for token in ids if token < known])
+    said = detokenize(tokenizer, [token for token in ids if token < known])
     if not all(_within(text, said) for text in texts):
         raise InputError(
             f"{place}: token_ids say something else by the tokenizer of {tokenizer.name_or_path}; "
