@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.drafters.config_file import read_drafter_config
+from peagle.drafters.diagnosis import diagnose
 from peagle.drafters.model import DraftModel, default_taps
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
@@ -133,6 +134,21 @@ def test_writing_replaces_the_directory_whole(tmp_path: Path):
     assert files == ["config.json", "model.safetensors"]
     modes = {path.stat().st_mode for path in (tmp_path / "drafter").iterdir()}
     assert len(modes) == 1, "who may read one file may read both"
+
+
+def test_fused_projections_and_rotary_tables_of_old_files(target, tmp_path: Path):
+    model = tiny.random_drafter(tiny.drafter_config(parallel=True))
+    save_drafter(tmp_path / "ours", model, torch.float32)
+    values, tensors = read(tmp_path / "ours")
+    for part, parts in (("self_attn.{}_proj", "q k v"), ("mlp.{}_proj", "gate up")):
+        fused = part.format("qkv" if parts == "q k v" else "gate_up")
+        for layer in ("layers.0", "layers.1"):
+            names = [f"{layer}.{part.format(one)}.weight" for one in parts.split()]
+            tensors[f"{layer}.{fused}.weight"] = torch.cat([tensors.pop(name) for name in names])
+            tensors[f"{layer}.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+    raw = write(tmp_path / "raw", values, tensors)
+    assert_same(load_drafter(raw, target.decoder), model)
+    assert diagnose(raw).problems == ()
 
 
 def test_the_usual_layers_are_tapped_by_default():

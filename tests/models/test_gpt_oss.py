@@ -82,7 +82,7 @@ WEIGHTS: list[tuple[str, Callable[[dict[str, torch.Tensor]], object], str]] = [
     (
         "blocks",
         lambda t: t.pop(f"{EXPERTS}.down_proj_blocks"),
-        rf"missing tensors: {EXPERTS}\.down_proj; unexpected tensors: {EXPERTS}\.down_proj_scales",
+        rf"missing tensors: {EXPERTS}\.down_proj_blocks$",
     ),
     (
         "NaN",

@@ -56,6 +56,23 @@ PUBLISHED: dict[str, tuple[Settings, str, str]] = {
         "block",
     ),
     "fp8 whole": ({"quant_method": "fp8", "weight_block_size": None}, "weight_scale_inv", "scalar"),
+    "AutoFP8": ({"quant_method": "fp8", "activation_scheme": "static"}, "weight_scale", "scalar"),
+    "AutoFP8, dynamic": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "kv_cache_scheme": "static"},
+        "weight_scale",
+        "one",
+    ),
+    "AutoFP8, channel": ({"quant_method": "fp8"}, "weight_scale", "channel"),
+    "AutoFP8, flat": (
+        {"quant_method": "fp8", "ignored_layers": ["lm_head"]},
+        "weight_scale",
+        "flat",
+    ),
+    "fp8 whole, named without inv": (
+        {"quant_method": "fp8", "weight_block_size": None},
+        "weight_scale",
+        "scalar",
+    ),
     "compressed, tensor": (compressed("tensor"), "weight_scale", "one"),
     "compressed, channel": (compressed("channel"), "weight_scale", "channel"),
     "compressed, block": (
@@ -148,6 +165,10 @@ def test_every_layout_gives_what_its_dequantised_twin_gives(
 DYNAMIC = {
     "fp8 in blocks",
     "fp8 whole",
+    "fp8 whole, named without inv",
+    "AutoFP8, dynamic",
+    "AutoFP8, channel",
+    "AutoFP8, flat",
     "compressed, tensor",
     "compressed, channel",
     "compressed, block",

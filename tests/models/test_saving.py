@@ -14,7 +14,14 @@ from peagle.models.loading import load_ends, load_layers
 from peagle.models.saving import save_target
 from peagle.models.weights import read_json, read_tensors, safetensors_files
 
-LAYOUTS = ["fp8 in blocks", "fp8 whole", "compressed, channel", "modelopt, channel"]
+LAYOUTS = [
+    "fp8 in blocks",
+    "fp8 whole",
+    "AutoFP8",
+    "AutoFP8, channel",
+    "compressed, channel",
+    "modelopt, channel",
+]
 
 
 def written_again(directory: Path) -> Path:

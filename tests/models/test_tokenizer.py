@@ -19,3 +19,17 @@ def test_a_tokenizer_that_another_family_would_need(tmp_path: Path, kind: object
         f"{tmp_path}: model_type {kind} is not supported; peagle runs llama, qwen3, qwen3_moe, "
         "gpt_oss, gemma4, gemma4_text"
     )
+
+
+def test_a_tokenizer_that_is_code(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    settings = {"auto_map": {"AutoTokenizer": ["own.Words", None]}, "tokenizer_class": "Words"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "own.py").write_text("raise AssertionError('run')")
+    with pytest.raises(InputError) as caught:
+        load_tokenizer(tmp_path)
+    assert str(caught.value) == (
+        f"{tmp_path} has no usable tokenizer: it is code of its own (auto_map in "
+        "tokenizer_config.json), which peagle never runs; convert it to a tokenizer.json, or serve "
+        "the model with vLLM's --trust-remote-code"
+    )

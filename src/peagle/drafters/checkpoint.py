@@ -114,7 +114,8 @@ def read_drafter(
     shared = shared_tensors(config, target.spec, tensors)
     _attach_shared(model, target, shared)
     dtype, device = target.embed.weight.dtype, target.embed.weight.device
-    rules, ignored = drafter_rules(config, shared), [D2T, T2D]
+    rules = [rule.as_stored(tensors) for rule in drafter_rules(config, shared)]
+    ignored = [D2T, T2D]
     with about(directory):
         assemble(model, rules, tensors, ignored, dtype, device)
         attach_vocabulary(model, tensors)

@@ -147,7 +147,8 @@ def _tensor_problems(
     """What is missing, unexpected or misshapen compared with `config.json`."""
     with torch.device("meta"):
         model = DraftModel(config, 1)
-    rules = drafter_rules(config, shared_tensors(config, target, tensors))
+    shared = shared_tensors(config, target, tensors)
+    rules = [rule.as_stored(tensors) for rule in drafter_rules(config, shared)]
     named_already = [] if config.parallel else [MASK_HIDDEN]
     problems = mismatches(model, rules, tensors, [D2T, T2D, *named_already])
     if problems:

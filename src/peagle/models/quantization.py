@@ -22,12 +22,8 @@ LEFT_OUT = (
     ".activation_scale",
     ".activation_scale_ub",
     ".input_scale_ub",
-    ".q_scale",
-    ".k_scale",
-    ".v_scale",
-    ".output_scale",
 )
-"""Ends of the names of scales for activations and for the KV cache, which are kept in 16 bits."""
+"""Ends of the names of scales for activations, which are kept in 16 bits."""
 
 
 def read_quantization(directory: Path) -> Fp8 | None:
@@ -58,15 +54,18 @@ def quantization_of(given: Values) -> Fp8 | None:
 
 
 def _fp8(given: Values) -> Fp8:
-    """Hugging Face's own: block-wise, or one scale for a weight."""
+    """Hugging Face's own, with block-wise scales or one for a weight, and AutoFP8's."""
     numbers = given.get("fmt", "e4m3")
     if numbers != "e4m3":
         raise InputError(f"fp8 weights of fmt {numbers} are not supported; {SUPPORTED}")
     block = given.get("weight_block_size")
     dynamic = given.get("activation_scheme", "dynamic") == "dynamic"
+    scales = "weight_scale_inv", "weight_scale"
+    if "weight_block_size" not in given:  # which AutoFP8 does not write
+        scales = scales[::-1]
     if block is None:
-        return Fp8("weight_scale_inv", "tensor", dynamic_activations=dynamic)
-    return Fp8("weight_scale_inv", "block", _block(block), dynamic)
+        return Fp8(scales, "tensor", dynamic_activations=dynamic)
+    return Fp8(scales, "block", _block(block), dynamic)
 
 
 def _compressed_tensors(given: Values) -> Fp8:
@@ -95,9 +94,9 @@ def _of_group(group: Values) -> Fp8:
         raise InputError(f"compressed-tensors of {bits}-bit {kind} are not supported; {SUPPORTED}")
     strategy = weights.get("strategy")
     if strategy in ("tensor", "channel"):
-        return Fp8("weight_scale", str(strategy), dynamic_activations=dynamic)
+        return Fp8(("weight_scale",), str(strategy), dynamic_activations=dynamic)
     if strategy == "block":
-        return Fp8("weight_scale", "block", _block(weights.get("block_structure")), dynamic)
+        return Fp8(("weight_scale",), "block", _block(weights.get("block_structure")), dynamic)
     raise InputError(f"compressed-tensors of strategy {strategy} are not supported; {SUPPORTED}")
 
 
@@ -105,9 +104,9 @@ def _modelopt(given: Values) -> Fp8:
     given = {**given, **_mapping(given.get("quantization") or {})}
     algorithm = given.get("quant_algo")
     known = {
-        "FP8": Fp8("weight_scale", "tensor"),
-        "FP8_PER_CHANNEL_PER_TOKEN": Fp8("weight_scale", "channel", dynamic_activations=True),
-        "FP8_PB_WO": Fp8("weight_scale", "block", (128, 128)),
+        "FP8": Fp8(("weight_scale",), "tensor"),
+        "FP8_PER_CHANNEL_PER_TOKEN": Fp8(("weight_scale",), "channel", dynamic_activations=True),
+        "FP8_PB_WO": Fp8(("weight_scale",), "block", (128, 128)),
     }
     if not isinstance(algorithm, str) or algorithm not in known:
         raise InputError(f"modelopt's quant_algo {algorithm} is not supported; {SUPPORTED}")
@@ -118,7 +117,7 @@ READERS = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
     "modelopt": _modelopt,
-    "fbgemm_fp8": lambda _: Fp8("weight_scale", "channel"),
+    "fbgemm_fp8": lambda _: Fp8(("weight_scale",), "channel"),
 }
 
 

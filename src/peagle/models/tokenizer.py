@@ -9,21 +9,36 @@ from peagle.models.weights import read_json
 
 
 def load_tokenizer(directory: Path) -> Any:
-    """Transformers' tokenizer of a directory. Raises `InputError` when it has no usable one."""
+    """Transformers' tokenizer of a directory, whose own code is never run.
+
+    Raises `InputError` when it has no usable one.
+    """
     from transformers import AutoTokenizer  # slow to import, and not always needed
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(directory))
+        tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=False)
     except Exception as error:  # transformers raises all kinds for damaged files
         _refuse_other_family(directory)
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        if not any(directory.glob("tokenizer*")):
-            reason = "it has no tokenizer.json"
-        raise InputError(f"{directory} has no usable tokenizer: {reason}") from None
+        raise _unusable(directory, reason) from None
     if len(tokenizer) < 2:  # for some families transformers invents one without any file
         _refuse_other_family(directory)
-        raise InputError(f"{directory} has no usable tokenizer: it has no tokenizer.json")
+        raise _unusable(directory, "it has no tokenizer.json")
     return tokenizer
+
+
+def _unusable(directory: Path, reason: str) -> InputError:
+    """reason: what is said where neither code nor a missing file is the cause."""
+    settings = directory / "tokenizer_config.json"
+    has_code = settings.is_file() and "auto_map" in read_json(settings)
+    if has_code and not (directory / "tokenizer.json").is_file():
+        reason = (
+            "it is code of its own (auto_map in tokenizer_config.json), which peagle never runs; "
+            "convert it to a tokenizer.json, or serve the model with vLLM's --trust-remote-code"
+        )
+    elif not any(directory.glob("tokenizer*")):
+        reason = "it has no tokenizer.json"
+    return InputError(f"{directory} has no usable tokenizer: {reason}")
 
 
 def _refuse_other_family(directory: Path) -> None:

@@ -26,6 +26,19 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 CORRECTION = ["correction/*.json", "correction/*.safetensors"]
 """A drafter's correction, the one sub-folder that is read."""
+UNREAD = (
+    "rotary_emb.inv_freq",
+    "rotary_emb.cos_cached",
+    "rotary_emb.sin_cached",
+    ".q_scale",
+    ".k_scale",
+    ".v_scale",
+    ".kv_scale",
+    ".prob_scale",
+    ".output_scale",
+)
+"""How names of tensors end that no file needs: buffers that follow from the configuration, and
+scales for a KV cache in FP8, which is kept in 16 bits here."""
 LISTED = 4
 """Tensors that a message names of each kind; another model's directory has hundreds."""
 Shape = tuple[int, ...]
@@ -41,6 +54,8 @@ class TensorRule:
     """Length of each of `theirs` along dimension 0."""
     leading: int = 1
     """Leading dimensions of ours that `theirs` are laid along: 2 for parts of every expert."""
+    layouts: tuple["TensorRule", ...] = ()
+    """Rules for files that hold the same value in other tensors: fused, apart or packed."""
 
     def shapes(self, ours: Shape) -> dict[str, Shape]:
         """The shapes of `theirs`, given the shape of ours."""
@@ -48,8 +63,11 @@ class TensorRule:
         return {name: (size, *inner) for name, size in zip(self.theirs, self.sizes, strict=True)}
 
     def as_stored(self, names: Container[str]) -> "TensorRule":
-        """The rule for a file with these tensors, which may store the value in another form."""
-        return self
+        """This rule, or that of another layout if it is the one whose tensors a file has."""
+        found = (
+            rule for rule in (self, *self.layouts) if any(name in names for name in rule.theirs)
+        )
+        return next(found, self)
 
     def as_written(self, ours: Weight) -> "TensorRule":
         """The rule by which a weight in its own format is written."""
@@ -62,7 +80,10 @@ class TensorRule:
         if not tensor.is_floating_point() and tensor.dtype != torch.uint8:  # as packed numbers are
             return f"{name} is {tensor.dtype}, expected a floating-point type"
         if tensor.is_floating_point() and tensor.itemsize == 1:
-            return f"{name} is {tensor.dtype}, and no scales are found for it"
+            return (
+                f"{name} is {tensor.dtype}, and no scales are found for it of the kind that "
+                "quantization_config names"
+            )
         return None
 
     def nbytes(self, ours: Shape, dtype: torch.dtype) -> int:
@@ -138,16 +159,18 @@ def _refuse_adapter(directory: Path) -> None:
 
 def safetensors_files(directory: Path) -> list[Path]:
     """The weight files of a directory, from its index if it is sharded. Pickles are never read."""
-    index = directory / INDEX
-    if index.exists():
-        files = [directory / name for name in _indexed(index)]
-        if (directory / WHOLE).exists() and directory / WHOLE not in files:
-            raise InputError(f"{directory} has both {WHOLE} and {INDEX}; remove the older one")
-    elif (directory / WHOLE).exists():  # others beside it may be copies of before
-        files = [directory / WHOLE]
-    else:
-        files = [f for f in sorted(directory.glob("*.safetensors")) if f.name != ADAPTER_WEIGHTS]
+    index, whole = directory / INDEX, directory / WHOLE
+    files = [directory / name for name in _indexed(index)] if index.exists() else []
     missing = [file.name for file in files if not os.path.exists(file)]  # a name may be too long
+    if whole.exists() and whole not in files:
+        if files and not missing:
+            raise InputError(
+                f"{directory} holds two models, in {WHOLE} and in the files of {INDEX}; remove "
+                "the older one"
+            )
+        files, missing = [whole], []  # others beside it may be copies of before
+    elif not index.exists():
+        files = [f for f in sorted(directory.glob("*.safetensors")) if f.name != ADAPTER_WEIGHTS]
     if missing:
         raise InputError(f"{directory} lacks the weight files {shortened(missing)}")
     if not files:
@@ -194,7 +217,7 @@ def known_names(directory: Path) -> set[str]:
     Raises `InputError` for a damaged file.
     """
     index = directory / INDEX
-    if index.exists():
+    if index.exists() and not (directory / WHOLE).exists():
         return set(_weight_map(index))
     return tensor_names(directory) if any(directory.glob("*.safetensors")) else set()
 
@@ -302,7 +325,8 @@ def unexpected(
     rules: Iterable[TensorRule], names: Iterable[str], ignored: Iterable[str] = ()
 ) -> list[str]:
     """The problem of a file's tensors that no rule reads; empty if there are none."""
-    others = sorted(set(names) - file_names(rules) - set(ignored))
+    read = file_names(rules) | set(ignored)
+    others = sorted(name for name in set(names) - read if not name.endswith(UNREAD))
     return [f"unexpected tensors: {shortened(others)}"] if others else []
 
 

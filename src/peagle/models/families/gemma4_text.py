@@ -87,15 +87,17 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     ]
     if spec.beside is None:
         return rules
-    count = (spec.beside.num_experts,)
+    count, names = (spec.beside.num_experts,), ("experts", "experts")
     return [
         *rules,
         *_norms(MIXTURE_NORMS, hidden_size, place),
         place.rule("experts.router", ("router.proj.weight",), count),
         place.rule("experts.router_scale", ("router.scale",), (hidden_size,)),
         place.rule("experts.factors", ("router.per_expert_scale",), count),
-        place.rule("experts.gate_up", ("experts.gate_up_proj",), count),
-        place.rule("experts.down", ("experts.down_proj",), count),
+        *tensors.either(
+            tensors.experts_together(spec.beside, place, *names),
+            tensors.experts_apart(spec.beside, hidden_size, place, *names),
+        ),
     ]
 
 

@@ -1,7 +1,7 @@
 """GPT-OSS: sinks, windows in some layers, and experts that files hold together, often in MXFP4."""
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -53,7 +53,8 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
 
     def rule(ours: str, theirs: str, alternating: bool) -> TensorRule:
         names = (f"{place.theirs}.mlp.experts.{theirs}",)
-        return ExpertRule(f"{place.ours}.mlp.{ours}", names, count, 1, alternating)
+        own = ExpertRule(f"{place.ours}.mlp.{ours}", names, count, alternating=alternating)
+        return replace(own, layouts=(own.packed(),))
 
     return [
         *tensors.norms(hidden_size, place),
@@ -105,18 +106,14 @@ class ExpertRule(TensorRule):
         value = self._unsorted(dense(ours))
         return (value.mT if value.ndim == 3 else value,)
 
-    def as_stored(self, names: Container[str]) -> TensorRule:
-        """The rule for the same weight in MXFP4, if a file with these tensors stores it so."""
-        packed = self._packed()
-        return packed if packed.theirs[0] in names else self
-
     def as_written(self, ours: Weight) -> TensorRule:
         """The rule for a weight that is in MXFP4, or is not."""
-        return self._packed() if isinstance(ours, Mxfp4Weight) else self
+        return self.packed() if isinstance(ours, Mxfp4Weight) else self
 
-    def _packed(self) -> "PackedRule":
+    def packed(self) -> "PackedRule":
+        """The rule for the same weight in MXFP4."""
         names = (f"{self.theirs[0]}_blocks", f"{self.theirs[0]}_scales")
-        return PackedRule(self.ours, names, self.sizes, 1, self.alternating)
+        return PackedRule(self.ours, names, self.sizes, alternating=self.alternating)
 
     def _unsorted(self, value: Tensor) -> Tensor:
         """Outputs [experts, outputs, ...] in theirs."""

@@ -1,5 +1,5 @@
-"""Qwen3-MoE: Qwen3's attention, one window for all or none, and experts in every layer, which files
-hold one by one."""
+"""Qwen3-MoE: Qwen3's attention, one window for all or none, and experts in every layer, which most
+files hold one by one."""
 
 from dataclasses import replace
 
@@ -29,16 +29,15 @@ def layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     """The tensors of one layer."""
     experts = spec.feed_forward
     assert isinstance(experts, ExpertsSpec)
-    inner = experts.moe_intermediate_size
-    each = [f"mlp.experts.{index}" for index in range(experts.num_experts)]
-    gate_up = tuple(f"{expert}.{part}_proj.weight" for expert in each for part in ("gate", "up"))
-    down = tuple(f"{expert}.down_proj.weight" for expert in each)
+    names = "mlp", "mlp.experts"
     return [
         *tensors.norms(hidden_size, place),
         *tensors.attention(spec.attention, hidden_size, place),
         place.rule("mlp.router", ("mlp.gate.weight",), (experts.num_experts,)),
-        place.rule("mlp.gate_up", gate_up, (inner,) * len(gate_up), leading=2),
-        place.rule("mlp.down", down, (hidden_size,) * len(down), leading=2),
+        *tensors.either(
+            tensors.experts_apart(experts, hidden_size, place, *names),
+            tensors.experts_together(experts, place, *names),
+        ),
     ]
 
 

@@ -1,8 +1,8 @@
 """What most families call their tensors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from peagle.models.spec import AttentionSpec, DecoderSpec, LayerSpec, MLPSpec
+from peagle.models.spec import AttentionSpec, DecoderSpec, ExpertsSpec, LayerSpec, MLPSpec
 from peagle.models.weights import TensorRule
 
 HEAD = "lm_head.weight"
@@ -32,6 +32,18 @@ class Place:
             for kind in kinds
         ]
 
+    def fused(
+        self, name: str, parts: tuple[str, ...], sizes: tuple[int, ...], bias: bool, fused: str
+    ) -> list[TensorRule]:
+        """As `linear`, of parts that some files hold as one, which is called `fused`."""
+        apart = self.linear(name, parts, sizes, bias)
+        return either(apart, self.linear(name, (fused,), (sum(sizes),), bias))
+
+
+def either(usual: list[TensorRule], other: list[TensorRule]) -> list[TensorRule]:
+    """Rules of the usual layout, for files of the other, too."""
+    return [replace(one, layouts=(two,)) for one, two in zip(usual, other, strict=True)]
+
 
 def embeddings(prefix: str) -> str:
     """What the file calls the token embeddings. prefix: how the decoder's names begin."""
@@ -39,14 +51,16 @@ def embeddings(prefix: str) -> str:
 
 
 def ends(spec: DecoderSpec, prefix: str) -> list[TensorRule]:
-    """Embeddings, final norm, and the head unless it is the embeddings. prefix: as above."""
-    rules = [
-        TensorRule("embed.weight", (embeddings(prefix),), (spec.vocab_size,)),
-        TensorRule("norm.weight", (f"{prefix}.norm.weight",), (spec.hidden_size,)),
-    ]
+    """Embeddings, final norm, and the head unless it is the embeddings. prefix: as above.
+
+    Where it is, some files hold the one tensor as the head.
+    """
+    size = (spec.vocab_size,)
+    embed = TensorRule("embed.weight", (embeddings(prefix),), size)
+    norm = TensorRule("norm.weight", (f"{prefix}.norm.weight",), (spec.hidden_size,))
     if not spec.tie_word_embeddings:
-        rules.append(TensorRule("head.weight", (HEAD,), (spec.vocab_size,)))
-    return rules
+        return [embed, norm, TensorRule("head.weight", (HEAD,), size)]
+    return [replace(embed, layouts=(TensorRule("embed.weight", (HEAD,), size),)), norm]
 
 
 def dense_layer(spec: LayerSpec, hidden_size: int, place: Place) -> list[TensorRule]:
@@ -73,7 +87,7 @@ def attention(spec: AttentionSpec, hidden_size: int, place: Place) -> list[Tenso
     value = "self_attn.k_proj" if spec.k_eq_v else "self_attn.v_proj"
     parts = ("self_attn.q_proj", "self_attn.k_proj", value)
     sizes = (spec.width, spec.kv_width, spec.kv_width)
-    rules = place.linear("attention.qkv", parts, sizes, spec.bias)
+    rules = place.fused("attention.qkv", parts, sizes, spec.bias, "self_attn.qkv_proj")
     rules += place.linear("attention.out", ("self_attn.o_proj",), (hidden_size,), spec.bias)
     if spec.qk_norm:
         norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
@@ -83,8 +97,30 @@ def attention(spec: AttentionSpec, hidden_size: int, place: Place) -> list[Tenso
 
 def mlp(spec: MLPSpec, hidden_size: int, place: Place) -> list[TensorRule]:
     """Gate, up and down."""
-    inner = (spec.intermediate_size,) * 2
+    inner, parts = (spec.intermediate_size,) * 2, ("mlp.gate_proj", "mlp.up_proj")
     return [
-        *place.linear("mlp.gate_up", ("mlp.gate_proj", "mlp.up_proj"), inner, spec.bias),
+        *place.fused("mlp.gate_up", parts, inner, spec.bias, "mlp.gate_up_proj"),
         *place.linear("mlp.down", ("mlp.down_proj",), (hidden_size,), spec.bias),
+    ]
+
+
+def experts_apart(
+    spec: ExpertsSpec, hidden_size: int, place: Place, ours: str, theirs: str
+) -> list[TensorRule]:
+    """Gate and up, and down, of experts that a file holds one by one, called `theirs`."""
+    inner = spec.moe_intermediate_size
+    each = [f"{theirs}.{index}" for index in range(spec.num_experts)]
+    gate_up = tuple(f"{expert}.{part}_proj.weight" for expert in each for part in ("gate", "up"))
+    down = tuple(f"{expert}.down_proj.weight" for expert in each)
+    return [
+        place.rule(f"{ours}.gate_up", gate_up, (inner,) * len(gate_up), leading=2),
+        place.rule(f"{ours}.down", down, (hidden_size,) * len(down), leading=2),
+    ]
+
+
+def experts_together(spec: ExpertsSpec, place: Place, ours: str, theirs: str) -> list[TensorRule]:
+    """The same of experts that a file holds together: [experts, outputs, inputs]."""
+    return [
+        place.rule(f"{ours}.{part}", (f"{theirs}.{part}_proj",), (spec.num_experts,))
+        for part in ("gate_up", "down")
     ]
