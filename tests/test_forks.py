@@ -95,6 +95,6 @@ def test_signals_end_it(number: signal.Signals):
         process.stdout.readline()
         assert Path(f"/proc/{process.pid}/cmdline").read_text().find("zygote.py") > 0
         process.send_signal(number)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=240)
     assert process.returncode == -number
     assert (b"KeyboardInterrupt" in errors) == (number == signal.SIGINT)

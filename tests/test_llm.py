@@ -434,7 +434,7 @@ class TestAsync:
         self, pair: TinyPair, monkeypatch, ahead: bool
     ):
         """For first tokens, and for all while the device works on another step."""
-        monkeypatch.setattr(async_llm, "PATIENCE", 5.0)
+        monkeypatch.setattr(async_llm, "PATIENCE", 240.0)
         with tiny.on_device(ahead):
             llm = made(pair)
         handed: list[Chunk] = []
@@ -462,16 +462,24 @@ class TestAsync:
         begun = next(index for index, (before, _) in enumerate(seen) if before)
         assert all(before == after for before, after in (seen if ahead else seen[: begun + 1]))
 
-    def test_what_came_meanwhile_is_handed_over_in_one_piece(self, llm: LLM):
+    def test_what_came_meanwhile_is_handed_over_in_one_piece(self, llm: LLM, monkeypatch):
         """To a reader that was busy elsewhere; and in order."""
+        stepped: list[list[Chunk]] = []
+        step = llm.step
+
+        def noted_step() -> list[Chunk]:
+            stepped.append(step())
+            return stepped[-1]
 
         async def read() -> list[list[Chunk]]:
             prepared = await engine.prepare(PROMPTS[0], HOW)
             async with engine.run([prepared]) as batches:
-                time.sleep(1)  # the loop is busy
+                while len(stepped) < 4:  # the loop is busy
+                    time.sleep(0.01)
                 return [[chunk for _, chunk in batch] async for batch in batches]
 
         (expected,) = llm.generate([PROMPTS[0]], HOW)
+        monkeypatch.setattr(llm, "step", noted_step)
         with contextlib.closing(AsyncLLM(lambda: llm)) as engine:
             first, *others = asyncio.run(read())
         assert len(first) > 1

@@ -100,13 +100,17 @@ def test_every_run_has_a_prefix_cache_of_its_own(stub):
 
 
 def test_as_many_are_in_flight_as_asked(stub):
-    lock, now, most = threading.Lock(), [0], [0]
+    lock, now, most, full = threading.Lock(), [0], [0], threading.Event()
 
     def busy(body):
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        time.sleep(0.02)
+        if now[0] == 3:
+            full.set()
+        if body["cache_salt"] != "warm-up":
+            full.wait(240)
+        time.sleep(0.02)  # a fourth would come meanwhile
         with lock:
             now[0] -= 1
         return streamed("a", tokens=4)
@@ -128,7 +132,7 @@ def test_requests_come_at_a_rate_however_many_are_in_flight(stub):
     (run,), _ = measured(stub.url, prompts=PROMPTS * 5, rates=[100.0])
     assert run.case.load.shown == "100/s"
     gaps = [after - before for before, after in itertools.pairwise(sorted(times[-20:]))]
-    assert 0.003 < sum(gaps) / len(gaps) < 0.03
+    assert 0.003 < sum(gaps) / len(gaps) < 0.1  # one after the other they would take 0.2
     assert max(gaps) > 2 * min(gaps)  # at random
 
 
@@ -307,14 +311,14 @@ def test_a_server_that_hangs_fails_after_a_silence(stub, monkeypatch):
 
     def hang(body):
         if body["cache_salt"] != "warm-up":
-            over.wait(10)
+            over.wait(240)
         return streamed("a", tokens=4)
 
     stub.reply = hang
-    monkeypatch.setattr(module, "SILENCE", 0.3)
+    monkeypatch.setattr(module, "SILENCE", 2.0)
     (failure,), _ = measured(stub.url)
     over.set()
-    assert failure.reason == "nothing came for 0.3 s"
+    assert failure.reason == "nothing came for 2 s"
 
 
 def test_a_server_that_answers_nothing_at_all_is_refused_before_the_first_run(stub):
@@ -375,12 +379,12 @@ USED = b'data: {"choices": [], "usage": {"completion_tokens": 1}}\n\n'
 
 
 def test_comments_keep_a_stream_alive(stub, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE", 0.3)
+    monkeypatch.setattr(module, "SILENCE", 2.0)
     monkeypatch.setattr(module, "A_WHILE", 0.05)
 
     def waiting():
-        for _ in range(8):
-            time.sleep(0.1)
+        for _ in range(6):
+            time.sleep(0.5)
             yield b": waiting\n\n"
         yield from (PIECE, DONE)
 

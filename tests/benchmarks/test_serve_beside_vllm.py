@@ -53,7 +53,7 @@ def asked(prompts: Path, python: Path, out: Path) -> "subprocess.CompletedProces
     given = [bundled("target"), "--prompts", prompts, *sizes, "--vllm-python", python, "--out", out]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), *map(str, given)]
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
 
 
 def test_both_servers_are_measured_in_one_report(prompts: Path, tmp_path: Path):

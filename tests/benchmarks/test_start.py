@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "start.py"
 def test_without_a_gpu_it_says_so():
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, str(SCRIPT), "--shape", "tiny"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
     assert done.returncode == 1
     assert "none is here" in done.stderr
 

@@ -166,7 +166,7 @@ def test_each_result_is_drawn(tmp_path: Path):
     files = [str(tmp_path / f"{name}.json") for name in ("speeds", "rows")]
     command = [sys.executable, str(Path(keep.__file__).with_name("draw.py")), *files]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, timeout=300
+        [*command, "--out", str(tmp_path / "out")], capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr
     pages = [(tmp_path / "out" / name / "report.md").read_text() for name in ("speeds", "rows")]

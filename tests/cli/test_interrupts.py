@@ -24,7 +24,7 @@ os._exit(0)
 def run(tmp_path):
     """Runs peagle with a module of that name in place of the true one."""
 
-    def with_slow(module, *arguments, pause=60, ignore=False):
+    def with_slow(module, *arguments, pause=600, ignore=False):
         (tmp_path / f"{module}.py").write_text(SLOW.format(pause=pause))
         path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
         handler = signal.SIG_IGN if ignore else signal.default_int_handler
@@ -34,7 +34,7 @@ def run(tmp_path):
             capture_output=True,
             text=True,
             preexec_fn=lambda: signal.signal(signal.SIGINT, handler),
-            timeout=50,
+            timeout=500,
         )
         return done.returncode, done.stdout, done.stderr
 

@@ -319,10 +319,10 @@ def test_long_calls_are_read_as_fast_as_they_are_written(calls: CallFormat, part
     """In the time of engines' steps: what is held is not read anew with each token."""
     numbers = {"properties": {"a": {"type": "array"}}}
     reader = calls.reader(ToolUse((Tool("now", numbers),)), marked=True)
-    began = time.perf_counter()
+    began = time.process_time()
     events = [event for part in parts for event in reader.feed(part)]
     events += reader.finish()
-    assert time.perf_counter() - began < 3.0
+    assert time.process_time() - began < 3.0
     assert isinstance(events[0], CallBegin)
     assert isinstance(events[-1], CallEnd)
 

@@ -16,6 +16,7 @@ from tiny_pair import TinyPair, save_pair
 
 from peagle import LLM, AsyncLLM, InputError, SamplingParams, SpeculativeConfig
 from peagle.async_llm import EngineClosedError
+from peagle.bench.processes import core_time
 from peagle.completion import Completion
 from peagle.config import StructuredOutputs
 from peagle.engine.engine import EngineDeadError
@@ -23,7 +24,7 @@ from peagle.engine_client.process import EngineProcess
 
 PROMPTS = ["def name(self):", "for item in items:\n", "é世🙂", "x"]
 LONG = SamplingParams(max_tokens=400, ignore_eos=True)
-PATIENCE = 30.0
+PATIENCE = 240.0
 """Seconds, far more than anything here takes on an idle machine."""
 
 pytestmark = pytest.mark.usefixtures("forked")  # all but `apart`, which is made before
@@ -80,6 +81,16 @@ def wait_until(true) -> None:
         time.sleep(0.01)
 
 
+def rests(pid: int) -> bool:
+    """Whether a process neither runs nor waits for a core for half a second."""
+    before = core_time([pid])
+    time.sleep(0.5)
+    after = core_time([pid])
+    assert before is not None
+    assert after is not None
+    return after.ran + after.waited - before.ran - before.waited < 0.01
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -122,12 +133,14 @@ def test_a_stream_brings_what_every_step_brings(here: LLM, apart: AsyncLLM):
 def test_who_reads_late_gets_several_steps_at_once(here: LLM, apart: AsyncLLM):
     """An event loop that is busy: the engine runs on, and the loop catches up in larger pieces."""
     how = SamplingParams(max_tokens=60, ignore_eos=True, num_speculative_tokens=0)
+    engine = apart.llm.engine
+    assert isinstance(engine, EngineProcess)
 
     async def read() -> list:
         chunks = []
         async for chunk in apart.stream(PROMPTS[0], how):
             chunks.append(chunk)
-            time.sleep(0.15)  # nothing else has a turn
+            wait_until(lambda: rests(engine.pid))  # nothing else has a turn
         return chunks
 
     chunks = asyncio.run(read())
@@ -145,9 +158,9 @@ def test_an_answer_that_was_whole_before_the_engine_died_is_delivered(pair: Tiny
         engine = llm.engine
         assert isinstance(engine, EngineProcess)
         llm.submit(llm.prepare(PROMPTS[0], how))
-        time.sleep(3)  # far more than the answer takes
+        wait_until(lambda: rests(engine.pid))  # its answer is written
         os.kill(engine.pid, signal.SIGKILL)
-        time.sleep(0.5)
+        os.waitid(os.P_PID, engine.pid, os.WEXITED | os.WNOWAIT)
         chunks = llm.step()
         assert exact(chunks[-1].completion) == exact(*here.generate([PROMPTS[0]], how))
         with pytest.raises(EngineDeadError, match="killed by SIGKILL"):

@@ -201,10 +201,10 @@ def test_an_engine_that_cannot_go_on_tells_all_streams_and_takes_no_more(
         await asyncio.sleep(0)
         monkeypatch.setattr(lost.engine.core.worker, "exchange", fail)
         monkeypatch.setattr(lost.engine.core.worker, "forget", fail)
-        results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 20)
+        results = await asyncio.wait_for(asyncio.gather(*streams, return_exceptions=True), 240)
         assert all(isinstance(result, RuntimeError | EngineClosedError) for result in results)
         with pytest.raises(EngineClosedError):
-            await asyncio.wait_for(read(engine, TEXTS[0]), 20)
+            await asyncio.wait_for(read(engine, TEXTS[0]), 240)
         engine.close()
         assert engine.failed
         assert not engine.alive

@@ -44,7 +44,7 @@ class Running:
     port: int
     service: Service
 
-    def wait_until_idle(self, seconds: float = 10.0) -> None:
+    def wait_until_idle(self, seconds: float = 120.0) -> None:
         """Fail unless every request and block is freed in time."""
         engine, end = self.service.llm.engine, time.monotonic() + seconds
         while engine.busy or self.service.admitted:

@@ -27,16 +27,16 @@ class Process:
             env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
         )
 
-    def wait(self) -> None:
-        """Wait until it answers."""
-        while self.get("/health") != 200:
+    def wait(self, status: int = 200) -> None:
+        """Wait until its health is this."""
+        while self.get("/health") != status:
             assert self.process.poll() is None, self.process.communicate()
             time.sleep(0.1)
 
     def get(self, path: str) -> int | None:
         """A status; None while nothing listens."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=5) as answer:
+            with urllib.request.urlopen(self.url + path, timeout=60) as answer:
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code
@@ -48,7 +48,7 @@ class Process:
         headers = {"Content-Type": "application/json"}
         data = json.dumps(body).encode()
         request = urllib.request.Request(self.url + "/v1/completions", data, headers)
-        return urllib.request.urlopen(request, timeout=60)
+        return urllib.request.urlopen(request, timeout=240)
 
     def text(self) -> str:
         """The usual answer's text."""

@@ -26,7 +26,7 @@ def test_the_head_goes_out_while_the_first_event_is_waited_for() -> None:
             raise AssertionError
 
         stream = EventStream(events(), contextlib.AsyncExitStack())
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             await stream({"type": "http"}, receive, send)
         return sent
 
@@ -61,7 +61,7 @@ def test_a_stream_that_nobody_reads_is_ended(monkeypatch: pytest.MonkeyPatch) ->
             await asyncio.Event().wait()
             raise AssertionError
 
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             await EventStream(events(), running)({"type": "http"}, receive, send)
         return ended
 

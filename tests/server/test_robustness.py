@@ -33,7 +33,7 @@ def ask(
     server: Running, path: str, body: Any, method: str = "POST", **headers: str
 ) -> tuple[int, dict[str, str], Any]:
     """Status, headers and parsed body of one request."""
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=240)
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     connection.request(method, path, data, {**HEADERS, **headers})
     answer = connection.getresponse()
@@ -47,7 +47,7 @@ def ask(
 def send(server: Running, body: dict[str, Any], missing: int = 0) -> socket.socket:
     """Send a request, perhaps without the last bytes of its body."""
     data = json.dumps({**body, "stream": True}).encode()
-    connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=240)
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data[: len(data) - missing])
@@ -90,11 +90,11 @@ def test_a_client_that_leaves_before_its_answer_is_no_error(
     """While its body travels, or before the first token."""
     with caplog.at_level("INFO", logger="peagle.server"):
         send(server, LONG, missing).close()
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while not any(record.message == "request" for record in caplog.records):
             assert time.monotonic() < end, "the request was not logged"
             time.sleep(0.01)
-    server.wait_until_idle(seconds=2)
+    server.wait_until_idle()
     assert all(record.levelname == "INFO" for record in caplog.records)
     assert ask(server, "/v1/completions", {"prompt": PROMPT, "max_tokens": 2})[0] == 200
 
@@ -116,7 +116,7 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(
         connection = begin(server, LONG)
         assert engine.busy
         connection.close()
-        server.wait_until_idle(seconds=2)
+        server.wait_until_idle()
     [request] = [record for record in caplog.records if record.message == "request"]
     assert request.aborted
     _, _, text = ask(server, "/metrics", b"", "GET")
@@ -130,7 +130,7 @@ def test_a_client_that_leaves_before_its_answer_frees_its_blocks(server: Running
     while not engine.busy:
         time.sleep(0.01)
     connection.close()
-    server.wait_until_idle(seconds=2)
+    server.wait_until_idle()
 
 
 def test_leaving_clients_change_nothing_for_others(server: Running, offline: Any):
@@ -176,10 +176,10 @@ def test_a_body_of_many_faults_is_told_the_first(server: Running):
     """A list of millions of errors takes gigabytes."""
     for path, field in (("/v1/completions", "prompt"), ("/v1/chat/completions", "messages")):
         wrong = {field: [{}] * 400_000}
-        start = time.perf_counter()
+        start = time.process_time()  # of server and client; others on the machine take none
         status, _, found = ask(server, path, wrong)
         assert (status, found["error"]["code"]) == (400, 400)
-        assert time.perf_counter() - start < 3.0
+        assert time.process_time() - start < 3.0
 
 
 def test_a_body_of_many_unknown_fields_is_read_at_once(
@@ -187,11 +187,11 @@ def test_a_body_of_many_unknown_fields_is_read_at_once(
 ):
     """And the log stays short."""
     unknown = {f"field {n:x}": 1 for n in range(150_000)}
-    start = time.perf_counter()
+    start = time.process_time()
     with caplog.at_level("WARNING", logger="peagle.server"):
         status, _, _ = ask(server, "/v1/completions", {"prompt": "x", "max_tokens": 1, **unknown})
     assert status == 200
-    assert time.perf_counter() - start < 20.0
+    assert time.process_time() - start < 5.0
     assert sum("unknown field" in record.message for record in caplog.records) <= MOST_TOLD
 
 
@@ -200,7 +200,7 @@ def test_a_head_after_a_large_body_does_not_count_the_body(server: Running):
     body = json.dumps({"prompt": "x" * 120_000}).encode()
     head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as connection:
         connection.sendall(head.encode() + body + b"GET /version HTTP/1.1\r\n")
         time.sleep(0.2)
         connection.sendall(b"Host: x\r\nConnection: close\r\n\r\n")
@@ -224,7 +224,7 @@ def test_a_body_keeps_what_looks_like_an_offer(server: Running, cut: int):
     body = b"aa\r\nUpgrade: h2c\r\n\r\nbb"
     head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n".encode()
     head += b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as connection:
         connection.sendall(head[: len(head) - cut])
         time.sleep(0.05)
         connection.sendall(head[len(head) - cut :] + body)
@@ -235,7 +235,7 @@ def test_an_offer_that_is_met_too_late_ends_the_connection(server: Running):
     """Of two requests in one read the second makes it."""
     plain = b"GET /health HTTP/1.1\r\nHost: x\r\n"
     offer = b"Connection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=240) as connection:
         connection.sendall(plain + b"\r\n" + plain + offer)
         seen = b"".join(iter(lambda: connection.recv(4096), b""))
     assert seen.count(b"HTTP/1.1 200") == 2
@@ -257,7 +257,7 @@ def test_a_head_or_trailer_without_an_end_is_refused(begin: bytes, line: bytes):
     thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
     thread.start()
     whole = b"GET / HTTP/1.1\r\nHost: x\r\n" + line[:60_000].strip() + b"\r\n\r\n"
-    with socket.create_connection(listener.getsockname(), timeout=20) as connection:
+    with socket.create_connection(listener.getsockname(), timeout=240) as connection:
         for _ in range(3):
             connection.sendall(whole)
             assert connection.recv(1000).startswith(b"HTTP/1.1 204")
@@ -321,8 +321,8 @@ def test_draining_refuses_new_requests_and_ends_old_ones(small: Running):
     service = small.service
     thread = threading.Thread(target=lambda: asyncio.run(service.drain()))
     thread.start()
-    time.sleep(0.1)
-    assert ask(small, "/health", b"", "GET")[0] == 503
+    while ask(small, "/health", b"", "GET")[0] != 503:
+        time.sleep(0.01)
     status, headers, _ = ask(small, "/v1/completions", {"prompt": "x"})
     assert status == 503
     assert "retry-after" in headers
@@ -478,7 +478,7 @@ def test_other_routes_need_one(server: Running, path: str, value: str):
 @pytest.mark.parametrize("path", ["/", "/health", "/load", "/v1/models", "/metrics", "/nowhere"])
 def test_head_is_get_without_a_body(server: Running, path: str):
     status, headers, _ = ask(server, path, b"", "GET")
-    connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=240)
     connection.request("HEAD", path, headers=HEADERS)
     answer = connection.getresponse()
     assert (answer.status, answer.read()) == (status, b"")
@@ -652,7 +652,7 @@ def test_pages_of_other_origins_ask_where_they_are_allowed_to(
 def test_a_path_is_one_word_of_the_log(server: Running, caplog: pytest.LogCaptureFixture):
     with caplog.at_level("INFO", logger="peagle.server"):
         assert ask(server, "/a%0Ainfo%20request%1b", {})[0] == 404
-        end = time.monotonic() + 10  # the line comes after the answer
+        end = time.monotonic() + 120  # the line comes after the answer
         while not (paths := [vars(one).get("path") for one in caplog.records]):
             assert time.monotonic() < end
             time.sleep(0.01)

@@ -223,10 +223,10 @@ def test_many_conversations_and_long_ones_take_seconds(tmp_path: Path):
     turns = [turn for _ in range(3) for turn in (user("why? " * 20), assistant("because " * 20))]
     many = write(tmp_path / "many.jsonl", *[{"messages": turns}] * 1_000)
     long = write(tmp_path / "long.jsonl", {"messages": turns * 100})
-    start = time.perf_counter()
+    start = time.process_time()
     documents, _ = read(many, long, length=1 << 20)
     assert [len(document.responses) for document in documents] == [3] * 1_000 + [300]
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_a_recipe_says_what_becomes_of_long_samples(recipe_for: Any, tmp_path: Path):

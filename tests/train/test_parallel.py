@@ -97,7 +97,7 @@ def two_ranks(tmp_path: Path) -> TwoRanks:
         subprocess.run(
             [*launch, str(script), json.dumps(recipe.model_dump()), str(found)],
             check=True,
-            timeout=120,
+            timeout=900,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
         return [load_file(path) for path in sorted(tmp_path.glob("found.*"))]

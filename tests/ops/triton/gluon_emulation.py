@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.experimental.gluon import language
 from triton.runtime.jit import JITFunction
 
-LIMIT = 30
+LIMIT = 240
 """Seconds that a program waits for another."""
 program = threading.local()
 """Of this thread: its place in the grid, and the copies that it waits for by groups."""
