@@ -14,7 +14,7 @@ import pytest
 import tiny
 import torch
 from filelock import FileLock
-from forks import Zygote, can_fork
+from forks import Popen, Zygote, can_fork
 from hypothesis import HealthCheck, settings
 from transformers.utils import logging
 
@@ -69,14 +69,10 @@ def zygote() -> Iterator[Zygote]:
 
 @pytest.fixture
 def forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes of this Python have imported what commands import; for tests of other things.
-
-    How `subprocess` starts them is private, so that other versions of Python than this was written
-    for start whole ones.
-    """
+    """Processes of this Python have imported what commands import; for tests of other things."""
     if can_fork():
-        fork_exec = request.getfixturevalue("zygote").fork_exec
-        monkeypatch.setattr("subprocess._fork_exec", fork_exec)
+        monkeypatch.setattr(Popen, "zygote", request.getfixturevalue("zygote"))
+        monkeypatch.setattr("subprocess.Popen", Popen)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,13 @@ import os
 import runpy
 import signal
 import socket
+import subprocess
 import sys
 import time
 from types import ModuleType
 from typing import Any
+
+import forks
 
 IMPORTED = (
     "torch.distributed.tensor",
@@ -36,6 +39,7 @@ FILES = 512
 def main(descriptor: int) -> None:
     """Fork commands until nobody can ask for more; in a command's process, run it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is for those who asked
+    subprocess.Popen = forks.Popen  # type: ignore[misc]  # torchrun takes it when it is imported
     for name in IMPORTED:
         importlib.import_module(name)
     own = [place for place in sys.path[1:] if place not in python_path()]
@@ -126,11 +130,7 @@ def stand_by() -> None:
 
 def use_zygote(line: socket.socket) -> None:
     """Let this process fork its commands, too."""
-    import subprocess
-
-    from forks import Zygote
-
-    subprocess._fork_exec = Zygote(line).fork_exec  # type: ignore[attr-defined]
+    forks.Popen.zygote = forks.Zygote(line)
 
 
 def run(words: list[str], path: list[str]) -> None:
