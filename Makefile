@@ -19,7 +19,7 @@ define step
 @printf '  %s ... ' '$(1)' && begun=$$(date +%s) && $(2) && echo "$$(($$(date +%s) - begun)) s"
 endef
 
-.PHONY: demo test quick lint figures reports test-vllm clean
+.PHONY: demo test quick lint figures reports wheel test-vllm test-lowest test-newest clean
 
 demo: $(READY)
 	@$(BIN)/peagle demo
@@ -47,6 +47,15 @@ figures: $(READY)
 reports: $(READY)
 	$(BIN)/python benchmarks/draw.py --out build/reports
 
+# one wheel, with the bundled pair, in dist/
+wheel: $(READY)
+	rm -rf build dist
+	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+# what `make quick` tests, with the lowest versions that pyproject.toml allows, and with the newest there are
+test-lowest test-newest: test-%: .venv-%/.ready
+	.venv-$*/bin/pytest -n 2 -m 'not slow and not vllm' --ignore=tests/ops/triton $(QUICK)
+
 test-vllm: $(READY) $(VLLM)/.ready
 	PEAGLE_VLLM_PYTHON=$(VLLM)/bin/python $(BIN)/pytest -m vllm tests/vllm
 
@@ -67,5 +76,20 @@ $(VLLM)/.ready: tests/vllm/requirements.txt
 	@$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec triton
 	@touch $@
 
+.venv-lowest/.ready: pyproject.toml
+	@echo "setting up .venv-lowest:"
+	$(call step,Python environment,$(PYTHON) -m venv .venv-lowest && .venv-lowest/bin/pip $(PIP) uv==0.13.9)
+	$(call step,lowest versions,.venv-lowest/bin/uv pip compile --quiet --resolution lowest-direct $(EXTRAS) pyproject.toml --output-file .venv-lowest/versions.txt)
+	$(call step,peagle and what it needs,.venv-lowest/bin/uv pip install --quiet --python .venv-lowest --constraint .venv-lowest/versions.txt --editable '.[dev]')
+	@touch $@
+
+EXTRAS := $(addprefix --extra ,data report serve structured train)
+
+.venv-newest/.ready: pyproject.toml
+	@echo "setting up .venv-newest:"
+	$(call step,Python environment,$(PYTHON) -m venv .venv-newest)
+	$(call step,peagle and what it needs,.venv-newest/bin/pip $(PIP) --editable '.[dev]')
+	@touch $@
+
 clean:
-	rm -rf $(VENV) $(VLLM)
+	rm -rf $(VENV) $(VLLM) .venv-lowest .venv-newest build dist
