@@ -19,7 +19,7 @@ define step
 @printf '  %s ... ' '$(1)' && begun=$$(date +%s) && $(2) && echo "$$(($$(date +%s) - begun)) s"
 endef
 
-.PHONY: demo test quick lint figures reports wheel test-vllm test-lowest test-newest clean
+.PHONY: demo test quick lint figures reports wheel tagged docs test-vllm test-lowest test-newest clean
 
 demo: $(READY)
 	@$(BIN)/peagle demo
@@ -51,6 +51,17 @@ reports: $(READY)
 wheel: $(READY)
 	rm -rf build dist
 	$(BIN)/pip wheel --quiet --no-deps --wheel-dir dist .
+
+# whether TAG, of the environment, is the version's
+tagged:
+	@test "$$TAG" = "v$(VERSION)" || { echo "the tag $$TAG is not v$(VERSION), the version of pyproject.toml"; exit 1; }
+
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+
+# the site of README and docs, in build/site; a link that leads nowhere ends it
+docs: $(READY) .venv-docs/.ready
+	$(BIN)/python docs/website.py build/pages
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet --strict
 
 # what `make quick` tests, with the lowest versions that pyproject.toml allows, and with the newest there are
 test-lowest test-newest: test-%: .venv-%/.ready
@@ -91,5 +102,15 @@ EXTRAS := $(addprefix --extra ,data report serve structured train)
 	$(call step,peagle and what it needs,.venv-newest/bin/pip $(PIP) --editable '.[dev]')
 	@touch $@
 
+# apart from .venv, which older releases of Python 3.11 can make: these packages ask for 3.11.5
+.venv-docs/.ready: pyproject.toml constraints.txt
+	@echo "setting up .venv-docs:"
+	$(call step,Python environment,$(PYTHON) -m venv .venv-docs)
+	$(call step,what makes the site,.venv-docs/bin/pip $(PIP) --constraint constraints.txt $(DOCS))
+	@touch $@
+
+# the extra `docs`, without peagle itself
+DOCS := mkdocs mkdocs-material
+
 clean:
-	rm -rf $(VENV) $(VLLM) .venv-lowest .venv-newest build dist
+	rm -rf $(VENV) $(VLLM) .venv-docs .venv-lowest .venv-newest build dist
