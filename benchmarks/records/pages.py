@@ -18,10 +18,13 @@ from peagle.errors import InputError
 from records.cells import filled, find
 from records.result import Strict
 from records.store import Results
+from records.support import support
 
 ROOT = Path(__file__).parents[2]
 TABLES = ROOT / "benchmarks" / "tables"
 MARKED = re.compile(r"(<!-- table (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
+SUPPORT = "support"
+"""The table that is made from the families too."""
 SHOW = "show"
 Wanted = dict[str, Any]
 """Values that a run or row must have; under `SHOW` the template of the cell."""
@@ -62,6 +65,8 @@ def renewed(text: str, tables: Mapping[str, Table], results: Results) -> str:
 
     def one(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
+        if name == SUPPORT:
+            return f"{begin}\n{support(results)}\n{end}"
         if name not in tables:
             raise InputError(f"there is no table {name}")
         return f"{begin}\n{drawn(name, tables[name], results)}\n{end}"
