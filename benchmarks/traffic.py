@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from peagle.drafters.kind import PEAGLE
 from peagle.drafters.model import DraftModel
 from peagle.engine.kv_cache import kv_bytes_per_token
 from peagle.models.decoder import Decoder
@@ -30,7 +31,7 @@ def cycle_bytes(
     each["target keys and values"] = positions * kv_bytes_per_token(target.spec, dtype)
     if drafter is None:
         return each
-    passes = 1 if drafter.config.parallel else k
+    passes = 1 if drafter.config.kind is PEAGLE else k
     again = bytes_of(drafter.first, drafter.rest, drafter.readout.norm, drafter.readout.head)
     once = bytes_of(drafter.fc)
     shape = drafter.config.transformer

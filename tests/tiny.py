@@ -209,12 +209,16 @@ def drafter_config(
     draft_vocab: int = VOCAB,
     vocab_size: int = VOCAB,
     layer: LayerSpec = DRAFT_LAYER,
+    windows: Sequence[int | None] = (),
     **changes: object,
 ) -> DrafterConfig:
-    """A drafter's sizes for `save_target`'s default target."""
-    layer = replace(layer, attention=replace(layer.attention, qk_norm=qk_norm))
+    """A drafter's sizes for `save_target`'s default target. windows: each layer's, all full by
+    default."""
+    heads = replace(layer.attention, qk_norm=qk_norm)
+    each = [replace(heads, window=window) for window in windows or layers * [None]]
+    stack = tuple(replace(layer, attention=attention) for attention in each)
     values = {
-        "transformer": DecoderSpec(vocab_size, 64, layers=layers * (layer,), max_length=256),
+        "transformer": DecoderSpec(vocab_size, 64, layers=stack, max_length=256),
         "target_hidden_size": 64,
         "taps": TAPS,
         "draft_vocab_size": draft_vocab,

@@ -21,6 +21,7 @@ from peagle.bench.shapes import SHAPES, Shape, shape_of
 from peagle.bench.synthetic import SyntheticWorkload
 from peagle.config import SamplingParams
 from peagle.drafters.diagnosis import diagnose
+from peagle.drafters.kind import PEAGLE
 from peagle.errors import InputError
 from peagle.models.decoder import Decoder
 from peagle.models.spec import ExpertsSpec
@@ -115,7 +116,7 @@ def test_the_script_writes_a_pair(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     wanted = random_target(shape_of("tiny").target, tiny.CPU, torch.float32)
     assert_same_weights(tiny.load_target(out / "target"), wanted)
-    assert not diagnose(out / "drafter", out / "target", parallel=True).problems
+    assert not diagnose(out / "drafter", out / "target", PEAGLE).problems
     again = subprocess.run([*command, "--out", str(out)], capture_output=True, text=True)
     assert (again.returncode, again.stderr) == (
         1,

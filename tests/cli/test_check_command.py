@@ -81,4 +81,4 @@ def test_what_is_wrong_with_a_speculative_config(peagle, pair):
         ngram % (10**6, 2), "--target", pair.target
     )
     wrong = f'{{"model": "{pair.peagle}", "parallel_drafting": false}}'
-    assert "problem: it has mask_hidden, so it is a P-EAGLE drafter" in said(wrong)
+    assert "problem: its kind is P-EAGLE, not EAGLE-3" in said(wrong)

@@ -14,9 +14,11 @@ from safetensors.torch import load_file, save_file
 from peagle.drafters.checkpoint import load_drafter, save_drafter
 from peagle.drafters.config_file import read_drafter_config
 from peagle.drafters.diagnosis import diagnose
+from peagle.drafters.kind import EAGLE3, PEAGLE
 from peagle.drafters.model import DraftModel, default_taps
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
+from peagle.models.spec import MLPSpec
 from peagle.ops.rope import RopeConfig
 
 Tensors = dict[str, torch.Tensor]
@@ -48,6 +50,7 @@ def assert_same(ours: DraftModel, other: DraftModel) -> None:
     assert torch.equal(ours.readout.d2t, other.readout.d2t)
 
 
+GEGLU = MLPSpec(96, activation="gelu_tanh")
 ROUND_TRIPS: dict[str, Values] = {
     "plain": {},
     "EAGLE-3": {"parallel": False},
@@ -61,6 +64,10 @@ ROUND_TRIPS: dict[str, Values] = {
         "norm_output": True,
     },
     "two taps": {"taps": (0, 4)},
+    "five taps": {"taps": (0, 1, 2, 3, 4)},
+    "windows": {"windows": (8, 8)},
+    "windowed and full layers of Llama's style": {"windows": (None, 8), "qk_norm": False},
+    "GeGLU": {"layer": replace(tiny.DRAFT_LAYER, feed_forward=GEGLU)},
 }
 
 
@@ -273,7 +280,7 @@ BROKEN: list[tuple[str, bool, Break, str]] = [
         "misshapen",
         True,
         lambda c, t: t.update({"fc.weight": torch.ones(64, 64)}),
-        r"fc\.weight has shape \[64, 64\], expected \[64, 192\]",
+        "lists 3 aux layers, and its fc reads 1; name those of its training",
     ),
     (
         "misshapen part",
@@ -297,7 +304,7 @@ BROKEN: list[tuple[str, bool, Break, str]] = [
         "no mask id",
         True,
         lambda c, t: (c.pop("pard_token"), c.pop("ptd_token_id")),
-        "no mask token",
+        "without a mask token id",
     ),
     (
         "mask id too large",
@@ -427,12 +434,12 @@ def test_offsets_of_either_width(target, tmp_path: Path, dtype: torch.dtype):
 
 def test_each_method_is_told_from_the_other(target, tmp_path: Path):
     peagle, eagle3 = written(tmp_path / "peagle"), written(tmp_path / "eagle3", parallel=False)
-    with pytest.raises(InputError, match="it is a P-EAGLE drafter; set parallel_drafting to true"):
-        load_drafter(peagle, target.decoder, parallel=False)
-    with pytest.raises(InputError, match="it is an EAGLE-3 drafter; set parallel_drafting to fal"):
-        load_drafter(eagle3, target.decoder, parallel=True)
-    assert load_drafter(peagle, target.decoder, parallel=True).config.parallel
-    assert not load_drafter(eagle3, target.decoder, parallel=False).config.parallel
+    with pytest.raises(InputError, match="is P-EAGLE, not EAGLE-3; set parallel_drafting to true"):
+        load_drafter(peagle, target.decoder, EAGLE3)
+    with pytest.raises(InputError, match="is EAGLE-3, not P-EAGLE; set parallel_drafting to fal"):
+        load_drafter(eagle3, target.decoder, PEAGLE)
+    assert load_drafter(peagle, target.decoder, PEAGLE).config.kind is PEAGLE
+    assert load_drafter(eagle3, target.decoder, EAGLE3).config.kind is EAGLE3
 
 
 def test_every_problem_is_named_at_once(target, tmp_path: Path):
@@ -459,3 +466,103 @@ def test_pickle_files_are_never_loaded(target, tmp_path: Path):
 def test_no_config(target, tmp_path: Path):
     with pytest.raises(InputError, match=r"not a model directory: it has no config\.json"):
         read_drafter_config(tmp_path, target.decoder.spec)
+
+
+def test_a_nemo_checkpoint_is_read_by_its_architecture(target, tmp_path: Path):
+    """All but the head and the mask slots' feature lie below `model`, and the type is the
+    target's."""
+    values, tensors = read(written(tmp_path / "ours", qk_norm=False))
+    above = ("lm_head.weight", "mask_hidden")
+    theirs = {n if n in above else f"model.{n}": tensors[n] for n in tensors}
+    values |= {"architectures": ["LlamaEagle3DraftModel"], "model_type": "qwen3"}
+    directory = write(tmp_path / "nemo", values, theirs)
+    model = load_drafter(directory, target.decoder)
+    assert_same(model, load_drafter(tmp_path / "ours", target.decoder))
+    assert model.config.kind is PEAGLE
+    assert diagnose(directory, target.directory).problems == ()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_angelslims_key_names_the_layers_before_the_taps(target, tmp_path: Path, nested: bool):
+    values, tensors = read(written(tmp_path / "ours"))
+    taps = values.pop("eagle_aux_hidden_state_layer_ids")
+    said = {"aux_hidden_states_layer_ids": [tap - 1 for tap in taps]}
+    values |= {"eagle_config": said} if nested else said
+    config = load_drafter(write(tmp_path / "theirs", values, tensors), target.decoder).config
+    assert (list(config.taps), config.taps_named) == (taps, True)
+
+
+def test_taps_that_no_key_names_are_said(target, tmp_path: Path):
+    values, tensors = read(written(tmp_path / "ours", taps=(1, 2)))
+    del values["eagle_aux_hidden_state_layer_ids"], values["num_aux_hidden_states"]
+    with pytest.warns(UserWarning, match=r"names no aux layers, so \[1, 2\] are taken, vLLM's"):
+        load_drafter(write(tmp_path / "theirs", values, tensors), target.decoder)
+
+
+SIGNS = {
+    "a mask token": {"pard_token": tiny.MASK},
+    "speculators' mask token": {"mask_token_id": tiny.MASK},
+    "parallel drafting with a mask token": {"parallel_drafting": True, "ptd_token_id": tiny.MASK},
+}
+
+
+@pytest.mark.parametrize("sign", SIGNS)
+def test_any_sign_of_p_eagle_asks_for_its_mask_hidden(target, tmp_path: Path, sign: str):
+    values, tensors = read(written(tmp_path / "ours", parallel=False))
+    directory = write(tmp_path / "theirs", values | SIGNS[sign], tensors)
+    with pytest.raises(InputError, match="a P-EAGLE drafter, and its files have no mask_hidden"):
+        load_drafter(directory, target.decoder)
+    [problem] = diagnose(directory, target.directory).problems
+    assert "no mask_hidden; export it again" in problem
+
+
+def test_parallel_drafting_asks_for_a_mask_token(target, tmp_path: Path):
+    values, tensors = read(written(tmp_path / "ours", parallel=False))
+    directory = write(tmp_path / "theirs", {**values, "parallel_drafting": True}, tensors)
+    with pytest.raises(InputError, match="a P-EAGLE drafter without a mask token id; set pard_t"):
+        load_drafter(directory, target.decoder)
+
+
+SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16}
+WINDOWS: list[tuple[str, Values, tuple[int | None, ...]]] = [
+    ("llama", SLIDING, (None, 16)),
+    ("llama", SLIDING | {"use_sliding_window": False}, (None, 16)),
+    ("qwen3", SLIDING | {"use_sliding_window": True}, (None, 16)),
+    ("qwen3", SLIDING, (None, None)),
+    ("speculators", SLIDING, (None, 16)),
+    ("speculators", SLIDING | {"sliding_window": None}, (None, None)),
+    ("speculators", {"sliding_window": 2048}, (None, None)),
+    ("llama", {"sliding_window": 2048, "use_sliding_window": True}, (None, None)),
+    ("llama", SLIDING | {"sliding_window": 0}, (None, None)),
+]
+
+
+@pytest.mark.parametrize(("layout", "said", "widths"), WINDOWS)
+def test_windows_are_those_that_vllm_reads(
+    target, tmp_path: Path, layout: str, said: Values, widths: tuple[int | None, ...]
+):
+    """It reads Qwen3's own layout through transformers, which heeds `use_sliding_window`."""
+    values, tensors = read(written(tmp_path / "ours", qk_norm=layout != "llama"))
+    if layout == "speculators":
+        values = speculators_config(values, "peagle")
+        values["transformer_layer_config"] |= said
+    else:
+        values |= said
+    directory = write(tmp_path / "theirs", values, tensors)
+    layers = load_drafter(directory, target.decoder).config.transformer.layers
+    assert tuple(layer.attention.window for layer in layers) == widths
+
+
+def test_windows_are_told(tmp_path: Path):
+    found = diagnose(written(tmp_path / "ours", windows=(None, 2048)))
+    assert found.facts["layers"] == "2, Qwen3-style, 1 of them with a window of 2,048"
+
+
+@pytest.mark.parametrize(
+    "rope", [{"rope_type": "mrope"}, {"rope_type": "default"}, {"type": "mrope"}]
+)
+def test_sections_of_multimodal_rotation_are_plain_in_text(target, tmp_path: Path, rope: Values):
+    values, tensors = read(written(tmp_path / "ours"))
+    values["rope_parameters"] = {**rope, "mrope_section": [4, 2, 2], "rope_theta": 10_000.0}
+    loaded = load_drafter(write(tmp_path / "theirs", values, tensors), target.decoder)
+    assert loaded.config == load_drafter(tmp_path / "ours", target.decoder).config

@@ -9,6 +9,7 @@ from tiny import MASK, VOCAB, drafter_config, save_random_drafter, save_target
 
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.diagnosis import diagnose
+from peagle.drafters.kind import EAGLE3, PEAGLE
 from peagle.drafters.vocabulary import membership
 from peagle.errors import InputError
 from peagle.models.families import read_spec
@@ -29,6 +30,9 @@ def peagle(tmp_path):
 @pytest.fixture
 def reduced(tmp_path):
     return save_random_drafter(tmp_path / "reduced", drafter_config(parallel=False, draft_vocab=40))
+
+
+DEFAULT = "(vLLM's default; the file names none)"
 
 
 def set_config(directory, **changes):
@@ -69,7 +73,7 @@ def weights(directory):
 
 
 def test_an_eagle3_drafter_with_a_reduced_vocabulary_is_described(reduced, target):
-    found = diagnose(reduced, target, parallel=False)
+    found = diagnose(reduced, target, EAGLE3)
     assert found.problems == ()
     assert found.facts["method"] == "EAGLE-3: K tokens in K passes"
     assert found.facts["draft vocabulary"] == "40"
@@ -79,9 +83,9 @@ def test_an_eagle3_drafter_with_a_reduced_vocabulary_is_described(reduced, targe
 def test_aux_layers_left_to_the_default_follow_the_target(peagle, tmp_path):
     set_config(peagle, eagle_aux_hidden_state_layer_ids=None)
     deep = save_target(tmp_path / "deep", num_hidden_layers=8)
-    assert diagnose(peagle).facts["aux layers"] == "2, N/2, N-3 of the target's N"
+    assert diagnose(peagle).facts["aux layers"] == f"2, N/2, N-3 of the target's N {DEFAULT}"
     found = diagnose(peagle, deep)
-    assert (found.facts["aux layers"], found.problems) == ("2, 4, 5", ())
+    assert (found.facts["aux layers"], found.problems) == (f"2, 4, 5 {DEFAULT}", ())
 
 
 CONFIG_FAULTS = {
@@ -92,13 +96,24 @@ CONFIG_FAULTS = {
     },
     r"aux layers \[1, 1, 2\] repeat": {"eagle_aux_hidden_state_layer_ids": [1, 1, 2]},
     "mask token id 96 is outside the vocabulary": {"ptd_token_id": VOCAB, "pard_token": VOCAB},
-    "has mask_hidden but no mask token id": {"ptd_token_id": None, "pard_token": None},
+    "has mask_hidden: it is a P-EAGLE drafter without a mask token id": {
+        "ptd_token_id": None,
+        "pard_token": None,
+    },
     "config.json lacks hidden_size": {"hidden_size": None},
     "architecture BertModel is not": {"architectures": ["BertModel"]},
     "missing tensors: .*layers.2": {"num_hidden_layers": 3},
     "draft_vocab_size is -1; it must be at least 1": {"draft_vocab_size": -1},
     "num_speculative_tokens is -3; it must be at least 1": {"num_speculative_tokens": -3},
-    "fc.weight has shape": {"eagle_aux_hidden_state_layer_ids": [1, 2]},
+    "counts 3 aux layers and names 2": {"eagle_aux_hidden_state_layer_ids": [1, 2]},
+    "lists 2 aux layers, and its fc reads 3": {
+        "eagle_aux_hidden_state_layer_ids": [1, 2],
+        "num_aux_hidden_states": None,
+    },
+    "counts 5 aux layers and names none": {
+        "eagle_aux_hidden_state_layer_ids": None,
+        "num_aux_hidden_states": 5,
+    },
 }
 
 
@@ -193,9 +208,11 @@ def assert_found(directory, target, complaint):
         load_drafter(directory, decoder)
 
 
-@pytest.mark.parametrize(("parallel", "complaint"), [(True, None), (False, "P-EAGLE drafter")])
-def test_the_method_it_is_to_run_as_is_compared(peagle, target, parallel, complaint):
-    problems = diagnose(peagle, target, parallel).problems
+@pytest.mark.parametrize(
+    ("kind", "complaint"), [(PEAGLE, None), (EAGLE3, "kind is P-EAGLE, not EAGLE-3")]
+)
+def test_the_method_it_is_to_run_as_is_compared(peagle, target, kind, complaint):
+    problems = diagnose(peagle, target, kind).problems
     assert len(problems) == (complaint is not None)
     assert all(complaint in problem for problem in problems)
     assert all(problem.endswith("; give it as --peagle") for problem in problems)

@@ -15,10 +15,12 @@ import tiny
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.nn.functional import gelu
 
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import EMBEDDINGS, load_drafter, save_drafter
 from peagle.drafters.drafter import Drafter
+from peagle.drafters.kind import PEAGLE
 from peagle.drafters.methods import drafter_for
 from peagle.drafters.model import DrafterConfig
 from peagle.engine.engine import Engine
@@ -39,7 +41,7 @@ class Plain:
         """K drafts after x_0 ... x_n; aux: [n, taps * hidden] of positions 0 ... n - 1."""
         n = len(tokens) - 1
         following, features = tokens[1:], self.project(aux)
-        if self.config.parallel:
+        if self.config.kind is PEAGLE:
             masks = self.project(self.tensors["mask_hidden"].view(1, -1)).expand(k - 1, -1)
             following = following + [self.config.mask_token_id] * (k - 1)
             stream = self.stream(following, torch.cat((features, masks)))
@@ -74,17 +76,17 @@ class Plain:
         feature = self.norm(features, "layers.0.hidden_norm")
         x = torch.cat((self.norm(embedding, "layers.0.input_layernorm"), feature), dim=-1)
         residual = feature if self.config.norm_before_residual else features
-        residual = residual + self.attention(x, "layers.0")
+        residual = residual + self.attention(x, 0)
         residual = residual + self.mlp(residual, "layers.0")
         for layer in range(1, len(self.config.transformer.layers)):
             name = f"layers.{layer}"
             x = self.norm(residual, f"{name}.input_layernorm")
-            residual = residual + self.attention(x, name)
+            residual = residual + self.attention(x, layer)
             residual = residual + self.mlp(residual, name)
         return residual
 
-    def attention(self, x: Tensor, layer: str) -> Tensor:
-        name, slots = f"{layer}.self_attn", len(x)
+    def attention(self, x: Tensor, layer: int) -> Tensor:
+        name, slots = f"layers.{layer}.self_attn", len(x)
         q, k, v = (
             self.linear(x, f"{name}.{part}_proj").view(slots, -1, self.heads.head_dim)
             for part in "qkv"
@@ -96,7 +98,9 @@ class Plain:
         k, v = (part.repeat_interleave(shared, dim=1) for part in (k, v))
         scores = torch.einsum("qhd,khd->hqk", q, k) / math.sqrt(self.heads.head_dim)
         later = torch.ones(slots, slots, dtype=torch.bool).triu(1)
-        weights = scores.masked_fill(later, float("-inf")).softmax(dim=-1)
+        window = self.config.transformer.layers[layer].attention.window
+        before = torch.ones(slots, slots, dtype=torch.bool).tril(-(window or slots))
+        weights = scores.masked_fill(later | before, float("-inf")).softmax(dim=-1)
         return self.linear(torch.einsum("hqk,khd->qhd", weights, v).flatten(1), f"{name}.o_proj")
 
     def rope(self, x: Tensor) -> Tensor:
@@ -109,7 +113,10 @@ class Plain:
     def mlp(self, residual: Tensor, layer: str) -> Tensor:
         x = self.norm(residual, f"{layer}.post_attention_layernorm")
         gate, up = (self.linear(x, f"{layer}.mlp.{part}_proj") for part in ("gate", "up"))
-        return self.linear(gate * gate.sigmoid() * up, f"{layer}.mlp.down_proj")
+        gated = gate * gate.sigmoid()
+        if self.config.mlp.activation == "gelu_tanh":
+            gated = gelu(gate, approximate="tanh")
+        return self.linear(gated * up, f"{layer}.mlp.down_proj")
 
     def best(self, residual: Tensor) -> int:
         token = int(self.linear(self.norm(residual, "norm"), "lm_head").argmax())
@@ -131,6 +138,7 @@ class Recording(Drafter):
         return draft
 
 
+GEGLU = MLPSpec(96, activation="gelu_tanh")
 BIASED = LayerSpec(replace(tiny.ATTENTION, bias=True), MLPSpec(96, bias=True))
 TURNED = replace(tiny.DRAFT_LAYER, attention=replace(tiny.ATTENTION, rope=RopeConfig(theta=300.0)))
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -144,6 +152,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fc norm": {"fc_norm": True},
     "norm output": {"norm_output": True},
     "two taps": {"taps": (0, 4)},
+    "five taps": {"taps": (0, 1, 2, 3, 4)},
+    "windows": {"windows": (4, 4)},
+    "a window of few": {"windows": (2,)},
+    "windowed and full layers": {"windows": (None, 6, 6), "qk_norm": False},
+    "GeGLU": {"layer": replace(tiny.DRAFT_LAYER, feed_forward=GEGLU), "qk_norm": False},
     "biases": {"layer": BIASED},
     "other rope": {"layer": TURNED},
     "all at once": {

@@ -135,7 +135,7 @@ def start_of(trained) -> dict[str, str]:
             "the mask token 95, the recipe has mask_token_id 5; give the drafter",
         ),
         ({"train": "selector"}, "initial_drafter has no selector to train; set selector_rank"),
-        ({"method": "eagle3"}, "initial_drafter is of P-EAGLE; set method to peagle"),
+        ({"method": "eagle3"}, "initial_drafter is P-EAGLE's; set method to peagle"),
     ],
 )
 def test_a_drafter_that_cannot_be_trained_on(

@@ -30,6 +30,8 @@ VARIANTS: list[dict[str, Any]] = [
     {"qk_norm": False, "layers": 1},
     {"norm_output": True},
     {"fc_norm": True, "norm_before_residual": True},
+    {"windows": (4, 4)},
+    {"windows": (None, 6), "qk_norm": False},
 ]
 Streams = dict[tuple[int, int], Tensor]
 

@@ -21,6 +21,7 @@ from plain_drafter import plain_drafter
 from peagle.bench.prompts import load_prompts
 from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.kind import kind_asked
 from peagle.drafters.methods import drafter_for
 from peagle.engine.engine import Engine
 from peagle.engine.request import Request
@@ -58,11 +59,14 @@ class Case:
     k: int
     norms: tuple[str, ...] = ()
     """Optional norms of the drafter."""
+    window: int | None = None
+    """The window of each draft layer."""
 
     @property
     def name(self) -> str:
         style = "qwen3" if self.qk_norm else "llama"
-        return f"{self.method}-{style}-v{self.draft_vocab}-k{self.k}-for-{self.target}"
+        seen = "" if self.window is None else f"-w{self.window}"
+        return f"{self.method}-{style}-v{self.draft_vocab}-k{self.k}{seen}-for-{self.target}"
 
 
 CASES = [
@@ -73,6 +77,9 @@ CASES = [
     Case("qwen3", "eagle3", qk_norm=True, draft_vocab=REDUCED, layers=1, k=5),
     Case("llama", "eagle3", qk_norm=False, draft_vocab=FULL, layers=1, k=3),
     Case("qwen3", "eagle3", False, FULL, 1, 7, ("fc_norm", "norm_output")),
+    Case("qwen3", "peagle", qk_norm=True, draft_vocab=FULL, layers=2, k=5, window=8),
+    Case("qwen3", "eagle3", qk_norm=True, draft_vocab=FULL, layers=1, k=5, window=8),
+    Case("llama", "peagle", qk_norm=False, draft_vocab=REDUCED, layers=2, k=5, window=8),
 ]
 BUNDLED = {"peagle": 7, "eagle3": 5}
 """K of the bundled pair's drafters."""
@@ -216,10 +223,14 @@ def train(case: Case, subject: Subject, output: Path) -> None:
     )
     plain = initial.drafter_config
 
-    def with_norms(*args: Any) -> Any:
-        return dataclasses.replace(plain(*args), **dict.fromkeys(case.norms, True))
+    def of_case(*args: Any) -> Any:
+        config = dataclasses.replace(plain(*args), **dict.fromkeys(case.norms, True))
+        heads = dataclasses.replace(config.layer.attention, window=case.window)
+        layers = (dataclasses.replace(config.layer, attention=heads),) * case.layers
+        shape = dataclasses.replace(config.transformer, layers=layers)
+        return dataclasses.replace(config, transformer=shape)
 
-    with mock.patch.object(initial, "drafter_config", with_norms):
+    with mock.patch.object(initial, "drafter_config", of_case):
         prepare(recipe).run(lambda report: None)
 
 
@@ -242,7 +253,7 @@ def vllm_job(trial: Trial) -> dict[str, Any]:
 def run(trial: Trial) -> list[Request]:
     """Our engine on the same batches, greedy, in float32."""
     target = tiny.load_target(trial.subject.target)
-    drafter = drafter_for(load_drafter(trial.drafter, target, trial.parallel))
+    drafter = drafter_for(load_drafter(trial.drafter, target, kind_asked(trial.parallel)))
     config = tiny.engine_config(**ENGINE, kv_cache_memory=1 << 26, enable_prefix_caching=False)
     engine = Engine(target, drafter, trial.k, config)
     params = SamplingParams(max_tokens=MAX_TOKENS, ignore_eos=True)

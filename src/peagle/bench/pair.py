@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peagle.config import LONGEST_MATCH, SHORTEST_MATCH, DrafterFormat, SpeculativeConfig
-from peagle.drafters.checkpoint import is_parallel
+from peagle.drafters.config_file import kind_of
 from peagle.drafters.diagnosis import diagnose
+from peagle.drafters.kind import KIND_OF_METHOD, Kind
 from peagle.drafters.model import DrafterConfig
 from peagle.errors import InputError
 from peagle.models.weights import model_directory
@@ -62,7 +63,7 @@ class Pair:
         problems: list[str] = []
         configs: dict[str, DrafterConfig] = {}
         for method, drafter in self.drafters.items():
-            found = diagnose(model_directory(drafter), target, parallel=method == "peagle")
+            found = diagnose(model_directory(drafter), target, KIND_OF_METHOD[method])
             problems += [f"{drafter}: {problem}" for problem in found.problems]
             if found.config is not None:
                 configs[method] = found.config
@@ -98,11 +99,9 @@ def looks_up(method: str) -> bool:
     return method.endswith("ngram")
 
 
-def method_of(drafter: str, parallel: bool | None = None) -> str:
+def method_of(drafter: str, kind: Kind | None = None) -> str:
     """The method that a drafter's files are of, if it is not said; raises `InputError`."""
-    if parallel is None:
-        parallel = is_parallel(model_directory(drafter))
-    return "peagle" if parallel else "eagle3"
+    return (kind or kind_of(model_directory(drafter))).method
 
 
 def choose_pair(

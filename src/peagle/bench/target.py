@@ -5,6 +5,7 @@ from functools import partial
 from peagle.config import TREE_NODES, DrafterFormat, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.kind import Kind, kind_asked
 from peagle.drafters.methods import proposer_for
 from peagle.drafters.model import DraftModel
 from peagle.drafters.proposer import Needs, Proposer
@@ -35,17 +36,17 @@ class SharedTarget:
             batch_invariant=config.batch_invariant,
         )
         self.tokenizer = load_tokenizer(directory)
-        self._draft_models: dict[tuple[str, bool | None, DrafterFormat | None], DraftModel] = {}
+        self._draft_models: dict[tuple[str, Kind | None, DrafterFormat | None], DraftModel] = {}
         self._ends = end_tokens(directory, self.tokenizer.eos_token_id)
 
     def draft_model(
-        self, drafter: str, parallel: bool | None, quantization: DrafterFormat | None = None
+        self, drafter: str, kind: Kind | None, quantization: DrafterFormat | None = None
     ) -> DraftModel:
         """A drafter's weights, loaded once too."""
-        named = drafter, parallel, quantization
+        named = drafter, kind, quantization
         if named not in self._draft_models:
             place = model_directory(drafter)
-            model = load_drafter(place, self._decoder, parallel, quantization)
+            model = load_drafter(place, self._decoder, kind, quantization)
             self._draft_models[named] = model
         return self._draft_models[named]
 
@@ -70,7 +71,9 @@ class SharedTarget:
 
     def _of_drafter(self, speculation: SpeculativeConfig | None, place: str) -> DraftModel:
         assert speculation is not None
-        return self.draft_model(place, speculation.parallel_drafting, speculation.quantization)
+        return self.draft_model(
+            place, kind_asked(speculation.parallel_drafting), speculation.quantization
+        )
 
 
 def kv_memory(

@@ -11,6 +11,7 @@ from peagle.bench.pair import Pair, drafter_of
 from peagle.bench.prompts import Prompt
 from peagle.bench.target import SharedTarget
 from peagle.config import DType, EngineConfig, SamplingParams
+from peagle.drafters.kind import KIND_OF_METHOD
 from peagle.llm import LLM
 
 SEED = 0
@@ -65,7 +66,7 @@ class PromptWorkload:
         needed = {drafter_of(setup.method) for setup in setups}
         for method, drafter in self.pair.drafters.items():
             if method in needed:
-                self._target.draft_model(drafter, method == "peagle", self.pair.quantization)
+                self._target.draft_model(drafter, KIND_OF_METHOD[method], self.pair.quantization)
         _ = self._target
 
     def open(self, setup: Setup, concurrency: int, shared: bool = False) -> LLM:

@@ -86,6 +86,7 @@ def _drafter(
 ) -> tuple[dict[str, str], list[str]]:
     """Facts and problems of the drafter; those of a target that is to do without one."""
     from peagle.drafters.diagnosis import diagnose
+    from peagle.drafters.kind import kind_asked
     from peagle.models.families import read_spec
     from peagle.models.weights import model_directory
 
@@ -96,7 +97,7 @@ def _drafter(
             return {}, [str(error)]
         return {}, [] if spec is None else [*_too_long(speculation, spec.max_length)]
     place = model_directory(speculation.model, revision=speculation.revision)
-    found = diagnose(place, target, speculation.parallel_drafting)
+    found = diagnose(place, target, kind_asked(speculation.parallel_drafting))
     facts = {"directory": str(place), **found.facts}
     k = speculation.num_speculative_tokens if speculation.lookup is None else None
     return facts, [*found.problems, *_too_many(k, found)]

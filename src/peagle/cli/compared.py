@@ -87,6 +87,7 @@ class Compared:
     def by_method(self) -> "Compared":
         """The same with one drafter named by the method that its files are of."""
         from peagle.bench.pair import method_of
+        from peagle.drafters.kind import kind_asked
 
         one = self._one()
         if one is None:
@@ -94,7 +95,7 @@ class Compared:
         k = self.k if one.num_speculative_tokens is None else str(one.num_speculative_tokens)
         if one.model is None:
             return Compared(k=k, methods=self.methods or "none,ngram")
-        by = method_of(one.model, one.parallel_drafting)
+        by = method_of(one.model, kind_asked(one.parallel_drafting))
         method = by if one.lookup is None else f"{by}+ngram"
         return Compared(k=k, methods=self.methods or f"none,{method}", **{by: one.model})
 

@@ -259,11 +259,11 @@ def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
     if drafter is None:
         return f"none: drafts are looked up in the text, K = {llm.k}"
     ours = speculation.model == str(bundled("peagle"))
-    method = "P-EAGLE" if drafter.parallel else "EAGLE-3"
     also = "" if speculation.lookup is None else ", or drafts looked up in the text"
     if most := llm.engine.facts.most_trees:
         also += f", branching for up to {most} at once"
-    return f"{'the bundled one' if ours else speculation.model} ({method}), K = {llm.k}{also}"
+    place, kind = "the bundled one" if ours else speculation.model, drafter.kind.name
+    return f"{place} ({kind}), K = {llm.k}{also}"
 
 
 def _read_template(given: str | None) -> str | None:
@@ -313,5 +313,5 @@ def _as_its_files_say(speculation: SpeculativeConfig) -> SpeculativeConfig:
     if found.config is None:
         raise InputError(f"{speculation.model}: {'; '.join(found.problems)}")
     k = speculation.num_speculative_tokens or found.config.default_k
-    stated = {"num_speculative_tokens": k, "parallel_drafting": found.config.parallel}
+    stated = {"num_speculative_tokens": k, "parallel_drafting": found.config.kind.parallel_drafting}
     return speculation.model_copy(update=stated)

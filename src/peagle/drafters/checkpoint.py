@@ -5,20 +5,26 @@ import re
 import warnings
 from collections.abc import Mapping
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from peagle.config import DrafterFormat
-from peagle.drafters.config_file import config_json, config_problems, read_drafter_config
+from peagle.drafters.config_file import (
+    NO_MASK_TOKEN,
+    TAPS_KEY,
+    config_json,
+    config_problems,
+    read_drafter_config,
+)
 from peagle.drafters.correction import (
     save_selector,
     selector_problems,
     selector_rules,
     selector_tensors,
 )
+from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.drafters.quantization import quantize
 from peagle.drafters.vocabulary import doubts, membership
@@ -34,7 +40,6 @@ from peagle.models.weights import (
     disassemble,
     read_tensors,
     save_tensors,
-    tensor_names,
 )
 from peagle.ops.linear import Linear
 from peagle.ops.packing import pack
@@ -70,7 +75,7 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
             )
             for i in range(len(config.taps))
         ]
-    if config.parallel:
+    if config.kind is PEAGLE:
         rules.append(TensorRule("mask_hidden", (MASK_HIDDEN,), (config.feature_size,)))
     return [rule for rule in rules if rule.theirs[0] not in shared]
 
@@ -78,11 +83,11 @@ def drafter_rules(config: DrafterConfig, shared: frozenset[str] = frozenset()) -
 def load_drafter(
     directory: Path,
     target: Decoder,
-    parallel: bool | None = None,
+    kind: Kind | None = None,
     quantization: DrafterFormat | None = None,
 ) -> DraftModel:
     """A drafter ready for inference, rounded if asked. Otherwise as `read_drafter`."""
-    model = read_drafter(directory, target, parallel).requires_grad_(False).eval()
+    model = read_drafter(directory, target, kind).requires_grad_(False).eval()
     if quantization is not None:
         quantize(model)
     pack(model)
@@ -90,22 +95,21 @@ def load_drafter(
 
 
 def read_drafter(
-    directory: Path, target: Decoder, parallel: bool | None = None, max_length: int | None = None
+    directory: Path, target: Decoder, kind: Kind | None = None, max_length: int | None = None
 ) -> DraftModel:
     """A drafter, which shares with its target what its own file leaves out.
 
-    parallel: how it will run; None: as whatever the files hold. max_length: positions that it is
-    to have; None: as many as the target. Raises `InputError` naming every
-    problem: wrong configuration, missing, unexpected or misshapen tensors, wrong method.
+    kind: what it is to run as; None: whatever the files hold. max_length: positions that it is to
+    have; None: as many as the target. Raises `InputError` naming every problem: wrong
+    configuration, missing, unexpected or misshapen tensors, another kind.
     """
     config = read_drafter_config(directory, target.spec)
     tensors = normalised(read_tensors(directory))
     if is_whole_model(tensors):
         raise InputError(f"{directory}: {WHOLE_MODEL}")
-    problems = config_problems(config, target.spec) + method_problems(config, tensors, parallel)
-    if problems:
+    problems = config_problems(config, target.spec) + kind_problems(config, tensors, kind)
+    if problems := problems + feature_problems(config, tensors):
         raise InputError(f"{directory} does not fit its target: " + "; ".join(problems))
-    config = effective_config(config, tensors)
     corrections = selector_tensors(directory) if config.selector else {}
     if config.selector and (problems := selector_problems(config, corrections)):
         raise InputError(f"{directory}: {problems[0]}")
@@ -122,7 +126,7 @@ def read_drafter(
         if model.readout.selector is not None:
             rules = selector_rules(config)
             assemble(model.readout.selector, rules, corrections, (), dtype, device)
-    for doubt in vocabulary_doubts(config, tensors):
+    for doubt in vocabulary_doubts(config, tensors) + tap_doubts(config):
         warnings.warn(f"{directory}: {doubt}", stacklevel=2)
     return model.to(device=device, dtype=dtype)
 
@@ -133,45 +137,59 @@ def is_whole_model(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensor names as vLLM sees them: `midlayer` is layer 0, `mask_hidden` is flat."""
-    renamed = {re.sub(r"^midlayer\.", "layers.0.", name): tensors[name] for name in tensors}
+    """Tensor names as vLLM sees them: `midlayer` is layer 0, `mask_hidden` is flat.
+
+    NeMo's training checkpoints have all but the head below `model`.
+    """
+    within = r"^(model\.)?" if "model.fc.weight" in tensors else "^"
+    short = {name: re.sub(within, "", name) for name in tensors}
+    renamed = {re.sub(r"^midlayer\.", "layers.0.", short[name]): tensors[name] for name in tensors}
     if len(renamed) < len(tensors):
-        raise InputError("it has tensors of both midlayer and layers.0; remove one of them")
+        raise InputError("it has one tensor under two names (midlayer and layers.0); remove one")
     if MASK_HIDDEN in renamed:
         renamed[MASK_HIDDEN] = renamed[MASK_HIDDEN].reshape(-1)
     return renamed
 
 
-def method_problems(
+def kind_problems(
     config: DrafterConfig,
     tensors: Mapping[str, Tensor],
-    parallel: bool | None,
-    as_eagle3: str = "set parallel_drafting to false",
-    as_peagle: str = "set parallel_drafting to true",
+    kind: Kind | None,
+    way: str = "set parallel_drafting to {0.asked}",
 ) -> list[str]:
-    """What is wrong if the files are not the kind of drafter they are to run as.
+    """What is wrong if the files are not of the kind that they are to run as, or of none whole.
 
-    as_eagle3, as_peagle: how the user says what it is to run as.
+    kind: None: whatever they are. way: how the user says what a kind runs as.
     """
-    if parallel and MASK_HIDDEN not in tensors:
-        return [f"it has no mask_hidden, so it is an EAGLE-3 drafter; {as_eagle3}"]
-    if parallel is False and MASK_HIDDEN in tensors:
-        return [f"it has mask_hidden, so it is a P-EAGLE drafter; {as_peagle}"]
-    if MASK_HIDDEN in tensors and not config.parallel:
-        return ["it has mask_hidden but no mask token id; set pard_token and ptd_token_id"]
+    if MASK_HIDDEN in tensors and config.kind is not PEAGLE:
+        return [f"it has {MASK_HIDDEN}: {NO_MASK_TOKEN}"]
+    if MASK_HIDDEN not in tensors and config.kind is PEAGLE:
+        return [
+            f"its config.json says that it is a P-EAGLE drafter, and its files have no "
+            f"{MASK_HIDDEN}; export it again"
+        ]
+    if kind not in (None, config.kind):
+        return [f"its kind is {config.kind.name}, not {kind.name}; {way.format(config.kind)}"]
     return []
 
 
-def is_parallel(directory: Path) -> bool:
-    """Whether a directory's tensors are a P-EAGLE drafter's. Raises `InputError`."""
-    return MASK_HIDDEN in tensor_names(directory)
+def feature_problems(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
+    """What is wrong if `fc` reads another number of target layers than the configuration has."""
+    fc, width = tensors.get("fc.weight"), config.target_hidden_size
+    if fc is None or fc.ndim != 2 or fc.shape[1] % width or fc.shape[1] == config.feature_size:
+        return []
+    said = "lists" if config.taps_named else "names none, by default"
+    return [
+        f"it {said} {len(config.taps)} aux layers, and its fc reads {fc.shape[1] // width}; name "
+        f"those of its training in {TAPS_KEY}"
+    ]
 
 
-def effective_config(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> DrafterConfig:
-    """A configuration that names a mask token without a `mask_hidden` tensor is EAGLE-3's."""
-    if MASK_HIDDEN in tensors:
-        return config
-    return replace(config, mask_token_id=None)
+def tap_doubts(config: DrafterConfig) -> list[str]:
+    """That the drafter may read other layers of the target than it was trained for."""
+    if config.taps_named:
+        return []
+    return [f"it names no aux layers, so {list(config.taps)} are taken, vLLM's default"]
 
 
 def shared_tensors(

@@ -8,29 +8,46 @@ from typing import Any
 import torch
 
 from peagle.drafters.correction import read_selector_config
+from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, default_taps
 from peagle.errors import InputError
 from peagle.models.families import Family, llama, qwen3
-from peagle.models.families.config import architecture_of, reading, require_positive
-from peagle.models.spec import DecoderSpec
+from peagle.models.families.config import (
+    FULL,
+    SLIDING,
+    architecture_of,
+    num_layers,
+    reading,
+    require_positive,
+    windows,
+)
+from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.models.weights import read_json
 from peagle.ops.rope import RopeConfig
 
 ARCHITECTURES = {"llama": "LlamaForCausalLMEagle3", "qwen3": "Eagle3Qwen3ForCausalLM"}
-KNOWN_ARCHITECTURES = {
-    *ARCHITECTURES.values(),
+LLAMA_STYLE = {
+    "LlamaForCausalLMEagle3",
     "Eagle3LlamaForCausalLM",
+    "LlamaEagle3DraftModel",
     "LlamaForCausalLM",
-    "Qwen3ForCausalLM",
-    "Eagle3Speculator",
-    "Eagle3DraftModel",
-    "PEagleSpeculator",
-    "PEagleDraftModel",
     "PeagleLlamaForCausalLM",
-    "PeagleQwen3ForCausalLM",
 }
+QWEN3_STYLE = {"Eagle3Qwen3ForCausalLM", "Qwen3ForCausalLM", "PeagleQwen3ForCausalLM"}
+EITHER_STYLE = {"Eagle3Speculator", "Eagle3DraftModel", "PEagleSpeculator", "PEagleDraftModel"}
+"""Architectures whose layers are those of the configuration's `model_type`."""
+NO_MASK_TOKEN = (
+    "it is a P-EAGLE drafter without a mask token id; set pard_token and ptd_token_id to the one "
+    "of its training"
+)
+SPECULATORS = "speculators_model_type"
+"""The key by which speculators' format is known."""
 TAPS_KEY = "eagle_aux_hidden_state_layer_ids"
+TAPS_BEFORE_KEY = "aux_hidden_states_layer_ids"
+"""AngelSlim's key, which names the layer whose output is a feature: one below the tap."""
 MASK_KEYS = ("mask_token_id", "pard_token", "ptd_token_id")
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""An MLP's activation by `hidden_act`."""
 
 
 def read_drafter_config(directory: Path, target: DecoderSpec) -> DrafterConfig:
@@ -38,17 +55,27 @@ def read_drafter_config(directory: Path, target: DecoderSpec) -> DrafterConfig:
 
     Raises `InputError` for another architecture, a missing key or a value of the wrong kind.
     """
-    values, source = read_json(directory / "config.json"), str(directory)
-    with reading(source):
-        nested: dict[str, Any] = dict(values.get("transformer_layer_config") or {})  # type: ignore[call-overload]
-        flat = {**values, **nested, **_speculators_keys(values)}
-        config = _drafter_config(flat, target)
+    with reading(str(directory)):
+        config = _drafter_config(_flat(read_json(directory / "config.json")), target)
     return replace(config, selector=read_selector_config(directory))
+
+
+def kind_of(directory: Path) -> Kind:
+    """The kind of drafter that a directory holds, by any sign of its `config.json`."""
+    with reading(str(directory)):
+        values = _flat(read_json(directory / "config.json"))
+        return EAGLE3 if _mask_token_id(values) is None else PEAGLE
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's values without speculators' nesting."""
+    nested = values.get("transformer_layer_config") or {}
+    return {**values, **nested, **_speculators_keys(values)}
 
 
 def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
     """Keys that speculators' format keeps elsewhere or defaults differently."""
-    algorithm = values.get("speculators_model_type")
+    algorithm = values.get(SPECULATORS)
     if algorithm is None:
         return {}
     if algorithm not in ("eagle3", "peagle"):
@@ -67,18 +94,11 @@ def _speculators_keys(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _drafter_config(values: Mapping[str, Any], target: DecoderSpec) -> DrafterConfig:
     """The meaning of a flat configuration."""
-    architecture = architecture_of(values)
-    if architecture not in KNOWN_ARCHITECTURES:
-        raise InputError(f"architecture {architecture} is not an EAGLE-3 or P-EAGLE drafter")
-    style: Family = qwen3 if values.get("model_type") == qwen3.MODEL_TYPE else llama
     eagle: Mapping[str, Any] = values.get("eagle_config") or {}
     if not eagle.get("use_aux_hidden_state", True):
         raise InputError("an EAGLE-1 drafter (use_aux_hidden_state false)")
-    listed = values.get(TAPS_KEY) or eagle.get(TAPS_KEY) or default_taps(len(target.layers))
-    trained = values.get("num_speculative_tokens")
-    transformer = style.spec(values)
-    if not all(layer.attention.full for layer in transformer.layers):
-        raise InputError("sliding-window attention is not supported in a drafter")
+    taps, trained = _taps(values, eagle), values.get("num_speculative_tokens")
+    transformer = _transformer(values)
     read = int(values.get("target_hidden_size") or target.hidden_size)
     drafted = int(values.get("draft_vocab_size") or values["vocab_size"])
     require_positive(
@@ -87,7 +107,8 @@ def _drafter_config(values: Mapping[str, Any], target: DecoderSpec) -> DrafterCo
     return DrafterConfig(
         transformer=transformer,
         target_hidden_size=read,
-        taps=tuple(sorted(map(int, listed))),
+        taps=taps or default_taps(len(target.layers)),
+        taps_named=bool(taps),
         draft_vocab_size=drafted,
         mask_token_id=_mask_token_id(values),
         norm_before_residual=bool(values.get("norm_before_residual", False)),
@@ -98,10 +119,68 @@ def _drafter_config(values: Mapping[str, Any], target: DecoderSpec) -> DrafterCo
     )
 
 
+def _transformer(values: Mapping[str, Any]) -> DecoderSpec:
+    """The draft layers. Their style is the architecture's, as in vLLM, or the `model_type`'s."""
+    architecture = architecture_of(values)
+    by_type = architecture in EITHER_STYLE and values.get("model_type") == qwen3.MODEL_TYPE
+    as_qwen3 = by_type or architecture in QWEN3_STYLE
+    style: Family = qwen3 if as_qwen3 else llama
+    if architecture not in LLAMA_STYLE | QWEN3_STYLE | EITHER_STYLE:
+        raise InputError(f"architecture {architecture} is not an EAGLE-3 or P-EAGLE drafter")
+    activation = values.get("hidden_act", "silu")
+    if activation not in ACTIVATIONS:
+        raise InputError(f"hidden_act {activation} is not supported, only {', '.join(ACTIVATIONS)}")
+    full = {"layer_types": None, "use_sliding_window": False, "hidden_act": "silu"}
+    spec = style.spec({**values, **full})
+    layers = [
+        _draft_layer(layer, window, ACTIVATIONS[activation])
+        for layer, window in zip(spec.layers, _windows(values, as_qwen3), strict=True)
+    ]
+    return replace(spec, layers=tuple(layers))
+
+
+def _draft_layer(layer: LayerSpec, window: int | None, activation: Any) -> LayerSpec:
+    assert isinstance(layer.feed_forward, MLPSpec), "no drafter has experts"
+    return replace(
+        layer,
+        attention=replace(layer.attention, window=window),
+        feed_forward=replace(layer.feed_forward, activation=activation),
+    )
+
+
+def _windows(values: Mapping[str, Any], as_qwen3: bool) -> list[int | None]:
+    """The draft layers' windows, as vLLM reads them.
+
+    `layer_types` and `sliding_window` decide; vLLM reads Qwen3's own layout through transformers,
+    where `use_sliding_window` turns them on.
+    """
+    types, width = values.get("layer_types"), values.get("sliding_window")
+    off = as_qwen3 and SPECULATORS not in values and not values.get("use_sliding_window")
+    if not types or not width or off:
+        return [None] * num_layers(values)
+    require_positive(sliding_window=int(width))
+    return windows(values, types, int(width))
+
+
+def _taps(values: Mapping[str, Any], eagle: Mapping[str, Any]) -> tuple[int, ...]:
+    """The tapped layers that a configuration names, ascending; none where it names none."""
+    listed = [int(tap) for tap in values.get(TAPS_KEY) or eagle.get(TAPS_KEY) or ()]
+    if not listed:
+        before = values.get(TAPS_BEFORE_KEY) or eagle.get(TAPS_BEFORE_KEY) or ()
+        listed = [int(layer) + 1 for layer in before]
+    counted = values.get("num_aux_hidden_states")
+    if counted not in (None, len(listed) or len(default_taps(1_000))):
+        said = f"names {len(listed)}" if listed else "names none"
+        raise InputError(f"it counts {counted} aux layers and {said}; correct {TAPS_KEY}")
+    return tuple(sorted(listed))
+
+
 def _mask_token_id(values: Mapping[str, Any]) -> int | None:
     """The mask token, under whichever key it is; None for EAGLE-3."""
     nested = (values.get("dflash_config") or {}).get("mask_token_id")
     given = [value for value in (nested, *map(values.get, MASK_KEYS)) if value is not None]
+    if not given and values.get("parallel_drafting"):
+        raise InputError(NO_MASK_TOKEN)
     return int(given[0]) if given else None
 
 
@@ -160,7 +239,7 @@ def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
         "num_key_value_heads": attention.num_kv_heads,
         "head_dim": attention.head_dim,
         "rms_norm_eps": shape.norm.eps,
-        "hidden_act": "silu",
+        "hidden_act": "silu" if mlp.activation == "silu" else "gelu_pytorch_tanh",
         "max_position_embeddings": shape.max_length,
         "rope_theta": attention.rope.theta,
         "attention_bias": attention.bias,
@@ -175,8 +254,13 @@ def config_json(config: DrafterConfig, dtype: torch.dtype) -> dict[str, Any]:
         "norm_output": config.norm_output,
         "num_speculative_tokens": config.trained_tokens,
     }
-    if config.parallel:
+    if config.kind is PEAGLE:
         values.update(pard_token=config.mask_token_id, ptd_token_id=config.mask_token_id)
+    widths = [layer.attention.window for layer in shape.layers]
+    if any(widths):
+        values["layer_types"] = [FULL if width is None else SLIDING for width in widths]
+        values["sliding_window"] = max(width for width in widths if width is not None)
+        values["use_sliding_window"] = True
     if attention.rope.kind != "default":
         values["rope_scaling"] = _rope_json(attention.rope)
     return values

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from peagle.drafters.kind import PEAGLE
 from peagle.drafters.model import DrafterConfig
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.errors import InputError
@@ -61,7 +62,7 @@ def selector_rules(config: DrafterConfig) -> list[TensorRule]:
 
 def selector_problems(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> list[str]:
     """Everything in a selector that does not fit its drafter, with a fix. tensors: its own."""
-    if not config.parallel:
+    if config.kind is not PEAGLE:
         return [f"{FOLDER}/ corrects mask slots, and an EAGLE-3 drafter has none; remove it"]
     with torch.device("meta"):
         selector = config.new_selector()

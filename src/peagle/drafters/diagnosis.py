@@ -18,15 +18,16 @@ from peagle.drafters.checkpoint import (
     WHOLE_MODEL,
     attach_vocabulary,
     drafter_rules,
-    effective_config,
+    feature_problems,
     is_whole_model,
-    method_problems,
+    kind_problems,
     normalised,
     shared_tensors,
     vocabulary_doubts,
 )
 from peagle.drafters.config_file import config_problems, read_drafter_config
 from peagle.drafters.correction import FOLDER, selector_problems, selector_tensors
+from peagle.drafters.kind import PEAGLE, Kind
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.errors import InputError
 from peagle.models.families import read_spec
@@ -53,14 +54,11 @@ class Diagnosis:
     """Its configuration as it will run; None if that could not be read."""
 
 
-def diagnose(
-    directory: Path, target: Path | None = None, parallel: bool | None = None
-) -> Diagnosis:
+def diagnose(directory: Path, target: Path | None = None, kind: Kind | None = None) -> Diagnosis:
     """Examine a drafter, alone or beside the target it is meant for.
 
-    parallel: how it is to run: True as P-EAGLE, False as EAGLE-3 (as the flags --peagle and
-    --eagle3 say), None as whatever it is. Never raises `InputError`: what cannot be read is one of
-    the problems.
+    kind: what it is to run as, as the flags --peagle and --eagle3 say; None: whatever it is. Never
+    raises `InputError`: what cannot be read is one of the problems.
     """
     problems: list[str] = []
     shape = None
@@ -74,13 +72,12 @@ def diagnose(
     if config is None:
         return Diagnosis(_weight_facts(tensors), tuple(problems), None)
     if tensors:
-        flags = "give it as --eagle3", "give it as --peagle"
-        problems += method_problems(config, tensors, parallel, *flags)
-        config = effective_config(config, tensors)
+        problems += kind_problems(config, tensors, kind, "give it as --{0.method}")
     shape = shape or _implied_target(config)
     problems += config_problems(config, shape)
     if tensors:
-        problems += _tensor_problems(config, shape, tensors)
+        misread = feature_problems(config, tensors)
+        problems += misread or _tensor_problems(config, shape, tensors)
     if config.selector is not None:
         corrections = _attempt(lambda: selector_tensors(directory), problems)
         problems += [] if corrections is None else selector_problems(config, corrections)
@@ -149,7 +146,8 @@ def _tensor_problems(
         model = DraftModel(config, 1)
     shared = shared_tensors(config, target, tensors)
     rules = [rule.as_stored(tensors) for rule in drafter_rules(config, shared)]
-    named_already = [] if config.parallel else [MASK_HIDDEN]
+    rules = [rule for rule in rules if rule.theirs != (MASK_HIDDEN,) or MASK_HIDDEN in tensors]
+    named_already = [] if config.kind is PEAGLE else [MASK_HIDDEN]
     problems = mismatches(model, rules, tensors, [D2T, T2D, *named_already])
     if problems:
         advice = "export it again with the config.json of its training"
@@ -163,19 +161,35 @@ def _tensor_problems(
 
 def _config_facts(config: DrafterConfig, tensors: Mapping[str, Tensor]) -> dict[str, str]:
     shape, qk_norm = config.transformer, config.layer.attention.qk_norm
-    parallel = MASK_HIDDEN in tensors if tensors else config.parallel
-    implied = config.taps == default_taps(len(UNKNOWN_TARGET.layers))
+    style = "Qwen3" if qk_norm else "Llama"
     return {
-        "method": "P-EAGLE: K tokens in one pass" if parallel else "EAGLE-3: K tokens in K passes",
-        "layers": f"{len(shape.layers)}, {'Qwen3' if qk_norm else 'Llama'}-style",
+        "method": f"{config.kind.name}: {config.kind.passes}",
+        "layers": f"{len(shape.layers)}, {style}-style{_window_fact(shape)}",
         "hidden size": f"{shape.hidden_size} (target {config.target_hidden_size})",
         "vocabulary": f"{shape.vocab_size:,}",
         "draft vocabulary": f"{config.draft_vocab_size:,}",
-        "aux layers": "2, N/2, N-3 of the target's N" if implied else _listed(config.taps),
+        "aux layers": _taps_fact(config),
         "mask token id": "none" if config.mask_token_id is None else str(config.mask_token_id),
         "trained for K": "not stated" if not config.trained_tokens else str(config.trained_tokens),
         "correction": _correction(config),
     }
+
+
+def _taps_fact(config: DrafterConfig) -> str:
+    if config.taps_named:
+        return _listed(config.taps)
+    implied = config.taps == default_taps(len(UNKNOWN_TARGET.layers))
+    taken = "2, N/2, N-3 of the target's N" if implied else _listed(config.taps)
+    return f"{taken} (vLLM's default; the file names none)"
+
+
+def _window_fact(shape: DecoderSpec) -> str:
+    """How many of the layers have a window; vLLM serves P-EAGLE only with all or none."""
+    widths = [layer.attention.window for layer in shape.layers if layer.attention.window]
+    if not widths:
+        return ""
+    count = "all" if len(widths) == len(shape.layers) else f"{len(widths)} of them"
+    return f", {count} with a window of {widths[0]:,}"
 
 
 def _correction(config: DrafterConfig) -> str:

@@ -8,6 +8,7 @@ from peagle.config import SpeculativeConfig
 from peagle.drafters.beside import Beside
 from peagle.drafters.drafter import Drafter
 from peagle.drafters.eagle3 import Eagle3
+from peagle.drafters.kind import PEAGLE
 from peagle.drafters.lookup import BESIDE_PRICE, PRICE, Lookup
 from peagle.drafters.model import DraftModel
 from peagle.drafters.peagle import PEagle
@@ -16,7 +17,7 @@ from peagle.drafters.proposer import Proposer
 
 def drafter_for(model: DraftModel) -> Drafter:
     """The drafter that runs a model, by its configuration."""
-    return PEagle(model) if model.config.parallel else Eagle3(model)
+    return PEagle(model) if model.config.kind is PEAGLE else Eagle3(model)
 
 
 def proposer_for(

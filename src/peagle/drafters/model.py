@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from peagle.drafters.kind import EAGLE3, PEAGLE, Kind
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
 from peagle.models.decoder import MLP, Attend, Attention, DecoderLayer, Embedding
@@ -36,11 +37,13 @@ class DrafterConfig:
     """A drafter's architecture and what it was trained for; keys as in vLLM's `config.json`."""
 
     transformer: DecoderSpec
-    """The draft layers, all alike; vocab_size is the target's."""
+    """The draft layers, alike but for their windows; vocab_size is the target's."""
     target_hidden_size: int
     taps: tuple[int, ...]
     """Target layers whose inputs are features (`eagle_aux_hidden_state_layer_ids`), ascending."""
     draft_vocab_size: int
+    taps_named: bool = True
+    """Whether the directory names the taps; else they are vLLM's default."""
     mask_token_id: int | None = None
     """The mask slots' token; None for EAGLE-3, which has no mask slots."""
     norm_before_residual: bool = False
@@ -54,7 +57,8 @@ class DrafterConfig:
 
     @property
     def layer(self) -> LayerSpec:
-        """What every draft layer is; the first one's attention reads twice the width."""
+        """What every draft layer is but for its window; the first one's attention reads twice the
+        width."""
         return self.transformer.layers[0]
 
     @property
@@ -64,14 +68,14 @@ class DrafterConfig:
         return self.layer.feed_forward
 
     @property
-    def parallel(self) -> bool:
-        """Whether this is a P-EAGLE drafter."""
-        return self.mask_token_id is not None
+    def kind(self) -> Kind:
+        """The kind of drafter: with a mask token, there are mask slots."""
+        return EAGLE3 if self.mask_token_id is None else PEAGLE
 
     @property
     def default_k(self) -> int:
-        """K if the user gives none: the trained one, else 7 for P-EAGLE and 3 for EAGLE-3."""
-        return self.trained_tokens or (7 if self.parallel else 3)
+        """K if the user gives none: the trained one, else its kind's."""
+        return self.trained_tokens or self.kind.default_k
 
     @property
     def feature_size(self) -> int:
@@ -138,7 +142,7 @@ class DraftModel(nn.Module):
         self.first = FirstLayer(config)
         self.rest = nn.ModuleList(DecoderLayer(s, shape.hidden_size) for s in shape.layers[1:])
         self.readout = Readout(shape, config.draft_vocab_size, config.new_selector())
-        if config.parallel:
+        if config.kind is PEAGLE:
             self.mask_hidden = nn.Parameter(torch.empty(config.feature_size))
         attention = config.layer.attention
         table = rope_table(attention.rope, attention.head_dim, max_length)

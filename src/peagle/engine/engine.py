@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 from peagle.config import EngineConfig, SamplingParams
+from peagle.drafters.kind import Kind
 from peagle.drafters.proposer import Proposer
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
@@ -45,8 +46,7 @@ class EngineStats:
 class DrafterFacts:
     """What is told of a drafter."""
 
-    parallel: bool
-    """Whether it drafts in one pass (P-EAGLE), rather than K (EAGLE-3)."""
+    kind: Kind
     trained_tokens: int | None
     """K_train, where its files say."""
 
@@ -171,7 +171,7 @@ class Engine:
         drafter = None
         if self._needs.network is not None:
             config = self._needs.network.config
-            drafter = DrafterFacts(config.parallel, config.trained_tokens)
+            drafter = DrafterFacts(config.kind, config.trained_tokens)
         return EngineFacts(
             vocab_size=self.vocab_size,
             end_tokens=self.end_tokens,

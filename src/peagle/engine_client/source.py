@@ -7,17 +7,16 @@ from typing import Any
 from peagle.config import Config, EngineConfig, SpeculativeConfig
 from peagle.device import resolve_device, resolve_dtype
 from peagle.drafters.checkpoint import load_drafter
+from peagle.drafters.kind import kind_asked
 from peagle.drafters.methods import proposer_for
 from peagle.drafters.model import DraftModel
 from peagle.engine.engine import Engine
 from peagle.engine_client.constraints import Constraints
 from peagle.engine_client.local import LocalEngine
 from peagle.models.decoder import Decoder
-from peagle.models.families import read_spec
-from peagle.models.fused import check_fusible
 from peagle.models.generation_config import end_tokens
 from peagle.models.loading import load_decoder
-from peagle.models.weights import about, model_directory
+from peagle.models.weights import model_directory
 from peagle.set_acceptance import SetAcceptance
 
 
@@ -35,9 +34,6 @@ class EngineSource(Config):
         device = resolve_device(self.config.device)
         dtype = resolve_dtype(self.config.dtype, device)
         directory = Path(self.target)
-        if device.type == "cuda":
-            with about(directory):
-                check_fusible(read_spec(directory))
         decoder = load_decoder(directory, dtype, device, self.config.max_model_len)
         decoder.set_arithmetic(
             quantize_activations=self.config.quantize_activations,
@@ -57,7 +53,7 @@ class EngineSource(Config):
     def _draft_model(self, place: str, decoder: Decoder) -> DraftModel:
         assert self.speculation is not None
         directory = model_directory(place, revision=self.speculation.revision)
-        how = self.speculation.parallel_drafting, self.speculation.quantization
+        how = kind_asked(self.speculation.parallel_drafting), self.speculation.quantization
         return load_drafter(directory, decoder, *how)
 
 

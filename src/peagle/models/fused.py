@@ -6,9 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from peagle.errors import InputError
 from peagle.models.decoder import MLP, Attention, Decoder, MixtureLayer, SandwichLayer
-from peagle.models.spec import DecoderSpec, LayerSpec, MLPSpec
 from peagle.ops import residual, sandwich
 from peagle.ops.cached_attention import QKVSpec
 from peagle.ops.linear import Linear
@@ -16,6 +14,7 @@ from peagle.ops.moe import Experts
 from peagle.ops.norm import RMSNorm
 from peagle.ops.products.normed import Normed
 from peagle.ops.residual import BlockWeights
+from peagle.ops.swiglu import swiglu
 
 AttendProduct = Callable[[int, Tensor, QKVSpec], Tensor]
 """(layer, its q, k, v product [rows, width], how to read it) -> [rows, heads * head_dim]."""
@@ -103,11 +102,15 @@ class FusedLayers:
         if isinstance(layer, SandwichLayer):
             stream, x = _after_sandwich(layer, attended, stream, norm)
             return stream, x, None if qkv is None else residual.linear(x, qkv)
-        if isinstance(mlp, MLP):
+        if isinstance(mlp, MLP) and mlp.gated is swiglu:
             block = BlockWeights(attention.out, layer.post_norm, mlp.gate_up, mlp.down, norm, qkv)
             return residual.layer_chain(attended, stream, block)
         stream, x = residual.add(attended, attention.out, stream, layer.post_norm)
-        stream, x = residual.add_mixture(x, mlp, stream, norm)
+        if isinstance(mlp, MLP):
+            inner = mlp.gated(residual.linear(x, mlp.gate_up))
+            stream, x = residual.add(inner, mlp.down, stream, norm)
+        else:
+            stream, x = residual.add_mixture(x, mlp, stream, norm)
         return stream, x, None if qkv is None else residual.linear(x, qkv)
 
 
@@ -149,21 +152,6 @@ def qkv_spec(layer: Block, table: Tensor) -> QKVSpec:
     )
 
 
-def check_fusible(spec: DecoderSpec) -> None:
-    """Raise `InputError` for a target that only `Decoder.forward` computes so far."""
-    if not all(map(_fusible, spec.layers)):
-        raise InputError(
-            "its layers (GEGLU without norms after it) run on a CPU only so far; set device to "
-            "cpu, or serve it with vLLM"
-        )
-
-
-def _fusible(layer: LayerSpec) -> bool:
-    mlp = layer.feed_forward
-    return layer.sandwich or not isinstance(mlp, MLPSpec) or mlp.activation == "silu"
-
-
 def fused_target(decoder: Decoder) -> FusedLayers:
-    """The layers of a target. Raises `InputError` as `check_fusible` does."""
-    check_fusible(decoder.spec)
+    """The layers of a target."""
     return FusedLayers(decoder.layers, decoder.norm, decoder.rope.of_layers())

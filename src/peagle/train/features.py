@@ -67,29 +67,30 @@ class DocumentAttend:
     """Attention of a batch's tokens in any layer, each to its own document up to itself."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
-        self._masked: Masked | None = None
-        if not batch.one_document:
-            length = len(batch)
-            visibility = Visibility(length, batch.starts, torch.arange(length))
-            self._masked = Masked(visibility, device)
+        self._starts, self._alone, self._device = batch.starts, batch.one_document, device
+        self._within: dict[int | None, Masked] = {}
+        """Keyed by window."""
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
         parts = [fold(part) for part in (query, key, value)]
-        attended = causal(*parts) if self._masked is None else self._masked(*parts)[0]
-        return unfold(attended)
+        if self._alone and heads.window is None:
+            return unfold(causal(*parts))
+        return unfold(self.within(heads.window)(*parts)[0])
+
+    def within(self, window: int | None) -> Masked:
+        """The attention of layers with a window."""
+        if window not in self._within:
+            rows = torch.arange(len(self._starts))
+            first = self._starts if window is None else self._starts.maximum(rows - window + 1)
+            self._within[window] = Masked(Visibility(len(rows), first, rows), self._device)
+        return self._within[window]
 
 
 class TargetAttend(DocumentAttend):
-    """The same for a target, whose layers may have windows and sinks."""
-
-    def __init__(self, batch: Batch, device: torch.device) -> None:
-        super().__init__(batch, device)
-        self._starts, self._device = batch.starts, device
-        self._within: dict[int | None, Masked] = {}
-        """Keyed by window."""
+    """The same for a target, whose layers may have sinks and a scale of their own."""
 
     def __call__(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
@@ -97,20 +98,11 @@ class TargetAttend(DocumentAttend):
         """As `DocumentAttend`."""
         if heads.scale is not None:  # what follows scales by head_dim ** -0.5
             query = query * (heads.scale * heads.head_dim**0.5)
-        if heads.full:
+        if heads.sinks is None:
             return super().__call__(layer, query, key, value, heads)
-        if heads.window not in self._within:
-            self._within[heads.window] = self._masked_within(heads.window)
-        drawn, log_sum = self._within[heads.window](fold(query), fold(key), fold(value))
-        if heads.sinks is not None:
-            share = torch.sigmoid(log_sum - heads.sinks[:, None])  # what sinks leave
-            drawn = drawn * share[..., None].to(drawn.dtype)
-        return unfold(drawn)
-
-    def _masked_within(self, window: int | None) -> Masked:
-        rows = torch.arange(len(self._starts))
-        first = self._starts if window is None else self._starts.maximum(rows - window + 1)
-        return Masked(Visibility(len(rows), first, rows), self._device)
+        drawn, log_sum = self.within(heads.window)(fold(query), fold(key), fold(value))
+        share = torch.sigmoid(log_sum - heads.sinks[:, None])  # what sinks leave
+        return unfold(drawn * share[..., None].to(drawn.dtype))
 
 
 def padded_for(device: torch.device, batch: Batch) -> Batch:

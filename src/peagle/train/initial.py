@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from peagle.drafters.checkpoint import is_parallel, read_drafter
+from peagle.drafters.checkpoint import read_drafter
 from peagle.drafters.config_file import config_problems, read_drafter_config
+from peagle.drafters.kind import PEAGLE
 from peagle.drafters.model import DrafterConfig, DraftModel, default_taps
 from peagle.drafters.readout import Readout
 from peagle.drafters.selector import Selector, SelectorConfig
@@ -66,12 +67,10 @@ def _new(recipe: Recipe, target: DecoderSpec) -> DrafterConfig:
 def _continued(recipe: Recipe, directory: Path, target: DecoderSpec) -> DrafterConfig:
     """That of the drafter to train on from, with the recipe's selector."""
     config = read_drafter_config(directory, target)
-    parallel = is_parallel(directory)
-    if parallel != (recipe.method == "peagle"):
-        kind, method = ("P-EAGLE", "peagle") if parallel else ("EAGLE-3", "eagle3")
-        raise InputError(f"initial_drafter is of {kind}; set method to {method}")
-    if not parallel:  # it may name a mask token nevertheless
-        config = replace(config, mask_token_id=None)
+    if config.kind.method != recipe.method:
+        raise InputError(
+            f"initial_drafter is {config.kind.name}'s; set method to {config.kind.method}"
+        )
     if problems := config_problems(config, target):
         raise InputError("initial_drafter does not fit the target: " + "; ".join(problems))
     if config.mask_token_id != recipe.mask_token_id:
@@ -148,7 +147,7 @@ def _new_drafter(
 ) -> DraftModel:
     model = DraftModel(config, recipe.row_length + recipe.num_speculative_tokens)
     model.apply(_draw)
-    if config.parallel:
+    if config.kind is PEAGLE:
         nn.init.normal_(model.mask_hidden)
     kept = torch.arange(config.draft_vocab_size)
     if config.reduced_vocabulary:
@@ -166,7 +165,7 @@ def _continued_drafter(recipe: Recipe, target: Decoder, config: DrafterConfig) -
     assert recipe.initial_drafter is not None
     directory = model_directory(recipe.initial_drafter)
     length = max(target.max_length, recipe.row_length + recipe.num_speculative_tokens)
-    model = read_drafter(directory, target, config.parallel, length)
+    model = read_drafter(directory, target, config.kind, length)
     model = copy.deepcopy(model)  # what is the target's stays as it is there
     model.readout.head = _of_its_own(model.readout.head, target.embed.weight.dtype)
     model.requires_grad_()

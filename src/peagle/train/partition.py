@@ -146,7 +146,7 @@ class ParallelPass:
         """Run the elements of a segment; mask slots differ only by their positions."""
         rows = elements.padded(rows_in_step(self._device))
         (positions,) = to_device(self._device, self._batch.positions[rows.anchors] + rows.depths)
-        attend = SegmentAttend(Reach.of(rows, self._batch), shared, self._device)
+        attend = SegmentAttend(rows, self._batch, shared, self._device)
         hidden = self._model.layers(*self.mask_slots(rows, shared), positions, attend, self._call)
         return Pass(elements, hidden[: len(elements)])
 
@@ -190,10 +190,18 @@ class Reach:
     """The rest: the near context, then the segment's own elements."""
 
     @classmethod
-    def of(cls, elements: Elements, batch: Batch) -> "Reach":
-        """Split what some elements see."""
+    def of(cls, elements: Elements, batch: Batch, window: int | None = None) -> "Reach":
+        """Split what some elements see.
+
+        window: positions of the context that end at an element's own; whatever it is, the element
+        sees its own chain.
+        """
         first = batch.starts[elements.anchors]
-        dense = list(_tiles(elements.anchors, first))
+        if window is None:
+            dense = list(_tiles(elements.anchors, first))
+        else:
+            dense = []
+            first = first.maximum(elements.anchors + elements.depths - window + 1)
         for part in dense:
             first[part.queries].fill_(part.keys.stop)
         end = int(elements.anchors[-1]) + 1
@@ -217,18 +225,26 @@ def _tiles(anchors: Tensor, starts: Tensor) -> Iterator[Dense]:
 class SegmentAttend:
     """Attention of a segment's elements in any layer, to the context and to their own chains."""
 
-    def __init__(self, reach: Reach, shared: Shared, device: torch.device) -> None:
-        self._reach, self._shared = reach, shared
-        self._masked = Masked(reach.visibility, device)
+    def __init__(
+        self, elements: Elements, batch: Batch, shared: Shared, device: torch.device
+    ) -> None:
+        self._elements, self._batch = elements, batch
+        self._shared, self._device = shared, device
+        self._within: dict[int | None, tuple[Reach, Masked]] = {}
+        """Keyed by window."""
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """Rows of heads as the layers have them: query [elements, heads, head_dim] ..."""
-        reach, own, folded = self._reach, (key, value.expand_as(key)), fold(query)
+        if heads.window not in self._within:
+            reach = Reach.of(self._elements, self._batch, heads.window)
+            self._within[heads.window] = reach, Masked(reach.visibility, self._device)
+        reach, masked = self._within[heads.window]
+        own, folded = (key, value.expand_as(key)), fold(query)
         near = self._shared.rows(layer, reach.near)
         together = (torch.cat(parts) for parts in zip(near, own, strict=True))
-        rest = self._masked(folded, *map(fold, together))
+        rest = masked(folded, *map(fold, together))
         if not reach.dense:
             return unfold(rest[0])
         read = (self._shared.rows(layer, part.keys) for part in reach.dense)

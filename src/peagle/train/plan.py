@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peagle.device import resolve_device, resolve_dtype
+from peagle.drafters.kind import PEAGLE
 from peagle.drafters.model import DrafterConfig, DraftModel
 from peagle.models.decoder import Decoder
 from peagle.models.families import read_spec
@@ -194,6 +195,11 @@ class Plan:
         return elements_per_segment(self.recipe, self.config, self.device)
 
     @property
+    def _one_pass(self) -> bool:
+        """Whether rows deeper than depth 0 share its keys and values, and their gradients."""
+        return self.config.kind is PEAGLE
+
+    @property
     def disk(self) -> int:
         """Bytes of the features kept on disk."""
         rows = len(self.training) + len(self.validation)
@@ -216,7 +222,7 @@ class Plan:
             "target": target,
             "features": features * self.dtype.itemsize,
             "activations at depth 0": self._context_activations(tokens),
-            "activations deeper": self._activations(deeper, tokens + deeper * self.config.parallel),
+            "activations deeper": self._activations(deeper, tokens + deeper * self._one_pass),
             "logits": self._logits(),
         }
 
@@ -239,8 +245,8 @@ class Plan:
         shape = self.config.transformer
         keys_and_values = 2 * self.config.layer.attention.kv_width
         layers = len(shape.layers)
-        gradients = tokens * layers * keys_and_values * FLOAT32 * self.config.parallel
-        if not (self.recipe.activation_checkpointing and self.config.parallel):
+        gradients = tokens * layers * keys_and_values * FLOAT32 * self._one_pass
+        if not (self.recipe.activation_checkpointing and self._one_pass):
             return self._activations(tokens, tokens) + gradients
         inputs = tokens * layers * (shape.hidden_size + keys_and_values) * self.dtype.itemsize
         return inputs + self._activations(tokens, tokens) // layers + gradients
@@ -271,7 +277,7 @@ class Plan:
         if self.recipe.train == "selector":
             return self._selector_operations()
         layers = self._layer_operations(self.step, 6)
-        if self.recipe.activation_checkpointing and self.config.parallel:
+        if self.recipe.activation_checkpointing and self._one_pass:
             layers += 2 * self.step.tokens * _in_products(self.model.first, self.model.rest)
         head = dense(self.model.readout.head.weight)
         return {

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from peagle.drafters.checkpoint import EMBEDDINGS, save_drafter
+from peagle.drafters.kind import PEAGLE
 from peagle.drafters.model import DraftModel
 from peagle.errors import InputError
 from peagle.files import writing
@@ -154,7 +155,7 @@ class Trainer:
         self, batch: Batch, features: Features, chains: Chains
     ) -> ParallelPass | SequentialPass:
         recipe = self.recipe
-        if self.model.config.parallel:
+        if self.model.config.kind is PEAGLE:
             limits = self._segment, recipe.activation_checkpointing
             return ParallelPass(self.model, batch, features, chains, *limits)
         return SequentialPass(self.model, batch, features, recipe.num_speculative_tokens)
@@ -192,7 +193,7 @@ class Trainer:
 
     def _previous(self, batch: Batch, elements: Elements) -> Tensor:
         """[elements] the token before the one that each predicts; -1 where it was read."""
-        unread = (elements.depths > 0) & self.model.config.parallel
+        unread = (elements.depths > 0) & (self.model.config.kind is PEAGLE)
         tokens = torch.where(unread, batch.tokens[elements.places], -1)
         return to_device(self._device, tokens)[0]
 

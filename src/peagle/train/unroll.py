@@ -49,20 +49,31 @@ class UnrollAttend:
     """An anchor sees the depth-0 keys of its document up to itself, and its own chain's keys."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
-        length = len(batch)
-        self._masked = Masked(Visibility(length, batch.starts, torch.arange(length)), device)
+        self._starts, self._device = batch.starts, device
+        self._masks: dict[int, Masked] = {}
+        """Keyed by how many positions of the context end at an anchor."""
         self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def __call__(
-        self, layer: int, query: Tensor, key: Tensor, value: Tensor, _heads: AttentionHeads
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, heads: AttentionHeads
     ) -> Tensor:
         """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
         kept = self._kept.setdefault(layer, [])
         kept.append((key, value))
-        context = self._masked(fold(query), *map(fold, kept[0]))
+        context = self._seen(heads.window, len(kept) - 1)(fold(query), *map(fold, kept[0]))
         if len(kept) == 1:
             return unfold(context[0])
         return unfold(merge(context, _chain(query, kept[1:])))
+
+    def _seen(self, window: int | None, depth: int) -> Masked:
+        """The attention to the context at a depth, whose rows stand as many positions on."""
+        length = len(self._starts)
+        width = length if window is None else window - depth
+        if width not in self._masks:
+            rows = torch.arange(length)
+            first = self._starts.maximum(rows - width + 1)
+            self._masks[width] = Masked(Visibility(length, first, rows), self._device)
+        return self._masks[width]
 
 
 def _chain(query: Tensor, kept: list[tuple[Tensor, Tensor]]) -> Weighed:

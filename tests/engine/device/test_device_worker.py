@@ -23,9 +23,11 @@ from peagle.engine.engine import Engine
 from peagle.engine.host.batch import HostBatch
 from peagle.engine.step import Outcome, PromptChunk, Step
 from peagle.errors import InputError
+from peagle.models.spec import LayerSpec, MLPSpec
 from peagle.ops.draft import Draft
 from peagle.set_acceptance import SetAcceptance
 
+GEGLU = MLPSpec(96, activation="gelu_tanh")
 PROMPTS = [[(5 * i + j) % tiny.MASK for j in range(9 + 4 * i)] for i in range(4)]
 SAMPLED = [
     SamplingParams(temperature=1.2, seed=3, max_tokens=12),
@@ -63,15 +65,23 @@ def test_same_seeds_same_tokens_as_on_the_host(targets, trained, method: str):
             assert one.speculation == other.speculation
 
 
-@pytest.mark.parametrize("method", ["peagle", "eagle3", "selector"])
+RANDOM_DRAFTERS = {
+    "selector": {"parallel": True, "selector": SelectorConfig(rank=8, candidates=12)},
+    "windowed peagle": {"parallel": True, "windows": (None, 6)},
+    "windowed eagle3": {"parallel": False, "windows": (6,)},
+    "GeGLU": {"parallel": True, "layer": LayerSpec(tiny.ATTENTION, GEGLU)},
+}
+
+
+@pytest.mark.parametrize("method", ["peagle", "eagle3", *RANDOM_DRAFTERS])
 @pytest.mark.parametrize("hosted", [False, True])
 def test_sampled_drafts_are_those_of_the_host(
     targets, trained, tmp_path, method: str, hosted: bool
 ):
     """Read from the drafts accepted, while the temperatures are fitted; also where cycles stop in
     between, or run beside requests that draft greedily."""
-    if method == "selector":
-        config = tiny.drafter_config(True, selector=SelectorConfig(rank=8, candidates=12))
+    if method in RANDOM_DRAFTERS:
+        config = tiny.drafter_config(**RANDOM_DRAFTERS[method])
         drafter = tiny.random_drafter_for(targets["easy"].decoder, tmp_path, config)
     else:
         drafter = trained[method].drafter

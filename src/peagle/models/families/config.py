@@ -193,6 +193,8 @@ def rope(values: Values, theta: float) -> RopeConfig:
     """
     given = _rope_values(values)
     kind = given.get("rope_type", given.get("type", "default"))
+    if kind == "mrope":  # the sections of text all have one position, which is plain rope's
+        kind = "default"
     if kind not in ROPE_KINDS or "mscale" in given:
         known = ", ".join(ROPE_KINDS)
         raise InputError(f"rope scaling {kind} is not supported; peagle supports {known}")
