@@ -529,6 +529,11 @@ WINDOWS: list[tuple[str, Values, tuple[int | None, ...]]] = [
     ("llama", SLIDING | {"use_sliding_window": False}, (None, 16)),
     ("qwen3", SLIDING | {"use_sliding_window": True}, (None, 16)),
     ("qwen3", SLIDING, (None, None)),
+    (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+        (None, 16),
+    ),
     ("speculators", SLIDING, (None, 16)),
     ("speculators", SLIDING | {"sliding_window": None}, (None, None)),
     ("speculators", {"sliding_window": 2048}, (None, None)),

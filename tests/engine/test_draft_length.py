@@ -24,6 +24,8 @@ MANY = {0: 12.0, 1: 14.0, 3: 17.0, 7: 24.0}
 """64 requests there."""
 CHAINS = Branching(7, 0, 0)
 """Seven drafts at most, which never branch."""
+FREE, CROWDED = {1: {0: 4.5, 1: 4.6, 3: 4.7, 7: 4.8}}, {64: {0: 12.0, 1: 40.0, 3: 60.0, 7: 90.0}}
+"""Where drafts cost next to nothing, and where no draft is worth its time."""
 ON_A_CPU = {0: 1.0, 1: 1.5, 3: 1.8, 7: 2.3}
 
 
@@ -187,7 +189,12 @@ class Run:
     """An engine's cycles, with given costs and draws."""
 
     def __init__(
-        self, costs: dict[int, float], requests: int, running: bool, catching_up: float = 0.0
+        self,
+        costs: dict[int, float],
+        requests: int,
+        running: bool,
+        catching_up: float = 0.0,
+        seed: int = 0,
     ) -> None:
         """running: whether times are found while running, rather than at the start; catching_up:
         seconds before drafts after a cycle without."""
@@ -196,11 +203,16 @@ class Run:
         self._length = DraftLength(times, True, Branching(lengths[-1], 0, 0))
         self._costs, self._requests, self._running = costs, requests, running
         self._catching_up = catching_up
-        self._draw = random.Random(0)
+        self._draw = random.Random(seed)
         self.tokens, self.seconds = 0.0, 0.0
         """Of each request; in all."""
         self.chosen: list[tuple[float, int]] = []
         """Tokens before each cycle, and its drafts."""
+
+    def begin(self) -> "Run":
+        """Begin a request."""
+        self._length.begun()
+        return self
 
     def go_on(self, tokens: int, rate: float) -> "Run":
         """Run while each draft behind right ones is right at a rate."""
@@ -280,6 +292,43 @@ def test_a_drafter_that_is_always_right_is_never_out_of_use(costs, requests: int
     run = Run(costs, requests, running).go_on(4000, 0.9)
     looks = sum(drafts == 0 for _, drafts in run.chosen)
     assert looks <= (2 + len(run.chosen) / 256 + 1 if running else 0)
+
+
+GOOD_ON_A_GPU, GOOD_ON_A_CPU, BAD = 0.77, 0.85, 0.12
+"""How often drafts are right: an AL of 3.9 and one of 5.4 at K = 7, as greedy chats have, and what
+drafts of a chat at a high temperature may come to."""
+
+
+def chats(run: Run, count: int, tokens: int, rate: float) -> None:
+    """One chat behind another, as a client sends them."""
+    for _ in range(count):
+        run.begin().go_on(tokens, rate)
+
+
+@pytest.mark.parametrize("seed", range(67))
+@pytest.mark.parametrize(
+    ("costs", "good", "fresh"),
+    [(ANY, GOOD_ON_A_GPU, False), (ANY, GOOD_ON_A_GPU, True), (ON_A_CPU, GOOD_ON_A_CPU, False)],
+    ids=["gpu", "fresh on a gpu", "cpu"],
+)
+def test_a_good_drafter_is_not_lost_to_sampled_chats(costs, good: float, fresh: bool, seed: int):
+    run = Run(costs, 1, costs is ON_A_CPU, catching_up=costs[1] / 2, seed=seed)
+    chats(run, 0 if fresh else 5, 200, good)
+    before, at = run.seconds, run.tokens
+    chats(run, 8 if fresh else 40, 100, BAD)
+    assert (run.tokens - at) * costs[0] / (run.seconds - before) > 0.92
+    assert run.begin().go_on(100, good).in_use(40)
+    assert run.speed_up > (0.95 if fresh else 1.0), "tries are paid from what drafts gained"
+
+
+def test_it_says_why_it_stopped():
+    wrong = Run(ANY, 1, False).go_on(500, 0.0)
+    assert wrong._length.stopped == "wrong drafts"
+    length = DraftLength(MeasuredTimes(FREE | CROWDED), True, CHAINS)
+    assert settled(length, 1, 0.5, 400) == 7
+    assert length.stopped is None
+    assert settled(length, 64, 0.5, 400) == 0
+    assert length.stopped == "slower cycles"
 
 
 @pytest.mark.parametrize(("rate", "again"), [(0.8, True), (0.1, False)])

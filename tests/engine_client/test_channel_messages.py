@@ -64,7 +64,7 @@ def test_outputs_as_the_scheduler_makes_them():
         RequestOutput("1", (5, 6), 1, None, 3, 2, (score, score), Beginning(0.5, 16, (score,))),
         RequestOutput("2", (), 0, "error", failure="no memory"),
     ]
-    stats = EngineStats(1, 2, 0.25, 3, 40, 16)
+    stats = EngineStats(1, 2, 0.25, 3, 40, 16, "wrong drafts")
     ours, theirs = socket.socketpair()
     with ours, theirs:
         front: Channel[FromEngine] = Channel(ours.detach(), FromEngine)

@@ -73,11 +73,21 @@ def test_every_series_is_there_before_it_counts():
         "vllm:request_success_total": {"stop", "length", "abort", "error"},
         "peagle:requests_rejected_total": {"queue", "draining", "engine"},
         "vllm:spec_decode_num_accepted_tokens_per_pos_total": {"0", "1"},
+        "peagle:drafting_stopped": {"wrong drafts", "slower cycles"},
     }
     seen = metrics.text()
     metrics.refused("queue")
     metrics.ended("abort", 1.0)
     assert len(metrics.text().splitlines()) == len(seen.splitlines())
+
+
+@pytest.mark.parametrize("reason", ["wrong drafts", "slower cycles", None])
+def test_it_says_why_nothing_is_drafted(reason: str | None):
+    metrics = Metrics("demo", lambda: EngineStats(0, 0, 0.0, 0, 0, 0, reason), k=2)
+    families = text_string_to_metric_families(metrics.text().decode())
+    [family] = (f for f in families if f.name == "peagle:drafting_stopped")
+    told = {sample.labels["reason"]: sample.value for sample in family.samples}
+    assert told == {each: each == reason for each in ("wrong drafts", "slower cycles")}
 
 
 def test_an_idle_server_says_so(server: Running):

@@ -154,9 +154,10 @@ def _windows(values: Mapping[str, Any], as_qwen3: bool) -> list[int | None]:
     `layer_types` and `sliding_window` decide; vLLM reads Qwen3's own layout through transformers,
     where `use_sliding_window` turns them on.
     """
+    if as_qwen3 and SPECULATORS not in values:
+        return qwen3.windows(values)
     types, width = values.get("layer_types"), values.get("sliding_window")
-    off = as_qwen3 and SPECULATORS not in values and not values.get("use_sliding_window")
-    if not types or not width or off:
+    if not types or not width:
         return [None] * num_layers(values)
     require_positive(sliding_window=int(width))
     return windows(values, types, int(width))

@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from peagle.engine.branching import Branching
 from peagle.engine.cycle_times import CycleTimes
 from peagle.engine.step import CycleTime
 
+Stopped = Literal["wrong drafts", "slower cycles"]
+"""Why drafting stops: drafts cost more than they gave, or would at the present load."""
 CANDIDATES = (1, 3, 6, 12, 24)
 """Few, since each is captured for every batch size at the start: the best of these is within a few
 percent of the best of all."""
@@ -18,6 +21,9 @@ PROBE_MEMORY = 8
 """Cycles after which it does where drafts are only tried."""
 DOUBT = 2
 """Wrong first drafts that are remembered when drafting stops; all else is forgotten."""
+KNOWN = 64
+"""First drafts that must have been tried for their rate to stop drafting; before that, chance would
+too often, and credit bounds what it costs to find out."""
 MIN_CYCLES = 16
 """Cycles between two changes: the first cycle after a change to fewer drafts is not captured."""
 MIN_GAIN = 1.02
@@ -31,9 +37,17 @@ LEAST_PRICE = 0.1
 """Of a cycle with drafts, in cycles without; measured times may say less by chance."""
 ALLOWANCE = 0.005
 """What trying a drafter that is not in use may cost, as a share of the time."""
-MOST_CREDIT, STAKE = 16.0, 4.0
-"""What drafts may lose before they stop, in cycles without drafts: at most, and at least when they
-come into use."""
+MOST_CREDIT, STAKE, MOST_STAKE = 16.0, 4.0, 10.0
+"""What drafts may lose before they stop, in cycles without drafts: at most, and when they come into
+use, at least and with savings."""
+FIRST_SAVINGS, MOST_SAVINGS = 64.0, 512.0
+"""What is kept, in the same unit, for tries where a request begins: at the start, and at most of
+what drafts gained."""
+TRIES = 5
+"""Cycles in a row for which drafts are tried where a request begins: few good drafters are wrong in
+all of them."""
+TRY_EVERY = 64
+"""Cycles between two such tries."""
 
 
 def candidate_lengths(k: int) -> tuple[int, ...]:
@@ -51,8 +65,11 @@ class DraftLength:
 
     Drafting keeps an account, in cycles without drafts: a cycle with drafts pays what it takes
     longer, and is paid the tokens that were accepted. Without credit drafting stops. From then on
-    credit comes in slowly, and is spent on probes: cycles with the fewest drafts, so that drafts
-    come into use again when they are right again. Those that are right pay for the next probe.
+    credit comes in slowly, and is spent on probes: cycles with as many drafts as a good drafter
+    would have, so that it is in use again when it is right again. Those that are right pay for the
+    next probe.
+    A request that begins may be of another kind than those whose drafts were wrong: probes in a row
+    are paid for it, from what drafts gained before.
     """
 
     def __init__(self, times: CycleTimes, may_stop: bool, branching: Branching) -> None:
@@ -68,7 +85,10 @@ class DraftLength:
         self._chains, self._trees = (
             AcceptanceRates(self._k, PRIOR_RATE, PRIOR_COUNT) for _ in range(2)
         )
-        self._credit = MOST_CREDIT
+        self._credit, self._savings = MOST_CREDIT, FIRST_SAVINGS
+        self._begun, self._tried = False, 0
+        """Whether a request began since the last cycle; the cycle of the last try for one."""
+        self._stopped: Stopped = "wrong drafts"
         self._catching_up = 0.0
         """Seconds for which the drafter catches up before a probe."""
 
@@ -86,7 +106,7 @@ class DraftLength:
         if self._chosen:
             too_soon = self._cycles < MIN_CYCLES and not self._broke
             return self._chosen if too_soon else self._best(costs, share, tree)
-        probe = min(drafts for drafts in costs if drafts)
+        probe = self._probe(costs)
         probes = followed > 0 and self._credit >= self._price(costs, probe)
         return self._best(costs, share, tree) or (probe if probes else 0)
 
@@ -97,6 +117,15 @@ class DraftLength:
             return True
         speeds = self._speeds(costs, 1.0, self._tree(requests, branch=True))
         return max(speeds, key=lambda drafts: speeds[drafts]) > 0
+
+    @property
+    def stopped(self) -> Stopped | None:
+        """Why nothing is drafted; None: drafts are in use."""
+        return None if self._chosen else self._stopped
+
+    def begun(self) -> None:
+        """Note a request that begins."""
+        self._begun = True
 
     def launched(self, requests: int, followed: int, drafts: int, branch: bool = True) -> None:
         """Note a cycle with drafts as they were chosen. branch: as of `choose`."""
@@ -111,6 +140,9 @@ class DraftLength:
         if not probes:
             self._change_to(drafts)
         self._credit = min(self._credit, MOST_CREDIT)
+        if self._begun and not self._chosen:
+            self._try_again(costs)
+        self._begun = False
 
     def verified(self, cycle: Sequence[tuple[int, int]], branched: bool = False) -> None:
         """Learn from a cycle: the drafts of each of its requests, and how many were accepted.
@@ -129,7 +161,9 @@ class DraftLength:
             for place in contradictions(self._chains, self._trees):
                 other.doubt(place, newest.tried[place])
         gained = sum(accepted for _, accepted in drafted) / len(cycle)
-        self._credit = min(self._credit + gained, MOST_CREDIT)
+        credit = self._credit + gained
+        self._credit = min(credit, MOST_CREDIT)
+        self._savings = min(self._savings + credit - self._credit, MOST_SAVINGS)
 
     def took(self, time: CycleTime) -> None:
         """Learn from the time of a cycle."""
@@ -146,11 +180,18 @@ class DraftLength:
     def _broke(self) -> bool:
         return self._may_stop and self._credit < 0
 
+    @property
+    def _known(self) -> bool:
+        """Whether rates are known so well that drafts may stop by them alone, with credit left."""
+        return self._chains.tried[0] + self._trees.tried[0] >= KNOWN
+
     def _best(self, costs: dict[int, float], share: float, tree: bool) -> int:
         """The fastest length, if it is enough faster than the chosen one; none without credit."""
         if self._chosen and self._broke:
             return 0
         speeds = self._speeds(costs, share, tree)
+        if self._chosen and self._may_stop and not self._known:
+            del speeds[0]
         best = max(speeds, key=lambda drafts: speeds[drafts])
         return best if speeds[best] > MIN_GAIN * speeds[self._chosen] else self._chosen
 
@@ -174,15 +215,35 @@ class DraftLength:
             return price
         return min(price + max(self._catching_up / costs[0], price), MOST_PRICE)
 
+    def _try_again(self, costs: dict[int, float]) -> None:
+        """Pay for probes in a row, for a request that begins, as far as savings go."""
+        if self._launched - self._tried < TRY_EVERY:
+            return
+        probe = self._probe(costs)
+        each = max(costs[probe] / costs[0] - 1, LEAST_PRICE)
+        wanted = self._price(costs, probe) + (TRIES - 1) * each - self._credit
+        paid = max(min(wanted, self._savings), 0.0)
+        self._credit, self._savings = self._credit + paid, self._savings - paid
+        self._tried = self._launched
+
+    def _probe(self, costs: dict[int, float]) -> int:
+        """The drafts of a probe: as many as would be fastest if the drafter were good, so that a
+        probe whose drafts are right pays for the next."""
+        tokens = _expected([PRIOR_RATE] * self._k)
+        return max((d for d in costs if d), key=lambda drafts: tokens[drafts] / costs[drafts])
+
     def _change_to(self, drafts: int) -> None:
         if drafts == self._chosen:
             self._cycles += 1
             return
         if not drafts:
+            self._stopped = "wrong drafts" if self._broke else "slower cycles"
             self._credit = min(self._credit, 0.0)
             self._chains, self._trees = (AcceptanceRates(self._k, 0.0, DOUBT) for _ in range(2))
         elif not self._chosen:
-            self._credit = max(self._credit, STAKE)
+            staked = min(max(MOST_STAKE - self._credit, 0.0), self._savings)
+            self._credit = max(self._credit + staked, STAKE)
+            self._savings -= staked
         self._chosen, self._cycles = drafts, 0
 
     def _tree(self, requests: int, branch: bool) -> bool:

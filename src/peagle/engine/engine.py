@@ -11,7 +11,7 @@ from peagle.drafters.proposer import Proposer
 from peagle.engine.capacity import capacity_of
 from peagle.engine.constraint import Constraint
 from peagle.engine.cycle_times import cycle_times
-from peagle.engine.draft_length import DraftLength, candidate_lengths
+from peagle.engine.draft_length import DraftLength, Stopped, candidate_lengths
 from peagle.engine.drafting import Drafting, Judge
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.pace import Pace
@@ -40,6 +40,8 @@ class EngineStats:
     """Tokens looked for in the prefix cache."""
     prefix_hits: int
     """Tokens found there."""
+    drafting_stopped: Stopped | None = None
+    """Why nothing is drafted, where drafts are chosen by load; None: drafts are in use."""
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,7 @@ class Engine:
             preemptions=queue.preemptions,
             prefix_queries=queue.prefix_queries,
             prefix_hits=queue.prefix_hits,
+            drafting_stopped=queue.pace.drafting_stopped,
         )
 
     def add(

@@ -4,7 +4,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from peagle.engine.branching import Branching
-from peagle.engine.draft_length import DraftLength
+from peagle.engine.draft_length import DraftLength, Stopped
 from peagle.engine.repeats import Repeats
 from peagle.engine.request import Request
 from peagle.engine.step import CycleTime
@@ -38,6 +38,16 @@ class Pace:
         if self.draft_length.pays(min(len(requests) + 1, self.max_num_seqs)):
             return True
         return _followed(requests) < SCOUTS
+
+    @property
+    def drafting_stopped(self) -> Stopped | None:
+        """Why nothing is drafted; None: drafts are in use."""
+        return None if self.draft_length is None else self.draft_length.stopped
+
+    def begun(self, request: Request) -> None:
+        """Note a request that is added."""
+        if self.draft_length is not None and request.speculates:
+            self.draft_length.begun()
 
     def choose(self, decoding: Sequence[Request]) -> tuple[int | None, int]:
         """Most drafts of each of these, None for its own K; how often the next step has the cycle.

@@ -103,6 +103,7 @@ class Scheduler:
         """Queue a request. Where drafts do not pay, it goes without them if it may."""
         if request.may_be_left and not self.pace.follows_one_more(self.requests.values()):
             request.k = 0
+        self.pace.begun(request)
         self.requests[request.id] = request
         bisect.insort_right(self.waiting, request, key=_priority)
 

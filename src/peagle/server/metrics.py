@@ -5,6 +5,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
 
 from prometheus_client import (
     CollectorRegistry,
@@ -23,6 +24,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from peagle.completion import Chunk, Completion
+from peagle.engine.draft_length import Stopped
 from peagle.engine.engine import EngineStats
 
 disable_created_metrics()
@@ -224,3 +226,11 @@ class _StatsCollector(Collector):
                 family = kind(name, name.removeprefix("vllm:").replace("_", " "), labels=[LABEL])
                 family.add_metric([self._model], value)
                 yield family
+        stopped = GaugeMetricFamily(
+            "peagle:drafting_stopped",
+            "Whether nothing is drafted, and why.",
+            labels=[LABEL, "reason"],
+        )
+        for reason in get_args(Stopped):
+            stopped.add_metric([self._model, reason], float(stats.drafting_stopped == reason))
+        yield stopped

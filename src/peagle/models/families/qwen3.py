@@ -23,7 +23,7 @@ def spec(values: Values) -> DecoderSpec:
     values = {"max_position_embeddings": POSITIONS, **values}
     attention = replace(config.attention(values), qk_norm=True)
     mlp, norms = config.mlp(values), config.norms(values)
-    layers = [LayerSpec(replace(attention, window=each), mlp, norms) for each in _windows(values)]
+    layers = [LayerSpec(replace(attention, window=each), mlp, norms) for each in windows(values)]
     return config.decoder(values, layers)
 
 
@@ -41,7 +41,7 @@ def window(values: Values) -> int | None:
     return int(width)
 
 
-def _windows(values: Values) -> list[int | None]:
+def windows(values: Values) -> list[int | None]:
     """Each layer's; without `layer_types`, only layers from `max_window_layers` on have one."""
     full = int(values.get("max_window_layers", 28))
     count = config.num_layers(values)
