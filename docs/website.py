@@ -11,7 +11,7 @@ import inspect
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -155,7 +155,7 @@ def metrics() -> str:
     )
 
 
-def table(head: Row, rows: list[Row]) -> str:
+def table(head: Row, rows: Sequence[Row]) -> str:
     """A table of Markdown."""
     lines = [head, tuple("---" for _ in head), *rows]
     cells = ([" ".join(cell.split()).replace("|", "\\|") for cell in line] for line in lines)
