@@ -15,7 +15,7 @@ from rich.console import Console
 
 from peagle.bench.advice import Price
 from peagle.bench.report.contents import what_ran
-from peagle.bench.report.document import Block, Document, Table, Text
+from peagle.bench.report.document import Block, Page, Table, Text
 from peagle.bench.report.report import Report, csv_text
 from peagle.bench.tables import case_text, full_table
 from peagle.cli.script import run
@@ -66,7 +66,7 @@ def _entries(result: Result) -> list[dict[str, object]]:
     return [*map(dict, result.rows), *counted]
 
 
-def _listed(result: Result, command: str) -> Document:
+def _listed(result: Result, command: str) -> Page:
     """Rows as a table; those columns come first that say which row it is."""
     entries = _entries(result)
     names = list(dict.fromkeys(name for entry in entries for name in entry))
@@ -80,7 +80,7 @@ def _listed(result: Result, command: str) -> Document:
     table: list[Block] = [Table(head, rows, keys=sum(name not in result.units for name in names))]
     notes = [Text(note, warns=True) for note in (*result.notes, *result.doubts)]
     last = Text(f"Made by: {command}")
-    return Document(result.measured, [*notes, *table, *what_ran(environment_of(result)), last])
+    return Page(result.measured, [*notes, *table, *what_ran(environment_of(result)), last])
 
 
 def _told(value: object) -> str:

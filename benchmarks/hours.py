@@ -26,7 +26,7 @@ from peagle.train.conversations import Summary
 from peagle.train.feature_cache import cache_bytes
 from peagle.train.initial import choose_trained, drafter_config
 from peagle.train.packing import Document, pack
-from peagle.train.plan import Plan
+from peagle.train.plan import Forecast
 from peagle.train.recipe import Recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -63,7 +63,7 @@ class Case:
     weights: Weights = PLAIN
     """The format of its weights."""
 
-    def plan(self, changes: Mapping[str, Any]) -> Plan:
+    def plan(self, changes: Mapping[str, Any]) -> Forecast:
         """The run as a GPU would take it, on a step's rows full of conversations."""
         given = Recipe.load(RECIPES / f"{self.recipe}.yaml")
         recipe = given.model_copy(update={"shard_target": False, **changes})
@@ -75,7 +75,9 @@ class Case:
             model = DraftModel(drafter_config(recipe, self.target), 1).to(torch.bfloat16)
         choose_trained(recipe, model)
         summary = Summary(len(documents), rows.tokens.numel(), 0, 0, 0, 0)
-        return Plan(recipe, torch.device("cuda"), target, self.stored, model, summary, rows, rows)
+        return Forecast(
+            recipe, torch.device("cuda"), target, self.stored, model, summary, rows, rows
+        )
 
     @property
     def stored(self) -> Stored:
@@ -103,7 +105,7 @@ CASES = (
 )
 
 
-def _kept(plan: Plan) -> int:
+def _kept(plan: Forecast) -> int:
     """Bytes of the drafter, and of the snapshot from which a run continues."""
     counts = plan.parameters().values()
     trained, frozen = (

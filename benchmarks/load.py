@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from peagle import LLM, EngineConfig, SamplingParams, SpeculativeConfig
-from peagle.bench.http import Address, Connection, ask
+from peagle.bench.http import Address, HttpSession, ask
 from peagle.bench.prompts import load_prompts
 from peagle.bench.server_metrics import samples
 from peagle.bench.server_process import ServerProcess, started
@@ -137,7 +137,7 @@ async def _stream(
     body = {**job, "stream": True, "stream_options": {"include_usage": True}}
     text, usage, left = "", None, False
     try:
-        async with Connection(address) as connection:
+        async with HttpSession(address) as connection:
             answer = await connection.ask("POST", "/v1/completions", json.dumps(body).encode())
             async for event in answer.events():
                 usage = event.get("usage")

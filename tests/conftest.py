@@ -25,7 +25,7 @@ from peagle.models.decoder import Decoder
 from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
 from peagle.train.snapshot import Progress
-from peagle.train.trainer import Report, Trainer
+from peagle.train.trainer import Telemetry, Trainer
 
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # in processes, too: two threads on busy cores take minutes
@@ -134,7 +134,7 @@ class Run:
     output: Path
     trainer: Trainer
     """With the weights of the run's end."""
-    reports: list[Report]
+    reports: list[Telemetry]
     progress: Progress
     drafter: Drafter
     """The best checkpoint, loaded."""
@@ -192,8 +192,8 @@ def trained(
     return runs
 
 
-def _train(recipe: Recipe) -> tuple[dict[str, Any], list[Report], Progress]:
+def _train(recipe: Recipe) -> tuple[dict[str, Any], list[Telemetry], Progress]:
     """What is left of a run: the weights at its end, its reports and its progress."""
-    trainer, reports = prepare(recipe), list[Report]()
+    trainer, reports = prepare(recipe), list[Telemetry]()
     progress = trainer.run(reports.append)
     return trainer.model.state_dict(), reports, progress

@@ -4,7 +4,7 @@ import pytest
 
 from peagle.bench import load
 from peagle.bench.case import Case, Setup
-from peagle.bench.load import Request, drive, open_case
+from peagle.bench.load import Exchange, drive, open_case
 from peagle.bench.pair import Pair
 from peagle.bench.prompts import Prompt, load_sets
 from peagle.bench.workload import PromptWorkload
@@ -62,7 +62,7 @@ def request(prompt, *turns):
         assert answer == str(prompt)
         return request(*turns) if turns else None
 
-    return Request(prompt, SamplingParams(), then)
+    return Exchange(prompt, SamplingParams(), then)
 
 
 def test_as_many_requests_as_asked_are_in_flight_and_results_keep_the_order():

@@ -8,7 +8,7 @@ from peagle.bench.case import Case
 from peagle.bench.measures import Measures, Percentiles
 from peagle.bench.runs import Run
 from peagle.bench.tables import full_table, run_line, summary_table, varying_text, verdict_sentence
-from peagle.bench.verdict import Ratio, Verdict, speed_up
+from peagle.bench.verdict import Ranking, Ratio, speed_up
 
 TIMES = Percentiles(10.0, 20.0, 30.0)
 
@@ -63,7 +63,7 @@ def test_a_server_keeps_its_name_even_if_it_is_a_methods():
     server = dataclasses.replace(RUNS[2], case=Case("peagle", None, 1))
     assert "P-EAGLE" not in printed(full_table([server])[0])
     other = dataclasses.replace(server, case=Case("vllm", None, 1))
-    sentence = verdict_sentence(Verdict(server, other, Ratio(2.0, 1.9, 2.1)))
+    sentence = verdict_sentence(Ranking(server, other, Ratio(2.0, 1.9, 2.1)))
     assert sentence.startswith("Fastest on this machine: peagle, 2.00 times as fast as vllm")
 
 
@@ -108,19 +108,19 @@ def test_a_summary_of_few_rounds_has_no_interval():
 
 def test_the_sentence_names_the_fastest_only_where_it_is_clear():
     none, peagle = ROUNDS
-    clear = Verdict(peagle, none, Ratio(2.5, 2.4, 2.6))
+    clear = Ranking(peagle, none, Ratio(2.5, 2.4, 2.6))
     assert verdict_sentence(clear) == (
         "Fastest on this machine: P-EAGLE, 2.50 times as fast as no speculation (2.40-2.60)."
     )
-    assert verdict_sentence(Verdict(peagle, none, Ratio(1.03, 0.98, 1.09))) == (
+    assert verdict_sentence(Ranking(peagle, none, Ratio(1.03, 0.98, 1.09))) == (
         "No clear winner on this machine: P-EAGLE may be 0.98 to 1.09 times as fast as no "
         "speculation."
     )
-    assert verdict_sentence(Verdict(peagle, none, Ratio(2.5, 0.0, math.inf))) == (
+    assert verdict_sentence(Ranking(peagle, none, Ratio(2.5, 0.0, math.inf))) == (
         "No clear winner on this machine: P-EAGLE was 2.50 times as fast as no speculation, "
         "in too few rounds to say so."
     )
-    assert verdict_sentence(Verdict(peagle, none, Ratio(0.99, 0.0, math.inf))) == (
+    assert verdict_sentence(Ranking(peagle, none, Ratio(0.99, 0.0, math.inf))) == (
         "No clear winner on this machine: P-EAGLE was as fast as no speculation, in too few rounds "
         "to say so."
     )

@@ -11,7 +11,7 @@ from peagle.bench.advice import Price, advise
 from peagle.bench.case import Case
 from peagle.bench.measures import Measures, Percentiles
 from peagle.bench.runs import Results, Run
-from peagle.bench.verdict import Ratio, Verdict, compare, doubts, interval, judge, speed_up
+from peagle.bench.verdict import Ranking, Ratio, compare, doubts, interval, judge, speed_up
 
 NO_TIMES = Percentiles(0.0, 0.0, 0.0)
 ROUNDS = 12
@@ -104,7 +104,7 @@ def test_rounds_are_compared_in_pairs():
     assert compare(peagle, none) == Ratio(1.5, 1.5, 1.5)
     assert speed_up(peagle, [none, peagle]) == Ratio(1.5, 1.5, 1.5)
     assert speed_up(peagle, [peagle]) is None
-    assert not Verdict(peagle, none, Ratio(1.5, 1.01, 1.9)).clear
+    assert not Ranking(peagle, none, Ratio(1.5, 1.01, 1.9)).clear
 
 
 def test_what_is_advised_is_the_fastest_by_the_speed_ups_that_are_told():

@@ -15,7 +15,7 @@ from transformers.quantizers import quantizer_finegrained_fp8
 
 from checkpoint import with_words, write_target
 from peagle.bench.case import Setup
-from peagle.bench.load import Request, drive
+from peagle.bench.load import Exchange, drive
 from peagle.bench.random_weights import Weights, random_target
 from peagle.bench.shapes import SHAPES, Shape, shape_of
 from peagle.bench.synthetic import SyntheticWorkload
@@ -178,7 +178,7 @@ def test_a_benchmark_reads_it(tmp_path: Path):
     assert workload.describe()["checkpoint"] == "target"
     how = SamplingParams(max_tokens=4, ignore_eos=True)
     llm = workload.open(Setup("none", 0, "fixed"), 1)
-    [completion] = drive(llm, [Request([5, 6, 7], how)], 1)
+    [completion] = drive(llm, [Exchange([5, 6, 7], how)], 1)
     assert [*completion.token_ids] == [0] * 4
     with pytest.raises(InputError, match="is not in the shape of qwen3-8b"):
         SyntheticWorkload("qwen3-8b", **given, checkpoint=directory)

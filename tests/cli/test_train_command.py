@@ -21,7 +21,7 @@ from peagle.errors import InputError
 from peagle.train.estimate import Estimate
 from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.trainer import Report, Trainer, rate
+from peagle.train.trainer import Telemetry, Trainer, rate
 
 STEPS, EVERY = 30, 20
 REPORTED = [10, 20, 30]
@@ -60,10 +60,10 @@ def recipe(recipe_for, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(recipe_for, tmp_path_factory) -> list[Report]:
+def whole(recipe_for, tmp_path_factory) -> list[Telemetry]:
     """The reports of a run that nothing stopped."""
     output = tmp_path_factory.mktemp("whole") / "out"
-    reports: list[Report] = []
+    reports: list[Telemetry] = []
     prepare(recipe_for(output, steps=STEPS, evaluate_every=EVERY)).run(reports.append)
     return reports
 
@@ -465,8 +465,8 @@ class TestTrackers:
 def test_the_bar_tells_loss_time_left_and_the_last_acceptance_length():
     console = Console(file=io.StringIO(), force_terminal=True, width=120, highlight=False)
     with showing_reports(console, steps=1000, start=100) as show:
-        show(Report(110, 1.5, Estimate((0.5, 0.25), 1.75, (0.25, 0.125), 1.25), True))
-        show(Report(120, 1.25, None, False))
+        show(Telemetry(110, 1.5, Estimate((0.5, 0.25), 1.75, (0.25, 0.125), 1.25), True))
+        show(Telemetry(120, 1.25, None, False))
     text = console.file.getvalue()
     assert (
         "step 110  loss 1.5000  AL 1.750 (1.250 at temperature 1)  accuracy per depth 0.5" in text

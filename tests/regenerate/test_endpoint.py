@@ -19,7 +19,7 @@ from peagle.config import SamplingParams
 from peagle.errors import InputError
 from peagle.pair import bundled
 from peagle.regenerate import endpoint as module
-from peagle.regenerate.answers import Answer, NoAnswerError
+from peagle.regenerate.answers import NoAnswerError, Regeneration
 from peagle.regenerate.endpoint import Endpoint, open_endpoint, seconds_to_wait
 from peagle.regenerate.engine import EngineAnswerer
 from peagle.server.app import create_app
@@ -47,16 +47,18 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def ask(url: str, key: str | None = None, params: SamplingParams = PARAMS, **more: Any) -> Answer:
-    async def run() -> Answer:
+def ask(
+    url: str, key: str | None = None, params: SamplingParams = PARAMS, **more: Any
+) -> Regeneration:
+    async def run() -> Regeneration:
         async with open_endpoint(url, "m", key, 4, more.get("variables")) as endpoint:
             return await endpoint.chat([user("a")], more.get("tools"), params)
 
     return asyncio.run(run())
 
 
-def complete(url: str) -> Answer:
-    async def run() -> Answer:
+def complete(url: str) -> Regeneration:
+    async def run() -> Regeneration:
         async with open_endpoint(url, "m", None, 4) as endpoint:
             return await endpoint.complete("x", PARAMS)
 
@@ -69,7 +71,7 @@ def test_variables_of_the_template_go_along(stub: Stub):
 
 
 def test_what_is_asked_and_answered(stub: Stub):
-    assert ask(stub.url + "/", key="secret", tools=TOOLS) == Answer(assistant("fine"), 4)
+    assert ask(stub.url + "/", key="secret", tools=TOOLS) == Regeneration(assistant("fine"), 4)
     path, headers, body = stub.requests[0]
     assert path == "/v1/chat/completions"
     assert headers["authorization"] == "Bearer secret"
@@ -80,7 +82,7 @@ def test_what_is_asked_and_answered(stub: Stub):
         "max_tokens": 9,
         "temperature": 0.0,
     }
-    assert complete(stub.url) == Answer(assistant("fine"), 4)
+    assert complete(stub.url) == Regeneration(assistant("fine"), 4)
     path, headers, body = stub.requests[1]
     assert path == "/v1/completions"
     assert "authorization" not in headers
@@ -92,12 +94,12 @@ def test_what_is_asked_and_answered(stub: Stub):
 def test_reasoning_and_calls_are_part_of_the_answer(stub: Stub):
     stub.reply = lambda body: said("", reasoning_content="hm", tool_calls=[{"id": "1"}], role="x")
     message = assistant("", reasoning_content="hm", tool_calls=[{"id": "1"}])
-    assert ask(stub.url) == Answer(message, 0)
+    assert ask(stub.url) == Regeneration(message, 0)
     stub.reply = lambda body: said("4", reasoning="hm", reasoning_content=None, tool_calls=[])
-    assert ask(stub.url) == Answer(assistant("4", reasoning_content="hm"), 1)
+    assert ask(stub.url) == Regeneration(assistant("4", reasoning_content="hm"), 1)
     choice = {"message": {"content": None}, "finish_reason": "stop"}
     stub.reply = lambda body: (200, {}, {"choices": [choice]})
-    assert ask(stub.url) == Answer(assistant(""), 0)
+    assert ask(stub.url) == Regeneration(assistant(""), 0)
 
 
 @pytest.mark.parametrize("reason", ["length", "stop", "tool_calls", "function_call"])
@@ -246,13 +248,13 @@ def url(llm: AsyncLLM) -> Iterator[str]:
 def test_answers_are_the_engines(llm: AsyncLLM, url: str):
     messages, how = [user("def f(x):")], SamplingParams(max_tokens=12, seed=1, temperature=0.9)
 
-    async def run(answerer: Endpoint | EngineAnswerer) -> list[Answer]:
+    async def run(answerer: Endpoint | EngineAnswerer) -> list[Regeneration]:
         return [
             await answerer.chat(messages, None, how),
             await answerer.complete("import os\n", PARAMS),
         ]
 
-    async def by_endpoint() -> list[Answer]:
+    async def by_endpoint() -> list[Regeneration]:
         async with open_endpoint(url, "m", None, 4) as endpoint:
             return await run(endpoint)
 

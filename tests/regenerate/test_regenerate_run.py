@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.regenerate.answers import Answer, NoAnswerError
+from peagle.regenerate.answers import NoAnswerError, Regeneration
 from peagle.regenerate.output import open_output
 from peagle.regenerate.run import (
     Conversation,
-    Outcome,
+    Extent,
     by_digest,
     check_templates,
     plan,
     read_conversations,
     regenerate,
 )
-from peagle.train.samples import Chat, Completion, Message
+from peagle.train.samples import Chat, Continuation, Message
 
 PARAMS = SamplingParams(max_tokens=8, seed=3)
 SYSTEM = {"role": "system", "content": "be kind"}
@@ -45,13 +45,17 @@ class Counting:
         self.running = self.most = 0
         self.seeds: list[int | None] = []
 
-    async def chat(self, messages: Sequence[Message], tools: Any, params: SamplingParams) -> Answer:
+    async def chat(
+        self, messages: Sequence[Message], tools: Any, params: SamplingParams
+    ) -> Regeneration:
         return await self._answer(f"{len(messages)}: {messages[-1]['content']}", messages, params)
 
-    async def complete(self, prompt: str, params: SamplingParams) -> Answer:
+    async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         return await self._answer(f"after {prompt}", prompt, params)
 
-    async def _answer(self, text: str, asked: Sequence[Any], params: SamplingParams) -> Answer:
+    async def _answer(
+        self, text: str, asked: Sequence[Any], params: SamplingParams
+    ) -> Regeneration:
         if len(asked) > self.context:
             raise NoAnswerError(f"{len(asked)} is too long")
         if "fail" in text:
@@ -62,14 +66,14 @@ class Counting:
         await asyncio.sleep(0.001)
         self.running -= 1
         more = {"tool_calls": self.calls} if self.calls else {}
-        return Answer(assistant(text, **more), 5, text in self.cut, self.ids)
+        return Regeneration(assistant(text, **more), 5, text in self.cut, self.ids)
 
 
 def run(
     path: Path, conversations: Sequence[Conversation], answerer: Counting, concurrency: int = 4
-) -> tuple[list[dict[str, Any]], list[Outcome]]:
+) -> tuple[list[dict[str, Any]], list[Extent]]:
     """The lines and the outcomes."""
-    outcomes: list[Outcome] = []
+    outcomes: list[Extent] = []
     asked = by_digest(conversations)
     with open_output(path, "us", with_ids=False) as output:
         asyncio.run(
@@ -93,7 +97,7 @@ def test_every_answer_is_the_targets_given_its_own_before(tmp_path: Path):
 
 
 def test_a_prompt_is_completed(tmp_path: Path):
-    lines, _ = run(tmp_path / "out", [Completion("a:1", "x", "old")], Counting())
+    lines, _ = run(tmp_path / "out", [Continuation("a:1", "x", "old")], Counting())
     assert lines == [{"source": "a:1", "prompt": "x", "response": "after x"}]
 
 
@@ -159,7 +163,7 @@ def test_what_the_target_wrote_stands_beside_its_own_answers_alone(tmp_path: Pat
     answerer = Counting()
     answerer.ids = (5, 7)
     chat = Chat("a:1", (user("x"), CALL, RESULT, assistant("?")), None, (None, (1,), None, (2,)))
-    lines, _ = run(tmp_path / "out", [chat, Completion("a:2", "x", "?", (1,))], answerer)
+    lines, _ = run(tmp_path / "out", [chat, Continuation("a:2", "x", "?", (1,))], answerer)
     answer = assistant("3: seen", token_ids=[5, 7])
     assert lines[0]["messages"] == [user("x"), CALL, RESULT, answer]
     assert lines[1] == {
@@ -174,7 +178,7 @@ def test_what_the_target_wrote_stands_beside_its_own_answers_alone(tmp_path: Pat
 def test_a_full_context_ends_a_conversation_at_its_last_answer(tmp_path: Path):
     three = (user("x"), assistant("?"), user("y"), assistant("?"), user("z"))
     chats = [Chat("a:1", three), Chat("a:2", (SYSTEM, SYSTEM, SYSTEM, SYSTEM, *three))]
-    prompt = Completion("a:3", "too long", None)
+    prompt = Continuation("a:3", "too long", None)
     lines, outcomes = run(tmp_path / "out", [*chats, prompt], Counting(context=3))
     said = [user("x"), assistant("1: x"), user("y"), assistant("3: y")]
     assert lines == [{"source": "a:1", "messages": said}]
@@ -194,7 +198,7 @@ def test_a_cut_answer_is_left_out_with_what_follows_it(tmp_path: Path):
         "an answer was cut after 5 tokens by --max-tokens or the context's end; to keep it raise "
         "--max-tokens"
     )
-    assert (lines, outcomes) == ([], [Outcome(None, 0, f"a:1: {why}", cut=True)])
+    assert (lines, outcomes) == ([], [Extent(None, 0, f"a:1: {why}", cut=True)])
     lines, (outcome,) = run(tmp_path / "out", [chats[1]], answerer)
     assert lines == [{"source": "a:2", "messages": [user("2"), assistant("1: 2")]}]
     assert (outcome.tokens, outcome.problem, outcome.cut) == (5, f"a:2: {why}", True)
@@ -203,7 +207,7 @@ def test_a_cut_answer_is_left_out_with_what_follows_it(tmp_path: Path):
 def test_a_cut_text_is_kept(tmp_path: Path):
     answerer = Counting()
     answerer.cut = ["after x"]
-    lines, (outcome,) = run(tmp_path / "out", [Completion("a:1", "x", None)], answerer)
+    lines, (outcome,) = run(tmp_path / "out", [Continuation("a:1", "x", None)], answerer)
     assert (lines[0]["response"], outcome.problem, outcome.cut) == ("after x", None, False)
 
 
@@ -252,7 +256,7 @@ OTHER: list[Conversation] = [
     replace(ASKED, messages=ASKED.messages[1:]),
     replace(ASKED, messages=(*ASKED.messages[:-1], user("z"))),
     replace(ASKED, messages=(SYSTEM, user("x"), CALL, RESULT, user("y"))),
-    Completion("a:1", "x", "old"),
+    Continuation("a:1", "x", "old"),
 ]
 
 
@@ -267,7 +271,7 @@ def test_what_asks_otherwise_is_another_conversation(other: Conversation):
 
 
 def test_a_prompt_is_the_same_whatever_answered_it():
-    prompts = [Completion("a:1", "x", "old"), Completion("a:2", "x", None)]
+    prompts = [Continuation("a:1", "x", "old"), Continuation("a:2", "x", None)]
     assert by_digest(prompts[:1]).keys() == by_digest(prompts[1:]).keys()
 
 
@@ -301,7 +305,7 @@ def test_templates_are_tried_before_anything_runs():
             raise InputError("begin with user")
 
     fine = Chat("a:1", (user("a"), assistant("old"), user("b"), assistant("old")))
-    check_templates([fine, Completion("a:2", "x", None)], render)
+    check_templates([fine, Continuation("a:2", "x", None)], render)
     assert rendered == [["a", "...", "b"]]
     with pytest.raises(InputError, match=r"^a:3: begin with user$"):
         check_templates([fine, Chat("a:3", (SYSTEM, user("a")))], render)

@@ -18,10 +18,10 @@ from scripted import Script, scripted_llm
 from peagle import AsyncLLM
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.regenerate.answers import Answer
+from peagle.regenerate.answers import Regeneration
 from peagle.regenerate.engine import EngineAnswerer
 from peagle.regenerate.output import open_output
-from peagle.regenerate.run import Outcome, by_digest, regenerate
+from peagle.regenerate.run import Extent, by_digest, regenerate
 from peagle.train.conversations import read_documents
 from peagle.train.packing import Document
 from peagle.train.samples import Chat
@@ -63,10 +63,10 @@ class Target:
 
     def run(
         self, answers: Sequence[Sequence[int]], path: Path, most: int = 300
-    ) -> tuple[list[dict[str, Any]], list[Outcome]]:
+    ) -> tuple[list[dict[str, Any]], list[Extent]]:
         """Regenerate a conversation of as many questions; its record, if any, and outcome."""
         turns = [turn for n in range(len(answers)) for turn in (user(f"What is {n}+2?"), OLD)]
-        params, outcomes = SamplingParams(max_tokens=most), list[Outcome]()
+        params, outcomes = SamplingParams(max_tokens=most), list[Extent]()
         self.prompts.clear()
         prepare = self.llm.llm.prepare
 
@@ -123,7 +123,7 @@ class Writer(EngineAnswerer):
         super().__init__(llm)
         self._script, self._answers = script, answers
 
-    async def chat(self, *asked: Any) -> Answer:
+    async def chat(self, *asked: Any) -> Regeneration:
         *self._script.tokens, self._script.end = next(self._answers)
         return await super().chat(*asked)
 

@@ -26,7 +26,7 @@ from peagle.train.packing import Document, PackedRows, pack
 from peagle.train.parallel import Ranks
 from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
-from peagle.train.trainer import Report
+from peagle.train.trainer import Telemetry
 
 SHARD = 200_000
 """Four of the tiny recipe's rows, of which seven times four are trained on and four held out."""
@@ -126,7 +126,7 @@ def test_padding_has_features_of_zero(targets, cached, kind: str):
 def test_a_run_on_cached_features_ends_as_one_without(trained, cached, kind: str):
     trainer = prepare(cached(feature_dtype=kind))
     assert not len(trainer.target.layers)
-    reports: list[Report] = []
+    reports: list[Telemetry] = []
     progress = trainer.run(reports.append)
     whole = trained["peagle"]
     assert reports[0].loss == pytest.approx(whole.reports[0].loss, rel=1e-2)
@@ -141,7 +141,7 @@ class InterruptionError(Exception):
 
 @pytest.mark.parametrize("method", ["peagle", "eagle3"])
 def test_a_run_on_cached_features_resumes_bit_for_bit(cached, method: str):
-    def lost(report: Report) -> None:
+    def lost(report: Telemetry) -> None:
         if report.step == 20:
             raise InterruptionError
 

@@ -14,7 +14,7 @@ from peagle.errors import InputError
 from peagle.models import weights
 from peagle.train import schedule
 from peagle.train.packing import Document, pack
-from peagle.train.plan import Plan, part_of
+from peagle.train.plan import Forecast, part_of
 from peagle.train.prepare import prepare
 
 CHANGES = [
@@ -26,16 +26,16 @@ CHANGES = [
 
 
 @pytest.fixture
-def by_hand(recipe_for, tmp_path: Path) -> Plan:
+def by_hand(recipe_for, tmp_path: Path) -> Forecast:
     """One row of one document: 12 tokens, of which 3 are a prompt; whole chains of 3 depths."""
     recipe = recipe_for(
         tmp_path / "out", cod_ratio=1.0, num_speculative_tokens=3, rows_per_step=1, row_length=12
     )
     rows = pack([Document.answered(tuple(range(12)), 3)], 12)
-    return dataclasses.replace(Plan.of(recipe), training=rows, validation=rows)
+    return dataclasses.replace(Forecast.of(recipe), training=rows, validation=rows)
 
 
-def on_gpu(plan: Plan) -> Plan:
+def on_gpu(plan: Forecast) -> Forecast:
     """The same plan as it would be on a GPU."""
     plan.model.to(torch.bfloat16).embed.float()
     return dataclasses.replace(plan, device=torch.device("cuda"))
@@ -44,7 +44,7 @@ def on_gpu(plan: Plan) -> Plan:
 @pytest.mark.parametrize("changes", CHANGES)
 def test_parameters_and_state_are_the_real_runs(recipe_for, tmp_path: Path, changes):
     recipe = recipe_for(tmp_path / "out", **changes)
-    plan, trainer = Plan.of(recipe), prepare(recipe)
+    plan, trainer = Forecast.of(recipe), prepare(recipe)
     trainer.gradient(0)
     gradients = sum(gradient.nbytes for gradient in trainer.optimizer.gradients())
     trainer.optimizer.step(1e-3, 1.0)
@@ -82,13 +82,13 @@ def test_a_step_is_the_first_one_that_the_run_takes(
     monkeypatch.setattr(schedule, "sample_chains", sample)
     prepare(recipe).gradient(0)
     lengths = torch.cat([chains.lengths for chains in drawn])
-    step = Plan.of(recipe).step
+    step = Forecast.of(recipe).step
     assert step.loss_elements == tuple(int((lengths > depth).sum()) for depth in range(4))
     assert step.tokens == len(lengths)
     assert step.deeper == sum(step.loss_elements[1:])
 
 
-def test_memory_by_hand(by_hand: Plan):
+def test_memory_by_hand(by_hand: Forecast):
     """12 tokens, 15 deeper elements; d = q = 64, kv = 32, m = 128; one layer with QK norm."""
     memory = on_gpu(by_hand).memory()
     trained = 96 * 64 + 3 * 64 * 64 + 3 * 64 + 64 + 96 * 64 + 45056 + 3 * 64 + 2 * 16
@@ -106,14 +106,14 @@ def test_memory_by_hand(by_hand: Plan):
     }
 
 
-def test_without_flex_attention_the_scores_are_kept(by_hand: Plan):
+def test_without_flex_attention_the_scores_are_kept(by_hand: Forecast):
     heads, scores = 4, 2
     kept = 6 * 64 + 4 * (64 + 32) + 4 * 128
     expected = 15 * (kept + 2 * 64) * 4 + scores * 15 * (12 + 15) * heads * 4
     assert by_hand.memory()["activations deeper"] == expected
 
 
-def test_operations_by_hand(by_hand: Plan):
+def test_operations_by_hand(by_hand: Forecast):
     """Two per product forward, six with both gradients; attention has two products per pair."""
     layer = 64 * 128 + 64 * 64 + 3 * 64 * 128
     first = layer + 64 * 128
@@ -139,7 +139,7 @@ def test_operations_by_hand(by_hand: Plan):
 def test_a_target_s_experts_by_hand(recipe_for, targets, tmp_path: Path, family: str):
     """A token uses 3 of 8 experts, and all 8 are in memory."""
     directory = targets[family].directory
-    plan = on_gpu(Plan.of(recipe_for(tmp_path / "out", target=str(directory))))
+    plan = on_gpu(Forecast.of(recipe_for(tmp_path / "out", target=str(directory))))
     expert = 3 * 64 * (40 if family == "qwen3_moe" else 96)
     met = 64 * 128 + 64 * 64 + 8 * 64 + 3 * expert
     rows, work = 4 * 96, plan.step
@@ -155,7 +155,7 @@ def test_a_target_s_experts_by_hand(recipe_for, targets, tmp_path: Path, family:
 def test_packed_experts_count_as_what_they_are_in_memory(recipe_for, targets, tmp_path: Path):
     packed = tiny.pack_experts(shutil.copytree(targets["gpt_oss"].directory, tmp_path / "packed"))
     plain, other = (
-        Plan.of(recipe_for(tmp_path / "out", target=str(directory)))
+        Forecast.of(recipe_for(tmp_path / "out", target=str(directory)))
         for directory in (targets["gpt_oss"].directory, packed)
     )
     before, after = (
@@ -171,8 +171,8 @@ def test_packed_experts_count_as_what_they_are_in_memory(recipe_for, targets, tm
 def test_cached_features_are_computed_once(recipe_for, tmp_path: Path):
     """64 documents of 48 tokens are 32 rows of two; the target's layers are not kept in memory."""
     cache = str(tmp_path / "cache")
-    online = Plan.of(recipe_for(tmp_path / "out"))
-    cached = Plan.of(recipe_for(tmp_path / "out", features="cached", feature_cache=cache))
+    online = Forecast.of(recipe_for(tmp_path / "out"))
+    cached = Forecast.of(recipe_for(tmp_path / "out", features="cached", feature_cache=cache))
     assert (online.disk, online.caching_operations()) == (0, 0)
     assert cached.disk == 32 * 96 * 4 * 64 * 2
     assert cached.caching_operations() == online.operations()["target"] * 32 // 4
@@ -185,7 +185,7 @@ def test_cached_features_are_computed_once(recipe_for, tmp_path: Path):
 def test_recomputing_takes_less_memory_and_more_operations(recipe_for, tmp_path: Path):
     plans = [
         on_gpu(
-            Plan.of(
+            Forecast.of(
                 recipe_for(tmp_path / "out", num_hidden_layers=4, activation_checkpointing=again)
             )
         )
@@ -199,7 +199,7 @@ def test_recomputing_takes_less_memory_and_more_operations(recipe_for, tmp_path:
 
 def test_the_recipe_with_what_the_run_takes_for_it(recipe_for, tmp_path: Path):
     recipe = recipe_for(tmp_path / "out", method="eagle3", taps=None)
-    resolved = Plan.of(recipe).resolved()
+    resolved = Forecast.of(recipe).resolved()
     assert list(resolved) == list(type(recipe).model_fields)
     found = {key: value for key, value in resolved.items() if value != getattr(recipe, key)}
     assert found == {
@@ -213,14 +213,14 @@ def test_the_recipe_with_what_the_run_takes_for_it(recipe_for, tmp_path: Path):
     }
 
 
-def test_a_rate_is_measured(by_hand: Plan):
+def test_a_rate_is_measured(by_hand: Forecast):
     assert by_hand.measure_rate(0.01) > 1e6
 
 
 def test_the_weights_are_not_needed(recipe_for, targets, tmp_path: Path):
     target = shutil.copytree(targets["easy"].directory, tmp_path / "target")
     (target / "model.safetensors").unlink()
-    plan = Plan.of(recipe_for(tmp_path / "out", target=str(target)))
+    plan = Forecast.of(recipe_for(tmp_path / "out", target=str(target)))
     tensors = load_file(targets["easy"].directory / "model.safetensors")
     assert plan.memory()["target"] == sum(tensor.nbytes for tensor in tensors.values())
     assert list(tmp_path.iterdir()) == [target]
@@ -232,7 +232,7 @@ def test_the_hub_is_not_asked_for_weights(recipe_for, targets, tmp_path: Path, m
         return str(targets["easy"].directory)
 
     monkeypatch.setattr(weights, "snapshot_download", answer)
-    assert Plan.of(recipe_for(tmp_path / "out", target="owner/name")).step.tokens == 4 * 96
+    assert Forecast.of(recipe_for(tmp_path / "out", target="owner/name")).step.tokens == 4 * 96
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_the_hub_is_not_asked_for_weights(recipe_for, targets, tmp_path: Path, m
     ],
 )
 def test_it_refuses_what_the_run_refuses(recipe_for, tmp_path: Path, changes, complaint: str):
-    for begin in (Plan.of, prepare):
+    for begin in (Forecast.of, prepare):
         with pytest.raises(InputError, match=complaint):
             begin(recipe_for(tmp_path / "out", **changes))
 
@@ -269,13 +269,13 @@ def test_an_output_that_the_run_refuses(recipe_for, tmp_path: Path):
     trainer.run(lambda _: None)
     outputs = {"link": "is a link", "begun": "another recipe"}
     for name, complaint in outputs.items():
-        for begin in (Plan.of, prepare):
+        for begin in (Forecast.of, prepare):
             with pytest.raises(InputError, match=complaint):
                 begin(recipe_for(tmp_path / name, seed=1))
-    assert Plan.of(recipe_for(tmp_path / "begun")).step.tokens
+    assert Forecast.of(recipe_for(tmp_path / "begun")).step.tokens
     with pytest.raises(InputError, match="holds a finished drafter"):
         prepare(recipe_for(tmp_path / "out"))
-    assert Plan.of(recipe_for(tmp_path / "out")).step.tokens  # writes nothing
+    assert Forecast.of(recipe_for(tmp_path / "out")).step.tokens  # writes nothing
 
 
 def test_a_mask_token_in_the_data(recipe_for, tmp_path: Path):
@@ -283,7 +283,7 @@ def test_a_mask_token_in_the_data(recipe_for, tmp_path: Path):
     line = json.dumps({"prompt_token_ids": [1], "token_ids": [2, tiny.MASK, 3, 4, 5, 6]})
     data.write_text("\n".join([line] * 9))
     recipe = recipe_for(tmp_path / "out", data=(str(data),))
-    for begin in (Plan.of, prepare):
+    for begin in (Forecast.of, prepare):
         with pytest.raises(InputError, match=r"occurs in the data .*; choose an unused id"):
             begin(recipe)
 

@@ -6,7 +6,7 @@ import pytest
 from chat_templates import assistant, user
 
 from peagle.errors import InputError
-from peagle.train.samples import Chat, Completion, Text, TokenIds, parse_sample, read_samples
+from peagle.train.samples import Chat, Continuation, Passage, TokenIds, parse_sample, read_samples
 
 AT = "f.jsonl:3"
 TOOL = {"type": "function", "function": {"name": "look"}}
@@ -122,10 +122,10 @@ FORMS: list[tuple[dict[str, Any], Any]] = [
         {"messages": [user("a") | {"token_ids": [1]}, assistant("b", token_ids=None)]},
         Chat(AT, (user("a"), assistant("b"))),
     ),
-    ({"prompt": "a", "response": "b", "text": "c"}, Completion(AT, "a", "b")),
-    ({"prompt": "a", "response": "b", "token_ids": [3]}, Completion(AT, "a", "b", (3,))),
-    ({"prompt": "a", "response": None}, Completion(AT, "a", None)),
-    ({"text": "c", "prompt": None}, Text(AT, "c")),
+    ({"prompt": "a", "response": "b", "text": "c"}, Continuation(AT, "a", "b")),
+    ({"prompt": "a", "response": "b", "token_ids": [3]}, Continuation(AT, "a", "b", (3,))),
+    ({"prompt": "a", "response": None}, Continuation(AT, "a", None)),
+    ({"text": "c", "prompt": None}, Passage(AT, "c")),
     (
         {"prompt_token_ids": [], "token_ids": [3, 4], "messages": [user("a")]},
         TokenIds(AT, (), (3, 4)),
@@ -180,4 +180,4 @@ def test_what_is_wrong_is_named(record: dict[str, Any], message: str):
 def test_samples_come_in_order_with_their_places(tmp_path: Path):
     file = tmp_path / "data.jsonl"
     file.write_text("\n\n".join(json.dumps({"text": word}) for word in "ab"))
-    assert list(read_samples([str(file)])) == [Text(f"{file}:1", "a"), Text(f"{file}:3", "b")]
+    assert list(read_samples([str(file)])) == [Passage(f"{file}:1", "a"), Passage(f"{file}:3", "b")]

@@ -23,7 +23,7 @@ from peagle.train.packing import Document, pack
 from peagle.train.prepare import prepare
 from peagle.train.recipe import Recipe
 from peagle.train.snapshot import SNAPSHOT, kept_step, save_snapshot
-from peagle.train.trainer import Report, Trainer, rate
+from peagle.train.trainer import Telemetry, Trainer, rate
 
 METHODS = ["peagle", "eagle3"]
 TOKENS = [(7 * i + i * i) % tiny.MASK for i in range(40)]
@@ -73,7 +73,7 @@ def test_a_resumed_run_equals_one_without_interruption(
 ):
     """Bit for bit, whether it is lost right after a snapshot or between two."""
 
-    def lost(report: Report) -> None:
+    def lost(report: Telemetry) -> None:
         if report.step == at:
             raise InterruptionError
 
@@ -128,12 +128,12 @@ def test_a_stop_neither_loses_a_loss_nor_moves_later_reports(recipe_for, tmp_pat
         return losses[-1]
 
     trainer.gradient = stopping
-    reports: list[Report] = []
+    reports: list[Telemetry] = []
     trainer.run(reports.append)
     prepare(recipe).run(reports.append)
     assert [report.step for report in reports] == [10, 15, 20, 25, 30]
     missed = torch.stack(losses[10:]).sum(1).mean().item()
-    assert reports[1] == Report(15, missed, None, False)
+    assert reports[1] == Telemetry(15, missed, None, False)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -141,11 +141,11 @@ def test_every_optimizer_learns_and_resumes(recipe_for, tmp_path: Path, optimize
     def recipe(name: str) -> Recipe:
         return recipe_for(tmp_path / name, optimizer=optimizer, steps=30, evaluate_every=10)
 
-    def lost(report: Report) -> None:
+    def lost(report: Telemetry) -> None:
         if report.step == 20:
             raise InterruptionError
 
-    reports: list[Report] = []
+    reports: list[Telemetry] = []
     whole = prepare(recipe("whole"))
     whole.run(reports.append)
     assert reports[-1].loss < 0.8 * reports[0].loss
@@ -167,10 +167,10 @@ def test_a_bfloat16_run_learns_and_resumes(targets, recipe_for, tmp_path: Path, 
         recipe = recipe_for(tmp_path / name, method=method, steps=20, evaluate_every=10)
         return Trainer(recipe, half, initial_drafter(recipe, half, rows), rows, rows)
 
-    def lost(report: Report) -> None:
+    def lost(report: Telemetry) -> None:
         raise InterruptionError
 
-    reports: list[Report] = []
+    reports: list[Telemetry] = []
     whole, parts = ready("whole"), ready("parts")
     whole.run(reports.append)
     assert reports[-1].loss < 0.8 * reports[0].loss
@@ -192,7 +192,7 @@ def test_a_bfloat16_run_learns_and_resumes(targets, recipe_for, tmp_path: Path, 
 def test_a_frozen_head_stays_the_targets(targets, recipe_for, tmp_path: Path, method: str):
     changes = {"train_head": False, "steps": 30, "evaluate_every": 10}
     trainer = prepare(recipe_for(tmp_path / "out", method=method, **changes))
-    reports: list[Report] = []
+    reports: list[Telemetry] = []
     trainer.run(reports.append)
     assert reports[-1].loss < 0.8 * reports[0].loss
     head = targets["easy"].decoder.head.weight
@@ -237,7 +237,7 @@ def test_what_bounds_memory_does_not_change_the_gradient(
 
 
 def test_what_bounds_memory_does_not_change_a_run(recipe_for, tmp_path: Path):
-    reports: list[Report] = []
+    reports: list[Telemetry] = []
     runs = []
     for name, changes in (("plain", {}), ("changed", MEMORY[-1])):
         trainer = prepare(recipe_for(tmp_path / name, steps=10, cod_ratio=1.0, **changes))
@@ -254,8 +254,8 @@ def distance(some: Sequence[Tensor], other: Sequence[Tensor] | None = None) -> f
     return sum(float((a - b).square().sum()) for a, b in pairs) ** 0.5
 
 
-def one_report(trainer: Trainer) -> Report:
-    reports: list[Report] = []
+def one_report(trainer: Trainer) -> Telemetry:
+    reports: list[Telemetry] = []
     trainer.run(reports.append)
     return reports[-1]
 
@@ -351,7 +351,7 @@ def test_a_reduced_vocabulary_is_trained_and_drafts_target_ids(targets, recipe_f
 def interrupted(recipe_for, tmp_path: Path) -> Path:
     """The snapshot of a run that was lost at step 20."""
 
-    def lost(report: Report) -> None:
+    def lost(report: Telemetry) -> None:
         raise InterruptionError
 
     with pytest.raises(InterruptionError):
@@ -541,7 +541,7 @@ def test_a_selector_trained_alone_leaves_the_drafter_as_it_is(
     recipe = corrected(recipe_for, trained, tmp_path / "out", train="selector", steps=30)
     trainer = prepare(recipe)
     before = trainer.estimate()
-    reports: list[Report] = []
+    reports: list[Telemetry] = []
     trainer.run(reports.append)
     after = trainer.estimate()
     assert after.acceptance_length > 1.03 * before.acceptance_length

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from peagle.bench.case import Load
 from peagle.bench.runs import Run
-from peagle.bench.verdict import Ratio, Verdict, compare, ranked, reference
+from peagle.bench.verdict import Ranking, Ratio, compare, ranked, reference
 
 HOUR = 3600.0
 
@@ -46,7 +46,7 @@ class Advice:
 def advise(runs: Sequence[Run]) -> Advice:
     """What to use under the load of some median runs, at least one."""
     fastest, *slower = ranked(runs)
-    equal = tuple(o for o in slower if not Verdict(fastest, o, compare(fastest, o)).clear)
+    equal = tuple(o for o in slower if not Ranking(fastest, o, compare(fastest, o)).clear)
     other = reference(fastest, runs)
     gain = None if other is None or other is fastest else compare(fastest, other)
     return Advice(fastest.case.load, fastest, gain, equal, other)

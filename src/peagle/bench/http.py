@@ -47,7 +47,7 @@ class Address:
         return cls(parts.hostname, port, parts.scheme == "https", root)
 
 
-class Connection:
+class HttpSession:
     """A connection that is kept open for several requests; use it in an `async with`."""
 
     def __init__(self, address: Address, headers: Mapping[str, str] | None = None) -> None:
@@ -213,6 +213,6 @@ async def ask(
     content_type: str = "application/json",
 ) -> tuple[int, bytes]:
     """The status and the whole body of an answer, over a connection of its own."""
-    async with Connection(address) as connection:
+    async with HttpSession(address) as connection:
         reply = await connection.ask(method, path, body, content_type)
         return reply.status, await reply.body()

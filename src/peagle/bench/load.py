@@ -22,12 +22,12 @@ def _nothing(answer: str) -> None:
 
 
 @dataclass(frozen=True)
-class Request:
+class Exchange:
     """A prompt's tokens, how they are continued, and what is asked next."""
 
     tokens: Sequence[int]
     params: SamplingParams
-    then: "Callable[[str], Request | None]" = _nothing
+    then: "Callable[[str], Exchange | None]" = _nothing
     """What follows an answer's text: the next turn of a conversation."""
     turns: int = 1
     """Answers of the whole conversation."""
@@ -59,7 +59,7 @@ class Workload(Protocol):
         """
         ...
 
-    def requests(self, case: Case, tokenizer: Any) -> list[Request]:
+    def requests(self, case: Case, tokenizer: Any) -> list[Exchange]:
         """The requests of a case."""
         ...
 
@@ -74,7 +74,7 @@ class TooLongError(InputError):
 
 def drive(
     llm: LLM,
-    requests: Sequence[Request],
+    requests: Sequence[Exchange],
     concurrency: int,
     on_finish: Callable[[], None] = lambda: None,
 ) -> list[Completion]:
@@ -84,7 +84,7 @@ def drive(
     requests, each with those of its later turns behind it.
     """
     waiting = deque(enumerate(requests))
-    running: dict[str, tuple[int, Request]] = {}
+    running: dict[str, tuple[int, Exchange]] = {}
     done: list[list[Completion]] = [[] for _ in requests]
     while waiting or running:
         while waiting and len(running) < concurrency:
@@ -109,7 +109,7 @@ class EngineCase:
 
     case: Case
     llm: LLM
-    requests: Sequence[Request]
+    requests: Sequence[Exchange]
 
     def run(self, on_finish: Callable[[], None] = lambda: None) -> Run:
         """Complete all requests once; calls `on_finish` after each. Raises `InputError`."""
@@ -140,12 +140,12 @@ def open_case(workload: Workload, llm: LLM, case: Case) -> EngineCase:
     return EngineCase(case, llm, requests)
 
 
-def _first_tokens(request: Request) -> Request:
+def _first_tokens(request: Exchange) -> Exchange:
     few = {"max_tokens": min(WARM_UP_TOKENS, request.params.max_tokens)}
     return replace(request, params=request.params.model_copy(update=few), then=_nothing)
 
 
-def _check_length(llm: LLM, workload: Workload, case: Case, requests: Sequence[Request]) -> None:
+def _check_length(llm: LLM, workload: Workload, case: Case, requests: Sequence[Exchange]) -> None:
     longest = max(requests, key=lambda request: request.most_tokens)
     if longest.most_tokens > llm.engine.max_length:
         to_follow = longest.turns * longest.params.max_tokens

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from peagle.bench.http import Address, Connection, Reply
+from peagle.bench.http import Address, HttpSession, Reply
 from peagle.bench.processes import listeners
 from peagle.bench.prompts import Prompt
 from peagle.bench.server_metrics import DraftCounts
@@ -48,7 +48,7 @@ class RequestFailedError(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class Observation:
     """What one request's client saw."""
 
     times: tuple[float, ...]
@@ -82,7 +82,7 @@ class Server:
         """Ask a server for its model and version. Raises `InputError` when it does not answer."""
         address = Address.of(url)
         try:
-            async with asyncio.timeout(SILENCE), Connection(address, _authorized()) as connection:
+            async with asyncio.timeout(SILENCE), HttpSession(address, _authorized()) as connection:
                 models = await connection.get("/v1/models")
                 version = await connection.get("/version")
         except (OSError, EOFError, ValueError) as error:
@@ -98,9 +98,9 @@ class Server:
         told = f"{by} {_json(version).get('version', '')}".strip()
         return cls(name, address, model, told, listeners(address.host, address.port))
 
-    def connect(self) -> Connection:
+    def connect(self) -> HttpSession:
         """A new connection."""
-        return Connection(self.address, _authorized())
+        return HttpSession(self.address, _authorized())
 
     async def draft_counts(self) -> DraftCounts | None:
         """What it has drafted so far; None where it does not tell."""
@@ -133,7 +133,7 @@ class Server:
         for count in range(len(OPTIONAL) + 1):
             yield from itertools.combinations(OPTIONAL, count)
 
-    def _note(self, answer: Answer) -> None:
+    def _note(self, answer: Observation) -> None:
         for name in self.refused:
             self.note(f"refuses {name}: {OPTIONAL[name]}")
         if not answer.streamed:
@@ -149,12 +149,12 @@ class Server:
 
     async def answer(
         self,
-        connection: Connection,
+        connection: HttpSession,
         prompt: Prompt,
         params: SamplingParams,
         salt: str,
         due: float | None = None,
-    ) -> Answer:
+    ) -> Observation:
         """One answer. salt: requests with different ones share no cached prefix. due: when the
         request was to be sent, from which times count; None: when it is.
 
@@ -202,7 +202,7 @@ class Server:
         return {name: value for name, value in body.items() if name not in self.refused}
 
 
-async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Answer:
+async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Observation:
     """An answer's pieces as they come."""
     if not reply.streams:
         return _whole(_object(json.loads(await reply.body())), time.perf_counter() - start)
@@ -232,16 +232,16 @@ async def _read(reply: Reply, start: float, silence: asyncio.Timeout) -> Answer:
     if not times:
         raise RequestFailedError("it streamed no text")
     shared = _shared(times, tokens or len(times))
-    return Answer(shared, "".join(texts), "".join(contents), tokens is not None, True)
+    return Observation(shared, "".join(texts), "".join(contents), tokens is not None, True)
 
 
-def _whole(answer: Mapping[str, Any], seconds: float) -> Answer:
+def _whole(answer: Mapping[str, Any], seconds: float) -> Observation:
     """An answer in one piece."""
     text, content = _said(answer)
     tokens = _tokens(answer, None)
     if not text and not _ends(answer):
         raise RequestFailedError("its answer has no text")
-    return Answer((seconds,) * (tokens or 1), text, content, tokens is not None, False)
+    return Observation((seconds,) * (tokens or 1), text, content, tokens is not None, False)
 
 
 def _shared(times: Sequence[float], tokens: int) -> tuple[float, ...]:

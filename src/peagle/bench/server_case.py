@@ -10,14 +10,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from peagle.bench.case import Case
-from peagle.bench.http import Connection
+from peagle.bench.http import HttpSession
 from peagle.bench.load import WARM_UP_TOKENS
 from peagle.bench.measures import Acceptance, measured
 from peagle.bench.processes import core_time
 from peagle.bench.prompts import Prompt
 from peagle.bench.rounds import Tick, take_turns
 from peagle.bench.runs import Failure, Run
-from peagle.bench.server import Answer, RequestFailedError, Server, most_common
+from peagle.bench.server import Observation, RequestFailedError, Server, most_common
 from peagle.config import SamplingParams
 from peagle.errors import InputError
 
@@ -86,7 +86,7 @@ class Conversations:
     asked: Sequence[Asked]
     salt: str
     on_finish: Tick
-    answers: list[list[Answer]] = field(default_factory=list)
+    answers: list[list[Observation]] = field(default_factory=list)
     """Of each conversation, in the order of `asked`."""
     failed: dict[int, str] = field(default_factory=dict)
     """Which failed, and why."""
@@ -100,7 +100,7 @@ class Conversations:
         """Keep so many conversations going while enough are left, each on a connection."""
         waiting = iter(range(len(self.asked)))
 
-        async def work(connection: Connection) -> None:
+        async def work(connection: HttpSession) -> None:
             for index in waiting:
                 await self._converse(connection, index)
 
@@ -125,7 +125,9 @@ class Conversations:
         with closing(self.server.connect()) as connection:
             await self._converse(connection, index, due)
 
-    async def _converse(self, connection: Connection, index: int, due: float | None = None) -> None:
+    async def _converse(
+        self, connection: HttpSession, index: int, due: float | None = None
+    ) -> None:
         """All turns of a conversation, of which the first was due then."""
         prompt: Prompt | None
         prompt, params = self.asked[index]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from peagle.bench.case import Case, Setup
-from peagle.bench.load import Request
+from peagle.bench.load import Exchange
 from peagle.bench.random_weights import random_target
 from peagle.bench.shapes import (
     random_drafter,
@@ -189,12 +189,12 @@ class SyntheticWorkload:
         )
         return decoder
 
-    def requests(self, case: Case, tokenizer: Any) -> list[Request]:
+    def requests(self, case: Case, tokenizer: Any) -> list[Exchange]:
         """One for each in flight: greedy, and never ending early."""
         vocab_size = shape_of(self.shape).target.vocab_size
         params = SamplingParams(max_tokens=self.max_tokens, ignore_eos=True)
         prompts = random_prompts(case.concurrency, self.prompt_tokens, vocab_size)
-        return [Request(prompt, params) for prompt in prompts]
+        return [Exchange(prompt, params) for prompt in prompts]
 
     def place(self, case: Case, index: int) -> str:
         """All of them are alike."""

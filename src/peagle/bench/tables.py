@@ -8,7 +8,7 @@ from rich.table import Table
 
 from peagle.bench.case import Case
 from peagle.bench.runs import Run
-from peagle.bench.verdict import Ratio, Verdict, reference, speed_up
+from peagle.bench.verdict import Ranking, Ratio, reference, speed_up
 
 LEGEND = (
     "C: requests in flight, or a second (/s). AL, acceptance length: the tokens of a cycle that "
@@ -69,7 +69,7 @@ def ratio_text(ratio: Ratio) -> str:
     return f"{ratio.median:.2f}x{_interval(ratio)}"
 
 
-def verdict_sentence(verdict: Verdict) -> str:
+def verdict_sentence(verdict: Ranking) -> str:
     """Which method is the fastest and by how much, or that this cannot be told."""
     first, second = (
         "no speculation" if run.case.undrafted else run.case.name

@@ -35,7 +35,7 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Ranking:
     """The fastest method, the one after it, and by how much."""
 
     first: Run
@@ -58,7 +58,7 @@ class Verdict:
         }
 
 
-def judge(runs: Sequence[Run]) -> Verdict | None:
+def judge(runs: Sequence[Run]) -> Ranking | None:
     """Compare the two fastest methods, each by its fastest case; None if fewer than two ran.
 
     runs: median runs under one load, with their rounds.
@@ -67,7 +67,7 @@ def judge(runs: Sequence[Run]) -> Verdict | None:
     for run in ranked(runs):
         best.setdefault(run.case.method, run)
     pairs = itertools.permutations(list(best.values())[:2])
-    verdicts = [Verdict(*pair, compare(*pair)) for pair in pairs if len(pair) == 2]
+    verdicts = [Ranking(*pair, compare(*pair)) for pair in pairs if len(pair) == 2]
     return max(verdicts, key=operator.attrgetter("clear"), default=None)
 
 

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from peagle.bench.case import Case, Setup
-from peagle.bench.load import Request
+from peagle.bench.load import Exchange
 from peagle.bench.pair import Pair, drafter_of
 from peagle.bench.prompts import Prompt
 from peagle.bench.target import SharedTarget
@@ -33,7 +33,7 @@ class PromptWorkload:
     quantize_activations: bool = True
     comparable: bool = True
 
-    def requests(self, case: Case, tokenizer: Any) -> list[Request]:
+    def requests(self, case: Case, tokenizer: Any) -> list[Exchange]:
         """All prompts of the case's data set."""
         return [
             self._request(prompt, self.params(case, index, prompt), tokenizer)
@@ -49,13 +49,13 @@ class PromptWorkload:
             update={"num_speculative_tokens": case.k}
         )
 
-    def _request(self, prompt: Prompt, params: SamplingParams, tokenizer: Any) -> Request:
-        def then(answer: str) -> Request | None:
+    def _request(self, prompt: Prompt, params: SamplingParams, tokenizer: Any) -> Exchange:
+        def then(answer: str) -> Exchange | None:
             follows = prompt.after(answer)
             return None if follows is None else self._request(follows, params, tokenizer)
 
         longest = len(prompt.with_all_turns().token_ids(tokenizer)) if prompt.later else 0
-        return Request(prompt.token_ids(tokenizer), params, then, 1 + len(prompt.later), longest)
+        return Exchange(prompt.token_ids(tokenizer), params, then, 1 + len(prompt.later), longest)
 
     def place(self, case: Case, index: int) -> str:
         """The prompt's file and line."""

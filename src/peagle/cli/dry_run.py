@@ -12,7 +12,7 @@ from peagle.cli.tables import print_table
 
 if TYPE_CHECKING:
     from peagle.train.packing import PackedRows
-    from peagle.train.plan import Plan
+    from peagle.train.plan import Forecast
     from peagle.train.recipe import Recipe
 
 SIZES = ((2**30, "GiB"), (2**20, "MiB"))
@@ -23,10 +23,10 @@ Units = tuple[tuple[float, str], ...]
 
 def print_plan(recipe: "Recipe") -> None:
     """Print what a recipe amounts to; nothing is written. Raises `InputError` as `Plan.of`."""
-    from peagle.train.plan import Plan
+    from peagle.train.plan import Forecast
     from peagle.train.prepare import FINISHED, is_finished
 
-    plan, console = Plan.of(recipe), Console()
+    plan, console = Forecast.of(recipe), Console()
     _print(console, "Recipe", _recipe(plan))
     _print(console, "Data", _data(plan))
     _print(console, "Elements of a step", _elements(plan), "depth", "share", "elements")
@@ -51,7 +51,7 @@ def _print(console: Console, title: str, rows: Iterable[Row], *columns: str) -> 
     console.print()
 
 
-def _recipe(plan: "Plan") -> Iterable[Row]:
+def _recipe(plan: "Forecast") -> Iterable[Row]:
     given = plan.recipe.model_fields_set
     for key, value in plan.resolved().items():
         yield key, _text(value) + ("" if key in given else "  [dim](default)[/]")
@@ -66,7 +66,7 @@ def _text(value: Any) -> str:
     return escape(str(value))
 
 
-def _data(plan: "Plan") -> Iterable[Row]:
+def _data(plan: "Forecast") -> Iterable[Row]:
     recipe = plan.recipe
     epochs = recipe.steps * recipe.rows_per_step / len(plan.training)
     yield "read", str(plan.summary)
@@ -87,14 +87,14 @@ def _packed(rows: "PackedRows") -> str:
     return f"{len(documents):,} documents in {shape}, {share:.1%} full"
 
 
-def _elements(plan: "Plan") -> Iterable[Row]:
+def _elements(plan: "Forecast") -> Iterable[Row]:
     for depth, (share, count) in enumerate(zip(plan.shares, plan.step.loss_elements, strict=True)):
         yield str(depth), f"{share:.3f}", f"{count:,}"
     yield "in the loss", "", f"{sum(plan.step.loss_elements):,}"
     yield "through the layers", "", f"{plan.step.tokens + plan.step.deeper:,}"
 
 
-def _parameters(plan: "Plan") -> Iterable[Row]:
+def _parameters(plan: "Forecast") -> Iterable[Row]:
     parts = plan.parameters()
     for part, numbers in parts.items():
         yield part, f"{numbers.trained:,}", f"{numbers.frozen:,}"
@@ -102,7 +102,7 @@ def _parameters(plan: "Plan") -> Iterable[Row]:
     yield "in all", f"{trained:,}", f"{sum(numbers.frozen for numbers in parts.values()):,}"
 
 
-def _memory(plan: "Plan") -> Iterable[Row]:
+def _memory(plan: "Forecast") -> Iterable[Row]:
     parts = plan.memory()
     whole = sum(parts.values())
     for part, size in parts.items():
@@ -112,7 +112,7 @@ def _memory(plan: "Plan") -> Iterable[Row]:
         yield "the device has", _in_unit(plan.capacity, whole, SIZES)
 
 
-def _time(plan: "Plan") -> Iterable[Row]:
+def _time(plan: "Forecast") -> Iterable[Row]:
     rate, parts = plan.measure_rate(), plan.operations()
     step = plan.seconds(sum(parts.values()), rate)
     for part, operations in parts.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from peagle.cli.interrupts import at_once
-from peagle.cli.options import Drafting, one_of
+from peagle.cli.options import NamedDrafter, one_of
 from peagle.config import ChatConfig, EngineConfig, SpeculativeConfig, speculative_values
 from peagle.errors import ConfigError, InputError
 from peagle.pair import bundled
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from peagle.llm import LLM
 
 
-def choose_speculation(target: str | None, drafting: Drafting) -> SpeculativeConfig | None:
+def choose_speculation(target: str | None, drafting: NamedDrafter) -> SpeculativeConfig | None:
     """How to speculate: as the flags say, or with the bundled drafter.
 
     None when the target is the user's own and no drafter is given for it.
@@ -35,7 +35,7 @@ def choose_speculation(target: str | None, drafting: Drafting) -> SpeculativeCon
     return SpeculativeConfig(model=drafter or str(bundled("peagle")), num_speculative_tokens=k)
 
 
-def named_pair(target: str | None, drafting: Drafting) -> tuple[str | None, Drafting]:
+def named_pair(target: str | None, drafting: NamedDrafter) -> tuple[str | None, NamedDrafter]:
     """The target that a drafter's directory in speculators' format names, and that drafter.
 
     Any other target stays as it is. Raises `InputError` for a directory that names none.
@@ -52,9 +52,9 @@ def named_pair(target: str | None, drafting: Drafting) -> tuple[str | None, Draf
         told = "is a drafter, and names no target; give the target, and this as --drafter"
         raise InputError(f"{target} {told}") from None
     if drafting.speculative_config is None:
-        return named, Drafting(one_of(target, drafting.drafter, "drafter"), drafting.k)
+        return named, NamedDrafter(one_of(target, drafting.drafter, "drafter"), drafting.k)
     values = speculative_values(drafting.speculative_config) | {"model": target}
-    return named, Drafting(speculative_config=json.dumps(values))
+    return named, NamedDrafter(speculative_config=json.dumps(values))
 
 
 def read_speculation(text: str) -> SpeculativeConfig:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from peagle.bench.case import Case, Load
     from peagle.bench.report.report import Report
     from peagle.bench.runs import Failure, Results, Run
-    from peagle.bench.verdict import Verdict
+    from peagle.bench.verdict import Ranking
 
 Tick = Callable[[], None]
 Warn = Callable[[str], None]
@@ -179,7 +179,7 @@ def show_runs(console: Console, runs: "Sequence[Run]") -> None:
         plain(f"Do not rely on these figures: {'; '.join(found)}.", style="bold red")
 
 
-def verdicts(runs: "Sequence[Run]") -> "list[tuple[Load, Verdict, str]]":
+def verdicts(runs: "Sequence[Run]") -> "list[tuple[Load, Ranking, str]]":
     """Each load under which methods can be compared, and what that says, in words, too."""
     from peagle.bench.tables import verdict_sentence
     from peagle.bench.verdict import by_load, judge

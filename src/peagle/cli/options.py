@@ -104,7 +104,7 @@ Target = Annotated[str | None, group(_target)]
 
 
 @dataclass(frozen=True)
-class Drafting:
+class NamedDrafter:
     """A drafter and its K as the flags name them: in vLLM's JSON, or one by one."""
 
     drafter: Drafter = None
@@ -116,7 +116,7 @@ class Drafting:
             raise InputError(BOTH_FORMS)
 
 
-DraftingFlags = Annotated[Drafting, group(Drafting)]
+DraftingFlags = Annotated[NamedDrafter, group(NamedDrafter)]
 
 
 def use_threads(threads: int | None) -> None:

@@ -19,9 +19,9 @@ from peagle.cli.loading import choose_speculation, open_async_llm
 from peagle.cli.options import (
     SAMPLING,
     SIZES,
-    Drafting,
     DraftingFlags,
     Hardware,
+    NamedDrafter,
     TargetFlag,
     Threads,
     from_flags,
@@ -40,7 +40,7 @@ from peagle.errors import InputError
 if TYPE_CHECKING:
     from peagle.async_llm import AsyncLLM
     from peagle.regenerate.answers import Answerer
-    from peagle.regenerate.run import Conversation, Outcome
+    from peagle.regenerate.run import Conversation, Extent
 
     Run = Callable[[Answerer, int], Coroutine[None, None, None]]
     """Takes what answers, and how many conversations are in flight."""
@@ -182,7 +182,7 @@ class Tally:
         """Measure speed from now on."""
         self._start = time.perf_counter()
 
-    def add(self, outcome: "Outcome") -> None:
+    def add(self, outcome: "Extent") -> None:
         """Count a conversation."""
         self.finished += outcome.record is not None
         self.tokens += outcome.tokens
@@ -238,12 +238,12 @@ def _check_endpoint(
     endpoint: str | None,
     model: str | None,
     target: str | None,
-    drafting: Drafting,
+    drafting: NamedDrafter,
     keep_cut: bool,
 ) -> None:
     if (endpoint is None) != (model is None):
         raise InputError("--endpoint and --model go together")
-    if endpoint is not None and (target is not None or drafting != Drafting()):
+    if endpoint is not None and (target is not None or drafting != NamedDrafter()):
         raise InputError("--endpoint has its own models; leave out --target and --drafter")
     if endpoint is not None and keep_cut:
         raise InputError("an endpoint gives no token ids to keep; leave out --keep-cut")
@@ -359,14 +359,14 @@ def _ask_endpoint(
 
 
 @contextmanager
-def _progress(tally: Tally, total: int) -> "Iterator[Callable[[int, Outcome], None]]":
+def _progress(tally: Tally, total: int) -> "Iterator[Callable[[int, Extent], None]]":
     """A bar on stderr; call the value with each outcome and its place in the run."""
     console = Console(stderr=True)
     with run_bar(console, "conversations", total, tally.before, transient=True) as update:
         tally.start()
         survey = Survey()
 
-        def show(place: int, outcome: "Outcome") -> None:
+        def show(place: int, outcome: "Extent") -> None:
             tally.add(outcome)
             if warning := survey.add(place, outcome.cut):
                 console.print(warning, highlight=False)

@@ -13,9 +13,9 @@ from peagle.cli.groups import Help, fields
 from peagle.cli.loading import choose_speculation, named_pair, open_async_llm
 from peagle.cli.options import (
     SIZES,
-    Drafting,
     DraftingFlags,
     Hardware,
+    NamedDrafter,
     Target,
     Threads,
     from_flags,
@@ -190,7 +190,7 @@ def _runner() -> Any:
 
 
 def _pair(
-    target: str | None, revision: str | None, drafting: Drafting
+    target: str | None, revision: str | None, drafting: NamedDrafter
 ) -> tuple[str | None, SpeculativeConfig | None]:
     """What is served, and how it speculates; the log tells if it does not."""
     place, drafting = named_pair(target, drafting)
@@ -283,7 +283,7 @@ def _read_template(given: str | None) -> str | None:
 
 
 def _start_vllm(
-    target: str | None, drafting: Drafting, command: Command, secret: str | None
+    target: str | None, drafting: NamedDrafter, command: Command, secret: str | None
 ) -> None:
     from peagle.server.vllm import become, vllm_command
 

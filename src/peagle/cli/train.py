@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from peagle.train.estimate import Estimate
     from peagle.train.recipe import Recipe
     from peagle.train.snapshot import Progress
-    from peagle.train.trainer import Report, Trainer, Watch
+    from peagle.train.trainer import Telemetry, Trainer, Watch
 
 EXAMPLE = """\b
 Examples:
@@ -170,7 +170,7 @@ def _next(step: int | None) -> str:
 
 
 def _both(one: "Watch", other: "Watch") -> "Watch":
-    def watch(report: "Report") -> None:
+    def watch(report: "Telemetry") -> None:
         one(report)
         other(report)
 
@@ -183,7 +183,7 @@ def showing_reports(console: Console, steps: int, start: int) -> "Iterator[Watch
     length = "-"
     with run_bar(console, "steps", steps, start, speed_estimate_period=LONG) as update:
 
-        def show(report: "Report") -> None:
+        def show(report: "Telemetry") -> None:
             nonlocal length
             if report.estimate is not None:
                 length = f"{report.estimate.acceptance_length:.3f}"
@@ -194,7 +194,7 @@ def showing_reports(console: Console, steps: int, start: int) -> "Iterator[Watch
         yield show
 
 
-def _evaluation(report: "Report", estimate: "Estimate") -> str:
+def _evaluation(report: "Telemetry", estimate: "Estimate") -> str:
     rates = " ".join(f"{share:.3f}" for share in estimate.accuracy)
     return (
         f"step {report.step}  loss {report.loss:.4f}  AL {estimate.acceptance_length:.3f}"

@@ -16,7 +16,7 @@ from peagle.files import replacing, writing
 
 if TYPE_CHECKING:
     from peagle.train.recipe import Recipe
-    from peagle.train.trainer import Report
+    from peagle.train.trainer import Telemetry
 
 METRICS, CURVES, RECIPE = "metrics.jsonl", "curves.png", "recipe.yaml"
 Entry = dict[str, Any]
@@ -48,7 +48,7 @@ class TrainingLog:
         self._before = self._entries[-1]["seconds"] if self._entries else 0.0
         self._start, self._begun = time.perf_counter(), False
 
-    def add(self, report: "Report") -> None:
+    def add(self, report: "Telemetry") -> None:
         """Write a report; after an evaluation, draw the curves again.
 
         Raises `InputError` when the disk is full.
@@ -85,7 +85,7 @@ class TrainingLog:
         text = yaml.safe_dump(self._recipe.model_dump(mode="json"), sort_keys=False)
         _replace(self._directory / RECIPE, text)
 
-    def _entry(self, report: "Report") -> Entry:
+    def _entry(self, report: "Telemetry") -> Entry:
         from peagle.train.trainer import rate
 
         estimate, recipe = report.estimate, self._recipe

@@ -103,7 +103,7 @@ NOTHING = Plan()
 
 
 @dataclass(frozen=True)
-class Limits:
+class StepBudget:
     """What bounds a step and the requests in it."""
 
     max_length: int
@@ -125,7 +125,7 @@ class Limits:
 class Planner:
     """A plan in the making, and what is left for others as requests get their shares."""
 
-    def __init__(self, groups: BlockGroups, limits: Limits) -> None:
+    def __init__(self, groups: BlockGroups, limits: StepBudget) -> None:
         self._groups, self._block_size, self._limits = groups, groups.block_size, limits
         self._rows, self._prompt_rows = limits.rows, limits.prompt_rows
         self._free_blocks = groups.free_by_group()

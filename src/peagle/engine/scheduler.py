@@ -11,7 +11,7 @@ from peagle.config import EngineConfig
 from peagle.engine.block_groups import BlockGroups, GroupBlock
 from peagle.engine.capacity import Capacity
 from peagle.engine.pace import Pace
-from peagle.engine.plan import Limits, Passed, Plan, Planner, Share
+from peagle.engine.plan import Passed, Plan, Planner, Share, StepBudget
 from peagle.engine.request import Request, RequestOutput, Status
 from peagle.engine.row_pool import RowPool
 from peagle.engine.step import Begin, Outcome, Result, Step
@@ -111,7 +111,7 @@ class Scheduler:
         """The next step; empty where all that is left is in flight. Changes nothing."""
         decoding = [request for request in self.running if self._decodes(request)]
         drafts, repeats = self.pace.choose(decoding)
-        limits = Limits(
+        limits = StepBudget(
             max_length=self._capacity.max_length,
             rows=self._capacity.batched_tokens,
             prompt_rows=self.max_prompt_tokens,

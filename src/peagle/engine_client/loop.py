@@ -23,8 +23,8 @@ from peagle.engine_client.messages import (
     BuildGrammars,
     Channel,
     Compile,
+    Envelope,
     Failed,
-    Message,
     Open,
     Ready,
     Refused,
@@ -150,7 +150,7 @@ class EngineLoop:
 
     def _answer(self, call: int, work: Callable[[], None]) -> None:
         """Do some work and answer the call for it."""
-        answer: Message = Answered(call)
+        answer: Envelope = Answered(call)
         try:
             work()
         except InputError as error:

@@ -30,11 +30,11 @@ IN_FRONT = frozenset(
 """Sampling parameters of which the engine knows nothing, or what its form says."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Envelope(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """One message."""
 
 
-class Open(Message, frozen=True):
+class Open(Envelope, frozen=True):
     """The first message: what to load."""
 
     source: str
@@ -43,20 +43,20 @@ class Open(Message, frozen=True):
     """Of torch on the CPU."""
 
 
-class BuildGrammars(Message, frozen=True):
+class BuildGrammars(Envelope, frozen=True):
     """As the method of `EngineClient`; to be `Answered`."""
 
     call: int
 
 
-class Compile(Message, frozen=True):
+class Compile(Envelope, frozen=True):
     """As the method of `EngineClient`; to be `Answered`."""
 
     call: int
     form: Form
 
 
-class Add(Message, frozen=True):
+class Add(Envelope, frozen=True):
     """As the method of `EngineClient`."""
 
     request_id: str
@@ -66,34 +66,34 @@ class Add(Message, frozen=True):
     form: Form | None
 
 
-class Abort(Message, frozen=True):
+class Abort(Envelope, frozen=True):
     """As the method of `EngineClient`."""
 
     request_id: str
     reason: str
 
 
-class Ready(Message, frozen=True):
+class Ready(Envelope, frozen=True):
     """The engine is loaded."""
 
     facts: EngineFacts
     stats: EngineStats
 
 
-class Refused(Message, frozen=True):
+class Refused(Envelope, frozen=True):
     """The engine cannot be loaded, for a reason that concerns the user."""
 
     complaint: str
 
 
-class Stepped(Message, frozen=True):
+class Stepped(Envelope, frozen=True):
     """What a step gave its requests, and how busy the engine is after it."""
 
     outputs: list[RequestOutput]
     stats: EngineStats
 
 
-class Failed(Message, frozen=True):
+class Failed(Envelope, frozen=True):
     """An exception; the engine has no requests any more."""
 
     error: str
@@ -102,7 +102,7 @@ class Failed(Message, frozen=True):
     """Whether the process ends by it."""
 
 
-class Answered(Message, frozen=True):
+class Answered(Envelope, frozen=True):
     """The end of a call."""
 
     call: int
@@ -130,7 +130,7 @@ class Channel(Generic[Received]):
         """The socket's descriptor."""
         return self._connection.fileno()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Envelope) -> None:
         """Send a message. Raises `OSError` when nobody can get it any more."""
         data = msgspec.msgpack.encode(message)
         with self._sending:

@@ -28,9 +28,9 @@ from peagle.engine_client.messages import (
     BuildGrammars,
     Channel,
     Compile,
+    Envelope,
     Failed,
     FromEngine,
-    Message,
     Open,
     Ready,
     Refused,
@@ -181,7 +181,7 @@ class EngineProcess(EngineClient):
                 raise EngineDeadError(error) from RemoteTracebackError(traceback)
         raise AssertionError("before it is loaded an engine does nothing")
 
-    def _call(self, message: Callable[[int], Message]) -> None:
+    def _call(self, message: Callable[[int], Envelope]) -> None:
         """Send what is answered, and wait for the answer."""
         answer: Future[Answered] = Future()
         with self._calling:
@@ -197,7 +197,7 @@ class EngineProcess(EngineClient):
             failed = answered.failed
             raise EngineStepError(failed.error) from RemoteTracebackError(failed.traceback)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: Envelope) -> None:
         with contextlib.suppress(OSError):  # it has ended, as the next step will say
             self._channel.send(message)
 

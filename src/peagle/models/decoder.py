@@ -21,7 +21,7 @@ from peagle.ops.geglu import geglu
 from peagle.ops.linear import Linear
 from peagle.ops.moe import Experts, RoutedExperts, ScaledExperts
 from peagle.ops.norm import HeadNorm, RMSNorm, normalized
-from peagle.ops.packing import Part
+from peagle.ops.packing import LeanModule
 from peagle.ops.rope import RopeConfig, Rotation, apply_rope, rope_table, rotation_at
 from peagle.ops.rows import take
 from peagle.ops.sandwich import Mixture
@@ -34,7 +34,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, AttentionHeads], Tensor]
 like query."""
 
 
-class Embedding(Part):
+class Embedding(LeanModule):
     """Token embeddings; unlike torch's, not initialised at random when built."""
 
     def __init__(self, rows: int, width: int) -> None:
@@ -45,7 +45,7 @@ class Embedding(Part):
         return F.embedding(tokens, self.weight)
 
 
-class Attention(Part):
+class Attention(LeanModule):
     """Grouped-query attention with rotary positions; q, k and v come from one product."""
 
     def __init__(
@@ -88,7 +88,7 @@ class Attention(Part):
         return self.out(take(attended, kept).flatten(1))
 
 
-class MLP(Part):
+class MLP(LeanModule):
     """A gated MLP; gate and up come from one product."""
 
     def __init__(self, spec: MLPSpec, hidden_size: int) -> None:

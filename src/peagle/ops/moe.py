@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from peagle.ops.geglu import geglu
-from peagle.ops.packing import Part
+from peagle.ops.packing import LeanModule
 from peagle.ops.swiglu import swiglu
 from peagle.ops.triton import has_kernels, kernels
 from peagle.ops.weight import Weight, multiply
@@ -99,7 +99,7 @@ def route(
     return weights.to(x.dtype), experts
 
 
-class RoutedExperts(Part, ABC):
+class RoutedExperts(LeanModule, ABC):
     """A router, and the weights of the experts that it chooses from.
 
     batch_invariant: as in `Linear`.

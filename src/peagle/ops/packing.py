@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 
-class Part(nn.Module):
+class LeanModule(nn.Module):
     """A module inside a layer: called directly, without torch's hooks.
 
     A cycle makes some 170 such calls, and looking for hooks takes about as long as a small product.
@@ -16,7 +16,7 @@ class Part(nn.Module):
         return self.forward(*args)
 
 
-class Packable(Part, ABC):
+class Packable(LeanModule, ABC):
     """A module with a faster form for weights that no longer change."""
 
     @abstractmethod

@@ -9,7 +9,7 @@ from peagle.train.samples import Message
 
 
 @dataclass(frozen=True)
-class Answer:
+class Regeneration:
     """What the target wrote, and how it ended."""
 
     message: Message
@@ -44,8 +44,8 @@ class Answerer(Protocol):
         messages: Sequence[Message],
         tools: list[dict[str, Any]] | None,
         params: SamplingParams,
-    ) -> Answer:
+    ) -> Regeneration:
         """The assistant's next turn."""
 
-    async def complete(self, prompt: str, params: SamplingParams) -> Answer:
+    async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         """What follows a text, without a chat template."""

@@ -11,7 +11,7 @@ import httpx2
 
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.regenerate.answers import Answer, NoAnswerError
+from peagle.regenerate.answers import NoAnswerError, Regeneration
 from peagle.train.samples import Message
 
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -68,7 +68,7 @@ class Endpoint:
         messages: Sequence[Message],
         tools: list[dict[str, Any]] | None,
         params: SamplingParams,
-    ) -> Answer:
+    ) -> Regeneration:
         """The assistant's next turn."""
         shown = {"tools": tools} if tools else {}
         asked = {"messages": list(messages), **shown, **self._variables}
@@ -78,14 +78,14 @@ class Endpoint:
             raise self._unlike_openai()
         if said.get("refusal"):
             raise NoAnswerError(f"the server answers with a refusal: {said['refusal']}")
-        return Answer(_message(said), tokens, _cut(choice))
+        return Regeneration(_message(said), tokens, _cut(choice))
 
-    async def complete(self, prompt: str, params: SamplingParams) -> Answer:
+    async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         """What follows a text, without a chat template."""
         choice, tokens = await self._ask("completions", {"prompt": prompt}, params)
         if not isinstance(choice.get("text"), str):
             raise self._unlike_openai()
-        return Answer({"role": "assistant", "content": choice["text"]}, tokens, _cut(choice))
+        return Regeneration({"role": "assistant", "content": choice["text"]}, tokens, _cut(choice))
 
     async def _ask(
         self, path: str, asked: dict[str, Any], params: SamplingParams

@@ -10,7 +10,7 @@ from peagle.config import SamplingParams
 from peagle.errors import ContextLengthError, InputError
 from peagle.live_request import ChatTurn
 from peagle.models.chat_template import render_chat
-from peagle.regenerate.answers import Answer, NoAnswerError
+from peagle.regenerate.answers import NoAnswerError, Regeneration
 from peagle.train.samples import Message
 
 
@@ -34,7 +34,7 @@ class EngineAnswerer:
         messages: Sequence[Message],
         tools: list[dict[str, Any]] | None,
         params: SamplingParams,
-    ) -> Answer:
+    ) -> Regeneration:
         """The assistant's next turn, read by the target's dialect."""
         try:
             text = self.render(messages, tools)
@@ -43,13 +43,13 @@ class EngineAnswerer:
         prompt = self._llm.tokenize(text, add_special_tokens=False)
         return await self._answer(prompt, params, ChatTurn(tool_use(tools or ())))
 
-    async def complete(self, prompt: str, params: SamplingParams) -> Answer:
+    async def complete(self, prompt: str, params: SamplingParams) -> Regeneration:
         """What follows a text, without a chat template."""
         return await self._answer(self._llm.encode(prompt), params)
 
     async def _answer(
         self, prompt: list[int], params: SamplingParams, chat: ChatTurn | None = None
-    ) -> Answer:
+    ) -> Regeneration:
         room = self._llm.engine.max_length
         if len(prompt) >= room:
             raise NoAnswerError(str(ContextLengthError(len(prompt), room)))
@@ -72,9 +72,9 @@ def tool_use(tools: Sequence[dict[str, Any]]) -> dialects.ToolUse | None:
     return dialects.ToolUse(tuple(found)) if found else None
 
 
-def _answer_of(prompt: Sequence[int], completion: Completion) -> Answer:
+def _answer_of(prompt: Sequence[int], completion: Completion) -> Regeneration:
     message, ids = _message(completion.message), completion.token_ids
-    return Answer(message, len(ids), completion.finish_reason == "length", ids, tuple(prompt))
+    return Regeneration(message, len(ids), completion.finish_reason == "length", ids, tuple(prompt))
 
 
 def _message(said: dialects.Message) -> Message:

@@ -11,12 +11,12 @@ from typing import Any
 
 from peagle.config import SamplingParams
 from peagle.errors import InputError
-from peagle.regenerate.answers import Answer, Answerer, NoAnswerError
+from peagle.regenerate.answers import Answerer, NoAnswerError, Regeneration
 from peagle.regenerate.output import Output
 from peagle.train.digest import digest
-from peagle.train.samples import Chat, Completion, Message, Sample, read_samples
+from peagle.train.samples import Chat, Continuation, Message, Sample, read_samples
 
-Conversation = Chat | Completion
+Conversation = Chat | Continuation
 QUESTIONERS = ("user", "tool")
 """Roles whose turns the assistant answers."""
 CALLED = "the target calls a tool, and the data has no result of that call"
@@ -25,7 +25,7 @@ CALLED = "the target calls a tool, and the data has no result of that call"
 class CutAnswerError(NoAnswerError):
     """A limit on tokens or the context ended the answer, rather than the target."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: Regeneration) -> None:
         kept = ", or --keep-cut for first answers" if answer.token_ids else ""
         super().__init__(
             f"an answer was cut after {answer.tokens} tokens by --max-tokens or the context's end; "
@@ -35,7 +35,7 @@ class CutAnswerError(NoAnswerError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Extent:
     """How far a conversation got."""
 
     record: dict[str, Any] | None
@@ -121,7 +121,7 @@ async def regenerate(
     params: SamplingParams,
     output: Output,
     concurrency: int,
-    on_finish: Callable[[int, Outcome], None],
+    on_finish: Callable[[int, Extent], None],
     keep_cut: bool = False,
 ) -> None:
     """Answer conversations, `concurrency` at a time, and write each as soon as it is finished.
@@ -154,7 +154,7 @@ def _asking(sample: Sample) -> Conversation:
         if None not in plan(sample):
             raise InputError(f"{sample.place}: the conversation has no user turn to answer")
         return sample
-    if isinstance(sample, Completion):
+    if isinstance(sample, Continuation):
         if not sample.prompt:
             raise InputError(f"{sample.place}: the prompt is empty")
         return sample
@@ -163,35 +163,35 @@ def _asking(sample: Sample) -> Conversation:
 
 def _question(conversation: Conversation) -> Any:
     """What determines the answers, apart from model and sampling."""
-    if isinstance(conversation, Completion):
+    if isinstance(conversation, Continuation):
         return conversation.prompt
     return [plan(conversation), conversation.tools]
 
 
 async def _answer(
     conversation: Conversation, answerer: Answerer, params: SamplingParams, keep_cut: bool
-) -> Outcome:
+) -> Extent:
     try:
-        if isinstance(conversation, Completion):
+        if isinstance(conversation, Continuation):
             return await _complete(conversation, answerer, params)
         return await _converse(conversation, answerer, params, keep_cut)
     except InputError as error:
         raise InputError(f"{conversation.place}: {error}") from None
 
 
-async def _complete(text: Completion, answerer: Answerer, params: SamplingParams) -> Outcome:
+async def _complete(text: Continuation, answerer: Answerer, params: SamplingParams) -> Extent:
     """Continue a text; nothing is appended to it, so it may end anywhere."""
     try:
         answer = await answerer.complete(text.prompt, seeded(params, 0))
     except NoAnswerError as error:
-        return Outcome(None, 0, f"{text.place}: {error}")
+        return Extent(None, 0, f"{text.place}: {error}")
     said = {"prompt": text.prompt, "response": answer.message["content"]}
-    return Outcome({**said, **answer.written}, answer.tokens)
+    return Extent({**said, **answer.written}, answer.tokens)
 
 
 async def _converse(
     chat: Chat, answerer: Answerer, params: SamplingParams, keep_cut: bool
-) -> Outcome:
+) -> Extent:
     """Answer turn by turn, up to the first turn for which the target has no complete answer.
 
     A partial answer would be rendered with an end of turn that the target did not write, so it is
@@ -199,9 +199,9 @@ async def _converse(
     follow it.
     """
     said: list[Message] = []
-    answers: dict[int, Answer] = {}
+    answers: dict[int, Regeneration] = {}
     problem: str | None = None
-    cut: Answer | None = None
+    cut: Regeneration | None = None
     turns = plan(chat)
     for turn, message in enumerate(turns):
         if message is not None:
@@ -224,15 +224,15 @@ async def _converse(
     if keep_cut and cut is not None and not answers:
         said_so_far = cut.message.get("content") or cut.message.get("reasoning_content") or ""
         ids = {"prompt_token_ids": cut.prompt_ids, "token_ids": cut.token_ids}
-        return Outcome({**ids, "text": said_so_far}, cut.tokens)
+        return Extent({**ids, "text": said_so_far}, cut.tokens)
     record = _record(said, answers, chat.tools) if answers else None
     tokens = sum(answer.tokens for answer in answers.values())
-    return Outcome(record, tokens, problem, cut is not None)
+    return Extent(record, tokens, problem, cut is not None)
 
 
 async def _whole_answer(
     said: Sequence[Message], chat: Chat, answerer: Answerer, params: SamplingParams
-) -> Answer:
+) -> Regeneration:
     """The target's next turn. Raises `NoAnswerError`, also for one that a limit cut."""
     answer = await answerer.chat(said, chat.tools, params)
     if answer.cut:
@@ -240,7 +240,7 @@ async def _whole_answer(
     return answer
 
 
-def _awaits_results(answer: Answer, following: Sequence[Message | None]) -> bool:
+def _awaits_results(answer: Regeneration, following: Sequence[Message | None]) -> bool:
     """Whether an answer makes more calls than there are results right after it."""
     results = itertools.takewhile(_is_result, following)
     return len(answer.message.get("tool_calls", ())) > len([*results])
@@ -251,7 +251,9 @@ def _is_result(message: Message | None) -> bool:
 
 
 def _record(
-    said: Sequence[Message], answers: Mapping[int, Answer], tools: list[dict[str, Any]] | None
+    said: Sequence[Message],
+    answers: Mapping[int, Regeneration],
+    tools: list[dict[str, Any]] | None,
 ) -> dict[str, Any]:
     """A conversation up to its last answer, each with what the target wrote."""
     messages = [

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from peagle.errors import InputError
 from peagle.train.own_answers import check_ids, own_documents
 from peagle.train.packing import Document
-from peagle.train.samples import Chat, Completion, Sample, Text, TokenIds, read_samples
+from peagle.train.samples import Chat, Continuation, Passage, Sample, TokenIds, read_samples
 from peagle.train.template import ChatTemplate
 
 Overlong = Literal["cut", "split", "drop"]
@@ -96,8 +96,8 @@ class Encoder:
         if kind is Chat:
             return self._chats(samples)
         kinds: dict[type, Callable[[Sequence[Any]], list[Document]]] = {
-            Completion: self._completions,
-            Text: self._texts,
+            Continuation: self._completions,
+            Passage: self._texts,
             TokenIds: self._token_ids,
         }
         return [[document] for document in kinds[kind](samples)]
@@ -118,7 +118,7 @@ class Encoder:
         rendered = iter([document] for document in others)
         return [next(written if sample.token_ids else rendered) for sample in samples]
 
-    def _completions(self, samples: Sequence[Completion]) -> list[Document]:
+    def _completions(self, samples: Sequence[Continuation]) -> list[Document]:
         """Prompt and response are encoded separately, as when the response is generated."""
         prompts = self._ids([sample.prompt for sample in samples])
         responses = self._ids([_response(s) for s in samples], add_special_tokens=False)
@@ -127,7 +127,7 @@ class Encoder:
             for sample, prompt, response in zip(samples, prompts, responses, strict=True)
         ]
 
-    def _written(self, sample: Completion, response: Sequence[int]) -> Sequence[int]:
+    def _written(self, sample: Continuation, response: Sequence[int]) -> Sequence[int]:
         """The response's ids as the target wrote them, if that is known."""
         if sample.token_ids is None:
             return response
@@ -140,7 +140,7 @@ class Encoder:
                 check_ids(sample.response, [sample.text], self._tokenizer, sample.place)
         return [Document.answered((*s.prompt, *s.response), len(s.prompt)) for s in samples]
 
-    def _texts(self, samples: Sequence[Text]) -> list[Document]:
+    def _texts(self, samples: Sequence[Passage]) -> list[Document]:
         return [Document.answered(ids, 0) for ids in self._ids([s.text for s in samples])]
 
     def _ids(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
@@ -158,7 +158,7 @@ def _encode(samples: Iterator[Sample], encoder: Encoder) -> Iterator[list[Docume
                 yield [replace(document, source=sample.place) for document in documents]
 
 
-def _response(sample: Completion) -> str:
+def _response(sample: Continuation) -> str:
     if sample.response is None:
         raise InputError(
             f"{sample.place}: the prompt has no response; peagle regenerate writes responses"

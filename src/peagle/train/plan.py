@@ -72,7 +72,7 @@ class Parameters:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Forecast:
     """A run that has not begun, and what it would take."""
 
     recipe: Recipe

@@ -46,7 +46,7 @@ class Chat:
 
 
 @dataclass(frozen=True)
-class Completion:
+class Continuation:
     """A text and what follows it."""
 
     place: str
@@ -57,7 +57,7 @@ class Completion:
 
 
 @dataclass(frozen=True)
-class Text:
+class Passage:
     """A text that is a response from its start."""
 
     place: str
@@ -75,7 +75,7 @@ class TokenIds:
     """What the response says, as far as that is known."""
 
 
-Sample = Chat | Completion | Text | TokenIds
+Sample = Chat | Continuation | Passage | TokenIds
 
 
 def read_samples(sources: Sequence[str]) -> Iterator[Sample]:
@@ -97,9 +97,9 @@ def parse_sample(place: str, record: dict[str, Any]) -> Sample:
     if "prompt" in value:
         response = _text(value, "response", place) if "response" in value else None
         ids = _ids(value["token_ids"], f"{place}: token_ids") if "token_ids" in value else None
-        return Completion(place, _text(value, "prompt", place), response, ids)
+        return Continuation(place, _text(value, "prompt", place), response, ids)
     if "text" in value:
-        return Text(place, _text(value, "text", place))
+        return Passage(place, _text(value, "text", place))
     raise InputError(f"{place}: needs {FORMS}")
 
 

@@ -37,7 +37,7 @@ MAKE_ROOM = "make room, and the same command resumes from the last snapshot, if 
 
 
 @dataclass(frozen=True)
-class Report:
+class Telemetry:
     """What the loop reports to `watch`."""
 
     step: int
@@ -49,7 +49,7 @@ class Report:
     """Whether this estimate is the best so far, so that its drafter is now in `output`."""
 
 
-Watch = Callable[[Report], None]
+Watch = Callable[[Telemetry], None]
 
 
 class Trainer:
@@ -97,7 +97,7 @@ class Trainer:
             if last or (step + 1) % self.recipe.evaluate_every == 0:
                 self._evaluate(watch, losses)
             elif (step + 1) % self.recipe.evaluate_every % REPORT_EVERY == 0:
-                watch(Report(step + 1, self._mean(losses), None, False))
+                watch(Telemetry(step + 1, self._mean(losses), None, False))
             if not last and self._told_to_stop():
                 self._leave(watch, losses)
                 return self._progress
@@ -207,14 +207,14 @@ class Trainer:
                 with writing(self._output, MAKE_ROOM):
                     save_drafter(self._output, self.model, shared=self._shared)
         self._keep()
-        watch(Report(self._progress.step, mean, estimate, best))
+        watch(Telemetry(self._progress.step, mean, estimate, best))
 
     def _leave(self, watch: Watch, losses: list[Tensor]) -> None:
         """Write a snapshot, and report the losses since the last report, which it does not hold."""
         mean = self._mean(losses) if losses else None  # refuses what must not be kept
         self._keep()
         if mean is not None:
-            watch(Report(self._progress.step, mean, None, False))
+            watch(Telemetry(self._progress.step, mean, None, False))
 
     def _keep(self) -> None:
         """Write the snapshot that a later run resumes from."""

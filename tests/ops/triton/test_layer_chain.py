@@ -63,9 +63,9 @@ def test_what_one_launch_each_is_quicker_for_is_left_to_that() -> None:
 
 @pytest.mark.parametrize("rows", [8, 16, 32, 64])
 def test_tiles_cover_every_output_and_all_of_the_depth(rows: int) -> None:
-    from peagle.ops.triton.layer_chain.shape import Shape
+    from peagle.ops.triton.layer_chain.shape import ChainSizes
 
-    shape = Shape(rows=rows, hidden=2560, heads=4096, inner=9728, qkv=6144, programs=132)
+    shape = ChainSizes(rows=rows, hidden=2560, heads=4096, inner=9728, qkv=6144, programs=132)
     for link in shape.links:
         tiles = link.units // link.programs
         assert 0 <= tiles * link.columns - link.outputs < link.columns

@@ -9,11 +9,11 @@ from peagle.bench.measures import NOT_MEASURED
 from peagle.bench.report.document import (
     Block,
     Cell,
-    Decision,
-    Document,
-    Heading,
+    Counsel,
+    Page,
     Plots,
     Row,
+    SectionTitle,
     Table,
     Tables,
     Text,
@@ -62,14 +62,14 @@ def contents(
     failures: Sequence[Failure],
     price: Price,
     command: str,
-) -> Document:
+) -> Page:
     """The report on median runs, at least one."""
     advice = [advise(same) for same in by_load(runs).values()]
     day = str(environment.get("date", "")).partition("T")[0]
     first = runs[0].case
     what = "Servers" if first.is_server else "Engines" if first.engine else "Speculative decoding"
     synthetic = environment.get("synthetic")
-    return Document(
+    return Page(
         f"{what} measured{f', {day}' if day else ''}",
         [
             *(
@@ -77,13 +77,13 @@ def contents(
                 for doubt in doubts(runs)
             ),
             *(Text(note, warns=True) for note in (synthetic, *notes) if note),
-            Heading("What to use"),
+            SectionTitle("What to use"),
             *map(_decision, advice),
             *_cost(advice, price),
             *_data_sets(runs),
             *_failed(failures),
             *what_ran(environment),
-            Heading("How it was measured"),
+            SectionTitle("How it was measured"),
             Text(SPEEDS + (PROCESSES if first.engine else TURNS) + TERMS),
             *(Text(told) for told in (branching_text(runs), varying_text(runs)) if told),
             Text(f"Made by: {command}"),
@@ -91,7 +91,7 @@ def contents(
     )
 
 
-def _decision(one: Advice) -> Decision:
+def _decision(one: Advice) -> Counsel:
     """What to use under one load."""
     chosen = one.choice
     others = [run.case.label for run in (one.fastest, *one.others) if run is not chosen]
@@ -108,7 +108,7 @@ def _decision(one: Advice) -> Decision:
     told += ", in too few rounds to be sure." if few else "."
     if others and not engines and not few:
         told += f" Not clearly slower: {_few(others)}."
-    return Decision(_sentence(one.load.words), chosen.case.label, told, one.clear)
+    return Counsel(_sentence(one.load.words), chosen.case.label, told, one.clear)
 
 
 def _few(labels: Sequence[str]) -> str:
@@ -134,7 +134,7 @@ def _cost(advice: Sequence[Advice], price: Price) -> Iterator[Block]:
     if price.target_rate is not None:
         head.append("machines")
         told.append(f"Machines: as many of this one as give {price.target_rate:,.0f} tokens/s.")
-    yield Heading("What it costs")
+    yield SectionTitle("What it costs")
     yield Text(" ".join(told))
     loads = [one.load for one in advice]
     rows = [_cost_row(_short(one.load, loads), r, price) for one in advice for r in one.compared]
@@ -169,7 +169,7 @@ def _data_sets(runs: Sequence[Run]) -> Iterator[Block]:
     for run in runs:
         sections.setdefault((run.case.data, run.case.temperature), []).append(run)
     for number, ((data, temperature), same) in enumerate(sections.items(), start=1):
-        yield Heading(data if temperature == 0.0 else f"{data}, temperature {temperature:g}")
+        yield SectionTitle(data if temperature == 0.0 else f"{data}, temperature {temperature:g}")
         yield _grid(same)
         if plots := list(draw_plots(same, f"plot{number}")):
             yield Plots(plots)
@@ -276,7 +276,7 @@ def _latency(runs: Sequence[Run], name: str, field: str) -> Iterator[Table]:
 def _failed(failures: Sequence[Failure]) -> Iterator[Block]:
     """Cases without figures, and why."""
     if failures:
-        yield Heading("What failed")
+        yield SectionTitle("What failed")
         rows = [(case_text(one.case), Cell(tuple(one.reason.splitlines()))) for one in failures]
         yield Table(("setting", "why"), rows, prose=True)
 
@@ -284,7 +284,7 @@ def _failed(failures: Sequence[Failure]) -> Iterator[Block]:
 def what_ran(environment: Mapping[str, Any]) -> list[Block]:
     """What figures depend on."""
     facts = Table(("what", "value"), list(_facts(environment)), prose=True)
-    return [Heading("What ran where"), facts]
+    return [SectionTitle("What ran where"), facts]
 
 
 def _facts(environment: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

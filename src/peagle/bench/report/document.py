@@ -18,7 +18,7 @@ Row = Sequence[str | Cell]
 
 
 @dataclass(frozen=True)
-class Heading:
+class SectionTitle:
     """A section's title."""
 
     text: str
@@ -34,7 +34,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Decision:
+class Counsel:
     """What to do in one situation, and why."""
 
     situation: str
@@ -78,11 +78,11 @@ class Plots:
     plots: Sequence[Plot]
 
 
-Block = Heading | Text | Decision | Table | Tables | Plots
+Block = SectionTitle | Text | Counsel | Table | Tables | Plots
 
 
 @dataclass(frozen=True)
-class Document:
+class Page:
     """A title, and what stands below it."""
 
     title: str

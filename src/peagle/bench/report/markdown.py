@@ -5,17 +5,17 @@ from collections.abc import Iterator
 from peagle.bench.report.document import (
     Block,
     Cell,
-    Decision,
-    Document,
-    Heading,
+    Counsel,
+    Page,
     Plots,
+    SectionTitle,
     Table,
     Tables,
     Text,
 )
 
 
-def markdown_page(document: Document) -> str:
+def markdown_page(document: Page) -> str:
     """The whole page."""
     parts = [f"# {document.title}", *(part for one in document.blocks for part in _block(one))]
     return "\n\n".join(parts) + "\n"
@@ -23,11 +23,11 @@ def markdown_page(document: Document) -> str:
 
 def _block(block: Block) -> Iterator[str]:
     match block:
-        case Heading(text, level):
+        case SectionTitle(text, level):
             yield f"{'#' * level} {text}"
         case Text(text, warns):
             yield f"**{_plain(text)}**" if warns else _plain(text)
-        case Decision(situation, choice, why, _):
+        case Counsel(situation, choice, why, _):
             yield f"{_plain(situation)}: **{_plain(choice)}**. {_plain(why)}"
         case Table():
             yield _table(block)

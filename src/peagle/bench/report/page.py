@@ -8,12 +8,12 @@ from pathlib import Path
 from peagle.bench.report.document import (
     Block,
     Cell,
-    Decision,
-    Document,
-    Heading,
+    Counsel,
+    Page,
     Plot,
     Plots,
     Row,
+    SectionTitle,
     Table,
     Tables,
     Text,
@@ -24,7 +24,7 @@ WHOLE = re.compile(r"P-EAGLE|EAGLE-3|n-gram|\d{4}-\d\d-\d\d")
 """What no line may end within, though it has hyphens."""
 
 
-def html_page(document: Document) -> str:
+def html_page(document: Page) -> str:
     """The whole page."""
     body = "\n".join(part for block in document.blocks for part in _block(block))
     title = escape(document.title)
@@ -38,11 +38,11 @@ def html_page(document: Document) -> str:
 
 def _block(block: Block) -> Iterator[str]:
     match block:
-        case Heading(text, level):
+        case SectionTitle(text, level):
             yield f"<h{level}>{escape(text)}</h{level}>"
         case Text(text, warns):
             yield f'<p class="warns">{_kept(text)}</p>' if warns else f"<p>{_kept(text)}</p>"
-        case Decision(situation, choice, why, sure):
+        case Counsel(situation, choice, why, sure):
             kind = "decision sure" if sure else "decision"
             told = f"{escape(situation)}: <b>{_kept(choice)}</b>"
             yield f'<p class="{kind}">{told}<small>{_kept(why)}</small></p>'

@@ -10,7 +10,7 @@ from typing import Any
 
 from peagle.bench.advice import Price
 from peagle.bench.report.contents import contents
-from peagle.bench.report.document import Document, Plots
+from peagle.bench.report.document import Page, Plots
 from peagle.bench.report.markdown import markdown_page
 from peagle.bench.report.page import html_page
 from peagle.bench.runs import Failure, Run
@@ -59,7 +59,7 @@ class Report:
         document = contents(environment, runs, notes, failures, self.price, self.command)
         self.write_document(document, figures(runs))
 
-    def write_document(self, document: Document, table: str) -> None:
+    def write_document(self, document: Page, table: str) -> None:
         """Write all files of a report; table: its figures, as CSV. Raises `OSError`."""
         files = {
             "index.html": html_page(document),
@@ -71,7 +71,7 @@ class Report:
             (self.place / name).write_text(text, encoding="utf-8", newline="")
 
 
-def _drawings(document: Document) -> dict[str, str]:
+def _drawings(document: Page) -> dict[str, str]:
     rows = [block.plots for block in document.blocks if isinstance(block, Plots)]
     return {plot.name: plot.svg for plots in rows for plot in plots}
 

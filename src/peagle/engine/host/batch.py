@@ -10,7 +10,7 @@ from torch import Tensor
 from peagle.engine.cycle import Accept, Verified
 from peagle.engine.host.attention import HostCache
 from peagle.engine.host.proposals import HostProposals, Proposal
-from peagle.engine.host.rows import Part
+from peagle.engine.host.rows import RequestRows
 from peagle.engine.host.sampler import choose
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.logprobs import PromptLogprobs, output_logprobs, score, scored_rows
@@ -60,7 +60,7 @@ class HostSide:
 class HostBatch:
     """`CycleRows` of a step's requests, in the step's order; `results` once they are committed."""
 
-    def __init__(self, side: HostSide, step: Step, parts: Sequence[Part]) -> None:
+    def __init__(self, side: HostSide, step: Step, parts: Sequence[RequestRows]) -> None:
         self._side, self._step, self._parts = side, step, list(parts)
         self._proposals: list[Proposal] = []
         self._prompts: Mapping[int, tuple[TokenLogprobs, ...]] = {}
@@ -227,7 +227,7 @@ class HostBatch:
             for part, decision, own in zip(self._parts, decisions, each, strict=True)
         ]
 
-    def _keep(self, part: Part, decision: Decision, features: Tensor | None) -> int:
+    def _keep(self, part: RequestRows, decision: Decision, features: Tensor | None) -> int:
         """Keep what the next step needs; returns how many positions the drafter has not seen."""
         request, proposals = part.request, self._side.proposals
         if part.drafts:
@@ -241,7 +241,7 @@ class HostBatch:
         return request.unseen
 
 
-def _stays(part: Part, decision: Decision, features: Tensor) -> Tensor:
+def _stays(part: RequestRows, decision: Decision, features: Tensor) -> Tensor:
     """The features of known tokens and accepted drafts. features: [rows of the part, size]."""
     before = len(part.known) - 1
     rows = [*range(before), *(before + row for row in decision.rows)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from peagle.drafters.proposer import Hidden, Proposer, Texts
 from peagle.engine.history import History
 from peagle.engine.host.network import HostNetwork, KnownRows
-from peagle.engine.host.rows import Part, Row
+from peagle.engine.host.rows import RequestRows, Row
 from peagle.engine.host.sampler import sampling_of
 from peagle.engine.spans import Span
 from peagle.ops.acceptance import Path
@@ -71,7 +71,7 @@ class HostProposals:
         """network: of a proposer that has one; history: the texts of one that reads them."""
         self._proposer, self.network, self.history = proposer, network, history
 
-    def propose(self, sampled: Sequence[Part], nodes: int) -> list[Proposal]:
+    def propose(self, sampled: Sequence[RequestRows], nodes: int) -> list[Proposal]:
         """A proposal for each number of drafts. nodes: drafts of each that branch; 0: a chain."""
         places: dict[int, list[int]] = {}
         for place, part in enumerate(sampled):
@@ -100,7 +100,7 @@ class HostProposals:
         assert self.network is not None
         self.network.fill(self._known(unseen))
 
-    def _rows(self, parts: Sequence[Part], drafts: int, nodes: int) -> HostProposerRows:
+    def _rows(self, parts: Sequence[RequestRows], drafts: int, nodes: int) -> HostProposerRows:
         known, history = None, None
         if self.network is not None:
             known = self._known([(p.row, p.request, p.request.unseen) for p in parts])

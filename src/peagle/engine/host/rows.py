@@ -47,7 +47,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Part:
+class RequestRows:
     """A request's rows in the target's pass: known tokens, then drafts."""
 
     row: int
@@ -63,7 +63,7 @@ class Part:
     missing: int
 
     @classmethod
-    def of(cls, item: PromptChunk | Cycle, request: Row) -> "Part":
+    def of(cls, item: PromptChunk | Cycle, request: Row) -> "RequestRows":
         """An item of a step."""
         if isinstance(item, PromptChunk):
             known, drafts = item.tokens, 0

@@ -14,7 +14,7 @@ from peagle.engine.host.attention import HostCache
 from peagle.engine.host.batch import HostBatch, HostSide
 from peagle.engine.host.network import HostNetwork
 from peagle.engine.host.proposals import HostProposals
-from peagle.engine.host.rows import Part, Row
+from peagle.engine.host.rows import RequestRows, Row
 from peagle.engine.logits_processor import LogitsProcessor
 from peagle.engine.request_table import RequestTable
 from peagle.engine.step import MOST_UNSEEN, CycleTime, Outcome, Step
@@ -75,7 +75,7 @@ class HostWorker:
         self._update(step)
         if not step.work:
             return Outcome()
-        parts = [Part.of(item, self._rows[item.row]) for item in step.work]
+        parts = [RequestRows.of(item, self._rows[item.row]) for item in step.work]
         try:
             behind = [part for part in parts if self._is_behind(part)]
             self._catch_up([(p.row, p.request, p.request.unseen - 1) for p in behind])
@@ -110,7 +110,7 @@ class HostWorker:
         if self._network is not None:
             self._network.cache.clear(step.cleared)
 
-    def _is_behind(self, part: Part) -> bool:
+    def _is_behind(self, part: RequestRows) -> bool:
         """Whether the drafter has missed more than it sees in a cycle, or than is kept for it.
 
         It follows a prompt chunk by chunk: the prefix cache knows blocks that it has seen.

@@ -39,7 +39,7 @@ class Strip:
 
 
 @dataclass(frozen=True)
-class Tiles:
+class PairBlocks:
     """Sizes for some number of pairs an expert."""
 
     block: int
@@ -51,10 +51,10 @@ class Tiles:
 
 # With few pairs an expert, reading weights takes all the time: strips are thin, so that many are
 # under way. With many the tensor cores take it: tiles are large, so that each read serves often.
-FEW = Tiles(16, Strip(32, 128, 4, 4), Strip(64, 128, 4, 4))
-SEVERAL = Tiles(32, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
-SOME = Tiles(64, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
-MANY = Tiles(128, Strip(128, 64, 8, 3), Strip(128, 64, 8, 3))
+FEW = PairBlocks(16, Strip(32, 128, 4, 4), Strip(64, 128, 4, 4))
+SEVERAL = PairBlocks(32, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
+SOME = PairBlocks(64, Strip(64, 64, 4, 4), Strip(128, 64, 4, 4))
+MANY = PairBlocks(128, Strip(128, 64, 8, 3), Strip(128, 64, 8, 3))
 MOST_PAIRS = ((8, FEW), (16, SEVERAL), (64, SOME))
 """Up to how many pairs an expert each but the largest is used."""
 
@@ -201,7 +201,7 @@ def _outputs(
     return outputs
 
 
-def tiles_for(pairs_an_expert: float, dtype: torch.dtype) -> Tiles:
+def tiles_for(pairs_an_expert: float, dtype: torch.dtype) -> PairBlocks:
     """The tiles for so many pairs if all experts were chosen equally often."""
     # exact float32 products run outside the tensor cores, where large tiles outgrow the registers
     if dtype == torch.float32:

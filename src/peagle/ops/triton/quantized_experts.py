@@ -26,7 +26,7 @@ Packed = Fp8Weight | Mxfp4Weight
 
 
 @dataclass(frozen=True)
-class Tiling:
+class MatrixSplit:
     """How a matrix is divided among programs."""
 
     lines: int
@@ -42,10 +42,10 @@ FEW_PAIRS = 32
 LARGEST_BLOCK = 64
 """Most pairs in any block: the sums of more outgrow four warps' registers; eight are slower."""
 TILINGS = {
-    ("fp8", True): Tiling(64, 128, 4),
-    ("mxfp4", True): Tiling(64, 256, 4),
-    ("fp8", False): Tiling(128, 128, 4),
-    ("mxfp4", False): Tiling(128, 128, 4),
+    ("fp8", True): MatrixSplit(64, 128, 4),
+    ("mxfp4", True): MatrixSplit(64, 256, 4),
+    ("fp8", False): MatrixSplit(128, 128, 4),
+    ("mxfp4", False): MatrixSplit(128, 128, 4),
 }
 """The fastest on an H100, by format and whether pairs are few."""
 
@@ -126,7 +126,7 @@ def _launch(
     )
 
 
-def stages_for(tiling: Tiling, kind: str, pairs: int, x: Tensor) -> int:
+def stages_for(tiling: MatrixSplit, kind: str, pairs: int, x: Tensor) -> int:
     """The stages of a tiling for which a program has room beside so many pairs of rows like x.
 
     kind: the weight's format.
@@ -143,7 +143,7 @@ def _tensors(weight: Packed) -> tuple[Tensor, Tensor]:
     return weight.numbers.view(torch.int16), scales
 
 
-def _constants(weight: Packed, tiling: Tiling) -> dict[str, Any]:
+def _constants(weight: Packed, tiling: MatrixSplit) -> dict[str, Any]:
     """What a kernel is compiled with for a format."""
     if isinstance(weight, Mxfp4Weight):
         # a step must not go beyond the scales, which are there for multiples of 512 inputs

@@ -36,8 +36,8 @@ from peagle.ops.triton.layer_chain.shape import (
     MOST_ROWS,
     OWNED,
     PANEL,
+    ChainSizes,
     Link,
-    Shape,
 )
 from peagle.ops.triton.tiles import Chain, Ring, tiles_of
 from peagle.ops.weight import dense, format_of
@@ -61,7 +61,7 @@ def takes(attended: Tensor, block: BlockWeights) -> bool:
     if any(layer.bias is not None for layer in layers):
         return False
     asked = _asked(attended, block)
-    shape = Shape(**vars(asked), qkv=0, programs=multiprocessors(attended))
+    shape = ChainSizes(**vars(asked), qkv=0, programs=multiprocessors(attended))
     if any(link.depth % (link.chunk * link.programs) for link in shape.links):
         return False
     tiles = tiles_of(attended.device)
@@ -130,12 +130,12 @@ def _asked(attended: Tensor, block: BlockWeights) -> Chain:
     )
 
 
-def _shape(attended: Tensor, block: BlockWeights) -> Shape:
+def _shape(attended: Tensor, block: BlockWeights) -> ChainSizes:
     asked = _asked(attended, block)
     ring = tiles_of(attended.device).get(asked)
     assert isinstance(ring, Ring)
     qkv = 0 if block.qkv is None else len(block.qkv.weight)
-    shape = Shape(**vars(asked), qkv=qkv, programs=multiprocessors(attended))
+    shape = ChainSizes(**vars(asked), qkv=qkv, programs=multiprocessors(attended))
     room = min(ring.room << 10, shared_memory(attended) - MARGIN)
     return replace(shape, stages=room // shape.slot)
 

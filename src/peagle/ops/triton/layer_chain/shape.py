@@ -89,7 +89,7 @@ class Link:
 
 
 @dataclass(frozen=True)
-class Shape:
+class ChainSizes:
     """What the kernel is compiled for."""
 
     rows: int
