@@ -4,7 +4,8 @@ import itertools
 import json
 import logging
 from difflib import get_close_matches
-from typing import Annotated, Any, Literal, Self, get_args
+from importlib.metadata import entry_points
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -193,8 +194,9 @@ class ChatConfig(Config):
     """How the target writes thoughts; unset, its tokenizer and template tell."""
 
 
-Method = Literal["eagle3", "ngram"]
-METHODS = get_args(Method)
+METHODS = ("eagle3", "ngram")
+PROPOSERS = "peagle.proposers"
+"""The group of entry points by which other packages add methods."""
 DrafterFormat = Literal["fp8"]
 """What a drafter's weights may be rounded to when they are loaded."""
 
@@ -231,9 +233,11 @@ class SpeculativeConfig(Config):
     where one of the two lengths of a match is given.
     """
 
-    method: Method = "eagle3"
+    method: str = "eagle3"
+    """eagle3, whichever kind the drafter is of; ngram; or a proposer of another package, by the
+    name of its entry point."""
     model: str | None = None
-    """The drafter's directory or hub id; none for ngram."""
+    """The drafter's directory or hub id; for eagle3 alone."""
     revision: str | None = None
     """The hub's branch, tag or commit of the drafter."""
     num_speculative_tokens: PositiveInt | None = None
@@ -261,13 +265,8 @@ class SpeculativeConfig(Config):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         self._check_synthetic()
-        if self.method == "ngram":
-            foreign = {"model", "parallel_drafting", "quantization", "num_tree_nodes"}
-            given = sorted(name for name in foreign if getattr(self, name) is not None)
-            if given:
-                raise ValueError(f"ngram has no drafter; leave out {', '.join(given)}")
-            if self.num_speculative_tokens is None:
-                raise ValueError("ngram needs num_speculative_tokens, the most drafts of a cycle")
+        if self.method != "eagle3":
+            self._check_without_drafter()
         elif self.model is None:
             raise ValueError("model is missing: give the drafter's directory or hub id")
         lengths = self.lookup
@@ -279,6 +278,21 @@ class SpeculativeConfig(Config):
                 "the second, or leave it out"
             )
         return self
+
+    def _check_without_drafter(self) -> None:
+        """Raise `ValueError` for an unknown method, and for what goes with a drafter alone."""
+        outside = sorted(entry_points(group=PROPOSERS).names)
+        if self.method not in (*METHODS, *outside):
+            raise ValueError(f"{self.method} is none of {', '.join((*METHODS, *outside))}")
+        foreign = {"model", "parallel_drafting", "quantization", "num_tree_nodes"}
+        if self.method != "ngram":
+            foreign |= {"prompt_lookup_min", "prompt_lookup_max"}
+        given = sorted(name for name in foreign if getattr(self, name) is not None)
+        if given:
+            raise ValueError(f"{self.method} has no drafter; leave out {', '.join(given)}")
+        if self.num_speculative_tokens is None:
+            told = "needs num_speculative_tokens, the most drafts of a cycle"
+            raise ValueError(f"{self.method} {told}")
 
     def _check_synthetic(self) -> None:
         rates = self.synthetic_acceptance_rates
@@ -315,8 +329,9 @@ class SpeculativeConfig(Config):
         for key in sorted(values.keys() & IDLE_KEYS):
             if (value := values.pop(key)) not in (False, 1):
                 log.warning(f"speculative config: {key} {value}: drafts are made as peagle does")
-        if (method := values.get("method", "eagle3")) not in METHODS:
-            told = f"{method} is neither {' nor '.join(METHODS)}; vLLM has more: --engine vllm"
+        methods = *METHODS, *sorted(entry_points(group=PROPOSERS).names)
+        if (method := values.get("method", "eagle3")) not in methods:
+            told = f"{method} is neither {' nor '.join(methods)}; vLLM has more: --engine vllm"
             raise ConfigError(cls.__name__, [("method", told)])
         return cls(**values)
 

@@ -61,7 +61,7 @@ class SharedTarget:
         nodes = None if speculation is None else speculation.num_tree_nodes
         device = self._decoder.embed.weight.device
         load = partial(self._of_drafter, speculation)
-        proposer, k = proposer_for(speculation, load, device)
+        proposer, k = proposer_for(speculation, load, device, self._decoder.spec.vocab_size)
         if longest is not None:
             most = max(k, TREE_NODES if nodes is None else nodes)
             memory = kv_memory(self._decoder, proposer, k, config, longest + most)

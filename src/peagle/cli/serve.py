@@ -23,6 +23,7 @@ from peagle.cli.options import (
 )
 from peagle.cli.vllm_command import Command, read_command
 from peagle.config import (
+    METHODS,
     ChatConfig,
     EngineConfig,
     SpeculativeConfig,
@@ -256,6 +257,8 @@ def _drafter(llm: "LLM", speculation: SpeculativeConfig | None) -> str:
     drafter = llm.engine.facts.drafter
     if speculation is None:
         return "none: every token is the target's own"
+    if drafter is None and speculation.method not in METHODS:
+        return f"none: {speculation.method} drafts, a proposer of another package, K = {llm.k}"
     if drafter is None:
         return f"none: drafts are looked up in the text, K = {llm.k}"
     ours = speculation.model == str(bundled("peagle"))

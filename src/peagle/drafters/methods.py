@@ -11,6 +11,7 @@ from peagle.drafters.eagle3 import Eagle3
 from peagle.drafters.kind import PEAGLE
 from peagle.drafters.lookup import BESIDE_PRICE, PRICE, Lookup
 from peagle.drafters.model import DraftModel
+from peagle.drafters.outside import load_outside
 from peagle.drafters.peagle import PEagle
 from peagle.drafters.proposer import Proposer
 
@@ -24,17 +25,20 @@ def proposer_for(
     speculation: SpeculativeConfig | None,
     load: Callable[[str], DraftModel],
     device: torch.device,
+    vocab_size: int,
 ) -> tuple[Proposer | None, int]:
     """The proposer of a configuration, and K; None and 0 where nothing drafts.
 
-    load: makes a drafter's model of its directory or hub id.
+    load: makes a drafter's model of its directory or hub id; vocab_size: that of the target.
+    Raises `InputError` where the proposer of another package cannot be made.
     """
     if speculation is None:
         return None, 0
     k, lengths = speculation.num_speculative_tokens, speculation.lookup
     if speculation.model is None:
-        assert lengths is not None
-        assert k is not None, "a lookup comes with its K"
+        assert k is not None, "whatever has no drafter comes with its K"
+        if lengths is None:
+            return load_outside(speculation.method, vocab_size), k
         return Lookup(*lengths, device, PRICE), k
     model = load(speculation.model)
     drafter, k = drafter_for(model), k or model.config.default_k

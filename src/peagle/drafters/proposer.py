@@ -13,6 +13,7 @@ EAGLE-3     the same                                          K - 1 further rows
 MTP         the same; its feature is the final norm's output  the same, by its own norm
 DFlash      keys and values alone, right after the commit     a block of the newest token and masks
 Lookup      reads the text itself                             what followed the same tokens before
+Outside     reads the text itself                             what another package says
 """
 
 from abc import ABC, abstractmethod
@@ -38,6 +39,8 @@ class Needs:
     proposer has none."""
     history: bool = False
     """Whether it reads the requests' texts."""
+    on_host: bool = False
+    """Whether its code runs on the host, so that no whole cycle can be captured."""
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -71,7 +71,7 @@ def open_worker(
     device = target.embed.weight.device
     if device.type == "cuda":
         torch.cuda.set_device(device)  # where Triton launches
-    captures = captures_cycles(target, drafting.needs)
+    captures = not drafting.needs.on_host and captures_cycles(target, drafting.needs)
     if target.batch_invariant:
         check_batch_invariance(target, drafting.k, captures)
     nodes = num_tree_nodes(target, drafting, captured=captures)

@@ -40,7 +40,7 @@ class EngineSource(Config):
             batch_invariant=self.config.batch_invariant,
         )
         load = partial(self._draft_model, decoder=decoder)
-        proposer, k = proposer_for(self.speculation, load, device)
+        proposer, k = proposer_for(self.speculation, load, device, decoder.spec.vocab_size)
         nodes, acceptance = None, None
         if self.speculation is not None:
             nodes = self.speculation.num_tree_nodes
