@@ -359,9 +359,14 @@ class MostRepeats(Repeats):
 class GivenLengths:
     """In `DraftLength`'s place: lengths in a given order, again and again."""
 
+    stopped = None
+
     def __init__(self, lengths: Sequence[int]) -> None:
         self._given = itertools.cycle(lengths)
         self._next = next(self._given)
+
+    def begun(self) -> None:
+        """Tries nothing."""
 
     def choose(self, requests: int, followed: int, branch: bool = True) -> int:
         return self._next

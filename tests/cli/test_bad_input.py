@@ -157,8 +157,8 @@ def test_stdin_that_is_not_text(refused, pair, monkeypatch):
         (["--methods", "none,medusa"], "'medusa' is none of none, ngram, eagle3, eagle3+ngram"),
         (["--prompts", "{bad}/prompts.jsonl"], "prompts.jsonl:2: not JSON"),
         (["--peagle", "{bad}/nan"], "NaN or infinite"),
-        (["--peagle", "{pair.eagle3}"], "is an EAGLE-3 drafter; give it as --eagle3"),
-        (["--eagle3", "{pair.peagle}"], "is a P-EAGLE drafter; give it as --peagle"),
+        (["--peagle", "{pair.eagle3}"], "its kind is EAGLE-3, not P-EAGLE; give it as --eagle3"),
+        (["--eagle3", "{pair.peagle}"], "its kind is P-EAGLE, not EAGLE-3; give it as --peagle"),
         (["--target", "{bad}/truncated"], "damaged or cut short"),
     ],
 )

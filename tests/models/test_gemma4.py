@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +12,9 @@ from test_families import Values, change_config
 from test_loading import assert_weights_are_refused, change_tensors
 from torch import Tensor
 
-from peagle.config import EngineConfig, SamplingParams
+from peagle.config import SamplingParams
 from peagle.drafters.checkpoint import load_drafter
 from peagle.drafters.methods import drafter_for
-from peagle.engine_client import source
-from peagle.engine_client.source import EngineSource
 from peagle.errors import InputError
 from peagle.models.families import read_spec
 from peagle.models.loading import check_decoder, load_ends, load_layers
@@ -221,17 +218,6 @@ def test_in_bfloat16_embeddings_are_scaled_by_a_rounded_number(tmp_path: Path):
     _, first = decoder(rows, rows, tiny.causal, (0,))
     factor = torch.tensor(72**0.5).bfloat16()
     assert torch.equal(first, decoder.embed.weight[:20] * factor)
-
-
-def test_what_a_gpu_does_not_run_is_refused_before_anything_is_loaded(directory: Path, monkeypatch):
-    """No family has such layers."""
-    spec = read_spec(directory)
-    layers = tuple(replace(layer, sandwich=False) for layer in spec.layers)
-    monkeypatch.setattr(source, "read_spec", lambda _: replace(spec, layers=layers))
-    monkeypatch.setattr(source, "resolve_device", lambda _: torch.device("cuda"))
-    monkeypatch.setattr(source, "load_decoder", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(InputError, match=rf"{directory}: its layers .* run on a CPU only so far"):
-        EngineSource(target=str(directory), speculation=None, config=EngineConfig()).load(None)
 
 
 def easy(directory: Path) -> Path:

@@ -2,8 +2,8 @@
 
 - `proposer` is what every way of drafting is to the engine. Each is one class: `peagle` (K tokens
   in one pass), `eagle3` (K passes), `lookup` (drafts from a request's own text), `beside` (a lookup
-  in a drafter's place). A `drafter` is one that is a network; `methods` says which one a
-  configuration asks for.
+  in a drafter's place), `outside` (another package's). A `drafter` is one that is a network, of a
+  `kind`; `methods` says which one a configuration asks for.
 - The network: `model` (and `DrafterConfig`), `fused` (its fast twin), `vocabulary` (the reduced
   draft vocabulary), `readout` (its output to drafts), `selector` (corrects a draft by the one
   before).

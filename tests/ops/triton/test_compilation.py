@@ -274,7 +274,7 @@ for kl in (False, True):
 
 from triton.experimental.gluon._runtime import GluonASTSource
 from peagle.ops.triton import hopper_attention, layer_chain
-from peagle.ops.triton.layer_chain.shape import LAYOUT3, LAYOUT4, Shape
+from peagle.ops.triton.layer_chain.shape import LAYOUT3, LAYOUT4, ChainSizes
 
 
 def made(kernel, types, constant, value, **options):
@@ -295,7 +295,7 @@ def boxes(*box):
 
 for rows, qkv in ((8, 6144), (16, 0), (32, 6144), (64, 6144)):
     sizes = {"hidden": 4096, "heads": 4096, "inner": 12288, "qkv": qkv}
-    shape = Shape(rows=rows, **sizes, programs=132, stages=3)
+    shape = ChainSizes(rows=rows, **sizes, programs=132, stages=3)
     links = shape.links
     types = dict.fromkeys(("stream", "post_norm", "middle", "middle_scaled", "inner", "out"), BF16)
     types |= dict.fromkeys(("next_norm", "out_scaled", "qkv"), BF16)
