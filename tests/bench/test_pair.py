@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from peagle.bench.pair import METHODS, Pair, choose_pair
@@ -49,3 +51,6 @@ def test_drafts_of_either_drafter_branch_and_those_beside_lookups_do_not():
     }
     assert (nodes.pop("peagle"), nodes.pop("eagle3")) == (15, 15)
     assert set(nodes.values()) == {None}
+    chains = replace(pair, branching=("peagle",)).speculation("eagle3", 7)
+    assert chains is not None
+    assert chains.num_tree_nodes is None

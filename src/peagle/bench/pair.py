@@ -38,7 +38,9 @@ class Pair:
     lookup: tuple[int, int] = (SHORTEST_MATCH, LONGEST_MATCH)
     """Tokens of a match, where drafts are looked up."""
     num_tree_nodes: int | None = None
-    """Drafts of a cycle that branch, of every drafter; as in `SpeculativeConfig`."""
+    """Drafts of a cycle that branch; as in `SpeculativeConfig`."""
+    branching: tuple[str, ...] = ("eagle3", "peagle")
+    """The methods that these are for."""
 
     def speculation(self, method: str, k: int) -> SpeculativeConfig | None:
         """How a method speculates."""
@@ -52,7 +54,7 @@ class Pair:
             num_speculative_tokens=k,
             parallel_drafting=None if by is None else by == "peagle",
             quantization=None if by is None else self.quantization,
-            num_tree_nodes=self.num_tree_nodes if method == by else None,
+            num_tree_nodes=self.num_tree_nodes if method in self.branching else None,
             prompt_lookup_min=shortest,
             prompt_lookup_max=longest,
         )
