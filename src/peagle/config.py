@@ -226,6 +226,11 @@ SHORTEST_MATCH, LONGEST_MATCH = 3, 16
 right equally often."""
 
 
+def known_methods() -> tuple[str, ...]:
+    """The methods here, and those that other packages add."""
+    return *METHODS, *sorted(entry_points(group=PROPOSERS).names)
+
+
 class SpeculativeConfig(Config):
     """vLLM's `--speculative-config`, same keys: which drafter, how many tokens, one pass or K.
 
@@ -281,9 +286,8 @@ class SpeculativeConfig(Config):
 
     def _check_without_drafter(self) -> None:
         """Raise `ValueError` for an unknown method, and for what goes with a drafter alone."""
-        outside = sorted(entry_points(group=PROPOSERS).names)
-        if self.method not in (*METHODS, *outside):
-            raise ValueError(f"{self.method} is none of {', '.join((*METHODS, *outside))}")
+        if self.method not in (methods := known_methods()):
+            raise ValueError(f"{self.method} is none of {', '.join(methods)}")
         foreign = {"model", "parallel_drafting", "quantization", "num_tree_nodes"}
         if self.method != "ngram":
             foreign |= {"prompt_lookup_min", "prompt_lookup_max"}
@@ -329,8 +333,8 @@ class SpeculativeConfig(Config):
         for key in sorted(values.keys() & IDLE_KEYS):
             if (value := values.pop(key)) not in (False, 1):
                 log.warning(f"speculative config: {key} {value}: drafts are made as peagle does")
-        methods = *METHODS, *sorted(entry_points(group=PROPOSERS).names)
-        if (method := values.get("method", "eagle3")) not in methods:
+        method = values.get("method", "eagle3")
+        if method not in METHODS and method not in (methods := known_methods()):
             told = f"{method} is neither {' nor '.join(methods)}; vLLM has more: --engine vllm"
             raise ConfigError(cls.__name__, [("method", told)])
         return cls(**values)

@@ -52,7 +52,7 @@ class Pair:
             method="ngram" if by is None else "eagle3",
             model=None if by is None else self.drafters[by],
             num_speculative_tokens=k,
-            parallel_drafting=None if by is None else by == "peagle",
+            parallel_drafting=None if by is None else KIND_OF_METHOD[by].parallel_drafting,
             quantization=None if by is None else self.quantization,
             num_tree_nodes=self.num_tree_nodes if method in self.branching else None,
             prompt_lookup_min=shortest,

@@ -9,6 +9,7 @@
 | `markers`, `tools` | the tokens between its parts, and the functions it may call |
 | `section_dialect`, `sections` | thoughts between two markers, then content and calls |
 | `hermes`, `qwen3_coder`, `llama`, `pythonic`, `gemma4` | formats of calls |
+| `held_calls` | what readers of calls have in common |
 | `object_calls`, `json_calls` | calls whose arguments are an object, and such as are JSON |
 | `argument_schema` | tools' schemas: references resolved, types of values |
 | `arguments` | arguments as models write them -> JSON of those types |

@@ -1,60 +1,34 @@
 """Calls whose arguments are an object, which is shown as it is written."""
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from peagle.dialects.argument_schema import ANYTHING
 from peagle.dialects.arguments import ArgumentsWriter
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Event
+from peagle.dialects.held_calls import HeldCalls
 from peagle.dialects.tools import ToolUse
 
 
-class ObjectCalls(ABC):
-    """Reads one call or several."""
+class ObjectCalls(HeldCalls):
+    """Reads such calls; `_head` ends with `_begin`."""
 
     over = False
     """A call is complete as soon as its arguments are."""
 
     def __init__(self, use: ToolUse) -> None:
-        self._use = use
-        self._read: Callable[[], Iterator[Event]] = self._head
+        super().__init__(use)
         self._arguments = ArgumentsWriter(ANYTHING)
         self._seen = 0
         """How much of what is held cannot begin a call."""
-        self.held = ""
-        """What is no event yet."""
-        self.refused = False
-        """Whether what is held cannot become a call."""
-
-    @property
-    def within(self) -> bool:
-        """Whether a call has begun and is not complete."""
-        return self._read != self._head
 
     def keeps(self, marker: str) -> bool:
         """Whether a marker is text of an argument."""
         return self.within and self._arguments.quoted
 
-    def feed(self, text: str) -> Iterator[Event]:
-        """The events that more text makes, until `refused`."""
-        self.held += text
-        before = None
-        while not self.refused and before != (self._read, len(self.held)):
-            before = self._read, len(self.held)
-            yield from self._read()
-
-    def marker(self, name: str) -> Iterator[Event]:
-        """A marker within a call is text of it."""
-        return self.feed(name)
-
     def finish(self) -> Iterator[Event]:
         """Close what the model left open, but for a string: without its end it is cut."""
         if self._read == self._object:
             yield from self._said(self._arguments.finish())
-
-    @abstractmethod
-    def _head(self) -> Iterator[Event]:
-        """A call up to its arguments, with `_begin`."""
 
     def _begin(self, name: str, end: int) -> Iterator[Event]:
         """A call, whose arguments begin at a place in what is held."""

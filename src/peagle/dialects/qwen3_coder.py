@@ -18,6 +18,7 @@ from typing import ClassVar
 from peagle.dialects.argument_schema import ANY, ANYTHING, Argument
 from peagle.dialects.arguments import OTHER_THAN_TEXT, as_arguments, is_text, typed, within_quotes
 from peagle.dialects.events import CallArguments, CallBegin, CallEnd, Content, Event
+from peagle.dialects.held_calls import HeldCalls
 from peagle.dialects.markers import Markers
 from peagle.dialects.tools import Tool, ToolUse
 from peagle.dialects.value_rules import ANY_TEXT, object_rules, text_terminal
@@ -86,7 +87,7 @@ def _rules(tool: Tool, symbol: str, argument: Argument) -> list[str]:
     return [f"{symbol}: {opening} ({' | '.join(either)})", *rules]
 
 
-class TaggedCalls:
+class TaggedCalls(HeldCalls):
     """Reads calls; text arguments are shown as they come, others once they are complete.
 
     The text of an argument may tell of calls: what closes one that began in it does not end it, and
@@ -94,8 +95,7 @@ class TaggedCalls:
     """
 
     def __init__(self, use: ToolUse) -> None:
-        self._use = use
-        self._read = self._function
+        super().__init__(use)
         self._arguments = self._schema = ANYTHING
         """Of the call, and of the argument that is read."""
         self._names: set[str] = set()
@@ -110,13 +110,6 @@ class TaggedCalls:
         """Whether there was a closing tag, of this call or of one that the text tells of."""
         self._closed: tuple[int, int] | None = None
         """Where the argument and the call end, if all is closed as it should be."""
-        self.held = ""
-        self.refused = False
-
-    @property
-    def within(self) -> bool:
-        """Whether a call has begun and is not complete."""
-        return self._read != self._function
 
     @property
     def over(self) -> bool:
@@ -127,18 +120,6 @@ class TaggedCalls:
     def keeps(self, marker: str) -> bool:
         """Whether a marker may be text of an argument."""
         return self._read == self._value and not (marker == Qwen3CoderCalls.begin and self.over)
-
-    def feed(self, text: str) -> Iterator[Event]:
-        """The events that more text makes, until `refused`."""
-        self.held += text
-        before = None
-        while not self.refused and before != (self._read, len(self.held)):
-            before = self._read, len(self.held)
-            yield from self._read()
-
-    def marker(self, name: str) -> Iterator[Event]:
-        """A marker within a call is text of it."""
-        return self.feed(name)
 
     def finish(self) -> Iterator[Event]:
         """End what the model left open; what has no end of any kind is cut."""
@@ -153,7 +134,7 @@ class TaggedCalls:
             self.held = ""
             yield from [Content(rest)] if rest else []
 
-    def _function(self) -> Iterator[Event]:
+    def _head(self) -> Iterator[Event]:
         if found := FUNCTION.match(self.held):
             self._take(found.end())
             self._arguments, self._names = self._use.arguments_of(found[1]), set()
@@ -270,7 +251,7 @@ class TaggedCalls:
         else:
             yield CallArguments(as_arguments(rest, self._arguments) or "{}")
         yield CallEnd()
-        self._read = self._function
+        self._read = self._head
 
     def _take(self, end: int) -> None:
         self.held = self.held[end:]

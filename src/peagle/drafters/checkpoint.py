@@ -141,9 +141,11 @@ def normalised(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     NeMo's training checkpoints have all but the head below `model`.
     """
-    within = r"^(model\.)?" if "model.fc.weight" in tensors else "^"
-    short = {name: re.sub(within, "", name) for name in tensors}
-    renamed = {re.sub(r"^midlayer\.", "layers.0.", short[name]): tensors[name] for name in tensors}
+    above = "model." if "model.fc.weight" in tensors else ""
+    renamed = {
+        re.sub(r"^midlayer\.", "layers.0.", name.removeprefix(above)): tensor
+        for name, tensor in tensors.items()
+    }
     if len(renamed) < len(tensors):
         raise InputError("it has one tensor under two names (midlayer and layers.0); remove one")
     if MASK_HIDDEN in renamed:

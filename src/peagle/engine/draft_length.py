@@ -76,6 +76,7 @@ class DraftLength:
         """may_stop: whether a cycle may have no drafts; branching: which cycles have trees."""
         self._times, self._may_stop, self._branching = times, may_stop, branching
         self._k = self._chosen = branching.k
+        self._if_good = _expected([PRIOR_RATE] * self._k)
         self._cycles = MIN_CYCLES
         """Cycles since the last change."""
         self._launched = 0
@@ -210,7 +211,7 @@ class DraftLength:
         """
         if not self._may_stop:
             return 0.0
-        price = max(costs[drafts] / costs[0] - 1, LEAST_PRICE)
+        price = _added(costs, drafts)
         if self._chosen or self._probed:
             return price
         return min(price + max(self._catching_up / costs[0], price), MOST_PRICE)
@@ -220,8 +221,7 @@ class DraftLength:
         if self._launched - self._tried < TRY_EVERY:
             return
         probe = self._probe(costs)
-        each = max(costs[probe] / costs[0] - 1, LEAST_PRICE)
-        wanted = self._price(costs, probe) + (TRIES - 1) * each - self._credit
+        wanted = self._price(costs, probe) + (TRIES - 1) * _added(costs, probe) - self._credit
         paid = max(min(wanted, self._savings), 0.0)
         self._credit, self._savings = self._credit + paid, self._savings - paid
         self._tried = self._launched
@@ -229,7 +229,7 @@ class DraftLength:
     def _probe(self, costs: dict[int, float]) -> int:
         """The drafts of a probe: as many as would be fastest if the drafter were good, so that a
         probe whose drafts are right pays for the next."""
-        tokens = _expected([PRIOR_RATE] * self._k)
+        tokens = self._if_good
         return max((d for d in costs if d), key=lambda drafts: tokens[drafts] / costs[drafts])
 
     def _change_to(self, drafts: int) -> None:
@@ -321,6 +321,11 @@ def consistent(chains: AcceptanceRates, trees: AcceptanceRates) -> tuple[list[fl
         chain.append(of_chain)
         tree.append(of_tree)
     return chain, tree
+
+
+def _added(costs: dict[int, float], drafts: int) -> float:
+    """What drafts add to a cycle, in cycles without them."""
+    return max(costs[drafts] / costs[0] - 1, LEAST_PRICE)
 
 
 def _expected(rates: Sequence[float]) -> list[float]:

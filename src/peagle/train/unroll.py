@@ -7,10 +7,9 @@ from torch import Tensor
 
 from peagle.drafters.model import DraftModel
 from peagle.ops.cached_attention import AttentionHeads
-from peagle.train.attention import Masked, Weighed, merge
+from peagle.train.attention import Weighed, merge
 from peagle.train.cod import Elements, reaches
-from peagle.train.features import Features, fold, unfold
-from peagle.train.mask import Visibility
+from peagle.train.features import DocumentAttend, Features, fold, unfold
 from peagle.train.packing import Batch
 from peagle.train.partition import Pass, PassLoss
 from peagle.transfer import to_device
@@ -45,13 +44,11 @@ class SequentialPass:
         return total.detach()
 
 
-class UnrollAttend:
+class UnrollAttend(DocumentAttend):
     """An anchor sees the depth-0 keys of its document up to itself, and its own chain's keys."""
 
     def __init__(self, batch: Batch, device: torch.device) -> None:
-        self._starts, self._device = batch.starts, device
-        self._masks: dict[int, Masked] = {}
-        """Keyed by how many positions of the context end at an anchor."""
+        super().__init__(batch, device)
         self._kept: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def __call__(
@@ -60,20 +57,12 @@ class UnrollAttend:
         """Rows of heads as the layers have them: query [length, heads, head_dim] ..."""
         kept = self._kept.setdefault(layer, [])
         kept.append((key, value))
-        context = self._seen(heads.window, len(kept) - 1)(fold(query), *map(fold, kept[0]))
+        depth = len(kept) - 1  # the row stands as many positions behind its anchor
+        within = self.within(None if heads.window is None else heads.window - depth)
+        context = within(fold(query), *map(fold, kept[0]))
         if len(kept) == 1:
             return unfold(context[0])
         return unfold(merge(context, _chain(query, kept[1:])))
-
-    def _seen(self, window: int | None, depth: int) -> Masked:
-        """The attention to the context at a depth, whose rows stand as many positions on."""
-        length = len(self._starts)
-        width = length if window is None else window - depth
-        if width not in self._masks:
-            rows = torch.arange(length)
-            first = self._starts.maximum(rows - width + 1)
-            self._masks[width] = Masked(Visibility(length, first, rows), self._device)
-        return self._masks[width]
 
 
 def _chain(query: Tensor, kept: list[tuple[Tensor, Tensor]]) -> Weighed:

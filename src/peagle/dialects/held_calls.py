@@ -1,0 +1,41 @@
+"""What readers of calls have in common: text is held until it is known what it is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+
+from peagle.dialects.events import Event
+from peagle.dialects.tools import ToolUse
+
+
+class HeldCalls(ABC):
+    """Reads one call or several, each of whose parts is read by a method of its own."""
+
+    def __init__(self, use: ToolUse) -> None:
+        self._use = use
+        self._read: Callable[[], Iterator[Event]] = self._head
+        """Reads the part that comes."""
+        self.held = ""
+        """What is no event yet."""
+        self.refused = False
+        """Whether what is held cannot become a call."""
+
+    @property
+    def within(self) -> bool:
+        """Whether a call has begun and is not complete."""
+        return self._read != self._head
+
+    def feed(self, text: str) -> Iterator[Event]:
+        """The events that more text makes, until `refused`."""
+        self.held += text
+        before = None
+        while not self.refused and before != (self._read, len(self.held)):
+            before = self._read, len(self.held)
+            yield from self._read()
+
+    def marker(self, name: str) -> Iterator[Event]:
+        """A marker within a call is text of it."""
+        return self.feed(name)
+
+    @abstractmethod
+    def _head(self) -> Iterator[Event]:
+        """A call up to its arguments."""
